@@ -69,6 +69,7 @@ class TestDyingInASave:
     """The last acknowledged checkpoint or the new one is the newest, whatever the process dies
     at."""
 
+    @pytest.mark.by_default("files-save that prunes", "objects-same position again")
     @SAVES
     @pytest.mark.parametrize("kind", PLACES)
     def test_at_every_operation(
@@ -107,6 +108,7 @@ class TestDyingInAStart:
     """A start that clears away what another death left, and reads the newest, may die as well,
     again and again."""
 
+    @pytest.mark.by_default("a save-objects", "a prune-files")
     @pytest.mark.parametrize("kind", PLACES)
     @pytest.mark.parametrize(
         "left", ["a save", "its last operation before the commit counts", "a prune"]
@@ -152,6 +154,7 @@ class TestRefusing:
     """A disk that refuses any operation of a save once takes nothing away, and the next save goes
     through."""
 
+    @pytest.mark.by_default("files-same position again", "objects-save that prunes")
     @SAVES
     @pytest.mark.parametrize("kind", PLACES)
     def test_once(self, tmp_path: Path, kind: Kind, before: list[int], step: int) -> None:
@@ -198,6 +201,7 @@ class TestRefusing:
             or int(free.split()[0].replace(",", "")) > 0
         )
 
+    @pytest.mark.by_default("files")
     @pytest.mark.parametrize("kind", PLACES)
     def test_from_an_operation_on(self, tmp_path: Path, kind: Kind) -> None:
         for number in range(30):

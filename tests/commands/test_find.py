@@ -77,8 +77,8 @@ class TestLr:
             != found(tmp_path / "c", "find_lr")
         )
 
-    def test_a_run_in_the_folder_begins_afresh(self, tmp_path: Path) -> None:
-        train(tmp_path / "found", "RUN.engine=find_lr", *SHORT)
+    def test_run_in_the_folder_starts_from_scratch(self, tmp_path: Path) -> None:
+        train(tmp_path / "found", "RUN.engine=find_lr", *SHORT, "FIND.updates=10")
         assert [path.name for path in (tmp_path / "found").iterdir()] == ["find"]
         after = train(tmp_path / "found", "RUN.resume=never", "PHASES.epochs=1")
         assert after.digest == train(tmp_path / "other", "PHASES.epochs=1").digest
@@ -105,7 +105,7 @@ class TestLr:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        train(tmp_path, "RUN.engine=find_lr", *SHORT)
+        train(tmp_path, "RUN.engine=find_lr", *SHORT, "FIND.updates=10")
         assert [path.name for path in (tmp_path / "find").iterdir()] == ["find_lr.json"]
 
     @pytest.mark.parametrize(

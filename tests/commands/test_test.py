@@ -42,7 +42,7 @@ def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, RunR
     )
 
 
-def test_the_file(trained: tuple[Path, RunResult]) -> None:
+def test_metrics_are_written_next_to_the_run(trained: tuple[Path, RunResult]) -> None:
     folder, _ = trained
     found = test(folder)
     assert json.loads((folder / "test-p0006-s00000000.json").read_text()) == {
@@ -97,14 +97,10 @@ def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(
 
 class TestErrors:
     def test_no_checkpoint(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=f"RUN.checkpoint = 'latest' .*'{tmp_path}'"):
             test(tmp_path)
-        assert str(caught.value) == (
-            f"RUN.checkpoint = 'latest' and RUN.dir = '{tmp_path}' contains no checkpoint; set RUN.dir to the folder of "
-            "a run, or RUN.checkpoint to the path of a checkpoint"
-        )
 
-    def test_a_path_that_is_no_checkpoint(self, trained: tuple[Path, RunResult]) -> None:
+    def test_path_that_is_not_a_checkpoint(self, trained: tuple[Path, RunResult]) -> None:
         with raises(ConfigError, code="checkpoint.unusable", key="RUN.checkpoint"):
             test(trained[0], f"RUN.checkpoint={trained[0]}")
 
@@ -116,16 +112,15 @@ class TestErrors:
             test(tmp_path)
 
     def test_no_test_split(self, trained: tuple[Path, RunResult]) -> None:
-        with pytest.raises(ConfigError, match=r"^RUN\.engine = 'test': DATA has no test split"):
+        with raises(ConfigError, key="RUN.engine", given="'test'"):
             test(trained[0], "DATA.TEST=null")
 
     def test_another_model(self, trained: tuple[Path, RunResult]) -> None:
-        with pytest.raises(ChangedError, match=r"p0006-s00000000 is of another MODEL") as caught:
+        with raises(ChangedError, code="checkpoint.other_model"):
             test(trained[0], "MODEL.width=8")
-        assert caught.value.code == "checkpoint.other_model"
 
 
-def test_the_newest_whole_one_is_taken_where_the_last_is_damaged(tmp_path: Path) -> None:
+def test_newest_valid_checkpoint_is_tested_if_the_last_is_damaged(tmp_path: Path) -> None:
     train(tmp_path, "PHASES.epochs=2")
     (tmp_path / "checkpoints/p0004-s00000000/state.json").unlink()
     assert newest(tmp_path).path.endswith("p0003-s00000000")
@@ -133,6 +128,7 @@ def test_the_newest_whole_one_is_taken_where_the_last_is_damaged(tmp_path: Path)
 
 
 class TestBest:
+    @pytest.mark.by_default("-")
     @pytest.mark.parametrize("sign", ["", "-"])
     def test_the_best_by_the_monitor_is_tested(self, tmp_path: Path, sign: str) -> None:
         monitor = f"CHECKPOINT.best.monitor={sign}test/accuracy"
@@ -149,13 +145,11 @@ class TestBest:
             == [name for name in measured if measured[name] == wanted][-1]
         )
 
-    def test_without_a_monitor_it_is_refused(self, trained: tuple[Path, RunResult]) -> None:
+    def test_missing_monitor_is_rejected(self, trained: tuple[Path, RunResult]) -> None:
         with pytest.raises(ConfigError) as caught:
             test(trained[0], "RUN.checkpoint=best")
         assert (caught.value.code, caught.value.key) == ("config.no_monitor", "RUN.checkpoint")
 
-    def test_where_none_was_measured(self, trained: tuple[Path, RunResult]) -> None:
-        with pytest.raises(
-            ConfigError, match=r"contains no checkpoint in which other/accuracy was measured"
-        ):
+    def test_unmeasured_monitor_is_rejected(self, trained: tuple[Path, RunResult]) -> None:
+        with pytest.raises(ConfigError, match="other/accuracy"):
             test(trained[0], "RUN.checkpoint=best", "CHECKPOINT.best.monitor=other/accuracy")

@@ -119,6 +119,7 @@ class TestMismatch:
         assert all(one.startswith(MISMATCH) for one in together(3, checked(same_shape)))
         assert together(3, checked(same_shape, debug=False)) == [[10.5]] * 3
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("call", "expected"),
         [

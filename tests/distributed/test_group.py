@@ -1,4 +1,4 @@
-"""Processes join, each attempt anew, and say so where nobody comes."""
+"""Ranks join a process group, separately in each attempt, and fail if the others do not connect."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,17 +30,16 @@ def test_one_process_makes_a_group_where_it_is_asked_to() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nobody_comes(rank: int) -> None:
+def test_missing_ranks_are_an_error_at_the_timeout(rank: int) -> None:
     place = Placement(rank=rank, size=2, address="127.0.0.1", port=free_port())
     began = time.monotonic()
     with pytest.raises(PeerError) as caught, join_process_group(place, CPU, timeout_seconds=0.3):
         pass
     assert time.monotonic() - began < 10
-    told = (
-        f"rank {rank} of 2 could not connect to the other ranks at 127.0.0.1:{place.port} within "
-    )
-    told += "DISTRIBUTED.timeout_seconds = 0.3"
-    assert str(caught.value).startswith(told)
+    message = str(caught.value)
+    assert f"rank {rank} of 2 " in message
+    assert f"127.0.0.1:{place.port}" in message
+    assert "DISTRIBUTED.timeout_seconds = 0.3" in message
     assert not dist.is_initialized()
 
 
@@ -74,7 +73,7 @@ def test_a_word_of_a_former_attempt_is_not_enough() -> None:
     served = dist.TCPStore("127.0.0.1", 0, 4, is_master=True, wait_for_workers=False)
     attempt(served.port, 0)
     client = dist.TCPStore("127.0.0.1", served.port, is_master=False)
-    with pytest.raises(dist.DistNetworkError, match="rank 0 of this attempt has not connected"):
+    with pytest.raises(dist.DistNetworkError, match="rank 0 of this attempt"):
         agree_on_attempt(client, 1, 3, timedelta(seconds=0.3))
 
 

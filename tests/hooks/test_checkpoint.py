@@ -28,6 +28,7 @@ def saves(folder: Path, *words: str) -> list[str]:
     return watch.seen
 
 
+@pytest.mark.by_default("words1-seen1", "words3-seen3", "words4-seen4")
 @pytest.mark.parametrize(
     ("words", "seen"),
     [

@@ -3,6 +3,7 @@ runs."""
 
 import hashlib
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,10 @@ from phasetrain.runs.ledger import (
 )
 
 CUT = ("PHASES.epochs=2", "PHASES.limit.train=4")
+
+
+def log(folder: Path) -> list[str]:
+    return (folder / "log.txt").read_text().splitlines()
 
 
 def ledger(folder: Path) -> Ledger:
@@ -84,6 +89,7 @@ def test_content(tmp_path: Path, words: list[str]) -> None:
     assert (tmp_path / FILE).stat().st_size == 16 + 8 * 76
 
 
+@pytest.mark.by_default("sampled")
 @pytest.mark.parametrize("content", ["sampled", "full", "none"])
 def test_reading_at_once_and_later_gives_the_same_bytes(tmp_path: Path, content: str) -> None:
     for name, deferred in (("now", "false"), ("later", "true")):
@@ -105,8 +111,23 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / FILE).read_bytes()
 
 
+@pytest.fixture(scope="module")
+def killed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("killed")
+    die(folder, *CUT, hooks={"kill": KillAfter(8)})
+    return folder
+
+
+@pytest.fixture
+def killed(tmp_path: Path, killed_once: Path) -> Path:
+    """Return a folder of this test alone: 6 updates were made, and the checkpoint is of update
+    4."""
+    shutil.copytree(killed_once, tmp_path / "killed")
+    return tmp_path / "killed"
+
+
 class TestResume:
-    @pytest.mark.by_default(3)
+    @pytest.mark.by_default("3")
     @pytest.mark.parametrize("step", [0, 1, 3, 4, 5, 6, 7, 10])
     def test_a_run_killed_anywhere_has_the_same_bytes(
         self, unbroken: bytes, tmp_path: Path, step: int
@@ -115,26 +136,26 @@ class TestResume:
         train(tmp_path, *CUT, "DATA.TRAIN.workers=1")
         assert (tmp_path / FILE).read_bytes() == unbroken
 
-    def test_records_beyond_the_checkpoint_are_written_anew(
-        self, unbroken: bytes, tmp_path: Path
+    def test_records_beyond_the_checkpoint_are_written_again(
+        self, unbroken: bytes, killed: Path
     ) -> None:
-        die(tmp_path, *CUT, hooks={"kill": KillAfter(8)})  # the checkpoint is of update 4
-        assert ledger(tmp_path).last == 6
-        data = bytearray((tmp_path / FILE).read_bytes())
+        assert ledger(killed).last == 6
+        data = bytearray((killed / FILE).read_bytes())
         data[len(HEADER) + 5 * RECORD_BYTES + 3] ^= 255
-        (tmp_path / FILE).write_bytes(bytes(data) + b"torn")
-        train(tmp_path, *CUT)
-        assert (tmp_path / FILE).read_bytes() == unbroken
+        (killed / FILE).write_bytes(bytes(data) + b"torn")
+        train(killed, *CUT)
+        assert (killed / FILE).read_bytes() == unbroken
 
     def test_the_comparison_sees_a_hook_that_forgets(
-        self, unbroken: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, unbroken: bytes, killed: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        die(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
         monkeypatch.setattr(LedgerHook, "load_state_dict", lambda self, state: None)
-        train(tmp_path, *CUT)
-        assert (tmp_path / FILE).read_bytes() != unbroken
+        train(killed, *CUT)
+        assert (killed / FILE).read_bytes() != unbroken
 
-    def test_accumulation_and_skipped_updates(self, tmp_path: Path) -> None:
+    @pytest.mark.by_default("2")
+    @pytest.mark.parametrize("step", [1, 2, 5])
+    def test_accumulation_and_skipped_updates(self, tmp_path: Path, step: int) -> None:
         words = (
             *CUT,
             "MACHINE.precision=fp16",
@@ -146,14 +167,15 @@ class TestResume:
         found = [record.is_skipped for record in ledger(tmp_path / "unbroken").values()]
         assert found[0]
         assert not all(found)
-        for step in (1, 2, 5):
-            folder = tmp_path / str(step)
-            die(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
-            train(folder, *words, "HOOKS.ledger.deferred=true")
-            assert (folder / FILE).read_bytes() == (tmp_path / "unbroken" / FILE).read_bytes()
+        folder = tmp_path / "killed"
+        die(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+        train(folder, *words, "HOOKS.ledger.deferred=true")
+        assert (folder / FILE).read_bytes() == (tmp_path / "unbroken" / FILE).read_bytes()
 
-    def test_a_skip_that_the_device_reports_an_update_late(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.by_default("3")
+    @pytest.mark.parametrize("step", [2, 3, 4])
+    def test_skip_that_the_device_reports_an_update_late(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
     ) -> None:
         class Break(Hook):
             def on_forward(self, run: Any, phase: Any, out: Any) -> None:
@@ -169,37 +191,24 @@ class TestResume:
         found = ledger(tmp_path / "unbroken")
         assert [record.updates for record in found.values() if record.is_skipped] == [2, 4]
         assert [record.updates for record in found.values() if math.isnan(record.loss)] == [2, 4]
-        for step in (2, 3, 4):
-            folder = tmp_path / str(step)
-            die(
-                folder,
-                *words,
-                hooks={"break": Break(), "save": SaveEachStep(), "kill": KillAfter(step)},
-            )
-            train(folder, *words, hooks={"break": Break()})
-            assert (folder / FILE).read_bytes() == (tmp_path / "unbroken" / FILE).read_bytes()
+        folder = tmp_path / "killed"
+        killing = {"break": Break(), "save": SaveEachStep(), "kill": KillAfter(step)}
+        die(folder, *words, hooks=killing)
+        train(folder, *words, hooks={"break": Break()})
+        assert (folder / FILE).read_bytes() == (tmp_path / "unbroken" / FILE).read_bytes()
 
     @pytest.mark.parametrize(
-        ("damage", "message"),
-        [
-            (
-                lambda data: data[: len(HEADER) + 2 * RECORD_BYTES + 5],
-                "has 2 records, and the checkpoint covers 4",
-            ),
-            (
-                lambda data: b"X" + data[1:],
-                "has no header that this version can read, and the checkpoint covers 4",
-            ),
-        ],
+        "damage",
+        [lambda data: data[: len(HEADER) + 2 * RECORD_BYTES + 5], lambda data: b"X" + data[1:]],
+        ids=["truncated", "without a header"],
     )
-    def test_a_damaged_file_goes_on_with_a_warning(
-        self, tmp_path: Path, damage: Any, message: str
-    ) -> None:
-        die(tmp_path, *CUT, hooks={"kill": KillAfter(8)})
-        (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
-        train(tmp_path, *CUT)
-        assert f"{message}: earlier records are lost" in (tmp_path / "log.txt").read_text()
-        found = ledger(tmp_path)
+    def test_damaged_file_is_continued_with_a_warning(self, killed: Path, damage: Any) -> None:
+        (killed / FILE).write_bytes(damage((killed / FILE).read_bytes()))
+        train(killed, *CUT)
+        warnings = [line for line in log(killed) if "WARNING" in line and FILE in line]
+        assert len(warnings) == 1, log(killed)
+        assert "the checkpoint covers 4" in warnings[0]
+        found = ledger(killed)
         assert list(found)[-4:] == [5, 6, 7, 8]
         assert found.damaged == ()
 

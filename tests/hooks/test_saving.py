@@ -4,6 +4,7 @@ between two steps."""
 import errno
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 from failpoints import Died, Refusing
 from harness import KillAfter, SaveEachStep, die, leftovers, newest, parted, train
+from raising import raises
 
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
@@ -89,10 +91,10 @@ class TestBesideTheTraining:
         )
         return found
 
-    def test_steps_go_on_while_a_checkpoint_is_written(self, tmp_path: Path) -> None:
+    def test_steps_continue_while_a_checkpoint_is_written(self, tmp_path: Path) -> None:
         assert self.events(tmp_path, background=True) == ["writes", "training went on"]
 
-    def test_without_a_background_they_wait(self, tmp_path: Path) -> None:
+    def test_steps_wait_without_background_saves(self, tmp_path: Path) -> None:
         assert self.events(tmp_path, background=False) == ["writes", "nobody moved"]
 
     def test_a_checkpoint_holds_the_step_it_was_taken_at(self, tmp_path: Path) -> None:
@@ -166,8 +168,9 @@ class TestErrors:
 
         return before
 
+    @pytest.mark.by_default("true")
     @pytest.mark.parametrize("background", ["true", "false"])
-    def test_training_goes_on_and_counts_them(
+    def test_training_continues_and_counts_failed_saves(
         self, tmp_path: Path, unbroken: Path, background: str
     ) -> None:
         door = Door(self.failing("p0001-s00000000", "p0003-s00000000"))
@@ -180,14 +183,9 @@ class TestErrors:
         assert door.hook.saves == 2
         told = [line for line in log_of(tmp_path).splitlines() if "could not be saved" in line]
         assert len(told) == 2
-        assert "WARNING the checkpoint at update 5 could not be saved in " in told[0]
-        assert (
-            f"No space left on device (errno {errno.ENOSPC} ENOSPC) at {tmp_path}/checkpoints/p0001"
-            in told[0]
-        )
-        assert told[0].endswith(
-            "bytes are free. Training continues (CHECKPOINT.on_save_error = 'continue')"
-        )
+        assert "WARNING the checkpoint at update 5 " in told[0]
+        assert f"(errno {errno.ENOSPC} ENOSPC) at {tmp_path}/checkpoints/p0001" in told[0]
+        assert "CHECKPOINT.on_save_error = 'continue'" in told[0]
         assert parted(tmp_path, unbroken) == []
         assert leftovers(tmp_path) == []
 
@@ -196,7 +194,7 @@ class TestErrors:
     ) -> None:
         steps: list[int] = []
         door = Door(self.failing("p0003-s00000000"))
-        with pytest.raises(SaveError, match="the checkpoint at update 10 could not be saved"):
+        with pytest.raises(SaveError, match="the checkpoint at update 10 "):
             train(
                 tmp_path,
                 "CHECKPOINT.on_save_error=stop",
@@ -210,18 +208,16 @@ class TestErrors:
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
 
+    @pytest.mark.by_default("true")
     @pytest.mark.parametrize("background", ["true", "false"])
-    def test_a_run_whose_last_save_fails_says_so_and_goes_on_from_the_one_before(
+    def test_run_whose_last_save_fails_resumes_from_the_one_before(
         self, tmp_path: Path, unbroken: Path, background: str
     ) -> None:
         door, words = (
             Door(self.failing("p0006-s00000000")),
             (f"CHECKPOINT.background={background}",),
         )
-        with pytest.raises(
-            SaveError,
-            match=r"^the training is complete, and its last checkpoint could not be saved",
-        ):
+        with pytest.raises(SaveError):
             train(tmp_path, *words, hooks={"door": door})
         assert (status(tmp_path)["state"], status(tmp_path)["exit_code"]) == ("failed", 1)
         train(tmp_path)
@@ -239,10 +235,7 @@ class TestErrors:
 
         assert train(tmp_path, hooks={"late": Late()}).state == "finished"
         assert status(tmp_path)["save_failures"] == 1
-        assert (
-            "the checkpoint at update 10 could not be made: hooks.late.seen: builtins.set"
-            in log_of(tmp_path)
-        )
+        assert re.search("the checkpoint at update 10 .* hooks.late.seen: ", log_of(tmp_path))
 
     def test_logs_that_cannot_be_made_durable_fail_the_save(self, tmp_path: Path) -> None:
         class Full(Hook):
@@ -252,12 +245,9 @@ class TestErrors:
             def refuse(self) -> None:
                 raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-        with pytest.raises(SaveError, match="the training is complete"):
+        with pytest.raises(SaveError):
             train(tmp_path, "PHASES.epochs=1", hooks={"full": Full()})
-        assert (
-            f"because the logs in '{tmp_path}' could not be written: [Errno 122] Disk quota"
-            in log_of(tmp_path)
-        )
+        assert f"'{tmp_path}' could not be written: [Errno 122] Disk quota" in log_of(tmp_path)
         assert list((tmp_path / "checkpoints").glob("p*")) == []
 
     def test_a_death_in_the_writing_thread_is_one_of_the_run(
@@ -275,8 +265,9 @@ class TestErrors:
         assert leftovers(tmp_path) == []
 
 
+@pytest.mark.by_default("on_update")
 @pytest.mark.parametrize("event", ["on_update", "on_phase_end"])
-def test_a_run_whose_folder_was_taken_over_ends_without_writing(tmp_path: Path, event: str) -> None:
+def test_run_whose_folder_was_taken_over_ends_without_writing(tmp_path: Path, event: str) -> None:
     class Lose(Hook):
         def lose(self, run: Any, *known: Any) -> None:
             if run.state.updates == (7 if event == "on_update" else 10):
@@ -316,7 +307,8 @@ class TestSignals:
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
 
-    def test_a_signal_waits_for_the_save_under_way(self, tmp_path: Path, unbroken: Path) -> None:
+    @pytest.mark.slow
+    def test_signal_waits_for_the_current_save(self, tmp_path: Path, unbroken: Path) -> None:
         def before(operation: str, path: str) -> None:
             if operation == "create" and "p0001" in path:
                 threading.Event().wait(0.05)
@@ -331,8 +323,9 @@ class TestSignals:
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
 
+    @pytest.mark.by_default("1e-9-5")
     @pytest.mark.parametrize(("grace", "updates"), [("1e-9", 5), ("600", 7)])
-    def test_no_save_is_begun_that_takes_longer_than_the_grace(
+    def test_no_save_starts_that_takes_longer_than_the_grace(
         self, tmp_path: Path, grace: str, updates: int
     ) -> None:
         first = Steps(
@@ -340,9 +333,6 @@ class TestSignals:
         )
         result = train(tmp_path, f"CHECKPOINT.grace_seconds={grace}", hooks={"first": first})
         assert (result.exit_code, newest(tmp_path).manifest.state["updates"]) == (143, updates)
-        assert ("nothing is saved at the end: the last save took " in log_of(tmp_path)) is (
-            updates == 5
-        )
 
 
 class TestWhen:
@@ -356,6 +346,7 @@ class TestWhen:
               hooks={"door": other})  # fmt: skip
         assert other.hook.saves == 1
 
+    @pytest.mark.by_default("True")
     @pytest.mark.parametrize("asked", [True, False])
     def test_on_an_exception_between_two_steps(
         self, tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
@@ -424,15 +415,15 @@ class TestBest:
 
     def test_an_unknown_monitor_is_refused_before_the_first_step(self, tmp_path: Path) -> None:
         steps: list[int] = []
-        with pytest.raises(ConfigError) as caught:
+        with raises(
+            ConfigError,
+            key="CHECKPOINT.best.monitor",
+            given="'-test/accurracy'",
+            suggestion="test/accuracy",
+        ):
             train(
                 tmp_path,
                 "CHECKPOINT.best.monitor=-test/accurracy",
                 hooks={"steps": Steps(steps.append)},
             )
-        assert str(caught.value) == (
-            "CHECKPOINT.best.monitor = '-test/accurracy': no phase of this run measures it; did you mean "
-            "'test/accuracy'? Known: test/accuracy, test/loss, train/accuracy, train/loss; add a minus sign "
-            "if smaller is better"
-        )
         assert steps == []

@@ -17,7 +17,7 @@ SLEEPY = "HOOKS.watchdog={seconds: 0.8}"
 
 
 class Sleeper(Hook):
-    """Hangs for some seconds in the step that completes so many updates."""
+    """Hangs for `seconds` in the steps that complete the updates `at`."""
 
     def __init__(self, seconds: float, *at: int) -> None:
         self.seconds, self.at = seconds, at
@@ -28,14 +28,10 @@ class Sleeper(Hook):
 
 
 def warnings(folder: Path) -> int:
-    return (
-        (folder / "log.txt")
-        .read_text()
-        .count("no step has completed in 0.8 s; the stacks of all threads are in stacks")
-    )
+    return (folder / "log.txt").read_text().count("no step has completed in 0.8 s")
 
 
-def test_a_stall_is_written_down_once_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_stall_is_recorded_once_and_the_run_finishes(tmp_path: Path) -> None:
     result = train(tmp_path, "PHASES.epochs=1", SLEEPY, hooks={"sleeper": Sleeper(1.2, 2)})
     assert result.state == "finished"
     text = (tmp_path / "stacks.txt").read_text()
@@ -52,7 +48,7 @@ def test_each_stall_has_its_own(tmp_path: Path) -> None:
     assert warnings(tmp_path) == 2
 
 
-def test_of_a_run_that_moves_nothing_is_left_and_nothing_goes_on_after_it(tmp_path: Path) -> None:
+def test_run_that_makes_progress_leaves_no_stacks_and_no_thread(tmp_path: Path) -> None:
     words = ("PHASES.epochs=1", "HOOKS.watchdog={seconds: 0.8}")
     train(tmp_path, *words, hooks={"sleeper": Sleeper(0.2, *range(6))})  # longer than that in all
     assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
@@ -62,7 +58,7 @@ def test_of_a_run_that_moves_nothing_is_left_and_nothing_goes_on_after_it(tmp_pa
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="seconds = 0: expected more than 0"):
+    with pytest.raises(ValueError, match="seconds = 0"):
         Watchdog(seconds=0)
     with raises(ConfigError, code="config.duplicate_hook"):
         train(tmp_path, SLEEPY, "HOOKS.second={name: watchdog}")

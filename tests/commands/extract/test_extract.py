@@ -23,6 +23,7 @@ from phasetrain.runtime.terminal import Terminal
 
 LAYERS = "EXTRACT.layers=[features.1,features,dropout]"
 SHARDS = "EXTRACT.rows_per_shard=500"
+FEW = ("DATA.TRAIN.subset={samples: 150}", "EXTRACT.rows_per_shard=50")
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,7 @@ class Breaking:
 
 
 class TestResume:
+    @pytest.mark.by_default("True")
     @pytest.mark.parametrize("torn", [False, True])
     def test_a_killed_one_goes_on(
         self,
@@ -175,7 +177,7 @@ class TestResume:
             Breaking(patch, 2, torn=torn)
             with pytest.raises(KeyboardInterrupt):
                 extract(trained, tmp_path, *words)
-        with pytest.raises(ConfigError, match="is not complete"):
+        with pytest.raises(ConfigError):
             read_index(f"{tmp_path}/train")
         kept = tmp_path / "train/shard-00000.safetensors"
         at = kept.stat().st_mtime_ns
@@ -186,7 +188,7 @@ class TestResume:
     def test_random_transforms_are_a_function_of_the_place(
         self, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        words = ("EXTRACT.splits=[train]", SHARDS)
+        words = ("EXTRACT.splits=[train]", *FEW)
         extract(trained, tmp_path / "whole", *words)
         with monkeypatch.context() as patch:
             Breaking(patch, 1, torn=False)
@@ -198,7 +200,7 @@ class TestResume:
         assert content(tmp_path / "plain") != content(tmp_path / "whole")
 
     def test_only_what_is_damaged_is_made_again(self, trained: Path, tmp_path: Path) -> None:
-        words = ("EXTRACT.splits=[train]", SHARDS)
+        words = ("EXTRACT.splits=[train]", *FEW)
         extract(trained, tmp_path, *words)
         before = content(tmp_path)
         damaged = tmp_path / "train/shard-00001.safetensors"
@@ -215,7 +217,7 @@ class TestResume:
     def test_another_request_is_refused(self, trained: Path, features: Path) -> None:
         with pytest.raises(
             ChangedError,
-            match=r"with EXTRACT.layers = \['features.1', .* and now it is \['head'\]; set EXTRACT",
+            match=r"EXTRACT.layers = \['features.1', .*\['head'\]",
         ):
             extract(trained, features, "EXTRACT.layers=[head]", SHARDS, "DATA.TRAIN.transforms=[]")
 
@@ -311,6 +313,7 @@ class SpoiltDigits(Dataset[Any]):
         return self.inner.fingerprint()
 
 
+@pytest.mark.by_default("drop")
 @pytest.mark.parametrize("policy", ["substitute", "drop"])
 def test_samples_that_cannot_be_read_are_left_out(
     trained: Path, tmp_path: Path, policy: str
@@ -345,9 +348,7 @@ def test_a_subset_is_taken_as_such(trained: Path, tmp_path: Path) -> None:
     ids = read_columns(f"{tmp_path}/test", ["id"])["id"].tolist()
     assert len(set(ids)) == 50
     assert ids == sorted(ids) != list(range(50))
-    with pytest.raises(
-        ChangedError, match=r"with DATA.TEST.subset = \{.*'seed': 3.*, and now it is \{.*'seed': 4"
-    ):
+    with pytest.raises(ChangedError, match=r"DATA.TEST.subset = \{.*'seed': 3.*\{.*'seed': 4"):
         extract(trained, tmp_path, *words, "DATA.TEST.subset.seed=4")
 
 
@@ -397,9 +398,7 @@ class TestErrors:
         assert not list(tmp_path.rglob("shard-*"))
 
     def test_another_model(self, trained: Path, tmp_path: Path) -> None:
-        with pytest.raises(
-            ChangedError, match=r"/p0002-s00000000.* is of another MODEL than the config describes"
-        ):
+        with pytest.raises(ChangedError, match=r"/p0002-s00000000.* MODEL"):
             extract(trained, tmp_path, "MODEL.width=8")
 
     def test_input_that_does_not_fit(self, trained: Path, tmp_path: Path) -> None:

@@ -104,17 +104,18 @@ def test_no_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         )
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "words",
     [
-        (),
-        ("CHECKPOINT.every_updates=4",),
-        ("CHECKPOINT.every_epochs=2", "CHECKPOINT.at_end=false"),
         (
             "CHECKPOINT.every_epochs=null",
             "CHECKPOINT.every_updates=5",
             "PHASES.test_every.updates=4",
         ),
+        (),
+        ("CHECKPOINT.every_updates=4",),
+        ("CHECKPOINT.every_epochs=2", "CHECKPOINT.at_end=false"),
     ],
 )
 def test_the_run_saves_where_the_plan_says(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -129,15 +130,16 @@ def test_the_run_saves_where_the_plan_says(tmp_path: Path, words: tuple[str, ...
     assert seen == [at for at, _ in content["checkpoints"]["at"]]
 
 
-def test_the_size_of_a_checkpoint_is_about_right(tmp_path: Path) -> None:
-    for name in ("sgd", "adamw"):
-        words = ("OPTIMIZER={name: " + name + "}", "MODEL.width=64")
-        content, _ = planned(tmp_path / name, *words)
-        train(tmp_path / name, *words, "PHASES.epochs=1", "PHASES.limit.train=1")
-        size = sum(file.stat().st_size for file in (tmp_path / name).glob("checkpoints/p0002*/*"))
-        assert 0.7 < content["checkpoints"]["bytes_each"] / size < 1.1
-        guessed, _ = planned(tmp_path / f"guessed-{name}", *words, "RUN.rehearse=false")
-        assert 0.7 < guessed["checkpoints"]["bytes_each"] / size < 1.1
+@pytest.mark.by_default("adamw")
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_planned_size_of_a_checkpoint_is_within_30_percent(tmp_path: Path, name: str) -> None:
+    words = ("OPTIMIZER={name: " + name + "}", "MODEL.width=64")
+    content, _ = planned(tmp_path / name, *words)
+    train(tmp_path / name, *words, "PHASES.epochs=1", "PHASES.limit.train=1")
+    size = sum(file.stat().st_size for file in (tmp_path / name).glob("checkpoints/p0002*/*"))
+    assert 0.7 < content["checkpoints"]["bytes_each"] / size < 1.1
+    guessed, _ = planned(tmp_path / f"guessed-{name}", *words, "RUN.rehearse=false")
+    assert 0.7 < guessed["checkpoints"]["bytes_each"] / size < 1.1
 
 
 def test_what_is_printed(tmp_path: Path) -> None:
@@ -193,13 +195,10 @@ def test_the_rehearsal_is_in_the_plan(tmp_path: Path) -> None:
         {"name": "test, last batch of 3", "samples": 3, "metrics": ["accuracy", "loss"]},
     ]
     assert content["checkpoints"]["bytes_each"] == content["rehearsal"]["checkpoint_bytes"]
-    assert re.search(
-        r"rehearsed in .* s: train; test; test, last batch of 3. A save took .*; the run will take",
-        text,
-    )
+    assert re.search(r"rehearsed in .* s: train; test; test, last batch of 3", text)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     words = [
         "METERS.top={name: accuracy, topk: 0}", "HOOKS.early_stopping={monitor: test/acuracy, patience: 0}",
         "MODEL.freeze=[hed]", "OPTIMIZER.groups=[{match: nobody, lr_scale: 2.0}]",
@@ -207,7 +206,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         planned(tmp_path, *words)
     told = str(caught.value)
-    assert told.startswith("5 problems in the config:")
+    assert len(caught.value.problems) == 5
     for key in (
         "METERS.top",
         "HOOKS.early_stopping (",

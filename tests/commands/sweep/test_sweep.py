@@ -358,5 +358,5 @@ def test_killed_worker_of_joblib_is_reported(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "its end was not seen: A.x=" in done.stderr
+    assert "A.x=1 in out/" in done.stderr
     assert "2 runs in out:" in done.stdout

@@ -186,9 +186,7 @@ class TestWholeRuns:
         words = (*words, "CHECKPOINT.every_updates=1", "RUN.give_up_after=2")
         for _ in range(3):
             die(tmp_path, *words, hooks={"kill": KillAfter(4)})
-        with pytest.raises(
-            NoProgressError, match="the last 2 attempts ended without a new checkpoint"
-        ):
+        with pytest.raises(NoProgressError, match="the last 2 attempts"):
             train(tmp_path, *words)
 
     def test_redone_steps_and_the_time_of_all_attempts(self, tmp_path: Path) -> None:
@@ -271,18 +269,14 @@ class TestTime:
 
     def test_the_advice(self) -> None:
         # a save costs 4 s / 4; sqrt(2 * 1 s * 86,400 s) = 415.7 s, at 2 s an update 208 updates
-        assert (
-            "a checkpoint stalls the training for 1000.0 ms: with one interruption a day, one every 6 min 56 s, or "
-            "208 updates, loses the least time (Young)"
-        ) in self.shown({})
+        shown = self.shown({})
+        assert all(part in shown for part in ("1000.0 ms", "6 min 56 s", "208 updates", "(Young)"))
 
     def test_the_advice_after_broken_attempts(self) -> None:
         # 200 s in all and two broken attempts: sqrt(2 * 1 s * 100 s) = 14.1 s, or 7 updates
         before = {"time": {"run": {"train": 100.0}, "broken": 1}, "state": "running"}
-        assert (
-            "with 2 interrupted attempts until now, one every 14.1 s, or 7 updates, loses"
-            in self.shown(before)
-        )
+        shown = self.shown(before)
+        assert all(part in shown for part in ("2 interrupted attempts", "14.1 s", "7 updates"))
 
     @pytest.mark.parametrize(("saves", "updates"), [(0, 5), (5, 0)])
     def test_without_saves_or_updates_there_is_none(self, saves: int, updates: int) -> None:

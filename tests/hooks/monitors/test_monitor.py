@@ -85,16 +85,13 @@ def test_a_metric_that_nobody_measures_is_refused_before_the_first_step(
 
 def test_the_worst_may_be_asked_for_and_is_warned_of(tmp_path: Path) -> None:
     train(tmp_path, "CHECKPOINT.best.monitor=-test/accuracy", "PHASES.epochs=1")
-    assert (
-        "CHECKPOINT.best.monitor = '-test/accuracy': larger values of this metric are better"
-        in log(tmp_path)
-    )
+    warnings = [line for line in log(tmp_path).splitlines() if "WARNING" in line]
+    assert any("CHECKPOINT.best.monitor = '-test/accuracy'" in line for line in warnings)
 
 
 def test_auto_is_the_first_metric_of_the_first_test_split(tmp_path: Path) -> None:
     train(tmp_path, "HOOKS.early_stopping={}", "PHASES.epochs=1")
-    told = "HOOKS.early_stopping.monitor: auto -> test/accuracy (the first metric of the first test split)"
-    assert told in log(tmp_path)
+    assert "HOOKS.early_stopping.monitor: auto -> test/accuracy" in log(tmp_path)
 
 
 class Other(Meter):
@@ -122,10 +119,7 @@ def test_the_first_metric_with_its_sign(split: str, meters: Any, monitor: str) -
 
 @pytest.mark.parametrize("kind", [Other, METERS["confusion_matrix"], METERS["precision_at_k"]])
 def test_a_first_metric_without_a_known_direction_has_to_be_named(kind: Any) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"METERS.mine, does not declare which of its values are better; name a metric",
-    ):
+    with pytest.raises(ConfigError, match=r"METERS\.mine"):
         first_metric("test", {"mine": kind})
 
 

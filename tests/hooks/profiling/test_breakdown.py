@@ -79,7 +79,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     return folder, train(folder, ON)
 
 
-class TestWhatItSays:
+class TestReport:
     def test_lines(self, timed: tuple[Path, RunResult]) -> None:
         found = lines(timed[0])
         assert [(line["split"], line["updates"], line["step"]) for line in found] == [
@@ -123,7 +123,7 @@ class TestWhatItSays:
             *SMALL,
             f"RUN.dir={tmp_path}",
             "PHASES.epochs=1",
-            "HOOKS.breakdown={peak_flops: 1e12}",
+            "HOOKS.breakdown={peak_flops: 1e12, every_updates: 5}",
         ]
         shown = io.StringIO()
         run(words, terminal=Terminal(shown, live=False))
@@ -133,27 +133,17 @@ class TestWhatItSays:
         assert "FLOP/s in train steps, " in text
         assert "% of the peak of cpu (MFU)" in text
         assert "where the step time went" in (tmp_path / "log.txt").read_text()
-        quiet = io.StringIO()
-        run(
-            [*words, f"RUN.dir={tmp_path}-quiet", "RUN.verbosity=quiet"],
-            terminal=Terminal(quiet, live=False),
-        )
-        assert "slowest hooks" not in quiet.getvalue()
-
-    def test_a_peak_makes_a_share_of_it(self, tmp_path: Path) -> None:
-        train(
-            tmp_path,
-            "PHASES.epochs=1",
-            *QUICK,
-            "HOOKS.breakdown={peak_flops: 1e12, every_updates: 5}",
-        )
         figures = told(tmp_path)["splits"]["train"]
         assert figures["mfu"] == pytest.approx(figures["flops_per_second"] / 1e12)
         assert 0 < figures["mfu"] < 1
         assert lines(tmp_path)[0]["time"]["mfu"] > 0
 
-    def test_without_flops_and_hooks(self, tmp_path: Path) -> None:
-        train(tmp_path, "PHASES.epochs=1", *QUICK, "HOOKS.breakdown={flops: false, hooks: false}")
+    def test_quiet_without_flops_and_hooks(self, tmp_path: Path) -> None:
+        shown = io.StringIO()
+        words = [*SMALL, f"RUN.dir={tmp_path}", "PHASES.epochs=1", *QUICK, "RUN.verbosity=quiet"]
+        words += ["HOOKS.breakdown={flops: false, hooks: false}"]
+        run(words, terminal=Terminal(shown, live=False))
+        assert "where the step time went" not in shown.getvalue()
         found = told(tmp_path)
         assert (found["flops_per_sample"], found["hooks"]) == ({}, [])
         assert "flops_per_second" not in found["splits"]["train"]
@@ -167,17 +157,18 @@ class TestWhereTimeGoes:
             def on_step(self, run: Any, phase: Any, out: Any) -> None:
                 time.sleep(0.005)
 
-        train(tmp_path, *QUICK, PLAIN, hooks={"sleeper": Sleeper()})
+        train(tmp_path, "PHASES.epochs=1", *QUICK, PLAIN, hooks={"sleeper": Sleeper()})
         found = told(tmp_path)
         inside = [row for row in found["hooks"] if row["event"] not in ("start", "end")]
         assert (inside[0]["label"], inside[0]["event"], inside[0]["calls"]) == (
             "sleeper",
             "step",
-            21,
+            7,
         )
-        assert 0.005 * 21 <= inside[0]["seconds"] < 0.01 * 21
+        assert 0.005 * 7 <= inside[0]["seconds"] < 0.01 * 7
         assert us(tmp_path)["hooks"] >= 5000
 
+    @pytest.mark.by_default("backward")
     @pytest.mark.parametrize("where", ["forward", "backward"])
     def test_a_model_that_sleeps(self, tmp_path: Path, where: str) -> None:
         train(
@@ -223,10 +214,17 @@ class TestSanity:
     @pytest.mark.parametrize(
         "words",
         [
-            (),
+            pytest.param((), marks=pytest.mark.slow),
             pytest.param(("OPTIMIZER.accumulate=3",), marks=pytest.mark.slow),
             ("OPTIMIZER.sam.rho=0.1", "OPTIMIZER.accumulate=2"),
-            ("DATA.TRAIN.workers=1", "CHECKPOINT.every_updates=2", "CHECKPOINT.background=false"),
+            pytest.param(
+                (
+                    "DATA.TRAIN.workers=1",
+                    "CHECKPOINT.every_updates=2",
+                    "CHECKPOINT.background=false",
+                ),
+                marks=pytest.mark.slow,
+            ),
         ],
     )
     def test_parts_are_the_wall_time(self, tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -234,14 +232,15 @@ class TestSanity:
         train(tmp_path, *QUICK, PLAIN, *words, hooks={"wall": wall})
         sane(tmp_path, wall)
 
-    def test_two_passes_count_twice(self, timed: tuple[Path, RunResult], tmp_path: Path) -> None:
-        train(tmp_path, *QUICK, ON, "OPTIMIZER.sam.rho=0.1")
+    def test_two_passes_count_twice(self, tmp_path: Path) -> None:
+        train(tmp_path, "PHASES.epochs=1", *QUICK, ON, "OPTIMIZER.sam.rho=0.1")
         found = told(tmp_path)
         flops = found["splits"]["train"]["flops_per_second"] * found["splits"]["train"]["seconds"]
-        assert flops == pytest.approx(2 * 51168 * 24 * 15)
+        assert flops == pytest.approx(2 * 51168 * 24 * 5)
 
+    @pytest.mark.by_default("False")
     @pytest.mark.parametrize("tells", [True, False])
-    def test_a_loop_of_ones_own(self, tmp_path: Path, tells: bool) -> None:
+    def test_custom_loop(self, tmp_path: Path, tells: bool) -> None:
         def loop(engine: PhaseEngine) -> None:
             for batches in engine.steps():
                 if tells:
@@ -312,7 +311,7 @@ def test_the_time_of_a_device(tmp_path: Path) -> None:
     assert "device_seconds" in lines(tmp_path)[-2]["time"]
 
 
-def test_what_cannot_be_counted_is_said_and_the_run_goes_on(
+def test_operations_that_cannot_be_counted_are_logged_and_the_run_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*args: Any) -> None:
@@ -322,16 +321,13 @@ def test_what_cannot_be_counted_is_said_and_the_run_goes_on(
     with caplog.at_level(logging.DEBUG, "phasetrain"):
         result = train(tmp_path, "PHASES.epochs=1", *QUICK, ON)
     assert result.state == "finished"
-    assert (
-        "operations could not be counted: RuntimeError: no formula for this one"
-        in (tmp_path / "log.txt").read_text()
-    )
+    assert "RuntimeError: no formula for this one" in (tmp_path / "log.txt").read_text()
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="every_updates = 0: expected at least 1"):
+    with pytest.raises(ConfigError, match="every_updates = 0"):
         train(tmp_path, "HOOKS.breakdown={every_updates: 0}")
     for peak in ("-1", "nan", "inf"):
-        with pytest.raises(ConfigError, match=f"peak_flops = {peak}.*: expected FLOP/s above 0"):
+        with pytest.raises(ConfigError, match=f"peak_flops = {peak}"):
             train(tmp_path, f"HOOKS.breakdown={{peak_flops: {peak}}}")
     assert HOOKS["breakdown"] is Breakdown

@@ -86,8 +86,8 @@ def test_a_trace_and_a_table_per_cycle_and_one_line_on_the_terminal(
     assert text.startswith("updates 9 to 10 of attempt 1, rank 0\n---")
     assert all(column in text for column in ("Self CPU", "# of Calls", "Input Shapes", "Total"))
     [line] = [line for line in lines if "profile" in line]
-    place = f"profile 2 traces in {tmp_path}/profile/; open them on ui.perfetto.dev or in chrome://tracing"
-    assert line.partition(" ")[2] == place
+    assert f"2 traces in {tmp_path}/profile/" in line
+    assert not any("Self CPU" in line for line in lines)  # the table is in the file only
     assert "| profile/ |" in (tmp_path / "RUN.md").read_text()
 
 
@@ -112,48 +112,37 @@ def test_what_is_in_a_trace(tmp_path: Path) -> None:
     )  # layers x micro-batches x updates, and those of the test
 
 
-def test_the_table_is_printed_where_a_person_wants_to_see_all(tmp_path: Path) -> None:
+def test_table_is_printed_with_verbose_output(tmp_path: Path) -> None:
     words = (
         "HOOKS.profiler={wait: 1, warmup: 1, active: 1, sort_by: count, rows: 2}",
         "PHASES.epochs=1",
     )
-    text = told(tmp_path / "verbose", *words, "RUN.verbosity=verbose")
-    assert (tmp_path / "verbose" / "profile" / "attempt1-u00000003.txt").read_text() in text
-    assert "Self CPU" not in told(tmp_path / "normal", *words)
+    text = told(tmp_path, *words, "RUN.verbosity=verbose")
+    assert (tmp_path / "profile" / "attempt1-u00000003.txt").read_text() in text
 
 
 class TestEnds:
     """A run that ends within a cycle writes what it has, or nothing, and says which."""
 
-    def test_with_some_updates(self, plain: Path, tmp_path: Path) -> None:
-        text = told(tmp_path, "HOOKS.profiler={wait: 5, active: 50}")
-        assert traces(tmp_path) == ["attempt1-u00000015"]
-        assert "profile 1 trace in" in text
-        assert "/profile/, the last one with 8 of 50 updates; open" in text
-        assert parted(plain, tmp_path) == []
+    def test_end_within_a_cycle_writes_its_updates(self, tmp_path: Path) -> None:
+        text = told(tmp_path, "HOOKS.profiler={wait: 1, active: 50}", "PHASES.epochs=1")
+        assert traces(tmp_path) == ["attempt1-u00000005"]
+        assert "1 trace in" in text
+        assert "2 of 50 updates" in text
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
-        ("schedule", "why"),
-        [
-            ("{wait: 50}", "this attempt made 15 updates, and recording starts after 52"),
-            (
-                "{wait: 13, warmup: 2}",
-                "this attempt made 15 updates, and recording starts after 15",
-            ),
-            pytest.param(
-                "{skip_first: 4, wait: 10}",
-                "this attempt made 15 updates, and recording starts after 16",
-                marks=pytest.mark.slow,
-            ),
-        ],
+        ("schedule", "start"),
+        [("{wait: 3, warmup: 2}", 5), ("{wait: 50}", 52), ("{skip_first: 4, wait: 1}", 7)],
     )
-    def test_before_the_first_one(self, tmp_path: Path, schedule: str, why: str) -> None:
-        assert f"profile nothing was recorded: {why}\n" in told(
-            tmp_path, f"HOOKS.profiler={schedule}"
-        )
+    def test_end_before_the_first_cycle_writes_nothing(
+        self, tmp_path: Path, schedule: str, start: int
+    ) -> None:
+        text = told(tmp_path, f"HOOKS.profiler={schedule}", "PHASES.epochs=1")
+        assert f"this attempt made 5 updates, and recording starts after {start}\n" in text
         assert not (tmp_path / "profile").exists()
 
-    def test_killed_and_gone_on_with(self, plain: Path, tmp_path: Path) -> None:
+    def test_killed_and_resumed(self, plain: Path, tmp_path: Path) -> None:
         words = "HOOKS.profiler={wait: 2, warmup: 1, active: 6}"
         die(
             tmp_path, words, hooks={"kill": KillAfter(9)}
@@ -166,7 +155,7 @@ class TestEnds:
         assert parted(plain, tmp_path) == []
         assert not torch.autograd._profiler_enabled()
 
-    def test_with_an_error(self, tmp_path: Path) -> None:
+    def test_error_of_the_run_writes_its_updates(self, tmp_path: Path) -> None:
         class Fails(Hook):
             def on_step(self, run: Any, phase: Any, out: Any) -> None:
                 if run.state.updates == 4:
@@ -187,24 +176,19 @@ def test_it_is_no_part_of_what_a_checkpoint_holds() -> None:
 
 
 class TestWhatGoesWrong:
-    def test_another_profiler_keeps_its_trace(self, plain: Path, tmp_path: Path) -> None:
+    def test_another_profiler_keeps_its_trace(self, tmp_path: Path) -> None:
         class Sums(Hook):
             def on_step(self, run: Any, phase: Any, out: Any) -> None:
                 torch.ones(3).cumsum(0)
 
         with profile(activities=[ProfilerActivity.CPU]) as other:
-            train(tmp_path, "HOOKS.profiler={wait: 0, warmup: 0}", hooks={"sums": Sums()})
-        assert {event.key: event.count for event in other.key_averages()}["aten::cumsum"] == 21
+            words = ("HOOKS.profiler={wait: 0, warmup: 0}", "PHASES.epochs=1")
+            train(tmp_path, *words, hooks={"sums": Sums()})
+        assert {event.key: event.count for event in other.key_averages()}["aten::cumsum"] == 7
         text = (tmp_path / "log.txt").read_text()
-        assert (
-            text.count(
-                "HOOKS.profiler failed: RuntimeError: another torch.profiler is active in this"
-            )
-            == 1
-        )
-        assert "the run continues" in text
-        assert parted(plain, tmp_path) == []
+        assert text.count("HOOKS.profiler failed: RuntimeError: another torch.profiler") == 1
 
+    @pytest.mark.slow
     def test_one_that_begins_during_the_wait(self, tmp_path: Path) -> None:
         class Other(Hook):
             def on_step(self, run: Any, phase: Any, out: Any) -> None:
@@ -227,12 +211,13 @@ class TestWhatGoesWrong:
 
         text = told(
             tmp_path,
-            "HOOKS.profiler={wait: 1, warmup: 1, active: 1, repeat: 3}",
+            "HOOKS.profiler={wait: 1, warmup: 1, active: 1, repeat: 2}",
+            "PHASES.epochs=2",
             hooks={"full": Full()},
         )
-        assert text.count("updates 3 to 3 of attempt 1 could not be written to") == 1
+        assert text.count("updates 3 to 3 of attempt 1") == 1
         assert "No space left on device" in text
-        assert traces(tmp_path) == ["attempt1-u00000006", "attempt1-u00000009"]
+        assert traces(tmp_path) == ["attempt1-u00000006"]
 
     def test_room_for_checkpoints_is_left(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -241,10 +226,8 @@ class TestWhatGoesWrong:
             "phasetrain.runs.folder.DiskSpace.free_bytes", lambda space: (1 << 20) + 1000
         )
         text = told(tmp_path, "HOOKS.profiler={wait: 1, active: 1}", "PHASES.epochs=1")
-        assert re.search(
-            r"could not be written to .*: it needs [\d,]+ bytes, and 1,049,576 are free", text
-        )
-        assert "profile nothing was written; log.txt has the reason" in text
+        assert re.search(r"needs [\d,]+ bytes, and 1,049,576 ", text)
+        assert not traces(tmp_path)
 
     def test_a_run_folder_that_is_no_folder(self, objects: dict[str, bytes]) -> None:
         words = (
@@ -271,9 +254,10 @@ class TestWhatGoesWrong:
                 tmp_path,
                 "HOOKS.profiler={wait: 0, warmup: 0, active: 1, repeat: 0}",
                 "PHASES.epochs=1",
+                "PHASES.limit.train=2",
             )
         assert caplog.messages == []
-        assert len(traces(tmp_path)) == 5
+        assert len(traces(tmp_path)) == 2
 
 
 def test_a_worker_that_is_forked_while_it_records_does_not(tmp_path: Path) -> None:
@@ -297,21 +281,19 @@ def test_a_worker_that_is_forked_while_it_records_does_not(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "given"),
     [
-        ("{active: 0}", r"HOOKS\.profiler \(hook 'profiler'\): active = 0: expected at least 1"),
-        ("{wait: -1}", "wait = -1: expected at least 0"),
-        ("{rows: 0}", "rows = 0: expected at least 1"),
-        (
-            "{sort_by: self_cpu_time}",
-            "sort_by = 'self_cpu_time': the table has no such column; did you mean",
-        ),
-        ("{activ: 3}", "did you mean HOOKS.profiler.active"),
+        ("{active: 0}", "active = 0: "),
+        ("{wait: -1}", "wait = -1: "),
+        ("{rows: 0}", "rows = 0: "),
+        ("{sort_by: self_cpu_time}", "sort_by = 'self_cpu_time': "),
+        ("{activ: 3}", "HOOKS.profiler.active"),
     ],
 )
-def test_settings_are_checked(tmp_path: Path, words: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_settings_are_checked(tmp_path: Path, words: str, given: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(given)) as caught:
         train(tmp_path, f"HOOKS.profiler={words}")
+    assert caught.value.key.startswith("HOOKS.profiler")
     assert HOOKS["profiler"] is Profiler
 
 

@@ -29,7 +29,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-@pytest.mark.parametrize("kills", [(3, 12), pytest.param((9, 9), marks=pytest.mark.slow)])
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("kills", [(9,), (3, 12), (9, 9)])
 def test_each_step_shows_once(tmp_path: Path, kills: tuple[int, ...]) -> None:
     for steps in kills:
         die(tmp_path, *WORDS, hooks={"kill": KillAfter(steps)})

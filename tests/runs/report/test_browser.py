@@ -92,7 +92,8 @@ def test_it_renders_without_errors_and_shows_values_under_the_pointer(
     assert not found["wide"]
 
 
-def test_an_error_of_a_script_would_be_seen(run_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_error_of_a_script_is_detected(run_folder: Path, tmp_path: Path) -> None:
     page = with_script(run_folder / "report.html", "<script>null.x</script>")
     _, console = opened(page, tmp_path / "profile")
     assert len(console) == 1
