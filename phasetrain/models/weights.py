@@ -255,9 +255,11 @@ class WeightMatcher:
                 continue
             self.values[name], self.report.loaded[name] = tensor, TensorOrigin(number, was)
         if not fitting:
-            raise source.make_error(self._describe_no_fit(source, names))
+            raise source.make_error(self._describe_no_fit(source, names), code="weights.no_fit")
         if mismatched and not source.skip_mismatched:
-            raise source.make_error(self._describe_mismatch(source, mismatched))
+            raise source.make_error(
+                self._describe_mismatch(source, mismatched), code="weights.shape_mismatch"
+            )
         self.report.mismatched |= mismatched
 
     def check_complete(self) -> None:
@@ -368,7 +370,8 @@ def _rename_tensors(
         if back.setdefault(source.prefix_add + new, old) != old:
             raise source.make_error(
                 f"{back[source.prefix_add + new]!r} and {old!r} would both be named "
-                f"{source.prefix_add + new!r}; see {source.where}.prefix_remove and rename"
+                f"{source.prefix_add + new!r}; see {source.where}.prefix_remove and rename",
+                code="weights.duplicate_name",
             )
     return back
 

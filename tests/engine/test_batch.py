@@ -1,4 +1,4 @@
-"""Nested inputs keep their form when their tensors are changed."""
+"""Batches keep their structure when their tensors are mapped or moved."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ class Pair(NamedTuple):
     name: str
 
 
-def test_mapped_keeps_the_form() -> None:
+def test_mapped_keeps_the_structure() -> None:
     value = {"a": [torch.ones(1), (torch.ones(2), "x")], "b": Pair(torch.ones(3), "n"), "c": None}
     found = mapped(value, lambda tensor: tensor * 2)
     assert found["a"][0].tolist() == [2.0]
@@ -24,7 +24,7 @@ def test_mapped_keeps_the_form() -> None:
     assert value["a"][0].tolist() == [1.0]
 
 
-def test_a_batch_moves_and_its_ids_stay() -> None:
+def test_batch_moves_to_the_device_and_its_ids_stay() -> None:
     batch = Batch(
         {"x": torch.ones(2)}, torch.zeros(2), torch.tensor([5, 6]), 2, torch.tensor([True, False])
     )
@@ -35,24 +35,24 @@ def test_a_batch_moves_and_its_ids_stay() -> None:
     assert (moved.ids.tolist(), moved.size) == ([5, 6], 2)
 
 
-def test_a_batch_without_targets_and_mask_moves_too() -> None:
+def test_batch_without_targets_and_mask_moves() -> None:
     moved = Batch(torch.ones(2), None, torch.tensor([5, 6]), 2).to(torch.device("meta"))
     assert (moved.target, moved.mask) == (None, None)
 
 
-def test_what_could_not_be_read_travels_with_the_batch() -> None:
+def test_bad_samples_are_kept_when_a_batch_moves() -> None:
     batch = Batch(torch.ones(2), None, torch.tensor([5, 6]), 2, bad=((4, "OSError: x"),))
     assert batch.to(torch.device("meta")).bad == ((4, "OSError: x"),)
     assert Batch(torch.ones(2), None, torch.tensor([5, 6]), 2).bad == ()
 
 
-def test_an_output_has_logs_of_its_own() -> None:
+def test_each_output_has_its_own_logs() -> None:
     one, other = StepOutput(torch.zeros(()), 1.0, 1), StepOutput(torch.zeros(()), 1.0, 1)
     one.logs["x"] = 1
     assert other.logs == {}
 
 
-def test_a_weight_goes_along() -> None:
+def test_weight_is_kept_when_a_batch_moves() -> None:
     batch = Batch(torch.ones(2, 3), None, torch.arange(2), 2, weight=5)
     assert batch.to(torch.device("cpu")).weight == 5
     assert batch.as_stand_in().weight is None
@@ -62,28 +62,19 @@ def test_a_weight_goes_along() -> None:
     ("value", "key", "found"),
     [({"a": 1}, "a", 1), ([3, 4], 1, 4), ((3, 4), 0, 3), ({"a": 1}, None, {"a": 1})],
 )
-def test_an_entry(value: Any, key: Any, found: Any) -> None:
+def test_entry_is_selected_by_key_or_index(value: Any, key: Any, found: Any) -> None:
     assert entry(value, key, "METERS.x.output") == found
 
 
 @pytest.mark.parametrize(
     ("value", "key", "message"),
     [
-        (
-            {"digit": 1},
-            "dgit",
-            "METERS.x.output = 'dgit': no such entry; there are digit; did you mean 'digit'?",
-        ),
-        ([1, 2], 2, "METERS.x.output = 2: no such entry; there are 2, numbered from 0"),
-        ([1, 2], "a", "METERS.x.output = 'a': no such entry; there are 2, numbered from 0"),
-        (
-            1.5,
-            "a",
-            "METERS.x.output = 'a': no such entry; it is one float, without entries; leave METERS.x.output out",
-        ),
+        ({"digit": 1}, "dgit", r"METERS\.x\.output = 'dgit': .*'digit'"),
+        ([1, 2], 2, r"METERS\.x\.output = 2: .*\b2\b"),
+        ([1, 2], "a", r"METERS\.x\.output = 'a': .*\b2\b"),
+        (1.5, "a", r"METERS\.x\.output = 'a': .*\bfloat\b"),
     ],
 )
-def test_no_such_entry(value: Any, key: Any, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
+def test_missing_entry_is_rejected(value: Any, key: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         entry(value, key, "METERS.x.output")
-    assert str(caught.value) == message

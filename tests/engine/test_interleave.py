@@ -1,5 +1,4 @@
-"""Stages, predicates, windows and averaged weights in the plan; all else about cutting is in
-test_plan.py."""
+"""Stages, predicates, windows and averaged weights in the plan; for the rest see test_plan.py."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +41,7 @@ def positions(plan: Plan) -> Iterator[RunState]:
 class TestStages:
     TWO = (stage(5, epochs=2, test_every_epochs=None), stage(10, epochs=1, test_every_epochs=None))
 
-    def test_one_after_the_other_each_with_its_batches_and_its_tests(self) -> None:
+    def test_stages_follow_each_other_with_their_own_settings(self) -> None:
         assert shown(interleave(self.TWO)) == [
             "0 train 0 0+4 x 5",
             "0 train 1 0+4 x 5",
@@ -51,7 +50,7 @@ class TestStages:
             "1 test 2 0+1 x 4",
         ]
 
-    def test_a_stage_of_updates_or_samples_counts_from_its_own_beginning_and_begins_a_new_pass(
+    def test_stage_counts_from_its_own_start_and_starts_a_new_epoch(
         self,
     ) -> None:
         plan = interleave([stage(5, updates=3), stage(10, samples=15), stage(5, epochs=1)])
@@ -61,28 +60,28 @@ class TestStages:
             "2 train 2 0+4 x 5",
         ]
 
-    def test_progress_in_a_stage_and_in_the_run(self) -> None:
+    def test_progress_is_known_in_the_stage_and_in_the_run(self) -> None:
         plan = interleave(self.TWO)
         assert plan.stages == ((0, 8), (8, 2))
         assert [plan.where_at(n) for n in (0, 4, 8, 9)] == [0.0, 0.4, 0.8, 0.9]
         assert [plan.within(0, n) for n in (0, 4)] == [0.0, 0.5]
         assert [plan.within(1, n) for n in (8, 9)] == [0.0, 0.5]
 
-    def test_what_the_step_under_way_is_told(self) -> None:
+    def test_position_of_a_step_includes_its_stage(self) -> None:
         plan = interleave(self.TWO)
         state = RunState(phase=3, step=1, updates=9, samples=50)
         assert plan.position(state) == ("train", 9, 1, 0.9, 10, 1, 0.5)
 
-    def test_the_progress_is_where_there_is_one_stage(self) -> None:
+    def test_progress_in_a_single_stage_is_where(self) -> None:
         plan = Plan(interleave([stage(epochs=2)]).phases, anchor=Anchor(2, 0.5, 0.25))
         assert plan.within(0, 4) == plan.where_at(4)
 
-    def test_without_a_length(self) -> None:
+    def test_stage_without_a_length_is_rejected(self) -> None:
         with raises(ConfigError, key="PHASES.epochs"):
             interleave([stage(epochs=1), stage()])
 
     @pytest.mark.parametrize("longer", [2, 5])
-    def test_a_splice_in_a_stage_lengthens_it_and_leaves_what_is_done(self, longer: int) -> None:
+    def test_splice_lengthens_a_stage_and_keeps_completed_phases(self, longer: int) -> None:
         before = interleave(self.TWO)
         state = RunState(phase=1, step=2, updates=6, samples=30)
         after = splice(
@@ -100,7 +99,7 @@ class TestStages:
         assert after.within(1, after.stages[1][0]) == 0.0
         assert after.where(state) == before.where(state)
 
-    def test_a_splice_may_leave_fewer_stages(self) -> None:
+    def test_splice_may_remove_stages(self) -> None:
         before = interleave([stage(5, updates=3), stage(5, updates=3)])
         state = RunState(phase=2, step=1, updates=4, samples=20)
         after = splice(before, state, [stage(5, updates=9)])
@@ -113,7 +112,7 @@ class TestStages:
         ),
         st.data(),
     )
-    def test_a_splice_that_changes_nothing_goes_on_as_planned(
+    def test_splice_without_changes_keeps_all_steps(
         self, sizes: list[tuple[int, int]], data: st.DataObject
     ) -> None:
         stages = [stage(size, epochs=count, tests=False) for size, count in sizes]
@@ -128,7 +127,7 @@ class TestStages:
 
 
 class TestPredicate:
-    def test_a_test_wherever_it_says_so(self) -> None:
+    def test_tests_are_where_the_predicate_is_true(self) -> None:
         seen: list[Progress] = []
 
         def when(at: Progress) -> bool:
@@ -150,15 +149,15 @@ class TestPredicate:
     @pytest.mark.parametrize(
         ("when", "message"),
         [
-            (lambda at: "no", "returned 'no' at Progress"),
-            (lambda at: 1 / 0, "fails at .*: ZeroDivisionError"),
+            (lambda at: "no", r"'no' .*Progress"),
+            (lambda at: 1 / 0, r"Progress.*ZeroDivisionError"),
         ],
     )
-    def test_one_that_says_nothing(self, when: Any, message: str) -> None:
+    def test_failing_predicate_is_rejected(self, when: Any, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             interleave([stage(epochs=1, test_when=when)])
 
-    def test_at_the_end_of_an_epoch(self) -> None:
+    def test_predicate_can_select_the_end_of_an_epoch(self) -> None:
         plan = interleave(
             [
                 stage(
@@ -179,7 +178,7 @@ class TestWindows:
         splits["test"] = Split("test", sum(test) or 4, 4, drop_last=False, windows=test)
         return shown(interleave([Stage(splits, PhaseSettings(**settings))]))  # type: ignore[arg-type]
 
-    def test_a_window_is_a_phase_and_an_epoch_goes_over_all(self) -> None:
+    def test_each_window_is_a_phase_and_an_epoch_has_all_windows(self) -> None:
         assert self.windowed((10, 3), epochs=2, test_every_epochs=None) == [
             "0 train 0 0+2 x 5",
             "0 train 1 0+1 x 5",
@@ -188,7 +187,7 @@ class TestWindows:
             "0 test 3 0+1 x 4",
         ]
 
-    def test_train_and_test_windows_in_pairs(self) -> None:
+    def test_train_and_test_windows_are_paired(self) -> None:
         assert self.windowed((10, 5), (4, 9), epochs=1) == [
             "0 train 0 0+2 x 5",
             "0 test 0 0+1 x 4",
@@ -203,7 +202,7 @@ class TestWindows:
             "0 train 2 0+1 x 5",
         ]
 
-    def test_nothing_but_empty_windows(self) -> None:
+    def test_empty_windows_alone_are_rejected(self) -> None:
         with raises(ConfigError, key="DATA.TRAIN"):
             self.windowed((0, 0), epochs=1)
 
@@ -213,14 +212,14 @@ class TestAveraged:
         made = interleave([stage(5, epochs=2, averaged={"ema": start}, **settings)])
         return [phase.split for phase in made.phases]
 
-    def test_they_are_tested_after_the_weights_they_are_of(self) -> None:
+    def test_averaged_weights_are_tested_after_the_model(self) -> None:
         assert self.plan(0.0) == ["train", "test", "test@ema", "train", "test", "test@ema"]
 
-    def test_not_before_there_is_an_average(self) -> None:
+    def test_averaged_weights_are_not_tested_before_their_start(self) -> None:
         assert self.plan(0.0, test_first=True)[:3] == ["test", "train", "test"]
         assert self.plan(0.75) == ["train", "test", "train", "test", "test@ema"]
 
-    def test_they_take_the_samples_of_their_split(self) -> None:
+    def test_phase_of_averaged_weights_reads_its_split(self) -> None:
         phase = Phase(0, "test@ema", 0, 0, 1, 0, 4, 4)
         assert (phase.data, phase.weights) == ("test", "ema")
         assert (
@@ -230,20 +229,16 @@ class TestAveraged:
 
 
 class TestMostPhases:
-    def test_a_plan_of_too_many_phases_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_plan_with_too_many_phases_is_rejected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("phasetrain.engine.interleave.MOST_PHASES", 8)
         assert len(interleave([stage(epochs=4)]).phases) == 8
         with pytest.raises(
             ConfigError,
-            match=r"^PHASES: the plan has more than 8 phases by epoch 5; ",
+            match=r"^PHASES: .*\b8 phases .*epoch 5\b",
         ):
             interleave([stage(epochs=5)])
 
-    def test_one_of_a_pass_without_an_end_is_refused_at_once(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_endless_plan_is_rejected_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("phasetrain.engine.interleave.MOST_PHASES", 1000)
-        with pytest.raises(
-            ConfigError, match=r"by epoch 1; test less often \(PHASES\.test_every\)"
-        ):
+        with pytest.raises(ConfigError, match=r"^PHASES: .*\b1,000 phases .*epoch 1\b"):
             interleave([stage(length=10**12, epochs=1, test_every_updates=100)])

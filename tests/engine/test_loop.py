@@ -1,4 +1,4 @@
-"""The loop: which events come in which order, what hooks may put in place, and how a run stops."""
+"""The loop: the order of events, what hooks may replace, and how a run stops."""
 
 import io
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def recorded(*labels: str) -> tuple[dict[str, Hook], list[str]]:
 
 
 class TestOrder:
-    def test_of_every_event(self) -> None:
+    def test_all_events_of_a_run_are_in_order(self) -> None:
         hooks, events = recorded("a")
         made = engine(
             hooks,
@@ -97,7 +97,7 @@ class TestOrder:
             "a.end 2.0 2",
         ]  # fmt: skip
 
-    def test_opening_events_go_forward_and_closing_events_backward(self) -> None:
+    def test_opening_events_run_forward_and_closing_events_backward(self) -> None:
         hooks, events = recorded("a", "b")
         engine(hooks, "PHASES.updates=1", "PHASES.epochs=null", "PHASES.limit.test=1").run()
         labels = {event: [] for event in EVENTS}
@@ -116,7 +116,7 @@ class TestOrder:
         made.run()
         assert events == ["a.start 4.0 0", "a.load 4.0 0", "a.end 4.0 0"]
 
-    def test_main_only_hooks_stay_away_from_other_processes(self) -> None:
+    def test_main_only_hooks_run_on_rank_0_only(self) -> None:
         class Everywhere(Hook):
             main_only = False
 
@@ -125,7 +125,7 @@ class TestOrder:
 
 
 class TestWatching:
-    def test_an_event_nobody_overrides_has_no_listeners(self) -> None:
+    def test_event_that_no_hook_overrides_has_no_calls(self) -> None:
         class Steps(Hook):
             def on_step(self, run: Any, phase: Any, out: Any) -> None: ...
 
@@ -133,7 +133,7 @@ class TestWatching:
         assert len(hooks._calls) == len(EVENTS)
         assert {name for name, calls in hooks._calls.items() if calls} == {"on_step"}
 
-    def test_a_hook_may_replace_the_batch(self) -> None:
+    def test_hook_can_replace_the_batch(self) -> None:
         class Blank(Hook):
             def on_batch(self, run: Any, phase: Any, batch: Batch) -> Batch:
                 return Batch(torch.zeros_like(batch.input), batch.target, batch.ids, batch.size)
@@ -149,7 +149,7 @@ class TestWatching:
         engine({"look": Look(), "blank": Blank()}).run()
         assert all(found > 0 for found in seen[10:])
 
-    def test_a_hook_may_replace_the_output(self) -> None:
+    def test_hook_can_replace_the_output(self) -> None:
         class Nothing(Hook):
             def on_forward(self, run: Any, phase: Any, out: StepOutput) -> StepOutput:
                 return StepOutput(
@@ -174,7 +174,7 @@ class TestWatching:
         assert seen == [(0.0, {"nothing": 1.0})] * 10
         assert hash_model(made.task.model) == before
 
-    def test_a_batch_of_another_size_in_place_of_the_only_one_keeps_the_weight_of_the_loss(
+    def test_replaced_batch_of_another_size_keeps_the_weight_of_the_loss(
         self,
     ) -> None:
         class Half(Hook):
@@ -198,7 +198,7 @@ class TestWatching:
         for one, other in zip(gradients[0], look.expected, strict=True):
             torch.testing.assert_close(one, other)
 
-    def test_on_makes_a_hook_of_a_function(self) -> None:
+    def test_on_makes_a_hook_from_a_function(self) -> None:
         seen: list[int] = []
 
         @on("step", every=2)
@@ -214,10 +214,8 @@ class TestWatching:
     @pytest.mark.parametrize(
         ("event", "every"), [("stepp", 1), ("step", 0), ("close", 1), ("on_step", 1)]
     )
-    def test_on_refuses_what_is_no_event(self, event: str, every: int) -> None:
-        with pytest.raises(
-            ValueError, match=rf"^on\('{event}', every={every}\): events are backward, batch, end, "
-        ):
+    def test_on_rejects_unknown_events_and_intervals(self, event: str, every: int) -> None:
+        with pytest.raises(ValueError, match=rf"^on\('{event}', every={every}\): "):
             on(event, every=every)
 
 
@@ -225,7 +223,9 @@ class TestStopping:
     @pytest.mark.parametrize(
         ("updates", "position"), [(2, (0, 2, 2)), (3, (0, 3, 3)), (4, (2, 1, 4))]
     )
-    def test_in_a_train_phase(self, updates: int, position: tuple[int, int, int]) -> None:
+    def test_stop_in_a_train_phase_ends_the_run(
+        self, updates: int, position: tuple[int, int, int]
+    ) -> None:
         @on("step")
         def stop(run: Any, phase: Any, out: Any) -> None:
             if run.state.updates == updates:
@@ -236,7 +236,7 @@ class TestStopping:
         assert (state.phase, state.step, state.updates) == position
         assert state.finished == "enough"
 
-    def test_in_a_test_phase(self) -> None:
+    def test_stop_in_a_test_phase_ends_the_run(self) -> None:
         @on("step")
         def stop(run: Any, phase: Any, out: Any) -> None:
             if not phase.is_train:
@@ -245,7 +245,7 @@ class TestStopping:
         state = engine({"stop": stop}).run()
         assert (state.phase, state.step, state.updates) == (1, 1, 3)
 
-    def test_an_interruption_is_not_the_end(self) -> None:
+    def test_interrupted_run_is_not_finished(self) -> None:
         @on("phase_end")
         def stop(run: Any, phase: Any, metrics: Any) -> None:
             run.stop("SIGTERM", interrupted=True)
@@ -255,18 +255,18 @@ class TestStopping:
         assert (state.phase, state.step, state.finished) == (1, 0, "")
         assert (made.stopping, made.consensus.interrupted) == ("SIGTERM", True)
 
-    def test_a_run_to_the_end_is_completed(self) -> None:
+    def test_run_to_the_end_is_completed(self) -> None:
         state = engine().run()
         assert state == RunState(phase=4, step=0, updates=6, samples=24, finished="completed")
 
-    def test_nothing_to_do(self) -> None:
+    def test_run_of_0_epochs_is_completed(self) -> None:
         hooks, events = recorded("a")
         state = engine(hooks, "PHASES.epochs=0").run()
         assert (state.finished, events) == ("completed", ["a.start 0.0 0", "a.end 0.0 0"])
 
 
 class TestErrors:
-    def test_every_hook_hears_and_the_first_error_is_raised_with_notes(self) -> None:
+    def test_every_hook_gets_the_exception_and_the_first_error_is_raised(self) -> None:
         hooks, events = recorded("a")
 
         class Failing(Hook):
@@ -282,7 +282,7 @@ class TestErrors:
         assert vars(caught.value)["__notes__"] == ["while hooks handled it, ValueError: second"]
 
     @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
-    def test_close_is_always_called_last_hook_first(
+    def test_close_is_always_called_in_reverse_order(
         self, error: type[BaseException] | None
     ) -> None:
         closed: list[str] = []
@@ -307,7 +307,7 @@ class TestErrors:
                 made.run()
         assert closed == ["b", "a", "task"]
 
-    def test_a_hook_that_fails_to_close_does_not_keep_the_others_open(self) -> None:
+    def test_other_hooks_are_closed_when_one_fails_to_close(self) -> None:
         closed: list[str] = []
 
         class Closing(Hook):
@@ -326,8 +326,8 @@ class TestErrors:
         assert closed == ["c", "b", "a", "task"]
 
 
-class TestOwnLoop:
-    def test_it_gives_the_same_bits_and_events(self) -> None:
+class TestCustomLoop:
+    def test_custom_loop_is_bit_identical_with_the_same_events(self) -> None:
         hooks, events = recorded("a")
         (ours := engine(hooks)).run()
         others, heard = recorded("a")
@@ -338,14 +338,12 @@ class TestOwnLoop:
         assert heard == events
         assert own.state == ours.state
 
-    def test_forgetting_the_output_is_an_error(self) -> None:
-        with pytest.raises(
-            RuntimeError, match=r"calls engine\.finish\(out\) for each step, and did not"
-        ):
+    def test_step_without_finish_is_rejected(self) -> None:
+        with pytest.raises(RuntimeError, match=r"engine\.finish\(out\)"):
             for _ in engine().steps():
                 pass
 
-    def test_leaving_the_loop_closes_what_is_open(self) -> None:
+    def test_leaving_the_loop_closes_hooks(self) -> None:
         closed: list[str] = []
 
         class Closing(Hook):
@@ -357,7 +355,7 @@ class TestOwnLoop:
         steps.close()
         assert closed == ["hook"]
 
-    def test_leaving_it_after_a_step_counts_the_step(self) -> None:
+    def test_leaving_the_loop_after_a_step_counts_the_step(self) -> None:
         hooks, events = recorded("a")
         own = engine(hooks)
         for batches in own.steps():
@@ -368,9 +366,7 @@ class TestOwnLoop:
         assert events[-2:] == ["a.step 0.1 1", "a.end 0.1 1"]
 
     @pytest.mark.parametrize("computed", [False, True])
-    def test_leaving_it_anywhere_else_is_an_error_for_hooks_so_that_nothing_is_saved(
-        self, computed: bool
-    ) -> None:
+    def test_leaving_the_loop_within_a_step_is_an_exception_for_hooks(self, computed: bool) -> None:
         hooks, events = recorded("a")
         own = engine(hooks)
         for number, batches in enumerate(own.steps()):
@@ -383,7 +379,7 @@ class TestOwnLoop:
         assert own.state == RunState(step=1, updates=1, samples=4)
         assert events[-1] == "a.exception 0.1 1"
 
-    def test_closing_the_engine_leaves_a_loop_that_somebody_still_holds(self) -> None:
+    def test_closing_the_engine_ends_an_open_loop(self) -> None:
         hooks, events = recorded("a")
         own = engine(hooks)
         steps = own.steps()
@@ -394,7 +390,7 @@ class TestOwnLoop:
         engine().close()
 
 
-def test_the_position_of_a_step() -> None:
+def test_position_of_each_step() -> None:
     seen: list[tuple[Any, ...]] = []
 
     @on("batch")
@@ -409,7 +405,7 @@ def test_the_position_of_a_step() -> None:
     ]  # fmt: skip
 
 
-def test_going_on_from_a_position_gives_the_same_batches() -> None:
+def test_resume_from_a_position_reads_the_same_batches() -> None:
     def ids(made: PhaseEngine) -> list[list[int]]:
         found: list[list[int]] = []
 

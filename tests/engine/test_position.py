@@ -1,4 +1,4 @@
-"""The position counts what is complete."""
+"""The position counts completed phases, steps, updates and samples."""
 
 import json
 
@@ -9,7 +9,7 @@ TRAIN = Phase(0, "train", 0, 0, 3, 0, 20, 8)
 TEST = Phase(1, "test", 0, 0, 2, 0, 10, 8)
 
 
-def test_a_new_run_has_done_nothing() -> None:
+def test_new_position_is_zero() -> None:
     assert RunState().state_dict() == {
         "phase": 0,
         "step": 0,
@@ -19,7 +19,7 @@ def test_a_new_run_has_done_nothing() -> None:
     }
 
 
-def test_train_steps_are_updates_and_the_last_may_be_short() -> None:
+def test_train_steps_count_as_updates_and_samples() -> None:
     state, seen = RunState(), []
     for _ in range(3):
         state.finish_step(TRAIN)
@@ -27,19 +27,19 @@ def test_train_steps_are_updates_and_the_last_may_be_short() -> None:
     assert seen == [(1, 1, 8), (2, 2, 16), (3, 3, 20)]
 
 
-def test_test_steps_are_no_updates() -> None:
+def test_test_steps_do_not_count_as_updates() -> None:
     state = RunState(phase=1, updates=3, samples=20)
     state.finish_step(TEST)
     assert state == RunState(phase=1, step=1, updates=3, samples=20)
 
 
-def test_a_finished_phase_begins_the_next_one() -> None:
+def test_finishing_a_phase_resets_the_step() -> None:
     state = RunState(step=3, updates=3, samples=20)
     state.finish_phase()
     assert state == RunState(phase=1, step=0, updates=3, samples=20)
 
 
-def test_round_trip_through_json() -> None:
+def test_position_survives_json() -> None:
     state, other = RunState(2, 1, 7, 50, "completed"), RunState()
     other.load_state_dict(json.loads(json.dumps(state.state_dict())))
     assert other == state

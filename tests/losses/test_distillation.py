@@ -41,7 +41,7 @@ def test_mean_is_over_all_positions() -> None:
     torch.testing.assert_close(whole, SoftTargets()(student.reshape(6, 4), teacher.reshape(6, 4)))
 
 
-def test_high_temperature_limit_is_half_the_mean_square_of_centred_logits_times_classes() -> None:
+def test_high_temperature_limit_is_the_mean_square_of_centered_logits() -> None:
     generator = torch.Generator().manual_seed(1)
     student, teacher = (
         torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2)

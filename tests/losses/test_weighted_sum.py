@@ -1,5 +1,4 @@
-"""A sum of losses: each weighted, logged by its label, and given the outputs and targets that
-belong to it."""
+"""A sum of losses: each one is weighted, logged by its label, and gets its outputs and targets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -67,7 +66,7 @@ def test_weights_may_change_and_are_not_saved() -> None:
     assert list(loss.parameters()) == []
 
 
-def test_the_state_of_a_loss_is_kept_under_its_label() -> None:
+def test_state_of_a_loss_is_saved_under_its_label() -> None:
     class Learns(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,7 +121,7 @@ class TestMistakes:
                 B,
                 r"LOSS\.losses\.a\.output = .z.:",
             ),
-            ({"output": "xs"}, {"x": A}, B, "did you mean 'x'"),
+            ({"output": "xs"}, {"x": A}, B, r"LOSS\.losses\.a\.output = .xs.: .*'x'"),
             (
                 {"target": 2},
                 A,
@@ -133,14 +132,14 @@ class TestMistakes:
                 {"target": "x"},
                 A,
                 B,
-                "it is one Tensor, without entries; leave LOSS.losses.a.target out",
+                r"LOSS\.losses\.a\.target = .x.: .*Tensor",
             ),
-            ({}, A[:, None], B, r"LOSS\.losses\.a: the shapes differ"),
+            ({}, A[:, None], B, r"LOSS\.losses\.a: .*shapes"),
             (
                 {"reduction": "none"},
                 A,
                 B,
-                r"LOSS\.losses\.a: expected a loss that is a scalar tensor",
+                r"LOSS\.losses\.a: .*scalar",
             ),
         ],
     )

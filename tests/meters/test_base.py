@@ -94,7 +94,7 @@ def test_sums_start_as_zero_buffers():
     }
 
 
-def test_update_compute_and_reset():
+def test_update_accumulates_and_reset_clears():
     meter = MeanOutput()
     meter.update(StepOutput(torch.tensor(0.0), 2.0, 2, torch.tensor([[1.0, 2.0], [3.0, 6.0]])))
     assert meter.compute() == {"first": 2.0, "second": 4.0}
@@ -109,7 +109,7 @@ def test_meter_is_abstract():
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_state_in_the_middle_of_a_phase_is_the_whole_state(name):
+def test_state_saved_in_the_middle_of_a_phase_is_complete(name):
     (through, outputs), (first, _), (second, _) = (made(name) for _ in range(3))
     for out in outputs:
         through.update(out)
@@ -191,7 +191,7 @@ class Reads(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_an_update_does_not_wait_for_the_device(name):
+def test_update_does_not_wait_for_the_device(name):
     meter, outputs = made(name)
     with Reads() as reads:
         for out in outputs:
@@ -253,19 +253,19 @@ class TestRows:
             meter.update(out)
         return meter
 
-    def test_they_are_kept_but_those_that_do_not_count(self):
+    def test_rows_are_kept_without_masked_ones(self):
         meter = self.seen(scores(5.0, 1.0), scores(9.0, 7.0, mask=[False, True]))
         assert meter.scores.tolist() == [5.0, 1.0, 7.0]
         assert meter.compute() == {"median": 5.0, "rows": 3, "steps": 2}
 
-    def test_state_of_any_length_is_taken_over(self):
+    def test_state_of_any_length_is_loaded(self):
         first, second = self.seen(scores(5.0, 1.0), scores(7.0)), self.seen(scores(0.0))
         second.load_state_dict(first.state_dict())
         second.update(scores(8.0))
         assert second.scores.tolist() == [5.0, 1.0, 7.0, 8.0]
         assert first.scores.tolist() == [5.0, 1.0, 7.0]
 
-    def test_several_processes_come_together(self):
+    def test_rows_of_ranks_are_concatenated(self):
         merged = Median()
         merged.merge_buffers(
             [
@@ -276,16 +276,16 @@ class TestRows:
         assert merged.scores.tolist() == [5.0, 1.0, 2.0]
         assert merged.steps.item() == 3
 
-    def test_one_process_is_all(self):
+    def test_single_process_reduces_to_itself(self):
         meter = self.seen(scores(5.0))
         assert meter.all_reduce(World()) is meter
 
-    def test_a_new_phase_begins_without(self):
+    def test_reset_removes_rows(self):
         meter = self.seen(scores(5.0))
         meter.reset()
         assert (len(meter.scores), meter.steps.item(), meter.scores.dtype) == (0, 0, torch.float64)
 
-    def test_many_steps_cost_as_much_as_their_rows(self):
+    def test_rows_are_not_copied_at_each_step(self):
         meter, seen = Median(), []
         places = set()
         for number in range(100):
@@ -295,21 +295,21 @@ class TestRows:
         assert meter.scores.tolist() == seen
         assert len(places) <= 8  # a copy of all rows at each step would be 100
 
-    def test_a_copy_goes_its_own_way(self):
+    def test_copy_is_independent(self):
         first = self.seen(scores(5.0), scores(1.0, 2.0), scores(3.0))
         second = deepcopy(first)
         first.update(scores(7.0))
         second.update(scores(9.0))
         assert (first.scores.tolist()[-1], second.scores.tolist()[-1]) == (7.0, 9.0)
 
-    def test_loaded_rows_are_not_those_of_the_checkpoint(self):
+    def test_loaded_rows_do_not_share_memory_with_the_checkpoint(self):
         first, second = self.seen(scores(5.0), scores(1.0, 2.0), scores(3.0)), Median()
         second.load_buffers(dict(first.named_buffers()))
         second.update(scores(9.0))
         first.update(scores(7.0))
         assert (first.scores.tolist()[-1], second.scores.tolist()[-1]) == (7.0, 9.0)
 
-    def test_rows_of_another_shape_are_refused(self):
+    def test_rows_of_another_shape_are_rejected(self):
         meter = Median()
         meter.append_rows("scores", torch.zeros(2, 3))
         with pytest.raises(ValueError, match=r"scores: .*\(1,\).*\(3,\)"):

@@ -56,7 +56,7 @@ def test_columns_are_weighted():
 @pytest.mark.parametrize(
     "shapes", [((-1,), (-1,)), ((-1, 1), (-1,)), ((-1,), (-1, 1)), ((-1, 1), (-1, 1))]
 )
-def test_one_number_per_sample(shapes):
+def test_one_number_per_sample_may_have_either_shape(shapes):
     output, target = OUTPUT[:, 0], TARGET[:, 0]
     assert seen(Regression(), output.view(shapes[0]), target.view(shapes[1])) == theirs(
         output, target
@@ -90,10 +90,10 @@ def test_constant_targets_have_no_r2():
 @pytest.mark.parametrize(
     ("output", "target", "message"),
     [
-        (OUTPUT, TARGET[:, :2], r"not \(100, 3\) and \(100, 2\)"),
-        (OUTPUT[:, :1], TARGET, r"not \(100, 1\) and \(100, 3\)"),
-        (OUTPUT[:50], TARGET, r"not \(50, 3\) and \(100, 3\)"),
-        (OUTPUT, None, "not Tensor and NoneType"),
+        (OUTPUT, TARGET[:, :2], r"\(100, 3\) .*\(100, 2\)"),
+        (OUTPUT[:, :1], TARGET, r"\(100, 1\) .*\(100, 3\)"),
+        (OUTPUT[:50], TARGET, r"\(50, 3\) .*\(100, 3\)"),
+        (OUTPUT, None, "Tensor .*NoneType"),
     ],
 )
 def test_misfitting_inputs_are_rejected(output, target, message):
@@ -102,7 +102,7 @@ def test_misfitting_inputs_are_rejected(output, target, message):
 
 
 def test_invalid_weights_are_rejected():
-    with pytest.raises(ValueError, match="2 weights for 3 columns"):
+    with pytest.raises(ValueError, match=r"2 weights .* 3 columns"):
         seen(Regression([1.0, 2.0]), OUTPUT, TARGET)
     for given in ([], [0.0], [1.0, -1.0]):
         with pytest.raises(ConfigError, match=r"METERS.m .*weights = \["):

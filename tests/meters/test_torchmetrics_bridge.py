@@ -105,7 +105,7 @@ class TestMetrics:
         assert near(meter.compute(), theirs(name, params, STEPS[kind]))
         assert not near_or_error(meter.compute(), theirs(name, params, STEPS[kind][:1]))
 
-    def test_it_is_restored_in_the_middle_of_a_phase(self, name, params, kind):
+    def test_state_is_restored_in_the_middle_of_a_phase(self, name, params, kind):
         through, first, second = (made(name, params) for _ in range(3))
         for out in STEPS[kind]:
             through.update(out)
@@ -181,7 +181,7 @@ def near_or_error(one, other):
         return False
 
 
-def test_states_are_kept_as_they_are():
+def test_states_become_buffers():
     meter = made("torchmetrics.AUROC", {"task": "multiclass"})
     for out in STEPS["classes"][:2]:
         meter.update(out)
@@ -214,7 +214,7 @@ class Boxes(torchmetrics.Metric):
         }
 
 
-def test_pieces_of_a_list_are_kept_apart():
+def test_tensors_of_a_list_are_kept_apart():
     found = [{"boxes": torch.rand(n, 4, generator=GENERATOR)} for n in (1, 0, 2)]
     true = [{"boxes": torch.rand(n, 4, generator=GENERATOR)} for n in (1, 1, 2)]
     one, other, merged, fewer = (metric_as_meter(Boxes)() for _ in range(4))
@@ -227,7 +227,7 @@ def test_pieces_of_a_list_are_kept_apart():
     assert fewer.compute() == {"images": 2.0, "exact": 1.0}
 
 
-def test_values_by_class_have_the_names_of_the_classes():
+def test_values_per_class_have_the_class_names():
     meter = made("torchmetrics.Recall", {"task": "multiclass", "average": "none"})
     meter.update(STEPS["classes"][0])
     assert list(meter.compute()) == ["of_cat", "of_dog", "of_cow", "of_hen"]
@@ -248,7 +248,7 @@ def test_thresholds_move_with_the_meter():
 
 
 class TestParameters:
-    def test_classes_come_from_the_data(self):
+    def test_classes_come_from_the_facts(self):
         used = {}
         METERS.build(
             "torchmetrics.AUROC", {"task": "multiclass"}, where="METERS.m", facts=FACTS, used=used
@@ -266,22 +266,22 @@ class TestParameters:
         assert len(meter.compute()) == 9
 
     @pytest.mark.parametrize(
-        ("params", "message"),
+        ("params", "problem"),
         [
             (
                 {"task": "multiclass", "averge": "macro"},
-                r"METERS.m.averge: .*did you mean 'average'",
+                {"key": "METERS.m.averge", "suggestion": "average"},
             ),
             (
                 {"task": "multiclass", "sync_on_compute": True},
-                r"METERS.m.sync_on_compute: .*no such parameter",
+                {"key": "METERS.m.sync_on_compute"},
             ),
-            ({}, r"METERS.m.task: meter 'torchmetrics.AUROC' needs a value"),
-            ({"task": "many"}, r"METERS.m \(meter 'torchmetrics.AUROC'\): .*many"),
+            ({}, {"code": "config.missing_parameter", "key": "METERS.m.task"}),
+            ({"task": "many"}, {"key": "METERS.m"}),
         ],
     )
-    def test_unknown_parameters_are_rejected(self, params, message):
-        with pytest.raises(ConfigError, match=message):
+    def test_unknown_parameters_are_rejected(self, params, problem):
+        with raises(ConfigError, **problem):
             made("torchmetrics.AUROC", params)
 
 
@@ -337,7 +337,7 @@ class TestRefused:
         meter = made("torchmetrics.retrieval.RetrievalMAP", {})
         with pytest.raises(
             ValueError,
-            match=r"RetrievalMAP: its update takes preds, target, indexes, and nothing provides",
+            match=r"RetrievalMAP: .*preds, target, indexes",
         ):
             meter.update(STEPS["numbers"][0])
 
@@ -347,17 +347,14 @@ class TestRefused:
         with raises(ConfigError, code="config.import_failed", key="METERS.m.name"):
             meters.find("no_such_library.AUROC", "METERS.m.name")
 
-    def test_a_library_beside_a_broken_torchvision(self, tmp_path, monkeypatch):
+    def test_broken_torchvision_is_reported(self, tmp_path, monkeypatch):
         (tmp_path / "broken_library.py").write_text(
             "raise RuntimeError('operator torchvision::nms does not exist')"
         )
         monkeypatch.syspath_prepend(tmp_path)
         meters = MeterRegistry()
         meters.register_adapter("broken_library", "metrics")(metric_as_meter)
-        with pytest.raises(
-            ConfigError,
-            match=r"torchvision is installed for another build of torch",
-        ):
+        with raises(ConfigError, key="METERS.m.name", given="'broken_library.AUROC'"):
             meters.find("broken_library.AUROC", "METERS.m.name")
 
 
@@ -380,12 +377,12 @@ def test_custom_metric_by_dotted_path(tmp_path, monkeypatch):
     assert meter.compute() == 3.0
 
 
-def test_other_classes_are_unchanged():
+def test_other_callables_are_unchanged():
     assert metric_as_meter(dict) is dict
     assert metric_as_meter(print) is print
 
 
-def test_libraries_are_imported_only_when_a_config_names_a_part_of_theirs():
+def test_libraries_are_imported_only_when_a_config_names_one_of_their_parts():
     look = (
         "import sys; from phasetrain.meters import METERS; METERS.build('accuracy'); "
         "import phasetrain.data, phasetrain.models, phasetrain.optim; others = sys.modules.keys() & "

@@ -4,7 +4,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS
 
 
-def test_facts_fill_what_a_model_asks_for():
+def test_facts_fill_parameters_of_the_model():
     used = {}
     model = MODELS.build(
         "mlp", {"hidden": [3]}, facts={"classes": 2, "input_shape": (4,), "channels": 9}, used=used
@@ -13,7 +13,7 @@ def test_facts_fill_what_a_model_asks_for():
     assert sum(p.numel() for p in model.parameters()) == 4 * 3 + 3 + 3 * 2 + 2
 
 
-def test_a_mistyped_model_gets_the_near_miss():
+def test_unknown_name_gets_a_suggestion():
     with raises(
         ConfigError,
         code="config.unknown_part",

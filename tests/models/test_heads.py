@@ -1,4 +1,4 @@
-"""Heads, and the model of a trunk and a head that takes lists of views."""
+"""Heads, and models of a trunk and a head, which accept lists of views."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ def model(**given: object) -> TrunkHead:
     return found
 
 
-def test_sizes_follow_from_the_trunk_and_the_head() -> None:
+def test_sizes_are_derived_from_trunk_and_head() -> None:
     made = model()
     assert (made.features, made.dimensions) == (8, 5)
     assert isinstance(made.trunk.head, nn.Identity)
@@ -40,15 +40,15 @@ def test_sizes_follow_from_the_trunk_and_the_head() -> None:
     assert not isinstance(nn.Linear(2, 2), Embedding)
 
 
-def test_a_trunk_may_stay_whole() -> None:
+def test_trunk_without_a_cut_keeps_its_last_layer() -> None:
     assert model(trunk={"name": "small_cnn"}).features == 10
 
 
-def test_building_leaves_running_statistics_alone() -> None:
+def test_building_does_not_change_running_statistics() -> None:
     assert model().trunk.features[1].num_batches_tracked.item() == 0
 
 
-def test_views_of_one_shape_go_through_the_trunk_at_once() -> None:
+def test_views_of_equal_shape_are_one_batch_of_the_trunk() -> None:
     made = model().eval()
     calls: list[tuple[int, ...]] = []
     made.trunk.register_forward_pre_hook(lambda module, args: calls.append(tuple(args[0].shape)))
@@ -60,7 +60,7 @@ def test_views_of_one_shape_go_through_the_trunk_at_once() -> None:
         torch.testing.assert_close(made(view), embedding)
 
 
-def test_a_teacher_is_a_copy_without_predictor() -> None:
+def test_teacher_is_a_copy_without_the_predictor() -> None:
     made = model(predictor={"name": "projection", "hidden": [7]})
     teacher = made.as_teacher()
     assert isinstance(made.predictor, ProjectionHead)
@@ -69,14 +69,14 @@ def test_a_teacher_is_a_copy_without_predictor() -> None:
     assert not {id(p) for p in teacher.parameters()} & {id(p) for p in made.parameters()}
 
 
-def test_prototypes_give_cosines() -> None:
+def test_prototype_head_returns_cosine_similarities() -> None:
     head = PrototypeHead(3, dimensions=7, hidden=[4], bottleneck=2)
     features = torch.randn(5, 3)
     expected = torch.cosine_similarity(head.layers(features)[:, None], head.prototypes[None], dim=2)
     torch.testing.assert_close(head(features), expected)
 
 
-def test_batch_norm_of_a_projection() -> None:
+def test_projection_can_have_batch_norm() -> None:
     head = HEADS.build(
         "projection", {"features": 3, "dimensions": 2, "hidden": [4], "batch_norm": True}
     )
@@ -95,29 +95,29 @@ def test_batch_norm_of_a_projection() -> None:
     [
         (
             {"trunk": {**CNN, "cut": "haed"}},
-            "trunk.cut = 'haed': .*no module of this name; did you mean 'he",
+            "trunk.cut = 'haed': .*'head'",
         ),
-        ({"trunk": {"width": 4}}, "trunk.name: required"),
+        ({"trunk": {"width": 4}}, "trunk.name:"),
         (
             {"trunk": {"name": "small_cn"}},
-            "MODEL.trunk.name = 'small_cn': .*did you mean 'small_cnn'",
+            "MODEL.trunk.name = 'small_cn': .*'small_cnn'",
         ),
-        ({"trunk": {**CNN, "widht": 4}}, "MODEL.trunk.widht: .*did you mean 'width'"),
+        ({"trunk": {**CNN, "widht": 4}}, "MODEL.trunk.widht: .*'width'"),
         (
             {"head": {"name": "projektion"}},
-            "MODEL.head.name = 'projektion': no head .*did you mean 'projection'",
+            "MODEL.head.name = 'projektion': .*'projection'",
         ),
-        ({"head": {**HEAD, "hiden": [3]}}, "MODEL.head.hiden: .*did you mean 'hidden'"),
+        ({"head": {**HEAD, "hiden": [3]}}, "MODEL.head.hiden: .*'hidden'"),
         (
             {"trunk": {"name": "torch.nn.Identity"}},
-            r"MODEL.trunk returns .* \(2, 1, 8, 8\) for 2 samples",
+            r"MODEL\.trunk .*\(2, 1, 8, 8\)",
         ),
         (
             {"trunk": {**CNN, "channels": 3}},
-            r"MODEL.trunk rejects .* \(1, 8, 8\)",
+            r"MODEL\.trunk .*\(1, 8, 8\)",
         ),
     ],
 )
-def test_what_it_refuses(given: dict[str, object], message: str) -> None:
+def test_bad_parameters_are_rejected(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         model(**given)

@@ -24,7 +24,7 @@ class Net(nn.Module):
         return self.twice(self.twice(self.second(self.first(batch))))
 
 
-def test_outputs_are_taken_as_they_were_and_hooks_go_away() -> None:
+def test_outputs_are_copied_and_hooks_are_removed() -> None:
     net, batch = Net(), torch.tensor([[-1.0, 2.0], [3.0, -4.0]])
     with LayerOutputs(net, ["second", "first", "second"]) as layers:
         net(batch.clone())
@@ -49,7 +49,7 @@ def take(net: Net, name: str) -> None:
         layers.pop_outputs()
 
 
-def test_without_a_copy_the_layer_after_would_show() -> None:
+def test_output_without_a_copy_is_changed_by_the_next_layer() -> None:
     kept = []
     net = Net()
     net.first.register_forward_hook(lambda module, inputs, output: kept.append(output))
@@ -70,7 +70,7 @@ def test_without_a_copy_the_layer_after_would_show() -> None:
         ("several", {"key": "EXTRACT.layers"}),
     ],
 )
-def test_what_cannot_be_taken(name: str, problem: dict[str, str]) -> None:
+def test_unsuitable_layers_are_rejected(name: str, problem: dict[str, str]) -> None:
     net = Net()
     with raises(ConfigError, **problem):
         take(net, name)
@@ -88,11 +88,13 @@ def test_what_cannot_be_taken(name: str, problem: dict[str, str]) -> None:
         ((2, 3), "mean", (2, 3)),
     ],
 )
-def test_pools(shape: tuple[int, ...], pool: str, expected: tuple[int, ...]) -> None:
+def test_pooled_output_has_the_shape(
+    shape: tuple[int, ...], pool: str, expected: tuple[int, ...]
+) -> None:
     assert pool_output(torch.zeros(shape), pool, "x").shape == expected  # type: ignore[arg-type]
 
 
-def test_pooled_values() -> None:
+def test_pooling_averages_or_takes_the_first_token() -> None:
     images = torch.arange(8.0).view(1, 2, 2, 2)
     assert pool_output(images, "mean", "x").tolist() == [[1.5, 5.5]]
     tokens = torch.tensor([[[1.0, 2.0], [3.0, 6.0]]])
@@ -100,6 +102,6 @@ def test_pooled_values() -> None:
     assert pool_output(tokens, "first", "x").tolist() == [[1, 2]]
     with pytest.raises(
         ConfigError,
-        match=r"x returns \(1, 2, 2, 2\), and EXTRACT.pool = 'first' ",
+        match=r"\(1, 2, 2, 2\).*EXTRACT\.pool = 'first'",
     ):
         pool_output(images, "first", "x")

@@ -4,7 +4,7 @@ import torch
 from phasetrain.models import MLP
 
 
-def test_images_become_scores():
+def test_layers_and_scores_have_the_shapes():
     model = MLP(10, (1, 8, 8), hidden=(32, 16))
     assert model(torch.zeros(5, 1, 8, 8)).shape == (5, 10)
     assert [tuple(p.shape) for p in model.parameters()] == [
@@ -17,18 +17,18 @@ def test_images_become_scores():
     ]
 
 
-def test_a_negative_activation_is_cut():
+def test_activation_is_relu():
     model = MLP(1, (1,), hidden=(1,))
     for value in model.parameters():
         value.data.fill_(1.0)
     assert model(torch.tensor([[2.0], [-5.0]])).tolist() == [[4.0], [1.0]]
 
 
-def test_without_hidden_layers_it_is_linear():
+def test_model_without_hidden_layers_is_linear():
     assert sum(p.numel() for p in MLP(3, (2,), hidden=()).parameters()) == 9
 
 
-def test_dropout_works_in_training_only():
+def test_dropout_is_active_in_training_mode_only():
     model = MLP(4, (8,), dropout=0.5)
     batch = torch.ones(2, 8)
     assert not torch.equal(model(batch), model(batch))
@@ -39,6 +39,6 @@ def test_dropout_works_in_training_only():
 @pytest.mark.parametrize(
     "given", [{"classes": 0}, {"hidden": (8, 0)}, {"input_shape": (0,)}, {"dropout": -0.1}]
 )
-def test_bad_parameters_are_refused(given):
+def test_bad_parameters_are_rejected(given):
     with pytest.raises(ValueError, match=rf"{next(iter(given))} = .*:"):
         MLP(**{"classes": 2, "input_shape": (4,)} | given)

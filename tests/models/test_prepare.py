@@ -1,5 +1,4 @@
-"""What is done to a model before it is trained leaves its weights, their names and its bits
-alone."""
+"""Checkpointing, sync batch norm and compilation keep the weights, their names and the results."""
 
 import copy
 from collections.abc import Callable
@@ -112,7 +111,7 @@ class TestCheckpointing:
             (averaging, ["Averaging"], ["1"]),
         ],
     )
-    def test_bits_and_names_are_those_of_the_model_without(
+    def test_results_and_names_are_those_of_the_model_without_it(
         self, make: Callable[[], nn.Module], rules: list[str], chosen: list[str]
     ) -> None:
         plain, again = make(), make()
@@ -124,29 +123,29 @@ class TestCheckpointing:
         for seed in (1, 2):
             assert equal(step(plain, plain, seed)[0], step(again, again, seed)[0])
 
-    def test_less_is_kept_for_the_backward_pass(self) -> None:
+    def test_fewer_bytes_are_kept_for_the_backward_pass(self) -> None:
         again = cnn()
         checkpoint_activations(again, ["features"])
         plain = cnn()
         before, after = step(plain, plain)[1], step(again, again)[1]
         assert 0 < after < before / 4
 
-    def test_the_outermost_module_is_taken(self) -> None:
+    def test_outermost_matching_module_is_checkpointed(self) -> None:
         assert checkpoint_activations(cnn(), ["features*", "Linear"]) == ["features", "head"]
 
-    def test_a_list_of_modules_computes_nothing_and_is_passed_over(self) -> None:
+    def test_module_list_is_skipped(self) -> None:
         model = nn.Sequential()
         model.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         assert checkpoint_activations(model, ["blocks*"]) == ["blocks.0", "blocks.1"]
 
-    def test_frozen_parts_and_inputs_without_gradient(self) -> None:
+    def test_frozen_modules_can_be_checkpointed(self) -> None:
         plain, again = cnn(), cnn()
         for model in (plain, again):
             model.get_submodule("features").requires_grad_(False)
         checkpoint_activations(again, ["features", "head"])
         assert equal(step(plain, plain)[0], step(again, again)[0])
 
-    def test_running_statistics_would_be_counted_twice_without_care(self) -> None:
+    def test_torch_checkpoint_alone_updates_running_statistics_twice(self) -> None:
         """Negative control: torch's own checkpoint alone."""
         plain, naive = cnn(), cnn()
         features = naive.get_submodule("features")
@@ -156,7 +155,7 @@ class TestCheckpointing:
         )
         assert not equal(step(plain, plain)[0], step(naive, naive)[0])
 
-    def test_a_copy_computes_with_its_own_weights(self) -> None:
+    def test_copy_computes_with_its_own_weights(self) -> None:
         model = mlp()
         checkpoint_activations(model, ["Linear"])
         twin = copy.deepcopy(model)
@@ -165,31 +164,28 @@ class TestCheckpointing:
                 parameter.zero_()
         assert not twin(IMAGES).any()
 
-    def test_in_a_test_nothing_is_kept_or_computed_again(self) -> None:
+    def test_results_in_eval_mode_are_unchanged(self) -> None:
         model = cnn().eval()
         expected = model(IMAGES)
         checkpoint_activations(model, ["features"])
         with torch.no_grad():
             assert torch.equal(model(IMAGES), expected)
 
-    def test_a_rule_that_chooses_nothing(self) -> None:
-        with pytest.raises(ConfigError) as caught:
+    def test_rule_without_a_match_is_rejected(self) -> None:
+        key = "MACHINE.activation_checkpointing[1]"
+        expected = {"code": "config.no_match", "key": key, "given": "'featurs'"}
+        with raises(ConfigError, suggestion="features", **expected) as caught:
             checkpoint_activations(cnn(), ["head", "featurs"])
-        assert str(caught.value).startswith(
-            "MACHINE.activation_checkpointing[1] = 'featurs': it matches no name or class of a module; did you "
-            "mean 'features'? Names: features, features.0, features.1,"
-        )
-        assert str(caught.value).endswith(
-            "classes: Sequential, Conv2d, BatchNorm2d, ReLU, Dropout, Linear"
-        )
+        assert "Sequential, Conv2d, BatchNorm2d, ReLU, Dropout, Linear" in str(caught.value)
 
-    def test_a_module_that_changes_its_input(self) -> None:
-        with pytest.raises(ConfigError, match=r"features\.2 \(ReLU\)"):
+    def test_module_that_changes_its_input_is_rejected(self) -> None:
+        with raises(ConfigError, code="config.conflict") as caught:
             checkpoint_activations(cnn(), ["features.*"])
+        assert "features.2 (ReLU)" in str(caught.value)
 
 
-class TestSynchronized:
-    def test_weights_names_and_frozen_ones_stay(self) -> None:
+class TestSyncBatchNorm:
+    def test_weights_names_and_frozen_parameters_are_kept(self) -> None:
         model = cnn()
         model.get_submodule("features.1").requires_grad_(False)
         before = {name: (id(p), p.requires_grad) for name, p in model.named_parameters()}
@@ -200,46 +196,44 @@ class TestSynchronized:
         kinds = [type(module) for module in found.modules()]
         assert (kinds.count(nn.SyncBatchNorm), kinds.count(nn.BatchNorm2d)) == (3, 0)
 
-    def test_a_single_process_computes_what_batch_norm_does(self) -> None:
+    def test_single_process_computes_plain_batch_norm(self) -> None:
         plain, found = cnn(), convert_sync_batchnorm(cnn())
         assert equal(step(plain, plain)[0], step(found, found)[0])
 
 
 class TestCompiled:
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-    def test_state_and_bits_are_those_of_the_network(self, backend: str) -> None:
+    def test_results_and_names_are_those_of_the_network(self, backend: str) -> None:
         plain, network = cnn(), cnn()
         compiled = CompiledModel(network, CompileSettings(backend, fullgraph=True))
         assert equal(step(plain, plain)[0], step(compiled, network)[0])
         assert list(network.state_dict()) == list(plain.state_dict())
         assert compiled.train(False).training is network.training is False
 
-    def test_with_activations_computed_again(self) -> None:
+    def test_compiled_checkpointed_model_has_the_same_results(self) -> None:
         plain, network = mlp(), mlp()
         checkpoint_activations(network, ["Linear", "Dropout"])
         compiled = CompiledModel(network, CompileSettings("aot_eager", fullgraph=True))
         for seed in (1, 2):
             assert equal(step(plain, plain, seed)[0], step(compiled, network, seed)[0])
 
-    def test_many_shapes_are_refused_rather_than_left_uncompiled(self) -> None:
+    def test_more_shapes_than_the_limit_are_rejected(self) -> None:
         # Libraries that other tests import may raise torch's limit for the whole process.
         with torch._dynamo.config.patch(recompile_limit=3, accumulated_recompile_limit=256):
             compiled = CompiledModel(mlp(), CompileSettings("eager"))
             for size in range(2, 5):
                 compiled(IMAGES[:1].expand(size, 1, 8, 8))
-            with pytest.raises(
-                ConfigError, match=r"^MACHINE\.compile: .* 3 batch shapes"
-            ) as caught:
+            with raises(ConfigError, code="config.compile_limit", key="MACHINE.compile") as caught:
                 compiled(IMAGES[:1].expand(5, 1, 8, 8))
-        assert caught.value.code == "config.compile_limit"
+        assert " 3 " in str(caught.value)
 
-    def test_several_runs_of_one_process_do_not_use_up_the_shapes(self) -> None:
+    def test_shapes_are_counted_per_model(self) -> None:
         for size in range(2, 11):
             assert CompiledModel(mlp(), CompileSettings("eager"))(
                 IMAGES[:1].expand(size, 1, 8, 8)
             ).shape == (size, 10)
 
-    def test_what_cannot_be_compiled(self) -> None:
+    def test_graph_break_is_rejected(self) -> None:
         class Breaks(nn.Module):
             def forward(self, batch: Tensor) -> Any:
                 torch._dynamo.graph_break()
@@ -249,24 +243,23 @@ class TestCompiled:
         with raises(ConfigError, key="MACHINE.compile"):
             compiled(IMAGES)
 
-    def test_a_backend_that_is_none(self) -> None:
-        with pytest.raises(ConfigError) as caught:
+    def test_unknown_backend_is_rejected(self) -> None:
+        key = "MACHINE.compile.backend"
+        with raises(ConfigError, key=key, given="'inductr'", suggestion="inductor"):
             CompiledModel(mlp(), CompileSettings("inductr"))
-        assert str(caught.value).startswith(
-            "MACHINE.compile.backend = 'inductr': torch has no such backend; did you mean 'inductor'? Known:"
-        )
 
     @pytest.mark.parametrize("wrong", [{"mode": "quick"}, {"options": {"no_such_option": 1}}])
-    def test_modes_and_options_that_there_are_not(self, wrong: dict[str, Any]) -> None:
+    def test_unknown_modes_and_options_are_rejected(self, wrong: dict[str, Any]) -> None:
         with raises(ConfigError, key="MACHINE.compile"):
             CompiledModel(mlp(), CompileSettings(**wrong))
 
-    def test_running_statistics_are_not_computed_again_in_a_compiled_graph(self) -> None:
-        with pytest.raises(ConfigError, match=r"features\.1 \(BatchNorm2d\)"):
+    def test_checkpointed_batch_norm_cannot_be_compiled(self) -> None:
+        with raises(ConfigError, code="config.conflict") as caught:
             check_compilable(cnn(), ["features"], CompileSettings("aot_eager"))
+        assert "features.1 (BatchNorm2d)" in str(caught.value)
         check_compilable(cnn(), ["head"], CompileSettings("aot_eager"))
 
-    def test_a_backend_that_draws_other_numbers(self) -> None:
+    def test_backend_that_draws_other_random_numbers_is_rejected(self) -> None:
         with raises(ConfigError, key="MACHINE.compile.backend"):
             check_compilable(mlp(), ["layers.1"], CompileSettings("eager"))
         check_compilable(mlp(), [], CompileSettings("eager"))

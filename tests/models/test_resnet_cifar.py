@@ -6,11 +6,11 @@ from phasetrain.models.resnet_cifar import ResidualBlock
 
 
 @pytest.mark.parametrize(("depth", "count"), [(20, 269722), (32, 464154), (56, 853018)])
-def test_parameters_as_in_the_paper(depth, count):
+def test_number_of_parameters_is_that_of_the_paper(depth, count):
     assert sum(p.numel() for p in ResNetCifar(10, depth=depth).parameters()) == count
 
 
-def test_weighted_layers_make_the_depth():
+def test_depth_counts_layers_with_weights():
     layers = [
         m
         for m in ResNetCifar(10, depth=32).modules()
@@ -19,14 +19,14 @@ def test_weighted_layers_make_the_depth():
     assert len(layers) == 32
 
 
-def test_scores_and_size_of_the_last_features():
+def test_features_and_scores_have_the_shapes():
     model = ResNetCifar(7, channels=1).eval()
     batch = torch.rand(2, 1, 32, 32)
     assert model.stages(model.stem(batch)).shape == (2, 64, 8, 8)
     assert model(batch).shape == (2, 7)
 
 
-def test_the_shortcut_takes_every_second_pixel_and_fills_with_zeros():
+def test_shortcut_subsamples_and_pads_channels_with_zeros():
     block = ResidualBlock(2, 4, stride=2).eval()
     torch.nn.init.zeros_(block.second.weight)  # the residual is zero
     features = torch.arange(1.0, 33.0).view(1, 2, 4, 4)
@@ -38,6 +38,6 @@ def test_the_shortcut_takes_every_second_pixel_and_fills_with_zeros():
 
 
 @pytest.mark.parametrize("given", [{"depth": 18}, {"classes": 0}, {"channels": 0}])
-def test_bad_parameters_are_refused(given):
+def test_bad_parameters_are_rejected(given):
     with pytest.raises(ValueError, match=rf"{next(iter(given))} = .*:"):
         ResNetCifar(**{"classes": 2} | given)

@@ -6,18 +6,18 @@ from phasetrain.data.datasets import load_digits
 from phasetrain.models import SmallCNN
 
 
-def test_scores_for_images_of_any_size():
+def test_images_of_any_size_give_scores():
     model = SmallCNN(10, channels=3)
     assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
     assert model(torch.zeros(2, 3, 33, 17)).shape == (2, 10)
 
 
-def test_number_of_parameters():
+def test_number_of_parameters_depends_on_the_width():
     assert sum(p.numel() for p in SmallCNN(10).parameters()) == 56554
     assert sum(p.numel() for p in SmallCNN(10, width=16).parameters()) == 14458
 
 
-def test_dropout_works_in_training_only():
+def test_dropout_is_active_in_training_mode_only():
     model = SmallCNN(4, dropout=0.5)
     batch = torch.rand(2, 1, 8, 8)
     assert not torch.equal(model(batch), model(batch))
@@ -26,13 +26,13 @@ def test_dropout_works_in_training_only():
 
 
 @pytest.mark.parametrize("given", [{"classes": 0}, {"channels": 0}, {"width": 0}, {"dropout": 1.0}])
-def test_bad_parameters_are_refused(given):
+def test_bad_parameters_are_rejected(given):
     with pytest.raises(ValueError, match=rf"{next(iter(given))} = .*:"):
         SmallCNN(**{"classes": 2} | given)
 
 
 @pytest.mark.slow
-def test_it_learns_the_digits_in_four_epochs():
+def test_digits_are_learned_in_four_epochs():
     torch.manual_seed(0)
     train, test = load_digits("train"), load_digits("test")
     model = SmallCNN(10, width=16)

@@ -1,5 +1,5 @@
-"""A transformer that looks back only, equals an independent computation, and draws its weights from
-the seed."""
+"""The transformer is causal, equals an independent computation, and draws its weights from the
+seed."""
 
 import math
 
@@ -16,7 +16,7 @@ def made(dropout: float = 0.0, seed: int = 0) -> Transformer:
     return Transformer(vocabulary=11, context=6, width=8, depth=2, heads=2, dropout=dropout)
 
 
-def test_shapes_and_weights() -> None:
+def test_shapes_and_number_of_parameters() -> None:
     model = made()
     assert model(torch.zeros(3, 6, dtype=torch.int64)).shape == (3, 6, 11)
     # embeddings, two blocks of 2 norms, attention and two layers, and the last norm; the scores add
@@ -29,7 +29,7 @@ def test_shapes_and_weights() -> None:
     )
 
 
-def test_a_place_depends_on_the_tokens_up_to_it_alone() -> None:
+def test_position_depends_on_the_tokens_up_to_it_alone() -> None:
     model = made().eval()
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
     changed = tokens.clone()
@@ -40,7 +40,7 @@ def test_a_place_depends_on_the_tokens_up_to_it_alone() -> None:
     torch.testing.assert_close(model(tokens[:, :4]), one[:, :4])
 
 
-def test_against_a_direct_computation() -> None:
+def test_scores_equal_a_direct_computation() -> None:
     model = made().double().eval()
     tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
     stream = model.tokens.weight[tokens] + model.positions.weight[:5]
@@ -76,24 +76,24 @@ def attention(layer: torch.nn.Module, value: Tensor) -> Tensor:
     return torch.cat(heads, -1) @ layer.out.weight.T + layer.out.bias
 
 
-def test_dropout_works_in_training_alone() -> None:
+def test_dropout_is_active_in_training_mode_only() -> None:
     model, tokens = made(dropout=0.5), torch.zeros(2, 6, dtype=torch.int64)
     assert not torch.equal(model.train()(tokens), model(tokens))
     assert torch.equal(model.eval()(tokens), model(tokens))
 
 
-def test_the_seed_gives_the_weights() -> None:
+def test_weights_depend_on_the_seed() -> None:
     assert torch.equal(made().tokens.weight, made().tokens.weight)
     assert not torch.equal(made().tokens.weight, made(seed=1).tokens.weight)
 
 
-def test_an_input_longer_than_the_context() -> None:
+def test_input_longer_than_the_context_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"MODEL\.context = 6: .* 7 tokens"):
         made()(torch.zeros(1, 7, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("params", [{"width": 9}, {"heads": 0}, {"dropout": 1.0}, {"context": 0}])
-def test_sizes_that_do_not_fit(params: dict[str, int]) -> None:
+def test_bad_parameters_are_rejected(params: dict[str, int]) -> None:
     given = {"vocabulary": 11, "context": 6, "width": 8, "depth": 1, "heads": 2} | params
     with pytest.raises(ValueError, match="|".join(params)):
         MODELS["transformer"](**given)

@@ -1,5 +1,4 @@
-"""A trunk with several heads: what each gets, which of them teach the trunk, and copies that stand
-on their own."""
+"""A trunk with several heads: the input of each head, detached heads, and independent copies."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -28,7 +27,7 @@ def made(heads: Mapping[str, Any], trunk: Mapping[str, Any] = TRUNK) -> TrunkHea
     return TrunkHeads(trunk, heads, (1, 8, 8), make)
 
 
-def test_heads_on_the_output_of_the_trunk() -> None:
+def test_heads_read_the_output_of_the_trunk() -> None:
     model = made({"digit": LINEAR, "parity": {**LINEAR, "classes": 2}}).eval()
     found = model(IMAGES)
     assert {label: tuple(one.shape) for label, one in found.items()} == {
@@ -46,7 +45,7 @@ def bias(model: TrunkHeads, label: str) -> torch.Tensor:
     return model.heads[label].layers[1].bias
 
 
-def test_heads_on_layers_of_the_trunk() -> None:
+def test_heads_read_layers_of_the_trunk() -> None:
     model = made(
         {
             "first": {**LINEAR, "from": "features.2", "pool": 2},
@@ -62,7 +61,7 @@ def test_heads_on_layers_of_the_trunk() -> None:
     )
 
 
-def test_a_detached_head_teaches_the_trunk_nothing() -> None:
+def test_detached_head_gives_the_trunk_no_gradient() -> None:
     for detach in (False, True):
         model = made({"probe": {**LINEAR, "from": "features.2", "pool": 1, "detach": detach}})
         model(IMAGES)["probe"].square().sum().backward()
@@ -70,7 +69,7 @@ def test_a_detached_head_teaches_the_trunk_nothing() -> None:
         assert model.heads["probe"].layers[1].weight.grad is not None
 
 
-def test_entries_of_the_input_and_their_heads() -> None:
+def test_heads_read_their_entries_of_the_input() -> None:
     model = made({"b": {**LINEAR, "input": "right"}, "a": {**LINEAR, "input": "left"}}).eval()
     left, right = IMAGES, IMAGES.flip(0)
     found = model({"left": left, "right": right})
@@ -79,7 +78,7 @@ def test_entries_of_the_input_and_their_heads() -> None:
     torch.testing.assert_close(found["b"], model.heads["b"](model.trunk(right)))
 
 
-def test_a_copy_stands_on_its_own() -> None:
+def test_copy_is_independent() -> None:
     model = made({"probe": {**LINEAR, "from": "features.2", "pool": 1}}).eval()
     copy = deepcopy(model)
     before = model(IMAGES)["probe"]
@@ -90,7 +89,7 @@ def test_a_copy_stands_on_its_own() -> None:
     assert model._taken == {}
 
 
-def test_building_it_leaves_running_statistics_alone() -> None:
+def test_building_does_not_change_running_statistics() -> None:
     model = made({"digit": LINEAR})
     assert model.trunk.features[1].running_mean.tolist() == [0.0] * 4
     assert model.trunk.training
@@ -105,25 +104,23 @@ def test_building_it_leaves_running_statistics_alone() -> None:
             TRUNK,
             r"heads\.a\.from = 'features\.12':",
         ),
-        ({"a": LINEAR}, {**TRUNK, "cut": "heed"}, r"trunk\.cut = 'heed'.*did you mean 'head'"),
-        ({"a": {**LINEAR, "pool": 2}}, TRUNK, "rejects samples of shape"),
+        ({"a": LINEAR}, {**TRUNK, "cut": "heed"}, r"trunk\.cut = 'heed'.*'head'"),
+        ({"a": {**LINEAR, "pool": 2}}, TRUNK, r"trunk\.cut.*\(1, 8, 8\)"),
     ],
 )
-def test_what_does_not_fit(
+def test_bad_parameters_are_rejected(
     heads: Mapping[str, Any], trunk: Mapping[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         made(heads, trunk)
 
 
-def test_inputs_that_do_not_fit_the_map() -> None:
+def test_inputs_without_the_entries_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"MODEL\.heads\.digit\.input"):
         made({"digit": LINEAR})({"left": IMAGES})
-    with pytest.raises(
-        ValueError, match=r"MODEL\.heads\.digit\.input = 'left': no such entry; there are lift"
-    ):
+    with pytest.raises(ValueError, match=r"MODEL\.heads\.digit\.input = 'left':.*\blift\b"):
         made({"digit": {**LINEAR, "input": "left"}})({"lift": IMAGES})
 
 
-def test_it_has_a_name() -> None:
+def test_model_is_registered() -> None:
     assert MODELS["trunk_heads"] is TrunkHeads

@@ -1,4 +1,4 @@
-"""Exhausted memory is not blamed on the config; a misfit of shapes is."""
+"""Exhausted memory is not reported as an error of the config; mismatched shapes are."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ class RaisingMeter(Meter):
         return 0.0
 
 
-def test_memory_is_recognised_by_type_and_by_text(error: Exception) -> None:
+def test_exhausted_memory_is_recognized_by_type_and_text(error: Exception) -> None:
     assert is_out_of_memory(error)
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
@@ -85,7 +85,7 @@ def test_exhausted_memory_in_a_meter_is_no_config_error(error: Exception) -> Non
     assert caught.value is error
 
 
-def test_a_meter_that_does_not_fit_is_a_config_error() -> None:
+def test_error_of_a_meter_is_a_config_error() -> None:
     task = build_run(["DATA.TRAIN.batch_size=16"]).task
     task.meters = {"broken": RaisingMeter(ValueError("wrong shape"))}
     with pytest.raises(ConfigError) as caught:
@@ -98,7 +98,7 @@ def show(task: Task) -> None:
     task.train_step([batch], AT, Silent())
 
 
-def test_a_misfit_is_left_to_the_caller() -> None:
+def test_error_of_a_worker_is_raised_and_a_misfit_is_not() -> None:
     raise_unless_misfit(RuntimeError("shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         raise_unless_misfit(RuntimeError("DataLoader worker (pid 1) exited unexpectedly"))

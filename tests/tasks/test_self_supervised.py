@@ -1,5 +1,4 @@
-"""The teacher, what is held still, what a skipped update leaves alone, and what is refused before
-training."""
+"""The teacher, frozen prototypes, skipped updates, and settings that are rejected before training."""
 
 from dataclasses import replace
 from math import cos, nan, pi
@@ -59,7 +58,7 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     return {key for key in before if not torch.equal(before[key], after[key])}
 
 
-def test_the_teacher_follows_the_model_by_the_cosine_of_the_progress() -> None:
+def test_momentum_of_the_teacher_is_a_cosine_of_progress() -> None:
     steps = Steps("experiment=digits_byol", "TASK.momentum=0.9", "TASK.momentum_end=0.98")
     teacher = steps.task.teacher
     assert teacher is not None
@@ -95,7 +94,7 @@ def test_the_teacher_follows_the_model_by_the_cosine_of_the_progress() -> None:
         ),
     ],
 )
-def test_a_skipped_update_leaves_everything_alone(name: str, moves: set[str]) -> None:
+def test_skipped_update_changes_nothing(name: str, moves: set[str]) -> None:
     steps = Steps(
         f"experiment=digits_{name}",
         "OPTIMIZER.on_nonfinite=skip",
@@ -111,7 +110,7 @@ def test_a_skipped_update_leaves_everything_alone(name: str, moves: set[str]) ->
     assert all(value.isfinite().all() for value in steps.state().values())
 
 
-def test_a_teacher_that_a_skipped_update_moves_would_be_seen(
+def test_teacher_without_the_guard_moves_in_a_skipped_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Guard, "protect", lambda self, lookup: None)
@@ -124,7 +123,7 @@ def test_a_teacher_that_a_skipped_update_moves_would_be_seen(
     assert all(key.startswith("teacher.") for key in moved)
 
 
-def test_prototypes_are_held_for_the_first_updates_and_nothing_else_is() -> None:
+def test_only_prototypes_are_frozen_for_the_first_updates() -> None:
     steps = Steps("experiment=digits_swav", "LOSS.frozen_updates=2")
     before = steps.state()
     steps.step()
@@ -135,7 +134,7 @@ def test_prototypes_are_held_for_the_first_updates_and_nothing_else_is() -> None
     assert "loss.prototypes" in changed(before, steps.state())
 
 
-def test_a_test_moves_nothing_and_its_temperature_is_the_last_one() -> None:
+def test_test_step_changes_nothing_and_uses_the_last_temperature() -> None:
     steps = Steps("experiment=digits_dino", "LOSS.teacher_temperature=0.06")
     steps.step(where=0.0)
     before = steps.state()
@@ -149,7 +148,7 @@ def test_a_test_moves_nothing_and_its_temperature_is_the_last_one() -> None:
     assert out.loss.isfinite()
 
 
-def test_embeddings_that_have_collapsed_are_logged() -> None:
+def test_standard_deviation_of_embeddings_is_logged() -> None:
     out = Steps("experiment=digits_simclr").step()
     assert 0.3 < float(out.logs["embedding_std"]) <= 1
     assert float(spread(torch.ones(5, 3))) == pytest.approx(0, abs=1e-6)
@@ -164,7 +163,7 @@ def test_embeddings_that_have_collapsed_are_logged() -> None:
     assert spread(torch.ones(1, 3)).isnan()
 
 
-def test_stand_ins_of_a_test_do_not_count() -> None:
+def test_padding_of_a_test_batch_does_not_count() -> None:
     steps = Steps("experiment=digits_simclr")
     task = steps.task
     task.begin(steps.test, fresh=True)
@@ -192,7 +191,7 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
         ),
         (
             ["experiment=digits_simclr", "TASK.momentum=0.9"],
-            "the loss SimCLR does not use a teacher; leave",
+            r"TASK\.momentum = 0\.9: .*SimCLR",
         ),
         (
             ["experiment=digits_moco", "TASK.momentum=1.5"],
@@ -204,37 +203,39 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
         ),
         (
             ["experiment=digits_byol", "TASK.teacher_views=3"],
-            "teacher_views = 3: multi_crop in DATA.TRAIN.transforms makes only 2 views",
+            r"teacher_views = 3: .*DATA\.TRAIN\.transforms .*2 views",
         ),
         (
             ["experiment=digits_byol", "DISTRIBUTED.reduction=ordered"],
-            "does not handle the running statist",
+            r"DISTRIBUTED\.reduction = 'ordered'",
         ),
         (
             ["experiment=digits_simclr", f"DATA.TEST.transforms={ONE_VIEW}"],
-            "DATA.TEST.transforms makes one view of ",
+            r"DATA\.TEST\.transforms ",
         ),
         (
             ["experiment=digits_simclr", f"DATA.TRAIN.transforms={OF_ONE}"],
-            "multi_crop makes 1 view, expected at least",
+            "multi_crop .*1 view",
         ),
         (
             ["experiment=digits_simclr", "METERS.accuracy={}"],
-            "METERS.accuracy needs scores and targets, .* no targets",
+            r"METERS\.accuracy ",
         ),
         (
             ["experiment=digits_simclr", "DATA.TRAIN.batch_transforms=[mixup]"],
-            "batch_transforms mixes inputs and targets",
+            r"DATA\.TRAIN\.batch_transforms",
         ),
         (["experiment=digits_moco", "LOSS.queue=8"], "queue = 8: .* 16"),
     ],
 )
-def test_what_is_refused_before_training(words: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_settings_are_rejected_before_training(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         build_run([*SMALL, *words, f"RUN.dir={tmp_path}"])
 
 
-def test_a_model_that_takes_no_views_is_told_of_one_that_does() -> None:
+def test_model_that_takes_no_views_is_rejected() -> None:
     steps = Steps("experiment=digits_simclr", "MODEL.name=mlp")
     with raises(ConfigError, key="MODEL"):
         steps.step()

@@ -1,5 +1,6 @@
-"""Misfits of input, output and target are said in words, with shapes and the sample."""
+"""Errors about input, output and target name shapes and samples; micro-batches add up."""
 
+import re
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def batch(target: Any, inputs: Any = None) -> Batch:
 CLASSES = torch.tensor([0, 1, 1, 0])
 
 
-def test_the_output_of_a_forward_pass() -> None:
+def test_forward_returns_output_loss_and_weight() -> None:
     out = task(nn.Linear(3, 2), nn.CrossEntropyLoss()).forward(batch(CLASSES))
     assert out.output.shape == (4, 2)
     assert (out.weight, out.samples, out.loss.ndim) == (4, 4, 0)
@@ -38,7 +39,7 @@ def test_the_output_of_a_forward_pass() -> None:
 
 
 class TestMisfits:
-    def test_a_killed_worker_is_no_misfit(self) -> None:
+    def test_killed_worker_is_no_config_error(self) -> None:
         class Interrupted(nn.Module):
             def forward(self, value: torch.Tensor) -> torch.Tensor:
                 raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
@@ -52,85 +53,66 @@ class TestMisfits:
             task(model, loss).forward(given)
         return str(caught.value)
 
-    def test_an_input_that_the_model_does_not_take(self) -> None:
+    def test_input_that_the_model_rejects_is_a_config_error(self) -> None:
         found = self.message(nn.Linear(5, 2), nn.CrossEntropyLoss(), batch(CLASSES))
-        assert found.startswith(
-            "MODEL: Linear does not take the input (4, 3) float32 of samples 40, 41, 42 and 1 more: mat1 and mat2 shapes"
-        )
+        assert re.search(r"^MODEL: Linear .*\(4, 3\) float32 .*40, 41, 42 and 1 more", found)
 
-    def test_nested_inputs_are_shown(self) -> None:
+    def test_error_describes_nested_inputs(self) -> None:
         given = batch(CLASSES, {"a": torch.ones(4, 1), "b": [torch.ones(4), 3]})
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(), given)
-        assert "the input {a: (4, 1) float32, b: [(4,) float32, int]} of samples" in found
+        assert "{a: (4, 1) float32, b: [(4,) float32, int]}" in found
 
     @pytest.mark.parametrize("label", [2, 9, -1])
-    def test_a_label_outside_the_classes_is_named_with_its_sample(self, label: int) -> None:
+    def test_label_outside_the_classes_is_named_with_its_sample(self, label: int) -> None:
         found = self.message(
             nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(torch.tensor([0, 1, label, 0]))
         )
-        assert found == (
-            f"DATA.TRAIN: sample 42 has label {label}, and the model has 2 classes, so labels go from 0 to 1; set "
-            "MODEL.classes to the number of classes, or fix the labels"
-        )
+        assert re.search(rf"^DATA\.TRAIN: sample 42 .*label {label}, .*2 classes", found)
 
-    def test_targets_of_the_wrong_type(self) -> None:
+    def test_targets_of_the_wrong_type_are_rejected(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(torch.ones(4)))
-        assert found.startswith(
-            "LOSS: CrossEntropyLoss does not fit the output (4, 2) float32 of the model Linear and the target (4,) "
-        )
+        assert re.search(r"^LOSS: CrossEntropyLoss .*\(4, 2\) float32 .*Linear .*\(4,\) ", found)
 
     @pytest.mark.parametrize("loss", [nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.HuberLoss()])
     @pytest.mark.filterwarnings("ignore:Using a target size")
-    def test_shapes_that_would_be_paired_in_silence(self, loss: nn.Module) -> None:
+    def test_shapes_that_would_be_broadcast_are_rejected(self, loss: nn.Module) -> None:
         found = self.message(nn.Linear(3, 1), loss, batch(torch.ones(4)))
-        assert found.startswith(
-            f"LOSS: {type(loss).__name__} does not fit the output (4, 1) float32"
-        )
-        assert found.endswith(
-            "the shapes differ, so every output would be paired with every target"
-        )
+        assert re.search(rf"^LOSS: {type(loss).__name__} .*\(4, 1\) float32 .*\(4,\)", found)
         task(nn.Linear(3, 1), loss).forward(batch(torch.ones(4, 1)))
 
-    def test_a_loss_that_is_no_scalar(self) -> None:
+    def test_loss_that_is_no_scalar_is_rejected(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), batch(CLASSES))
-        assert found.endswith(
-            "the loss is (4,) float32, expected a scalar tensor, the mean over the batch"
-        )
+        assert re.search(r"^LOSS: .*\(4,\) float32", found)
 
-    def test_no_target(self) -> None:
+    def test_missing_target_is_rejected(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(None))
-        assert "and the target NoneType" in found
+        assert "NoneType" in found
 
 
 class TestSeveralOutputs:
-    def test_an_output_of_which_a_loss_takes_only_one_is_explained(self) -> None:
+    def test_mapping_of_outputs_needs_weighted_sum(self) -> None:
         class Two(nn.Module):
             def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
                 return {"a": value, "b": value}
 
         with pytest.raises(ConfigError) as caught:
             task(Two(), nn.CrossEntropyLoss()).forward(batch(CLASSES))
-        assert "the output {a: (4, 3) float32, b: (4, 3) float32} of the model Two" in str(
-            caught.value
-        )
-        assert (
-            "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}"
-            in str(caught.value)
-        )
+        assert "{a: (4, 3) float32, b: (4, 3) float32}" in str(caught.value)
+        assert "LOSS.name=weighted_sum" in str(caught.value)
 
-    def test_many_labels_and_numbers(self) -> None:
+    def test_multilabel_and_regression_losses_need_float_targets(self) -> None:
         labels = torch.tensor([[0.0, 1.0]] * 4)
         out = task(nn.Linear(3, 2), nn.BCEWithLogitsLoss()).forward(batch(labels))
         assert (out.output.shape, out.weight) == ((4, 2), 4)
         task(nn.Linear(3, 2), nn.MSELoss()).forward(batch(labels))
-        with pytest.raises(ConfigError, match="the loss takes float32"):
+        with pytest.raises(ConfigError, match="float32"):
             task(nn.Linear(3, 2), nn.BCEWithLogitsLoss()).forward(batch(labels.long()))
-        with pytest.raises(ConfigError, match="several labels per sample"):
+        with pytest.raises(ConfigError, match=r"LOSS\.name=BCEWithLogitsLoss"):
             task(nn.Linear(3, 2), nn.CrossEntropyLoss()).forward(batch(labels.long()))
 
 
 class TestModelsWithTheirOwnLoss:
-    def test_the_model_is_given_the_target_where_it_asks_for_it(self) -> None:
+    def test_model_gets_the_target_if_the_loss_asks_for_it(self) -> None:
         class Own(nn.Module):
             def forward(self, value: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
                 return {"one": value.mean(), "two": target.float().mean(), "scores": value}
@@ -153,16 +135,13 @@ class TestSplitsWithoutTargets:
         )
         return Supervised(parts)
 
-    def test_the_loss_needs_them(self) -> None:
-        with pytest.raises(ConfigError) as caught:
+    def test_loss_that_needs_targets_is_rejected(self) -> None:
+        with raises(ConfigError, key="DATA.TEST") as caught:
             self.made(nn.CrossEntropyLoss()).check_targets("test", None)
-        assert str(caught.value) == (
-            "DATA.TEST: its samples have no targets (None), and LOSS (CrossEntropyLoss) needs them; use a dataset "
-            "with targets, or leave the split out with DATA.TEST=null"
-        )
+        assert "LOSS (CrossEntropyLoss)" in str(caught.value)
         self.made(nn.CrossEntropyLoss()).check_targets("test", 3)
 
-    def test_a_meter_needs_them(self) -> None:
+    def test_meter_that_needs_targets_is_rejected(self) -> None:
         loss, accuracy = METERS.build("loss"), METERS.build("accuracy")
         self.made(FromModel(), loss=loss).check_targets("test", None)
         with raises(ConfigError, key="DATA.VALID"):
@@ -205,7 +184,7 @@ class TestAccumulation:
             made.train_step(batches, Position("train", step, step, 0.0), Silent())
         return torch.cat([one.detach().flatten() for one in model.parameters()])
 
-    def test_four_micro_batches_the_last_of_them_partial_make_the_update_of_one_batch(self) -> None:
+    def test_uneven_micro_batches_give_the_update_of_the_whole_batch(self) -> None:
         assert float((self.trained(self.PIECES) - self.trained([(0, 7)])).abs().max()) < 1e-12
 
     @pytest.mark.parametrize(
@@ -218,7 +197,7 @@ class TestAccumulation:
             ),
         ],
     )
-    def test_so_they_do_where_a_mean_is_not_over_samples(
+    def test_micro_batches_of_weighted_losses_give_the_update_of_the_whole_batch(
         self, loss: nn.Module, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pieces = [
@@ -238,7 +217,7 @@ class TestAccumulation:
                 "weighed by samples"
             )
 
-    def test_a_mean_of_means_does_not(self) -> None:
+    def test_mean_of_means_gives_another_update(self) -> None:
         assert (
             float((self.trained(self.PIECES, sizes=1) - self.trained([(0, 7)])).abs().max()) > 1e-3
         )

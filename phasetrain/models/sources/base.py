@@ -88,10 +88,10 @@ class WeightSource:
             raise self.make_error(f"there is no such file or folder{near or '; check the path'}")
         return storage
 
-    def make_error(self, reason: str) -> ConfigError:
+    def make_error(self, reason: str, code: str = "weights.unusable") -> ConfigError:
         """Return the error for a source that cannot be used; without `where` it names no key."""
         key = f"{self.where}.path = " if self.where else ""
-        return ConfigError(f"{key}{self.path!r}: {reason}", code="weights.unusable")
+        return ConfigError(f"{key}{self.path!r}: {reason}", code=code)
 
 
 @dataclass(frozen=True)

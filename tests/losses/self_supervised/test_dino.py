@@ -1,4 +1,4 @@
-"""DINO against its formula in float64, its centre and its temperature."""
+"""DINO against its formula in float64, its center and its temperature."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def direct(
     return sum(terms) / len(terms)
 
 
-def test_loss_equals_the_formula_with_the_centre_of_earlier_batches() -> None:
+def test_loss_equals_the_formula_with_the_center_of_earlier_batches() -> None:
     loss = DINO(6, center_momentum=0.8).double()
     center = torch.zeros(6, dtype=torch.float64)
     for batch in range(3):
@@ -46,13 +46,13 @@ def test_loss_equals_the_formula_with_the_centre_of_earlier_batches() -> None:
         torch.testing.assert_close(loss.center, center, atol=1e-14, rtol=0)
 
 
-def test_centre_is_unchanged_in_eval_mode() -> None:
+def test_center_is_unchanged_in_eval_mode() -> None:
     loss = DINO(6).double().eval()
     loss([rows(4, 1), rows(4, 2)], [rows(4, 3)])
     assert not loss.center.any()
 
 
-def test_the_teachers_temperature_is_a_function_of_the_progress() -> None:
+def test_temperature_of_the_teacher_is_a_function_of_progress() -> None:
     loss = DINO(6, teacher_temperature=0.08, warmup_temperature=0.04, warmup=0.5)
     found = []
     for where in (0.0, 0.25, 0.5, 0.9):

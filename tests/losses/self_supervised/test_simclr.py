@@ -64,7 +64,7 @@ def test_rank_without_samples_has_loss_zero() -> None:
     "given", [[torch.ones(2, 3)], torch.ones(2, 3), [torch.ones(2, 3), torch.ones(3, 3)]]
 )
 def test_input_other_than_a_list_of_views_is_rejected(given: list[Tensor]) -> None:
-    with pytest.raises(ValueError, match="at least two views of the same N samples"):
+    with pytest.raises(ValueError, match="views"):
         SimCLR()(given)
 
 

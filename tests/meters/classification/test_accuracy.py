@@ -52,11 +52,11 @@ def test_large_counts_are_exact():
 @pytest.mark.parametrize(
     ("output", "target", "message"),
     [
-        (torch.zeros(4), CLASSES, r"not outputs \(4,\) and targets \(4,\)"),
+        (torch.zeros(4), CLASSES, r"outputs \(4,\) .*targets \(4,\)"),
         (SCORES, CLASSES[:3], r"targets \(3,\)"),
         (SCORES, torch.zeros(4, 3), r"targets \(4, 3\)"),
         (SCORES, torch.zeros(4), "torch.float32"),
-        (SCORES, None, "not Tensor and NoneType"),
+        (SCORES, None, "Tensor .*NoneType"),
     ],
 )
 def test_misfitting_inputs_are_rejected(output, target, message):
@@ -65,7 +65,7 @@ def test_misfitting_inputs_are_rejected(output, target, message):
 
 
 def test_topk_above_the_number_of_classes_is_rejected():
-    with pytest.raises(ValueError, match="topk = 4 is more than the 3 classes"):
+    with pytest.raises(ValueError, match=r"topk = 4 .*3 classes"):
         Accuracy(4).update(out(SCORES, CLASSES))
     with pytest.raises(ConfigError, match=r"METERS.top .*topk = 0"):
         METERS.build("accuracy", {"topk": 0}, where="METERS.top")

@@ -58,7 +58,7 @@ def test_single_label_recall_equals_top_k_accuracy_of_scikit_learn():
 
 
 def test_misfitting_topk_is_rejected():
-    with pytest.raises(ValueError, match="topk = 4 is more than the 3 classes"):
+    with pytest.raises(ValueError, match=r"topk = 4 .*3 classes"):
         seen(RecallAtK([1, 4]), SCORES, LABELS)
     for given in ([], [0], [2, 2]):
         with pytest.raises(ConfigError, match=r"METERS.r .*topk = \[.*.*"):

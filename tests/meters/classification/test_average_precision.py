@@ -51,7 +51,7 @@ def test_single_label_equals_scikit_learn(logits):
     assert abs(other["mean"] - found["mean"]) > 1e-4
 
 
-def test_absent_classes_are_left_out_and_counted():
+def test_absent_classes_are_excluded_and_counted():
     labels = LABELS.clone()
     labels[:, [1, 3]] = False
     found = seen(AveragePrecision("step", per_class=True), SCORES, labels)
@@ -81,7 +81,7 @@ def test_masked_samples_do_not_count():
     )
 
 
-def test_names_and_table():
+def test_values_and_table_have_the_class_names():
     meter = AveragePrecision(class_names=("a", "b", "c", "d", "e"), per_class=True)
     found = seen(meter, SCORES, LABELS)
     assert list(found) == ["mean", "absent", "of_a", "of_b", "of_c", "of_d", "of_e"]

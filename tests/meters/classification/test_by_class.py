@@ -39,7 +39,7 @@ class TestConfusionMatrix:
         ("normalize", "theirs"),
         [("none", None), ("targets", "true"), ("predictions", "pred"), ("all", "all")],
     )
-    def test_it_is_that_of_scikit_learn(self, normalize, theirs):
+    def test_matrix_equals_scikit_learn(self, normalize, theirs):
         meter = ConfusionMatrix(4, normalize, class_names=NAMES)
         found = seen(meter, SCORES, CLASSES)
         expected = confusion_matrix(CLASSES.numpy(), PREDICTED.numpy(), normalize=theirs)
@@ -47,21 +47,21 @@ class TestConfusionMatrix:
         assert list(found) == ["of_cat", "of_dog", "of_cow", "of_hen"]
         assert list(found.values()) == near(expected.diagonal())
 
-    def test_the_table_has_true_classes_as_rows(self):
+    def test_table_has_true_classes_as_rows(self):
         meter = ConfusionMatrix(2, class_names=("no", "yes"))
         seen(meter, torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 0, 0]))
         assert meter.table() == {"no": {"no": 1.0, "yes": 2.0}, "yes": {"no": 0.0, "yes": 0.0}}
 
-    def test_one_score_per_sample(self):
+    def test_one_score_per_sample_is_compared_with_the_threshold(self):
         found = seen(ConfusionMatrix(2, threshold=0.5), SCORES[:, 0].sigmoid(), BINARY)
         expected = confusion_matrix(BINARY.numpy(), (SCORES[:, 0] > 0).numpy())
         assert list(found.values()) == expected.diagonal().tolist()
 
-    def test_a_class_without_samples_has_no_recall(self):
+    def test_recall_of_a_class_without_samples_is_nan(self):
         found = seen(ConfusionMatrix(4, "targets"), SCORES[:3], torch.tensor([0, 1, 1]))
         assert [math.isnan(value) for value in found.values()] == [False, False, True, True]
 
-    def test_normalize_is_one_of_four(self):
+    def test_unknown_normalization_is_rejected(self):
         with pytest.raises(ConfigError, match=r"METERS.m .*normalize = 'true': .*"):
             METERS.build(
                 "confusion_matrix", {"normalize": "true"}, where="METERS.m", facts={"classes": 4}
@@ -69,7 +69,7 @@ class TestConfusionMatrix:
 
 
 class TestPerClassAccuracy:
-    def test_the_mean_is_the_balanced_accuracy_of_scikit_learn(self):
+    def test_mean_equals_balanced_accuracy_of_scikit_learn(self):
         meter = PerClassAccuracy(4, class_names=NAMES)
         found = seen(meter, SCORES, CLASSES)
         matrix = confusion_matrix(CLASSES.numpy(), PREDICTED.numpy())
@@ -83,7 +83,7 @@ class TestPerClassAccuracy:
             "samples": float(matrix.sum(1)[1]),
         }
 
-    def test_absent_classes_are_left_out_and_counted(self):
+    def test_absent_classes_are_excluded_and_counted(self):
         found = seen(PerClassAccuracy(3), torch.eye(3)[[0, 0, 1]], torch.tensor([0, 0, 0]))
         assert found["mean"] == 2 / 3
         assert found["absent"] == 2.0
@@ -91,7 +91,7 @@ class TestPerClassAccuracy:
 
 
 class TestF1:
-    def test_classes_as_scikit_learn(self):
+    def test_single_label_values_equal_scikit_learn(self):
         meter = F1(4, per_class=True, class_names=NAMES)
         found = seen(meter, SCORES, CLASSES)
         theirs = [
@@ -105,7 +105,7 @@ class TestF1:
         rows = precision_recall_fscore_support(CLASSES.numpy(), PREDICTED.numpy())
         assert list(meter.table()["cow"].values()) == near([column[2] for column in rows])
 
-    def test_labels_as_scikit_learn(self):
+    def test_multilabel_values_equal_scikit_learn(self):
         found = seen(F1(4, per_class=True), SCORES, LABELS)
         above = (SCORES > 0).numpy()
         theirs = [f1_score(LABELS.numpy(), above, average=how) for how in ("macro", "micro")]
@@ -116,13 +116,13 @@ class TestF1:
         probabilities = seen(F1(4, threshold=0.5, per_class=True), SCORES.sigmoid(), LABELS)
         assert probabilities == found
 
-    def test_a_binary_task(self):
+    def test_binary_value_equals_scikit_learn(self):
         found = seen(F1(2, per_class=True), SCORES[:, 0], BINARY)
         assert found["of_1"] == pytest.approx(
             f1_score(BINARY.numpy(), (SCORES[:, 0] > 0).numpy()), abs=1e-12
         )
 
-    def test_classes_that_do_not_occur_are_left_out_and_counted(self):
+    def test_classes_that_do_not_occur_are_excluded_and_counted(self):
         output, target = torch.eye(5)[[0, 1, 2]], torch.tensor([0, 1, 1])
         found = seen(F1(5), output, target)
         assert found == {
@@ -139,7 +139,7 @@ class TestAll:
         assert seen(kind(4), SCORES, CLASSES, mask) == seen(kind(4), SCORES[mask], CLASSES[mask])
         assert seen(kind(4), SCORES, CLASSES, mask) != seen(kind(4), SCORES, CLASSES)
 
-    def test_targets_outside_the_classes_are_refused_at_the_end(self, kind):
+    def test_targets_outside_the_classes_are_rejected_at_the_end(self, kind):
         meter = kind(4)
         mask = torch.tensor([True, True, True, False])
         with raises(ConfigError, code="data.label_outside_classes"):
@@ -147,13 +147,13 @@ class TestAll:
         meter.reset()
         assert seen(meter, SCORES, CLASSES) == seen(kind(4), SCORES, CLASSES)
 
-    def test_other_numbers_of_classes_are_refused(self, kind):
-        with pytest.raises(ValueError, match=r"classes = 7, and the outputs have 4 scores"):
+    def test_wrong_number_of_classes_is_rejected(self, kind):
+        with pytest.raises(ValueError, match=r"classes = 7, .*\b4\b"):
             seen(kind(7), SCORES, CLASSES)
         with pytest.raises(ConfigError, match=r"METERS.m .*classes = 0"):
             METERS.build(str(kind(4).name), {"classes": 0}, where="METERS.m")
 
-    def test_classes_come_from_the_data(self, kind):
+    def test_classes_come_from_the_facts(self, kind):
         name = kind(4).name
         with raises(ConfigError, code="config.missing_parameter", key="METERS.m.classes"):
             METERS.build(name, where="METERS.m")
@@ -161,8 +161,6 @@ class TestAll:
 
 
 @pytest.mark.parametrize("kind", [ConfusionMatrix, PerClassAccuracy])
-def test_labels_are_refused_where_one_class_is_needed(kind):
-    with pytest.raises(
-        ValueError, match=r"takes one class per sample, targets \(N,\), not labels \(200, 4\)"
-    ):
+def test_multilabel_targets_are_rejected(kind):
+    with pytest.raises(ValueError, match=r"\(N,\).*\(200, 4\)"):
         seen(kind(4), SCORES, LABELS)

@@ -52,13 +52,13 @@ def test_binary_task_becomes_two_classes(output, target):
         (
             torch.zeros(4, 3),
             torch.zeros(4),
-            r"f1 takes .*, not torch.float32",
+            r"f1 .*torch\.float32",
         ),
-        (torch.zeros(4, 3), torch.zeros(3).long(), r"not outputs \(4, 3\) and targets \(3,\)"),
-        (torch.zeros(4, 3), torch.zeros(4, 2), r"not outputs \(4, 3\) and targets \(4, 2\)"),
-        (torch.zeros(4, 1), torch.zeros(4, 3), r"not outputs \(4, 1\) and targets \(4, 3\)"),
-        (torch.zeros(4, 3, 2), torch.zeros(4, 3, 2), r"not outputs \(4, 3, 2\)"),
-        ({"a": 1}, None, "not dict and NoneType"),
+        (torch.zeros(4, 3), torch.zeros(3).long(), r"outputs \(4, 3\) .*targets \(3,\)"),
+        (torch.zeros(4, 3), torch.zeros(4, 2), r"outputs \(4, 3\) .*targets \(4, 2\)"),
+        (torch.zeros(4, 1), torch.zeros(4, 3), r"outputs \(4, 1\) .*targets \(4, 3\)"),
+        (torch.zeros(4, 3, 2), torch.zeros(4, 3, 2), r"outputs \(4, 3, 2\)"),
+        ({"a": 1}, None, "dict .*NoneType"),
     ],
 )
 def test_misfitting_inputs_are_rejected(output, target, message):
@@ -74,7 +74,5 @@ def test_class_names_are_unique():
 
 
 def test_different_number_of_classes_is_rejected():
-    with pytest.raises(
-        ValueError, match=r"f1: classes = 10, and the outputs have 3 scores; set classes=3"
-    ):
+    with pytest.raises(ValueError, match=r"f1: classes = 10, .*\b3\b"):
         check_classes("f1", 3, 10)

@@ -33,5 +33,5 @@ def test_masked_samples_do_not_count():
 
 
 def test_single_label_targets_are_rejected():
-    with pytest.raises(ValueError, match=r"takes labels \(N, C\); .*accuracy"):
+    with pytest.raises(ValueError, match=r"labels \(N, C\)"):
         seen(MultilabelAccuracy(), SCORES, torch.zeros(80).long())

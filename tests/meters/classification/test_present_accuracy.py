@@ -23,7 +23,7 @@ def test_only_present_classes_can_be_predicted():
     assert seen(PresentAccuracy(2), SCORES, CLASSES) == {"accuracy": 1.0, "absent": 2.0}
 
 
-def test_it_is_the_accuracy_with_the_scores_of_absent_classes_at_minus_infinity():
+def test_value_is_the_accuracy_without_absent_classes():
     generator = torch.Generator().manual_seed(17)
     scores, target = (
         torch.randn(200, 10, generator=generator),
@@ -37,7 +37,7 @@ def test_it_is_the_accuracy_with_the_scores_of_absent_classes_at_minus_infinity(
         assert found["accuracy"] > seen(Accuracy(topk), scores, target)
 
 
-def test_a_class_of_a_later_step_or_another_process_is_present():
+def test_classes_of_later_steps_and_other_ranks_are_present():
     first, second = PresentAccuracy(), PresentAccuracy()
     seen(first, SCORES[2:], CLASSES[2:])
     assert first.compute() == {"accuracy": 1.0, "absent": 3.0}  # one class, nothing else to choose

@@ -34,7 +34,7 @@ def voc(scores, positive):
 
 
 class TestAveragePrecision:
-    def test_by_hand(self):
+    def test_values_equal_hand_computed_ones(self):
         scores, positive = (
             torch.tensor([0.9, 0.8, 0.7, 0.6]),
             torch.tensor([False, True, False, True]),
@@ -51,13 +51,13 @@ class TestAveragePrecision:
         assert compute_average_precision(scores, late, "voc") == 1 / 2
 
     @pytest.mark.parametrize("ties", [False, True])
-    def test_step_is_that_of_scikit_learn(self, ties):
+    def test_step_area_equals_scikit_learn(self, ties):
         scores, positive, _ = random(400, 1, ties=ties)
         assert compute_average_precision(scores, positive, "step") == pytest.approx(
             average_precision_score(positive.numpy(), scores.numpy()), abs=1e-12
         )
 
-    def test_voc_is_that_of_its_development_kit(self):
+    def test_voc_area_equals_its_development_kit(self):
         scores, positive, _ = random(300, 2)
         assert compute_average_precision(scores, positive, "voc") == pytest.approx(
             voc(scores, positive), abs=1e-12
@@ -68,14 +68,14 @@ class TestAveragePrecision:
         )
 
     @pytest.mark.parametrize("area", ["voc", "step"])
-    def test_the_order_of_samples_does_not_matter(self, area):
+    def test_order_of_samples_does_not_matter(self, area):
         scores, positive, _ = random(400, 3, ties=True)
         order = torch.randperm(400, generator=torch.Generator().manual_seed(4))
         assert compute_average_precision(
             scores[order], positive[order], area
         ) == compute_average_precision(scores, positive, area)
 
-    def test_without_positives_there_is_none(self):
+    def test_value_without_positives_is_nan(self):
         assert math.isnan(
             compute_average_precision(torch.tensor([0.1, 0.2]), torch.tensor([False, False]))
         )
@@ -83,7 +83,7 @@ class TestAveragePrecision:
             compute_average_precision(torch.tensor([0.1, 0.2]), torch.tensor([True, True])) == 1.0
         )
 
-    def test_not_a_number_stays_so(self):
+    def test_nan_score_gives_nan(self):
         assert math.isnan(
             compute_average_precision(torch.tensor([0.1, math.nan]), torch.tensor([False, True]))
         )
@@ -91,14 +91,14 @@ class TestAveragePrecision:
 
 
 class TestAreaUnderROC:
-    def test_by_hand(self):
+    def test_values_equal_hand_computed_ones(self):
         positive = torch.tensor([True, True, False, False])
         assert compute_auroc(torch.tensor([4.0, 3.0, 2.0, 1.0]), positive) == 1.0
         assert compute_auroc(torch.tensor([4.0, 1.0, 2.0, 3.0]), positive) == 0.5
         assert compute_auroc(torch.tensor([2.0, 1.0, 1.0, 0.0]), positive) == 3.5 / 4
 
     @pytest.mark.parametrize("ties", [False, True])
-    def test_it_is_that_of_scikit_learn(self, ties):
+    def test_value_equals_scikit_learn(self, ties):
         scores, positive, _ = random(400, 5, ties=ties)
         found = compute_auroc(scores, positive)
         assert found == pytest.approx(roc_auc_score(positive.numpy(), scores.numpy()), abs=1e-12)
@@ -106,7 +106,7 @@ class TestAreaUnderROC:
         equal = (scores[positive][:, None] == scores[~positive]).double().mean()
         assert found == pytest.approx(float(higher + equal / 2), abs=1e-12)
 
-    def test_one_of_the_two_alone_has_none(self):
+    def test_value_without_both_labels_is_nan(self):
         scores = torch.tensor([0.1, 0.2])
         assert math.isnan(compute_auroc(scores, torch.tensor([True, True])))
         assert math.isnan(compute_auroc(scores, torch.tensor([False, False])))

@@ -1,4 +1,4 @@
-"""Parameters, inputs and outputs of models of other libraries."""
+"""Models of other libraries get plain parameters, mappings as keywords, and a selected output."""
 
 from collections import namedtuple
 from types import MappingProxyType
@@ -22,7 +22,7 @@ ONE, OTHER = torch.zeros(1), torch.ones(2)
 
 
 @pytest.mark.parametrize("output", [{"first": ONE, "second": OTHER}, Both(ONE, OTHER)])
-def test_outputs_by_name(output: object) -> None:
+def test_output_is_selected_by_name(output: object) -> None:
     module = nn.Identity()
     assert OutputSelector("second")(module, (), output) is OTHER
     assert OutputSelector(None)(module, (), output) == {"first": ONE, "second": OTHER}
@@ -31,7 +31,7 @@ def test_outputs_by_name(output: object) -> None:
         OutputSelector("secnd")(module, (), output)
 
 
-def test_a_mapping_is_spread_over_keywords() -> None:
+def test_mapping_is_passed_as_keywords() -> None:
     assert spread_mapping(nn.Identity(), (MappingProxyType({"a": 1}),), {"b": 2}) == (
         (),
         {"a": 1, "b": 2},
@@ -39,7 +39,7 @@ def test_a_mapping_is_spread_over_keywords() -> None:
     assert spread_mapping(nn.Identity(), (ONE,), {"b": 2}) == ((ONE,), {"b": 2})
 
 
-def test_parameters_are_the_library_s_to_change() -> None:
+def test_parameters_are_plain_containers_without_pretrained_weights() -> None:
     config = AttrDict({"a": {"b": [1, {"c": 2}]}})
     assert to_plain_containers(config) == {"a": {"b": [1, {"c": 2}]}}
     assert [

@@ -1,4 +1,4 @@
-"""Models of transformers, built from a config."""
+"""Models of transformers are built from a config."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -63,7 +63,7 @@ def words(folder: Path) -> list[str]:
     ]
 
 
-def test_a_phase_of_a_classifier_of_text(folder: Path, tmp_path: Path) -> None:
+def test_run_trains_a_text_classifier_and_saves_it(folder: Path, tmp_path: Path) -> None:
     run_quietly([*words(folder), "PHASES.epochs=1", f"RUN.dir={tmp_path}/run"])
     loaded = newest(tmp_path / "run")
     learned = loaded.state["task"]["model"]
@@ -73,11 +73,11 @@ def test_a_phase_of_a_classifier_of_text(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_resumes_exactly_with_its_dropout(folder: Path) -> None:
+def test_run_with_dropout_resumes_exactly(folder: Path) -> None:
     assert_exact_resume(words(folder), steps=[2, 5])
 
 
-def test_tensors_of_a_mapping_reach_it_by_their_names() -> None:
+def test_mapping_is_passed_as_keywords() -> None:
     model = MODELS.build(CLASSIFIER, {"config": BERT}, facts={"classes": 3}).eval()
     ids = torch.arange(12).reshape(2, 6)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
@@ -89,7 +89,7 @@ def test_tensors_of_a_mapping_reach_it_by_their_names() -> None:
     assert torch.equal(deepcopy(model)(ids), model(ids))
 
 
-def test_a_model_without_auto_and_all_outputs_by_name() -> None:
+def test_model_class_without_auto_gives_all_outputs_by_name() -> None:
     config = {key: value for key, value in BERT.items() if key != "model_type"}
     model = MODELS.build("transformers.BertModel", {"config": config, "output": None})
     found = model(torch.arange(6)[None])
@@ -142,6 +142,8 @@ def test_a_model_without_auto_and_all_outputs_by_name() -> None:
         ),
     ],
 )
-def test_what_is_refused(name: str, params: dict[str, Any], problem: dict[str, str]) -> None:
+def test_bad_parameters_are_rejected(
+    name: str, params: dict[str, Any], problem: dict[str, str]
+) -> None:
     with raises(ConfigError, **problem):
         MODELS.build(f"transformers.{name}", params)

@@ -1,11 +1,13 @@
-"""Checkpoints of other programs, as those programs write them."""
+"""Checkpoints of other programs are read as those programs write them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from raising import raises
 from safetensors.torch import save_file
 
 from phasetrain.errors import ConfigError
@@ -19,8 +21,9 @@ def names(path: Path, **options: Any) -> tuple[str, list[str]]:
     return content.format, sorted(content.tensors)
 
 
-def refused(path: Path, **options: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
+def reject(path: Path, **options: Any) -> str:
+    """Return the error of a source that cannot be used."""
+    with raises(ConfigError, code="weights.unusable") as caught:
         read_source(WeightSource(str(path), **options))
     return str(caught.value)
 
@@ -62,16 +65,16 @@ VISSL = [
 
 
 @pytest.mark.parametrize("given", ["auto", "vissl", "torch"])
-def test_vissl(checkpoint: Path, given: str) -> None:
+def test_vissl_checkpoint_is_read(checkpoint: Path, given: str) -> None:
     assert names(checkpoint, format=given) == ("vissl", VISSL)
 
 
-def test_averaged_weights_of_vissl(checkpoint: Path) -> None:
+def test_averaged_weights_of_vissl_are_read(checkpoint: Path) -> None:
     content = read_source(WeightSource(str(checkpoint), which="ema"))
     assert content.tensors["trunk._feature_blocks.conv1.weight"].tolist() == [3.0, 3.0]
 
 
-def test_classy_vision_has_heads_by_the_block_they_hang_on(tmp_path: Path) -> None:
+def test_heads_of_classy_vision_are_named_by_their_block(tmp_path: Path) -> None:
     model = {
         "trunk": {"blocks.0.weight": ONE},
         "heads": {"block3-2": {"default_head": {"fc.weight": TWO}}},
@@ -83,17 +86,13 @@ def test_classy_vision_has_heads_by_the_block_they_hang_on(tmp_path: Path) -> No
     )
 
 
-def test_what_is_no_checkpoint_of_vissl(tmp_path: Path) -> None:
+def test_other_files_are_rejected_as_vissl(tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": ONE}}, tmp_path / "a.pt")
-    told = refused(tmp_path / "a.pt", format="vissl")
-    assert told.endswith(
-        "a checkpoint of VISSL has the key 'classy_state_dict', this file has state_dict"
-    )
+    message = reject(tmp_path / "a.pt", format="vissl")
+    assert "'classy_state_dict'" in message
+    assert message.endswith(" state_dict")
     torch.save({"classy_state_dict": {"base_model": {"a": ONE}}}, tmp_path / "b.pt")
-    assert (
-        "classy_state_dict.base_model.model.trunk is expected, and classy_state_dict has base_model"
-        in refused(tmp_path / "b.pt")
-    )
+    assert "classy_state_dict.base_model.model.trunk" in reject(tmp_path / "b.pt")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_what_is_no_checkpoint_of_vissl(tmp_path: Path) -> None:
         ("anything", {"key": "anything"}),
     ],
 )
-def test_where_training_programs_keep_weights(
+def test_common_wrappers_are_unwrapped(
     tmp_path: Path, wrapper: str, options: dict[str, Any]
 ) -> None:
     torch.save(
@@ -117,20 +116,15 @@ def test_where_training_programs_keep_weights(
     assert names(tmp_path / "a.pt", **options) == ("torch", ["a"])
 
 
-def test_a_key_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_key_or_average_is_rejected(tmp_path: Path) -> None:
     torch.save({"nested": {"weights": {"a": ONE}}}, tmp_path / "a.pt")
     assert names(tmp_path / "a.pt", key="nested.weights") == ("torch", ["a"])
-    told = refused(tmp_path / "a.pt", key="nested.weight")
-    assert (
-        "MODEL.weights.key = 'nested.weight': nested has no 'weight'; did you mean 'weights'?"
-        in told
-    )
-    assert "the file has no averaged weights under state_dict_ema" in refused(
-        tmp_path / "a.pt", which="ema"
-    )
+    message = reject(tmp_path / "a.pt", key="nested.weight")
+    assert re.search(r"MODEL\.weights\.key = 'nested\.weight':.*'weights'", message)
+    assert "state_dict_ema" in reject(tmp_path / "a.pt", which="ema")
 
 
-def test_timm(tmp_path: Path) -> None:
+def test_timm_checkpoint_is_read(tmp_path: Path) -> None:
     torch.save(
         {"arch": "resnet18", "state_dict": {"a": ONE}, "state_dict_ema": {"a": TWO}},
         tmp_path / "a.pth.tar",
@@ -144,15 +138,15 @@ def test_timm(tmp_path: Path) -> None:
     )
 
 
-def test_a_hugging_face_folder(tmp_path: Path) -> None:
+def test_hugging_face_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file({"a": ONE}, tmp_path / "model.safetensors")
     assert names(tmp_path) == ("huggingface", ["a"])
-    assert "a folder of this kind has no averaged weights" in refused(tmp_path, which="ema")
+    assert str(tmp_path) in reject(tmp_path, which="ema")
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_a_hugging_face_folder_in_pieces(tmp_path: Path, kind: str) -> None:
+def test_sharded_hugging_face_folder_is_read(tmp_path: Path, kind: str) -> None:
     stem = "model" if kind == "safetensors" else "pytorch_model"
     files = [f"{stem}-0000{number}-of-00002.{kind}" for number in (1, 2)]
     for file, state in zip(files, ({"a": ONE}, {"b": TWO}), strict=True):
@@ -161,25 +155,23 @@ def test_a_hugging_face_folder_in_pieces(tmp_path: Path, kind: str) -> None:
     (tmp_path / f"{stem}.{kind}.index.json").write_text(json.dumps(index))
     assert names(tmp_path) == ("huggingface", ["a", "b"])
     (tmp_path / files[1]).unlink()
-    assert f"lists '{files[1]}', which the folder does not contain" in refused(tmp_path)
+    assert f"'{files[1]}'" in reject(tmp_path)
 
 
-def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+def test_index_cannot_point_outside_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     save_file({"a": ONE}, tmp_path / "a.safetensors")
     index = {"weight_map": {"a": "../a.safetensors"}}
     (tmp_path / "in" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "lists '../a.safetensors', which the folder does not contain" in refused(tmp_path / "in")
+    assert "'../a.safetensors'" in reject(tmp_path / "in")
 
 
-def test_other_folders_and_missing_files(tmp_path: Path) -> None:
+def test_other_folders_and_missing_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
-    assert "the folder is not a run or a checkpoint" in refused(tmp_path)
-    assert refused(tmp_path / "note.txt").endswith(
-        "there is no such file or folder; did you mean 'notes.txt'?"
-    )
+    assert str(tmp_path) in reject(tmp_path)
+    assert "'notes.txt'" in reject(tmp_path / "note.txt")
 
 
-def test_a_torch_file_is_not_taken_for_the_safetensors_that_was_asked_for(tmp_path: Path) -> None:
+def test_torch_file_is_rejected_if_the_format_is_safetensors(tmp_path: Path) -> None:
     torch.save({"a": ONE}, tmp_path / "a.safetensors")
-    assert "format = 'safetensors':" in refused(tmp_path / "a.safetensors", format="safetensors")
+    assert "format = 'safetensors':" in reject(tmp_path / "a.safetensors", format="safetensors")

@@ -21,16 +21,16 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     "loss", [LOSSES.build("cross_entropy"), nn.CrossEntropyLoss(weight=torch.ones(5)), nn.MSELoss()]
 )
-def test_losses_that_take_probabilities(loss: nn.Module) -> None:
+def test_losses_of_probabilities_are_accepted(loss: nn.Module) -> None:
     check_takes_soft(loss, 5, CPU)
 
 
 @pytest.mark.parametrize("loss", [nn.MultiMarginLoss(), nn.NLLLoss()])
-def test_losses_that_take_classes_only(loss: nn.Module) -> None:
+def test_losses_of_classes_alone_are_rejected(loss: nn.Module) -> None:
     name = type(loss).__name__
     with pytest.raises(
         ConfigError,
-        match=rf"^DATA.TRAIN.batch_transforms and LOSS: {name} takes classes \(N,\) as targ",
+        match=rf"^DATA\.TRAIN\.batch_transforms and LOSS: {name} ",
     ):
         check_takes_soft(loss, 5, CPU)
 
@@ -47,17 +47,17 @@ class Counting(nn.Module):
         return output["scores"].sum() * target["class"].sum()  # type: ignore[call-overload,no-any-return]
 
 
-def test_a_loss_of_other_outputs_is_left_to_the_first_step_and_none_is_touched() -> None:
+def test_loss_of_mappings_is_accepted_without_a_counted_call() -> None:
     loss = Counting()
     check_takes_soft(loss, 5, CPU)
     assert loss.calls == 0
 
 
-def test_a_run_is_refused_before_training(tmp_path: Path) -> None:
+def test_run_is_rejected_before_training(tmp_path: Path) -> None:
     words = ("DATA.TRAIN.batch_transforms=[mixup]", "LOSS.name=MultiMarginLoss")
     with pytest.raises(
         ConfigError,
-        match=r"MultiMarginLoss takes classes \(N,\) as targets, but not the probabilities",
+        match=r"^DATA\.TRAIN\.batch_transforms and LOSS: MultiMarginLoss ",
     ):
         train(tmp_path, *words)
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -68,20 +68,20 @@ def test_a_run_is_refused_before_training(tmp_path: Path) -> None:
     [
         (
             "DATA.TRAIN.batch_transforms=[mixip]",
-            r"DATA.TRAIN.batch_transforms\[0\] = 'mixip' .*did you mean 'mixup'",
+            r"DATA.TRAIN.batch_transforms\[0\] = 'mixip' .*'mixup'",
         ),
         (
             "DATA.TRAIN.batch_transforms=[{name: mixup, alhpa: 1}]",
-            r"batch_transforms\[0\].alhpa .* did you mean .*alpha",
+            r"batch_transforms\[0\]\.alhpa .*\.alpha\b",
         ),
         (
             "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 0}]",
             r"batch_transforms\[0\] .*alpha = 0:",
         ),
-        ("DATA.TEST.batch_transforms=[mixup]", r"DATA.TEST.batch_transforms .*no such parameter"),
+        ("DATA.TEST.batch_transforms=[mixup]", r"DATA\.TEST\.batch_transforms"),
     ],
 )
-def test_mistakes(tmp_path: Path, words: str, message: str) -> None:
+def test_bad_batch_transforms_are_rejected(tmp_path: Path, words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train(tmp_path, words)
 
@@ -104,7 +104,7 @@ class Parted(Hook):
         self.targets = [one.target for one in found]
 
 
-def test_what_is_drawn_is_a_function_of_update_micro_batch_and_process(tmp_path: Path) -> None:
+def test_draws_depend_on_update_micro_batch_and_rank(tmp_path: Path) -> None:
     hook = Parted()
     words = (
         "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 1}]",

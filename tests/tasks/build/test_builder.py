@@ -1,5 +1,4 @@
-"""From sections to parts: facts fill what the config leaves open, and what does not fit is said
-with its key."""
+"""Parts are built from sections: facts fill open parameters, and errors name their key."""
 
 import io
 from pathlib import Path
@@ -69,7 +68,7 @@ def refused(*words: str) -> str:
 
 
 class TestData:
-    def test_splits(self) -> None:
+    def test_splits_have_their_length_and_batch_size(self) -> None:
         made = builder("DATA.VALID={dataset: digits, batch_size: 10}", "DATA.TEST.drop_last=true")
         data = made.data()
         assert {name: split.length for name, split in data.items()} == {
@@ -83,17 +82,17 @@ class TestData:
             "valid": Split("valid", 355, 10, drop_last=False),
         }
 
-    def test_a_data_set_with_both_parts_gives_the_one_that_fits(self) -> None:
+    def test_dataset_reads_the_part_of_its_split(self) -> None:
         data = builder().data()
         assert data["train"].fingerprint() != data["test"].fingerprint()
         same = builder("DATA.TEST.split=train").data()
         assert same["train"].fingerprint() == same["test"].fingerprint()
 
-    def test_the_shape_of_an_input_is_taken_after_the_transforms(self) -> None:
+    def test_input_shape_is_taken_after_the_transforms(self) -> None:
         data = builder("DATA.TRAIN.transforms=[{name: center_crop, size: 6}]").data()
         assert data["train"].facts["input_shape"] == (1, 6, 6)
 
-    def test_a_data_set_that_cannot_tell_has_name_and_length_for_a_fingerprint(self) -> None:
+    def test_fingerprint_falls_back_to_name_and_length(self) -> None:
         reader = SampleReader([0] * 7, Pipeline(), COLLATES["stack"](), seed=0)
         split = SplitData(
             builder().context.config.DATA.TRAIN, reader, SAMPLERS["sequential"](), 7, {}
@@ -105,7 +104,7 @@ class TestData:
         [
             (
                 ["DATA.TRAIN={dataset: synthetic, noise: -1}", "DATA.TRAIN.transforms=[]"],
-                "DATA.TRAIN (dataset 'synthetic'): seed = 0 must be in [0, 2**64) and noise = -1 must not be ",
+                "DATA.TRAIN (dataset 'synthetic'): ",
             ),
             (
                 ["DATA.TRAIN.transforms=[{name: random_erase, probability: 3}]"],
@@ -113,35 +112,35 @@ class TestData:
             ),
             (
                 ["DATA.TRAIN.transforms=[flatten, {name: center_crop, size: 4}]"],
-                "DATA.TRAIN.transforms: the transforms do not fit the inputs of the dataset, of shape (1, 8, 8): CenterCrop takes",
+                "DATA.TRAIN.transforms: ",
             ),
         ],
     )
-    def test_errors(self, words: list[str], message: str) -> None:
+    def test_bad_datasets_and_transforms_are_rejected(self, words: list[str], message: str) -> None:
         assert refused(*words).startswith(message)
 
 
 class TestParts:
-    def test_facts_fill_what_the_config_leaves_open(self) -> None:
+    def test_facts_fill_open_parameters(self) -> None:
         parts, plan, _ = built()
         assert parts.facts["MODEL.classes"] == 10
         assert parts.facts["MODEL.input_shape"] == (1, 8, 8)
         assert parts.model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
         assert plan.updates == 44
 
-    def test_the_config_comes_before_the_facts(self) -> None:
+    def test_config_has_priority_over_facts(self) -> None:
         parts, _, _ = built("MODEL.classes=12")
         assert "MODEL.classes" not in parts.facts
         assert parts.model(torch.zeros(2, 1, 8, 8)).shape == (2, 12)
 
-    def test_weights_are_a_function_of_the_seed(self) -> None:
+    def test_weights_depend_on_the_seed_alone(self) -> None:
         digests = [
             hash_model(built(*words)[0].model)
             for words in ([], ["DATA.TRAIN.batch_size=32"], ["RUN.seed=1"])
         ]
         assert digests[0] == digests[1] != digests[2]
 
-    def test_without_training_there_is_no_updater(self) -> None:
+    def test_parts_for_a_test_have_no_updater(self) -> None:
         assert built(train=False)[0].updater is None
 
     def test_meters_keep_their_labels(self) -> None:
@@ -151,56 +150,52 @@ class TestParts:
             "loss": "MeanLoss",
         }
 
-    def test_the_task(self) -> None:
+    def test_task_is_supervised_by_default(self) -> None:
         made = builder()
         data = made.data()
         parts = made.parts(data, made.plan(data))
         assert isinstance(made.task(parts), Supervised)
 
-    def test_micro_batches(self) -> None:
-        _, plan, _ = built("OPTIMIZER.accumulate=4")
+    def test_accumulation_splits_batches_into_micro_batches(self) -> None:
         parts, plan, _ = built("OPTIMIZER.accumulate=4")
         [first, *_] = parts.loaders["train"].batches(plan.phases[0])
         assert [batch.size for batch in first] == [16, 16, 16, 16]
 
-    def test_a_model_that_is_none(self) -> None:
-        assert refused("MODEL.name=builtins.dict") == (
-            "MODEL.name = 'builtins.dict' gave dict, expected a torch.nn.Module"
-        )
+    def test_part_that_is_no_module_is_rejected(self) -> None:
+        assert refused("MODEL.name=builtins.dict").startswith("MODEL.name = 'builtins.dict' ")
 
-    def test_a_model_whose_state_is_more_than_tensors(
+    def test_state_other_than_tensors_is_rejected(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "counting_mlp.py").write_text(COUNTING)
         monkeypatch.syspath_prepend(tmp_path)
-        assert refused(
-            "MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=false"
-        ) == (
-            "MODEL.name = 'counting_mlp.Counting': inner._extra_state in its state is of type dict, and only tensors "
-            "are saved, averaged and compared; register a buffer instead, or return a tensor from get_extra_state"
-        )
+        words = ("MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=false")
+        with raises(ConfigError, key="MODEL.name", given="'counting_mlp.Counting'") as caught:
+            built(*words)
+        assert "inner._extra_state" in str(caught.value)
         built("MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=true")
 
-    def test_nothing_to_train(self) -> None:
-        assert refused("MODEL.name=torch.nn.Flatten") == "MODEL.name = 'torch.nn.Flatten':"
+    def test_model_without_parameters_is_rejected(self) -> None:
+        with raises(ConfigError, key="MODEL.name", given="'torch.nn.Flatten'"):
+            built("MODEL.name=torch.nn.Flatten")
 
 
 class TestLoss:
     def loss(self, *words: str) -> nn.Module:
         return built(*words)[0].loss
 
-    def test_our_own(self) -> None:
+    def test_built_in_loss_gets_its_parameters(self) -> None:
         made = self.loss("LOSS.label_smoothing=0.1")
         assert isinstance(made, CrossEntropy)
         assert made.label_smoothing == 0.1
 
-    def test_torchs_own_with_a_tensor(self) -> None:
+    def test_class_weights_of_a_torch_loss_become_a_tensor(self) -> None:
         made = self.loss("LOSS={name: CrossEntropyLoss, weight: [1, 2, 1, 1, 1, 1, 1, 1, 1, 1]}")
         assert isinstance(made, nn.CrossEntropyLoss)
         assert made.weight is not None
         assert made.weight.tolist() == [1.0, 2.0] + [1.0] * 8
 
-    def test_a_function_of_output_and_target(
+    def test_function_becomes_a_loss_module(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "losses_of_a_test.py").write_text(
@@ -228,7 +223,7 @@ class TestLoss:
 
 
 class TestOptimizer:
-    def test_ours_is_fused_and_scheduled(self) -> None:
+    def test_built_in_optimizer_is_fused_and_scheduled(self) -> None:
         parts, _, _ = built(
             "OPTIMIZER={name: adamw, lr: 0.5}", "OPTIMIZER.SCHEDULES={lr: {name: linear}}"
         )
@@ -247,7 +242,7 @@ class TestOptimizer:
             (["OPTIMIZER={name: sgd}", "OPTIMIZER.scaler=grad"], False),
         ],
     )
-    def test_torchs_own_are_fused_unless_told_otherwise(
+    def test_torch_optimizers_are_fused_unless_configured_otherwise(
         self, words: list[str], fused: bool
     ) -> None:
         parts, _, _ = built(*words, "OPTIMIZER.lr=0.1")
@@ -260,28 +255,28 @@ class TestOptimizer:
             assert updater is not None
             assert (updater.scaler is not None) is scaled
 
-    def test_a_schedule_for_what_the_optimizer_does_not_have(self) -> None:
+    def test_schedule_of_an_unknown_option_is_rejected(self) -> None:
         words = [
             "OPTIMIZER={name: RMSprop, lr: 0.1}",
             "OPTIMIZER.SCHEDULES={moment: {name: linear}}",
         ]
         assert "OPTIMIZER.SCHEDULES.moment" in refused(*words)
 
-    def test_a_value_that_it_refuses(self) -> None:
+    def test_value_that_the_optimizer_rejects_is_a_config_error(self) -> None:
         assert refused("OPTIMIZER={name: sgd, momentum: -1}").startswith(
-            "OPTIMIZER (optimizer 'sgd'): Invalid momentum value: -1"
+            "OPTIMIZER (optimizer 'sgd'): "
         )
 
 
 class TestLoaders:
-    def test_workers_write_their_stacks_into_the_run_folder_where_it_is_one_of_files(self) -> None:
+    def test_stacks_of_workers_are_written_to_local_run_folders_only(self) -> None:
         found = {
             folder: built(f"RUN.dir={folder}")[0].loaders for folder in ("some/run", "mem://run")
         }
         assert found["some/run"]["train"].settings.stacks == "some/run/stacks.txt"
         assert found["mem://run"]["train"].settings.stacks is None
 
-    def test_what_is_put_up_with_is_counted_by_split_and_saved(self) -> None:
+    def test_bad_samples_are_counted_per_split_and_saved(self) -> None:
         words = ("DATA.TRAIN.on_bad_sample=drop", "DATA.TRAIN.bad_sample_budget=7")
         parts = built(*words)[0]
         bad = parts.loaders["train"].bad
@@ -329,7 +324,7 @@ class Witness(Strategy):
 
 
 class TestPrepare:
-    def test_the_order_is_device_sync_batch_norm_freezing_checkpointing_strategy_optimizer_wrapping_compilation(
+    def test_model_is_prepared_in_the_documented_order(
         self,
     ) -> None:
         witness = Witness()
@@ -358,11 +353,11 @@ class TestPrepare:
         assert isinstance(mean, SmallCNN)
         assert isinstance(mean.features[1], nn.SyncBatchNorm)
 
-    def test_one_process_has_nothing_to_synchronise(self) -> None:
+    def test_single_process_has_no_sync_batch_norm(self) -> None:
         parts = built("MODEL={name: small_cnn, width: 4}", "DISTRIBUTED.sync_batch_norm=true")[0]
         assert not any(isinstance(part, nn.SyncBatchNorm) for part in parts.model.modules())
 
-    def test_a_test_alone_compiles_nothing_and_keeps_forward_as_it_is(self) -> None:
+    def test_parts_for_a_test_are_not_compiled_or_checkpointed(self) -> None:
         parts = built(
             "MACHINE.compile=aot_eager",
             "MACHINE.activation_checkpointing=['layers.1']",
@@ -371,7 +366,7 @@ class TestPrepare:
         assert parts.train_model is None
         assert not any("forward" in vars(module) for module in parts.model.modules())
 
-    def test_a_strategy_that_cannot_round_gradients(self) -> None:
+    def test_communication_precision_is_rejected_by_other_strategies(self) -> None:
         setup = resolve_config([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
         joined = World(0, 2, control=object())
         with raises(ConfigError, key="DISTRIBUTED.communication"):
@@ -391,7 +386,7 @@ class TestGroupsOfWeights:
         ]
         return built_whole(overrides).task.parts
 
-    def test_rules_reach_the_optimizer_and_the_plan(self) -> None:
+    def test_rules_reach_the_optimizer_and_the_table(self) -> None:
         parts = self.built(
             self.RULES, "OPTIMIZER.weight_decay=0.1", "OPTIMIZER.SCHEDULES={lr: {name: linear}}"
         )
@@ -407,11 +402,11 @@ class TestGroupsOfWeights:
         parts.updater.schedule(0.5)
         assert [group["lr"] for group in groups][:2] == [0.005, 0.005]
 
-    def test_without_rules_there_is_one_group_and_no_table(self) -> None:
+    def test_run_without_rules_has_one_group(self) -> None:
         parts = self.built()
         assert parts.updater is not None
         assert (len(parts.updater.optimizer.param_groups), list(parts.groups)) == (1, [])
 
-    def test_an_option_that_the_optimizer_does_not_have_is_refused(self) -> None:
+    def test_unknown_option_of_a_group_is_rejected(self) -> None:
         with raises(ConfigError, key="OPTIMIZER.groups", suggestion="weight_decay"):
             self.built("OPTIMIZER.groups=[{max_ndim: 1, weight_decy: 0.0}]")
