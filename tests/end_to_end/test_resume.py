@@ -270,7 +270,7 @@ class TestPartsOfUsers:
         ],
         ids=lambda words: words[-1],
     )
-    def test_they_resume_exactly_with_another_number_of_workers(
+    def test_custom_parts_resume_exactly_with_another_number_of_workers(
         self, tmp_path: Path, words: list[str]
     ) -> None:
         own = [w for w in words if not w.startswith("MODEL.name")]

@@ -167,7 +167,7 @@ class TestSeveralHeads:
         assert_exact_resume(HEADS, steps=[2], workers=None)
 
     @pytest.mark.slow
-    def test_on_three_processes_they_measure_what_one_does(
+    def test_metrics_of_three_ranks_are_those_of_one(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         words = (*HEADS, "DATA.TRAIN.batch_size=24", "DISTRIBUTED.debug=true")
@@ -232,7 +232,7 @@ class TestOwnLosses:
         *QUIET,
     )
 
-    def test_they_are_summed_and_logged(self, tmp_path: Path) -> None:
+    def test_losses_of_the_model_are_summed_and_logged(self, tmp_path: Path) -> None:
         done = run([*self.WORDS, f"RUN.dir={tmp_path}"])
         assert done.last is not None
         assert set(done.last) == {"train/accuracy", "train/size", "test/accuracy", "test/size"}
@@ -277,9 +277,7 @@ class TestDistillation:
             *QUIET,
         ]
 
-    def test_both_losses_and_a_teacher_that_is_not_saved(
-        self, tmp_path: Path, teacher: Path
-    ) -> None:
+    def test_loss_is_weighted_and_teacher_is_not_saved(self, tmp_path: Path, teacher: Path) -> None:
         run([*self.words(teacher), f"RUN.dir={tmp_path}"])
         for one in records(tmp_path):
             if one["kind"] == "step":
@@ -296,7 +294,7 @@ class TestDistillation:
         assert_exact_resume(self.words(teacher), steps=[2], workers=None)
 
     @pytest.mark.slow
-    def test_on_two_processes_every_one_has_the_teacher(
+    def test_two_ranks_learn_as_one(
         self, launcher: Launcher, tmp_path: Path, teacher: Path
     ) -> None:
         words = (

@@ -123,7 +123,7 @@ def test_ten_restarts_in_a_row(calm: Path, tmp_path: Path) -> None:
         ("refuse", "ConfigError: ", 2),
     ],
 )
-def test_the_first_cause_is_first(tmp_path: Path, how: str, told: str, code: int) -> None:
+def test_first_error_is_reported_first(tmp_path: Path, how: str, told: str, code: int) -> None:
     with Torchrun(tmp_path / "run", f"HOOKS.strike={{rank: 2, update: 7, how: {how}}}") as one:
         one.until(6)
         began = time.monotonic()

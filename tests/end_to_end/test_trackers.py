@@ -37,7 +37,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_each_step_once_in_all_of_them(tmp_path: Path) -> None:
+def test_each_tracker_gets_each_step_once(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     kills = 0

@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class TestStart:
-    def test_from_the_newest_checkpoint_of_a_run(self, tmp_path: Path) -> None:
+    def test_weights_come_from_the_newest_checkpoint_of_a_run(self, tmp_path: Path) -> None:
         train(tmp_path / "first", "PHASES.epochs=1")
         train(tmp_path / "second", f"MODEL.weights={tmp_path}/first", *STILL)
         one, other = (
@@ -56,9 +56,7 @@ class TestStart:
         train(tmp_path / "control", *STILL)
         assert parameters(newest(tmp_path / "control").state["task"]["model"]) != parameters(one)
 
-    def test_a_checkpoint_wins_and_the_file_need_not_exist_any_more(
-        self, tmp_path: Path, path: Path
-    ) -> None:
+    def test_resume_needs_no_weights_file(self, tmp_path: Path, path: Path) -> None:
         words = (f"MODEL.weights={path}", "PHASES.epochs=1")
         train(tmp_path / "unbroken", *words)
         die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
@@ -69,20 +67,18 @@ class TestStart:
         assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
         assert json.loads((tmp_path / "killed" / "plan.json").read_text()) == plan
 
-    def test_file_is_needed_again_before_the_first_save(self, tmp_path: Path, path: Path) -> None:
+    def test_file_is_needed_until_the_first_save(self, tmp_path: Path, path: Path) -> None:
         words = (f"MODEL.weights={path}",)
         die(tmp_path / "killed", *words, hooks={"kill": KillAfter(1)})
         path.unlink()
         with raises(ConfigError, key="MODEL.weights.path"):
             train(tmp_path / "killed", *words)
 
-    def test_another_start_is_another_run(
+    def test_other_start_weights_make_another_run(
         self, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         train(tmp_path / "run", "PHASES.epochs=1", f"MODEL.weights={path}")
-        with pytest.raises(
-            ChangedError, match=r"MODEL.weights: the checkpoint has '.*, now null \(forbidden\)"
-        ):
+        with pytest.raises(ChangedError, match=r"MODEL\.weights: .* null \(forbidden\)"):
             train(tmp_path / "run", "PHASES.epochs=1")
         monkeypatch.chdir(tmp_path)
         from phasetrain.testing.build import resolve_overrides
@@ -93,7 +89,7 @@ class TestStart:
         }
         assert len(folders) == 2
 
-    def test_the_plan_says_it_before(self, tmp_path: Path, path: Path) -> None:
+    def test_plan_lists_loaded_and_reinitialized_weights(self, tmp_path: Path, path: Path) -> None:
         given = f"MODEL.weights={{path: {path}, reinit: ['head.*']}}"
         train(tmp_path / "run", given, "RUN.engine=plan")
         report = json.loads((tmp_path / "run" / "plan.json").read_text())["weights"]
@@ -101,7 +97,7 @@ class TestStart:
         assert report["loaded"]["features.0.weight"] == {"source": 0, "name": "features.0.weight"}
         assert len(report["loaded"]) == 18
 
-    def test_a_test_does_not_look_for_it_and_a_replay_starts_from_it(
+    def test_replay_needs_start_weights_and_a_test_does_not(
         self, tmp_path: Path, path: Path
     ) -> None:
         words = (f"MODEL.weights={path}", "PHASES.epochs=1")
@@ -110,7 +106,7 @@ class TestStart:
         path.unlink()
         assert train(tmp_path / "run", *words, "RUN.engine=test").updates == 5
 
-    def test_from_an_object_store(self, tmp_path: Path, path: Path) -> None:
+    def test_weights_come_from_an_object_store(self, tmp_path: Path, path: Path) -> None:
         MemoryHandler.objects["mem://weights/a.safetensors"] = path.read_bytes()
         try:
             words = (
@@ -123,7 +119,7 @@ class TestStart:
             MemoryHandler.objects.clear()
         assert parameters(newest(tmp_path / "run").state["task"]["model"]) == parameters(weights(7))
 
-    def test_all_processes_have_them_and_one_has_the_file(
+    def test_all_ranks_get_weights_that_rank_0_reads(
         self, launcher: Launcher, tmp_path: Path, path: Path
     ) -> None:
         words = (
@@ -145,9 +141,7 @@ class TestStart:
         assert noted == [parameters(weights(7))] * 4
 
     @pytest.mark.slow
-    def test_from_and_into_weights_that_are_divided(
-        self, launcher: Launcher, tmp_path: Path
-    ) -> None:
+    def test_sharded_weights_are_loaded_and_saved(self, launcher: Launcher, tmp_path: Path) -> None:
         fsdp = (*SMALL, ONE, "DISTRIBUTED.strategy=fsdp", "PHASES.epochs=1")
         assert launcher.run(tmp_path / "first", 3, *fsdp).codes == [0, 0, 0]
         words = (*fsdp, "OPTIMIZER.lr=0", f"MODEL.weights={tmp_path}/first")
@@ -157,10 +151,10 @@ class TestStart:
         )
         assert parameters(one) == parameters(other)
 
-    def test_error_of_rank_0_in_reading_ends_all(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_read_error_on_rank_0_ends_all_ranks(self, launcher: Launcher, tmp_path: Path) -> None:
         done = launcher.run(tmp_path / "run", 3, *SMALL, ONE, f"MODEL.weights={tmp_path}/absent")
         assert done.codes == [2, 2, 2]
-        assert "there is no such file or folder" in done.outputs[0]
+        assert f"{tmp_path}/absent" in done.outputs[0]
 
 
 class Put(Hook):
@@ -218,7 +212,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 class TestReload:
-    def test_the_newest_by_the_numbers_in_names(self, unbroken: Watched) -> None:
+    def test_newest_file_is_chosen_by_the_number_in_its_name(self, unbroken: Watched) -> None:
         assert unbroken.loads() == [
             (4, "w-9.safetensors"),
             (8, "w-10.safetensors"),
@@ -229,7 +223,7 @@ class TestReload:
         assert reloads[0]["digest"] == unbroken.history()["loads"][0]["digest"]
 
     @pytest.mark.slow
-    def test_the_weights_are_those_of_the_file(self, tmp_path: Path) -> None:
+    def test_reloaded_weights_equal_the_file(self, tmp_path: Path) -> None:
         made = Watched(tmp_path)
         train(made.folder, *made.words, "OPTIMIZER.lr=0", hooks=made.hooks())
         assert parameters(newest(made.folder).state["task"]["model"]) == parameters(weights(2))
@@ -261,14 +255,14 @@ class TestReload:
         made.store = made.watched  # so that nobody puts the old one back
         with pytest.raises(
             ChangedError,
-            match=r"w-10.safetensors was loaded at update 8 with digest \w+, and now has",
+            match=r"w-10\.safetensors .* update 8 ",
         ):
             train(made.folder, *made.words)
         (made.watched / "w-10.safetensors").unlink()
         with raises(ChangedError, key="HOOKS.reload_weights"):
             train(made.folder, *made.words)
 
-    def test_what_cannot_be_used_is_passed_over(self, tmp_path: Path) -> None:
+    def test_unusable_files_are_skipped(self, tmp_path: Path) -> None:
         made = Watched(tmp_path)
         (made.watched / "w-8.safetensors").write_bytes(
             (made.store / "w-9.safetensors").read_bytes()
@@ -292,7 +286,9 @@ class TestReload:
             ("every_phases: 4", [10]),
         ],
     )
-    def test_after_epochs_or_phases(self, tmp_path: Path, every: str, updates: list[int]) -> None:
+    def test_weights_are_reloaded_after_epochs_or_phases(
+        self, tmp_path: Path, every: str, updates: list[int]
+    ) -> None:
         made = Watched(tmp_path, every)
         seen: list[int] = []
 
@@ -307,7 +303,7 @@ class TestReload:
         assert [at for at, _ in made.loads()] == updates
         assert seen == [5, 5, 10, 10, 15, 15]
 
-    def test_the_checkpoints_of_another_run(self, tmp_path: Path) -> None:
+    def test_checkpoints_of_another_run_are_reloaded(self, tmp_path: Path) -> None:
         train(tmp_path / "teacher", "PHASES.epochs=1", "RUN.seed=5")
         words = (f"HOOKS.reload_weights={{folder: {tmp_path}/teacher, every_updates: 4}}", *STILL)
         train(tmp_path / "run", *words)
@@ -315,25 +311,22 @@ class TestReload:
         assert parameters(one) == parameters(other)
 
     @pytest.mark.parametrize(
-        ("given", "message"),
+        ("given", "named"),
         [
-            (
-                "{folder: a}",
-                "no interval: expected exactly one of every_updates, every_epochs, every_phases",
-            ),
+            ("{folder: a}", "every_updates, every_epochs, every_phases"),
             (
                 "{folder: a, every_updates: 1, every_phases: 1}",
-                "every_updates = 1, every_phases = 1: expected exactly",
+                "every_updates = 1, every_phases = 1: ",
             ),
-            ("{folder: a, every_updates: 0}", "every_updates = 0: expected exactly one of"),
+            ("{folder: a, every_updates: 0}", "every_updates = 0: "),
             (
                 "{folder: a, every_updates: 1, source: {strickt: false}}",
-                "HOOKS.reload_weights.source.strickt: a source",
+                r"HOOKS\.reload_weights\.source\.strickt: ",
             ),
         ],
     )
-    def test_bad_settings(self, tmp_path: Path, given: str, message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
+    def test_invalid_settings_are_rejected(self, tmp_path: Path, given: str, named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
             train(tmp_path / "run", f"HOOKS.reload_weights={given}")
 
     @pytest.mark.by_default("ddp")
@@ -346,7 +339,7 @@ class TestReload:
         ],
         ids=["ordered", "ddp", "fsdp"],
     )
-    def test_all_processes_load(
+    def test_all_ranks_reload_the_same_weights(
         self, launcher: Launcher, tmp_path: Path, size: int, words: tuple[str, ...]
     ) -> None:
         made = Watched(tmp_path)

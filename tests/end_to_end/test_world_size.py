@@ -230,7 +230,7 @@ def test_one_process_counts_every_sample_once(tested: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_test_of_a_checkpoint_counts_every_sample_once(
+def test_checkpoint_test_counts_every_sample_once(
     launcher: Launcher, tested: Path, size: int
 ) -> None:
     """The batches of training need not divide among its processes."""
@@ -266,7 +266,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     [[], ["DATA.TRAIN.micro_batch_size=1"], ["OPTIMIZER.accumulate=2"]],
     ids=["whole", "micro", "accumulate"],
 )
-def test_a_short_batch_makes_the_update_of_one_process(
+def test_update_of_a_short_batch_is_that_of_one_process(
     launcher: Launcher, tmp_path: Path, words: list[str]
 ) -> None:
     folders = {size: tmp_path / f"run{size}" for size in (1, 3)}
@@ -280,7 +280,7 @@ def test_a_short_batch_makes_the_update_of_one_process(
 
 
 @pytest.mark.slow
-def test_batch_norm_meets_short_batches_too(launcher: Launcher, tmp_path: Path) -> None:
+def test_batch_norm_trains_with_short_batches(launcher: Launcher, tmp_path: Path) -> None:
     """Statistics are those of process 0, so weights are not those of one process; the number of
     passes is."""
     done = launcher.run(tmp_path / "run", 3, *PARTIAL, "MODEL=small_cnn")
@@ -328,7 +328,7 @@ class TestStreams:
         }
 
     @pytest.mark.slow
-    def test_each_process_reads_its_share_of_the_bytes(
+    def test_each_rank_reads_its_shard_only(
         self, launcher: Launcher, files: str, tmp_path: Path
     ) -> None:
         total, read = sum(file.stat().st_size for file in tmp_path.glob("*.jsonl")), {}
@@ -383,7 +383,7 @@ class TestStreams:
         assert losses(calm) == pytest.approx(losses(folder), rel=TOLERANCE)
 
     @pytest.mark.slow
-    def test_another_batch_size_waits_for_the_end_of_a_pass(
+    def test_batch_size_may_not_change_inside_an_epoch(
         self, launcher: Launcher, files: str, tmp_path: Path
     ) -> None:
         words, folder = self.words(files, tmp_path / "log"), tmp_path / "run"

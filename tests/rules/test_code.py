@@ -202,7 +202,7 @@ def test_only_the_terminal_and_the_entry_print() -> None:
     assert [line for path in silent for line in broken(prints, path)] == []
 
 
-def test_no_drawer_for_leftovers() -> None:
+def test_no_module_is_called_utils() -> None:
     named = [
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
@@ -246,7 +246,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("rule", "source", "line"), BAD)
-def test_the_rule_sees_what_it_forbids(rule: Rule, source: str, line: str) -> None:
+def test_rule_reports_what_it_forbids(rule: Rule, source: str, line: str) -> None:
     assert line in list(rule(ast.parse(source)))
 
 
@@ -269,5 +269,5 @@ def f(config):
 
 
 @pytest.mark.parametrize("rule", [*RULES, prints], ids=lambda rule: rule.__name__)
-def test_the_rule_lets_good_code_pass(rule: Rule) -> None:
+def test_rule_accepts_good_code(rule: Rule) -> None:
     assert list(rule(ast.parse(GOOD))) == []

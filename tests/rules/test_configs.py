@@ -50,7 +50,9 @@ def test_every_file_is_an_option() -> None:
     "rehearse", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["built", "rehearsed"]
 )
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_it_composes_and_builds(group: str, option: str, rehearse: bool, tmp_path: Path) -> None:
+def test_option_composes_and_builds(
+    group: str, option: str, rehearse: bool, tmp_path: Path
+) -> None:
     words = [f"{group}={option}", *files_for(option, tmp_path / "files")]
     printed = plan([*words, f"RUN.rehearse={rehearse}"], tmp_path)
     written = json.loads((tmp_path / "plan.json").read_text("utf-8"))
@@ -58,6 +60,6 @@ def test_it_composes_and_builds(group: str, option: str, rehearse: bool, tmp_pat
     assert "parameters" in printed
 
 
-def test_what_does_not_build_is_seen(tmp_path: Path) -> None:
+def test_option_that_does_not_build_is_rejected(tmp_path: Path) -> None:
     with raises(ConfigError, code="config.wrong_type", key="MODEL.depth"):
         plan(["MODEL=resnet20", "MODEL.depth=21"], tmp_path)

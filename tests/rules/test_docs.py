@@ -192,7 +192,7 @@ QUICK = {"README.md"}
     [pytest.param(path, marks=() if path.name in QUICK else pytest.mark.slow) for path in PAGES],
     ids=[path.relative_to(ROOT).as_posix() for path in PAGES],
 )
-def test_page(path: Path, tmp_path: Path, socket: str) -> None:
+def test_code_blocks_of_page_run(path: Path, tmp_path: Path, socket: str) -> None:
     failures = run_page(
         path.relative_to(ROOT).as_posix(), path.read_text("utf-8"), tmp_path, socket
     )
@@ -246,6 +246,6 @@ def test_blocks_run_in_order_in_one_folder(tmp_path: Path, socket: str) -> None:
         ("```yaml\na: [1\n```\n", "while parsing a flow sequence"),
     ],
 )
-def test_a_block_that_fails_is_seen(page: str, failure: str, tmp_path: Path, socket: str) -> None:
+def test_failing_block_is_reported(page: str, failure: str, tmp_path: Path, socket: str) -> None:
     (found,) = run_page("page.md", page, tmp_path, socket)
     assert failure in found

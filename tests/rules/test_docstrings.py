@@ -57,20 +57,20 @@ def says_exit_code(error: type[PhasetrainError]) -> bool:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_public_names(path: Path) -> None:
+def test_public_names_have_docstrings(path: Path) -> None:
     assert undocumented(path.read_text("utf-8")) == []
 
 
-def test_what_has_no_docstring_is_seen() -> None:
+def test_missing_docstring_is_reported() -> None:
     source = "class Loss:\n    '''Doc.'''\n    def forward(self): ...\n    def _own(self): ...\ndef build(): ...\n"
     assert undocumented(source) == ["0: the module", "3: Loss.forward", "5: build"]
 
 
-def test_errors_say_their_exit_code() -> None:
+def test_errors_document_their_exit_code() -> None:
     assert [error.__qualname__ for error in errors() if not says_exit_code(error)] == []
 
 
-def test_an_error_that_does_not_say_it_is_seen() -> None:
+def test_undocumented_exit_code_is_reported() -> None:
     class SilentError(PhasetrainError):
         """Something went wrong (exit code 1)."""
 

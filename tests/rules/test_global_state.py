@@ -34,7 +34,9 @@ def _add_handler() -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("change", [_set_threads, _set_deterministic, _set_signal, _add_handler])
-def test_a_change_is_seen(change: Callable[[], Callable[[], object]], snapshot: Snapshot) -> None:
+def test_change_of_global_state_is_reported(
+    change: Callable[[], Callable[[], object]], snapshot: Snapshot
+) -> None:
     before = snapshot()
     restore = change()
     changed = snapshot()

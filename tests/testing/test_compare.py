@@ -25,7 +25,7 @@ NAN = float("nan")
         (np.arange(3), np.arange(3)),
     ],
 )
-def test_equal(one: Any, other: Any) -> None:
+def test_equal_values_have_no_differences(one: Any, other: Any) -> None:
     assert differences(one, other) == []
     assert digest_leaves(one, "a") == digest_leaves(other, "a")
 
@@ -45,7 +45,7 @@ def test_equal(one: Any, other: Any) -> None:
         (np.arange(3), np.arange(3, dtype=np.int32), ["state"]),
     ],
 )
-def test_different(one: Any, other: Any, paths: list[str]) -> None:
+def test_differing_paths_are_listed(one: Any, other: Any, paths: list[str]) -> None:
     assert differences(one, other) == paths
 
 

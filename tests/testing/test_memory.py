@@ -99,11 +99,11 @@ def test_deleting_and_copying() -> None:
 
 
 @pytest.mark.parametrize("mode", ["a", "ab", "r+b", "xb"])
-def test_what_object_stores_cannot_do_is_refused(mode: str) -> None:
+def test_unsupported_operations_are_rejected(mode: str) -> None:
     manager = files({"mem://a": b"1"})
-    with pytest.raises(io.UnsupportedOperation, match="mem://a cannot be opened with mode"):
+    with pytest.raises(io.UnsupportedOperation, match="mem://a "):
         manager.open("mem://a", mode)
-    with pytest.raises(io.UnsupportedOperation, match="mem://a cannot be renamed to mem://b"):
+    with pytest.raises(io.UnsupportedOperation, match=r"mem://a .* mem://b"):
         manager.mv("mem://a", "mem://b")
     assert manager.ls("mem://") == ["a"]
 

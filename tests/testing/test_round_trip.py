@@ -42,7 +42,7 @@ def test_parts_that_belong_together_pass() -> None:
     assert_state_round_trip(parts, step)
 
 
-def test_the_other_part_may_be_made() -> None:
+def test_fresh_part_may_be_given() -> None:
     generator = torch.Generator()
     model = nn.Linear(64, 10)
     model.generator = generator  # cannot be told apart by a copy
@@ -60,7 +60,7 @@ class Holds:
         self.value = state["value"] if self.loads is None else self.loads
 
 
-def test_the_state_without_a_step() -> None:
+def test_state_is_compared_before_any_step() -> None:
     assert_state_round_trip(Holds([float("nan"), -0.0, (1, None), {2: torch.zeros(0)}]))
 
 
@@ -98,14 +98,14 @@ def test_the_state_without_a_step() -> None:
     ],
     ids=["meter", "deaf", "loss", "model", "object", "loads"],
 )
-def test_what_is_hidden_or_lost_is_found(part: Any, step: Any, message: str) -> None:
+def test_hidden_or_lost_state_is_reported(part: Any, step: Any, message: str) -> None:
     if isinstance(part, Holds) and step is not None:
         part.loads = 1
     with pytest.raises(AssertionError, match=message):
         assert_state_round_trip(part, step)
 
 
-def test_a_generator_of_ones_own_is_found() -> None:
+def test_unseeded_generator_is_reported() -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
