@@ -46,7 +46,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
 
 
 class TestInTheRun:
-    def test_each_is_tested_in_a_phase_of_its_own(self, trained: tuple[Path, RunResult]) -> None:
+    def test_each_average_is_tested_in_its_own_phase(self, trained: tuple[Path, RunResult]) -> None:
         splits = [record["split"] for record in records(trained[0]) if record["kind"] == "phase"]
         first, later = ["train", "test", "test@ema"], ["train", "test", "test@ema", "test@swa"]
         assert splits == [
@@ -124,7 +124,7 @@ class TestAfterwards:
         assert found.last["test@ema/accuracy"] == max(measured)
 
     @pytest.mark.parametrize("which", ["ema", "swa"])
-    def test_it_is_exported_and_started_from(
+    def test_average_is_exported_and_started_from(
         self, trained: tuple[Path, RunResult], tmp_path: Path, which: str
     ) -> None:
         folder = trained[0]
@@ -179,9 +179,7 @@ class Watch(Hook):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_an_update_that_is_skipped_leaves_the_mean_as_it_was(
-    tmp_path: Path, precision: str
-) -> None:
+def test_skipped_update_leaves_the_mean_unchanged(tmp_path: Path, precision: str) -> None:
     watch = Watch()
     words = (
         EMA,
@@ -223,7 +221,7 @@ class TestOnCUDA:
     """There the verdict on an update comes late, and the mean is withheld by the flag on the
     device."""
 
-    def test_a_skipped_update(
+    def test_skipped_update_leaves_the_mean_unchanged(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
     ) -> None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -259,7 +257,7 @@ class TestOnCUDA:
 
 
 class TestRefused:
-    def test_a_monitor_of_an_average_that_is_not_tested(self, tmp_path: Path) -> None:
+    def test_monitor_of_an_untested_average_is_rejected(self, tmp_path: Path) -> None:
         with raises(
             ConfigError, key="HOOKS.early_stopping.monitor", suggestion="test@ema/accuracy"
         ):
@@ -268,7 +266,7 @@ class TestRefused:
         with raises(ConfigError, key="HOOKS.early_stopping.monitor"):
             train(tmp_path / "other", quiet, "HOOKS.early_stopping={monitor: test@ema/accuracy}")
 
-    def test_a_key_that_it_does_not_have(self, tmp_path: Path) -> None:
+    def test_unknown_key_is_rejected_with_a_suggestion(self, tmp_path: Path) -> None:
         with raises(ConfigError, key="MODEL.ema.decya", suggestion="MODEL.ema.decay"):
             train(tmp_path / "run", "MODEL.ema={decya: 0.9}")
         assert not (tmp_path / "run").exists()
@@ -309,7 +307,9 @@ class TestSeveralProcesses:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
-    def test_every_strategy(self, launcher: Launcher, tmp_path: Path, strategy: str) -> None:
+    def test_every_strategy_resumes_exactly(
+        self, launcher: Launcher, tmp_path: Path, strategy: str
+    ) -> None:
         words = (
             *SMALL,
             ONE,

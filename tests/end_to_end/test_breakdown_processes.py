@@ -12,7 +12,7 @@ ON = "HOOKS.breakdown={every_updates: 5}"
 ONE = "MACHINE.threads=1"
 
 
-def told(folder: Path) -> None:
+def assert_breakdown(folder: Path) -> None:
     found = json.loads((folder / "breakdown.json").read_text())
     train = found["splits"]["train"]
     assert (train["steps"], found["flops_per_sample"]) == (15, {"0": 51168})
@@ -27,12 +27,13 @@ def told(folder: Path) -> None:
     ] * 3
 
 
-def test_three_processes_train_as_without_it(
+@pytest.mark.slow
+def test_breakdown_changes_no_bit_on_three_ranks(
     launcher: Launcher, calm3: Path, tmp_path: Path
 ) -> None:
     done = launcher.run(tmp_path / "run", 3, *SMALL, ONE, ON)
     assert done.codes == [0, 0, 0], done.outputs
-    told(tmp_path / "run")
+    assert_breakdown(tmp_path / "run")
     assert [line for line in records(tmp_path / "run") if line["kind"] != "breakdown"] == records(
         calm3
     )
@@ -41,10 +42,10 @@ def test_three_processes_train_as_without_it(
 
 
 @pytest.mark.slow
-def test_weights_that_are_divided(launcher: Launcher, tmp_path: Path) -> None:
+def test_breakdown_changes_no_bit_of_sharded_weights(launcher: Launcher, tmp_path: Path) -> None:
     words = (*SMALL, ONE, "DISTRIBUTED.strategy=fsdp")
     assert launcher.run(tmp_path / "run", 3, *words, ON).codes == [0, 0, 0]
-    told(tmp_path / "run")
+    assert_breakdown(tmp_path / "run")
     assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
     assert status(tmp_path / "run")["digest"] == status(tmp_path / "calm")["digest"]
     assert [line for line in records(tmp_path / "run") if line["kind"] != "breakdown"] == records(

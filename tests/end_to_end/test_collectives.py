@@ -31,7 +31,7 @@ def test_three_processes_exchange_rows_numbers_and_gradients(
 
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("size", [1, 3])
-def test_rows_of_a_meter_are_all_there_after_a_kill_in_the_middle_of_a_test(
+def test_rows_of_a_meter_are_complete_after_a_kill_in_a_test(
     launcher: Launcher, tmp_path: Path, size: int
 ) -> None:
     words = (*SMALL, ONE, *AUC, "PHASES.epochs=1", "PHASES.limit.train=1")
@@ -58,7 +58,7 @@ def test_rows_of_a_meter_are_all_there_after_a_kill_in_the_middle_of_a_test(
 
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("words", [(), ("DISTRIBUTED.reduction=ordered",)])
-def test_what_goes_before_a_start_leaves_no_trace(
+def test_checks_before_the_start_leave_the_loss_state_unchanged(
     launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     ended = launcher.run(

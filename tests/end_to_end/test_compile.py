@@ -65,7 +65,7 @@ class TestOneProcess:
         assert parted(tmp_path / "unbroken", tmp_path / "run") == []
 
     @pytest.mark.skipif(find_spec("tvm") is not None, reason="tvm can compile it")
-    def test_an_error_says_that_it_comes_of_the_compiler(self, tmp_path: Path) -> None:
+    def test_compiler_error_is_reported_with_its_key(self, tmp_path: Path) -> None:
         with raises(ConfigError, key="MACHINE.compile"):
             train(tmp_path, ONE, "MACHINE.compile=tvm")
 
@@ -102,13 +102,17 @@ def killed_and_resumed(launcher: Launcher, folder: Path, *words: str) -> Path:
 
 class TestThreeProcesses:
     @pytest.mark.slow
-    def test_with_rounded_gradients(self, launcher: Launcher, calm3: Path, tmp_path: Path) -> None:
+    def test_killed_and_resumed_with_rounded_gradients(
+        self, launcher: Launcher, calm3: Path, tmp_path: Path
+    ) -> None:
         unbroken = killed_and_resumed(launcher, tmp_path, "DISTRIBUTED.communication=fp16")
         assert learned(calm3, unbroken) != [], "the choice has not arrived at torch"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["ddp", "zero", "fsdp"])
-    def test_compiled(self, launcher: Launcher, tmp_path: Path, strategy: str) -> None:
+    def test_killed_and_resumed_compiled(
+        self, launcher: Launcher, tmp_path: Path, strategy: str
+    ) -> None:
         killed_and_resumed(launcher, tmp_path, AOT, f"DISTRIBUTED.strategy={strategy}")
 
     @pytest.mark.slow

@@ -138,6 +138,7 @@ class TestAnotherBatchSize:
             shown = before.of(epoch) + after.of(epoch)
             assert (set(shown), set(shown.values())) == (set(range(200)), {1})
 
+    @pytest.mark.slow
     def test_position_counted_in_batches_is_detected(
         self, picked: list[int], tmp_path: Path
     ) -> None:

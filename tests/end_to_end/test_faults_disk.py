@@ -73,7 +73,7 @@ class TestASystemCallThatFailsOnce:
         assert is_clean(ended, folder)
         assert parted(calm, folder) == []
 
-    def test_the_run_ends_where_that_is_asked_for(
+    def test_run_ends_after_a_failed_save_if_asked_to(
         self, faults: Starter, calm: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
@@ -95,7 +95,7 @@ class TestASystemCallThatFailsOnce:
     @pytest.mark.slow
     @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
     @pytest.mark.parametrize("call", ["open", "write", "fsync", "rename", "mkdir", "unlink"])
-    def test_at_every_operation(
+    def test_failure_at_every_operation_loses_nothing(
         self, faults: Starter, calm: Path, tmp_path: Path, call: str, error: str
     ) -> None:
         """Each call of the first two saves, and once those where older checkpoints are deleted."""
@@ -146,7 +146,7 @@ def test_disk_that_keeps_failing_loses_no_checkpoint(
 @pytest.mark.parametrize(
     "call", ["write", *(pytest.param(call, marks=pytest.mark.slow) for call in ("fsync", "rename"))]
 )
-def test_other_files_that_cannot_be_written_for_a_while(
+def test_files_unwritable_for_a_while_change_no_bit(
     faults: Starter, calm: Path, tmp_path: Path, path: str, call: str
 ) -> None:
     folder = tmp_path / "run"
@@ -157,9 +157,8 @@ def test_other_files_that_cannot_be_written_for_a_while(
     assert parted(calm, folder) == []
 
 
-def test_a_status_that_can_never_be_written_again(
-    faults: Starter, calm: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_unwritable_status_is_only_a_warning(faults: Starter, calm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = faults.run(folder, *WORDS, faults=(Fault("rename", "/run/status.json", "EIO", 2),))
     assert ended.code == 0, ended.output
@@ -174,7 +173,7 @@ def test_a_status_that_can_never_be_written_again(
 
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("path", ["owner.json", "run.lock"])
-def test_a_lock_that_cannot_be_taken_away_blocks_nobody(
+def test_lock_that_cannot_be_removed_blocks_nobody(
     faults: Starter, calm: Path, tmp_path: Path, path: str
 ) -> None:
     folder = tmp_path / "run"
@@ -186,7 +185,7 @@ def test_a_lock_that_cannot_be_taken_away_blocks_nobody(
     assert leftovers(folder) == []
 
 
-def test_metrics_that_can_never_be_written_hold_checkpoints_back(
+def test_unwritable_metrics_hold_checkpoints_back(
     faults: Starter, calm: Path, tmp_path: Path
 ) -> None:
     """A checkpoint that covers lines which are nowhere would lose them for good."""
@@ -217,7 +216,7 @@ class TestARealLimit:
         end = f"HOOKS.end={{name: fault_at, do: free, updates: {until}}}"
         return (begin, end) if until else (begin,)
 
-    def test_a_small_disk_that_is_full_for_a_while(
+    def test_run_survives_a_disk_that_is_full_for_a_while(
         self, starter: Starter, wide: Path, tmp_path: Path
     ) -> None:
         try:
@@ -226,7 +225,7 @@ class TestARealLimit:
         except PermissionError as error:
             pytest.skip(f"this user may not mount a small disk: {error}")
 
-    def test_a_limit_on_the_size_of_files_for_a_while(
+    def test_run_survives_a_file_size_limit_for_a_while(
         self, starter: Starter, wide: Path, tmp_path: Path
     ) -> None:
         self.check(starter, wide, tmp_path / "run", self.full("limit", 12_000, 9), "EFBIG")
@@ -243,7 +242,7 @@ class TestARealLimit:
         assert parted(wide, folder) == []
 
     @pytest.mark.slow
-    def test_a_small_disk_that_stays_full(
+    def test_disk_that_stays_full_keeps_the_last_checkpoint(
         self, starter: Starter, wide: Path, tmp_path: Path
     ) -> None:
         try:
@@ -296,7 +295,9 @@ class TestAFolderThatMayNotBeWritten:
             assert f"errno {errno.EACCES:d}" in ended.output
             assert list(folder.iterdir()) == []
 
-    def test_a_read_only_file_system(self, faults: Starter, tmp_path: Path) -> None:
+    def test_read_only_file_system_is_rejected_before_training(
+        self, faults: Starter, tmp_path: Path
+    ) -> None:
         folder = tmp_path / "run"
         ended = faults.run(folder, *WORDS, faults=(Fault("open", "/run/", "EROFS"),))
         assert ended.code == 2
@@ -304,7 +305,8 @@ class TestAFolderThatMayNotBeWritten:
         assert f"errno {errno.EROFS:d}" in ended.output
         assert is_clean(ended, folder)
 
-    def test_run_folder_that_becomes_read_only(
+    @pytest.mark.slow
+    def test_folder_that_becomes_read_only_keeps_the_last_checkpoint(
         self, faults: Starter, calm: Path, tmp_path: Path
     ) -> None:
         """Everything that changes a name or opens a file for writing is refused from the second

@@ -42,7 +42,7 @@ def said(folder: Path, *words: str) -> str:
     return output.getvalue()
 
 
-def test_one_flipped_bit_of_the_weights_on_the_command_line(
+def test_flipped_bit_is_reported_on_the_command_line(
     starter: Starter, calm: Path, mine: Path
 ) -> None:
     tensors = mine / "checkpoints" / NEWEST / "tensors.safetensors"
@@ -62,7 +62,7 @@ def test_one_flipped_bit_of_the_weights_on_the_command_line(
 class TestDamage:
     @pytest.mark.by_default(2)
     @pytest.mark.parametrize("name", FILES)
-    def test_a_hundred_flipped_bits(self, mine: Path, name: str) -> None:
+    def test_flipped_bits_are_detected(self, mine: Path, name: str) -> None:
         path = mine / "checkpoints" / NEWEST / name
         assert found(mine) == NEWEST  # before any
         dice = random.Random(name)
@@ -73,7 +73,7 @@ class TestDamage:
         assert found(mine) == NEWEST
 
     @pytest.mark.parametrize("name", FILES)
-    def test_cut_at_every_sixteenth(self, mine: Path, name: str) -> None:
+    def test_truncated_file_is_detected(self, mine: Path, name: str) -> None:
         path = mine / "checkpoints" / NEWEST / name
         content = path.read_bytes()
         for sixteenth in range(16):
@@ -83,7 +83,9 @@ class TestDamage:
         assert found(mine) == NEWEST
 
     @pytest.mark.parametrize("name", FILES)
-    def test_longer_missing_or_not_a_file(self, mine: Path, name: str) -> None:
+    def test_file_that_is_longer_missing_or_a_folder_is_detected(
+        self, mine: Path, name: str
+    ) -> None:
         path = mine / "checkpoints" / NEWEST / name
         content = path.read_bytes()
         path.write_bytes(content + b"\0")
@@ -100,7 +102,9 @@ class TestDamage:
         assert found(mine) == NEWEST
 
     @pytest.mark.parametrize("name", FILES[:3])
-    def test_exchanged_with_another_checkpoint(self, mine: Path, name: str) -> None:
+    def test_file_exchanged_with_another_checkpoint_is_detected(
+        self, mine: Path, name: str
+    ) -> None:
         one, other = (mine / "checkpoints" / folder / name for folder in (NEWEST, PREVIOUS))
         if one.read_bytes() == other.read_bytes():
             assert name == "promised.json"  # what was promised is the same: nothing is mixed up
@@ -110,7 +114,9 @@ class TestDamage:
         shutil.move(mine / "aside", other)
         assert found(mine) == OLDEST
 
-    def test_whole_folders_under_each_others_names(self, calm: Path, mine: Path) -> None:
+    def test_position_comes_from_the_manifest_and_not_from_the_folder_name(
+        self, calm: Path, mine: Path
+    ) -> None:
         """Position and number stand in the manifest: a name says nothing."""
         one, other = (mine / "checkpoints" / folder for folder in (NEWEST, PREVIOUS))
         one.rename(mine / "aside")
@@ -133,7 +139,7 @@ class TestDamage:
         said(mine)
         assert parted(calm, mine) == []
 
-    def test_what_does_not_belong_there(self, calm: Path, mine: Path) -> None:
+    def test_foreign_files_are_ignored_and_kept(self, calm: Path, mine: Path) -> None:
         root = mine / "checkpoints"
         (root / NEWEST / "rank1.safetensors").write_bytes(b"stale")
         (root / NEWEST / "more").mkdir()
@@ -147,7 +153,7 @@ class TestDamage:
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("damaged", [(NEWEST, PREVIOUS), (NEWEST,)])
-    def test_the_run_ends_with_equal_bits(
+    def test_run_resumes_exactly_past_damaged_checkpoints(
         self, calm: Path, mine: Path, damaged: tuple[str, ...]
     ) -> None:
         for name in damaged:
@@ -222,7 +228,7 @@ class TestThePointer:
 class TestTheClock:
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
-    def test_that_jumps_between_attempts_and_within(
+    def test_clock_jumps_change_no_bit(
         self, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
     ) -> None:
         clock, jumps = time.time, [0.0]
@@ -239,7 +245,7 @@ class TestTheClock:
         assert parted(calm, tmp_path) == []
 
     @pytest.mark.parametrize("times", ["equal", "reversed"])
-    def test_times_of_files_mean_nothing(self, mine: Path, times: str) -> None:
+    def test_file_times_do_not_matter(self, mine: Path, times: str) -> None:
         for age, folder in enumerate(sorted((mine / "checkpoints").glob("p*"))):
             for path in (*folder.iterdir(), folder):
                 when = 1e9 if times == "equal" else 1e9 - 3600 * age
@@ -266,7 +272,7 @@ class TestOnlyDamagedOnes:
         assert (told["state"], told["exit_code"]) == ("failed", 5)
         assert (ended.alive, leftovers(ruined)) == ([], [])
 
-    def test_with_consent_it_does(self, calm: Path, ruined: Path) -> None:
+    def test_run_restarts_with_consent(self, calm: Path, ruined: Path) -> None:
         assert "RUN.allow" in said(ruined, "RUN.allow=[no_valid]")
         assert parted(calm, ruined) == []
 
@@ -289,7 +295,7 @@ class TestTornLogs:
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("torn", ["", "{", "[]", '{"attempt": "x", "time": 3}', "\0"])
-    def test_a_torn_status(self, calm: Path, mine: Path, torn: str) -> None:
+    def test_torn_status_is_ignored(self, calm: Path, mine: Path, torn: str) -> None:
         (mine / "status.json").write_text(torn)
         said(mine)
         assert parted(calm, mine) == []

@@ -46,7 +46,7 @@ class TestSignals:
             pytest.param(2, "term", "phase_end", "train", 5, marks=pytest.mark.slow),
         ],
     )
-    def test_to_one_process_all_stop_at_the_same_step_and_save(
+    def test_signal_to_one_rank_stops_all_at_the_same_step_with_a_save(
         self,
         launcher: Launcher,
         calm3: Path,
@@ -115,7 +115,9 @@ class TestSignals:
         assert status(folder)["updates"] in (0, 1, 2)
 
     @pytest.mark.slow
-    def test_while_one_waits_for_workers(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_signal_to_a_rank_that_waits_for_workers_stops_all(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
         folder = tmp_path / "run"
         (tmp_path / "trouble-1").write_text("marked 0.1")
         pids = launcher.start(
@@ -129,7 +131,9 @@ class TestSignals:
         assert is_clean(done, folder)
 
     @pytest.mark.slow
-    def test_to_the_groups_with_their_workers(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_signal_to_the_process_groups_stops_all(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
         folder = tmp_path / "run"
         (tmp_path / "trouble-1").write_text("marked 0.02")
         pids = launcher.start(
@@ -244,7 +248,9 @@ class TestNumerics:
         assert all(bool(tensor.isfinite().all()) for tensor in model.values())
 
     @pytest.mark.slow
-    def test_or_is_skipped_on_all_ranks(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_nan_loss_on_one_rank_is_skipped_on_all(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
         folder = tmp_path / "run"
         words = (
             "LOSS={name: struck_loss, rank: 1, call: 6, how: spoil}",
@@ -358,11 +364,13 @@ class TestData:
 
 class TestTheFolder:
     @pytest.mark.slow
-    def test_two_runs_in_one(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_second_run_in_one_folder_is_rejected(self, launcher: Launcher, tmp_path: Path) -> None:
         folder = tmp_path / "run"
         (tmp_path / "trouble-0").write_text("marked 0.05")
         with ForkServer(tmp_path) as server:
             other = Launcher(server)
+            # The first run would be over before the server had imported torch.
+            assert other.run(tmp_path / "warm_up", 1, *WORDS, "PHASES.epochs=0").codes == [0]
             launcher.start(folder, 3, *WORDS, *DATA)
             wait_for(tmp_path / "reading")
             second = other.run(folder, 2, *WORDS, *DATA, MASTER_ADDR="127.0.0.1")
@@ -371,7 +379,7 @@ class TestTheFolder:
         assert first.codes == [0] * 3, first.outputs
 
     @pytest.mark.slow
-    def test_one_whose_main_process_is_killed_within_a_commit(
+    def test_rank_0_killed_within_a_commit_loses_no_checkpoint(
         self, launcher: Launcher, calm3: Path, tmp_path: Path
     ) -> None:
         if not launcher.faults:
