@@ -1,4 +1,4 @@
-"""Optimizers of timm, and schedulers of torch and timm, against the libraries themselves."""
+"""Optimizers of timm and schedulers of PyTorch and timm give the values of the libraries."""
 
 from typing import Any
 
@@ -57,14 +57,14 @@ class TestSchedulersOfTorch:
             if update < UPDATES - 1:
                 scheduler.step()
 
-    def test_it_is_a_function_of_where_alone(self) -> None:
+    def test_value_depends_on_where_alone(self) -> None:
         found = made("torch.CosineAnnealingWarmRestarts", T_0=7)
         forward = [found(update / UPDATES) for update in range(UPDATES)]
         assert [found(update / UPDATES) for update in reversed(range(UPDATES))] == forward[::-1]
         assert made("torch.CosineAnnealingWarmRestarts", T_0=7)(33 / UPDATES) == forward[33]
         assert len(set(forward)) > 6
 
-    def test_by_epochs(self) -> None:
+    def test_scheduler_can_step_per_epoch(self) -> None:
         found = made("torch.StepLR", step_size=2, gamma=0.1, every="epoch")
         assert [found(update / UPDATES) for update in (0, 9, 10, 19, 20, 39)] == pytest.approx(
             [1, 1, 1, 1, 0.1, 0.1]
@@ -75,26 +75,30 @@ class TestSchedulersOfTorch:
     @pytest.mark.parametrize(
         ("name", "params", "message"),
         [
-            ("torch.StepLr", {}, r"torch has no schedule 'StepLr'; did you mean 'StepLR'\?"),
-            ("torch.LambdaLR", {}, r"torch has no schedule 'LambdaLR'"),
-            ("torch.ReduceLROnPlateau", {}, r"torch has no schedule 'ReduceLROnPlateau'"),
+            ("torch.StepLr", {}, r"'StepLr'.*'StepLR'"),
+            ("torch.LambdaLR", {}, r"'LambdaLR'"),
+            ("torch.ReduceLROnPlateau", {}, r"'ReduceLROnPlateau'"),
             (
                 "torch.StepLR",
                 {},
-                r"OPTIMIZER\.SCHEDULES\.step_size: schedule 'torch\.StepLR' needs a value",
+                r"OPTIMIZER\.SCHEDULES\.step_size:",
             ),
             (
                 "torch.StepLR",
                 {"step_sise": 3},
-                r"has no such parameter; did you mean 'step_size'\?",
+                r"OPTIMIZER\.SCHEDULES\.step_sise: .*'step_size'",
             ),
-            ("torch.OneCycleLR", {"max_lr": 1.0, "total_steps": 30}, r"Tried to step \d+ times"),
+            (
+                "torch.OneCycleLR",
+                {"max_lr": 1.0, "total_steps": 30},
+                r"'torch\.OneCycleLR'\): .*\d+",
+            ),
             (
                 "torch.OneCycleLR",
                 {"max_lr": 1.0, "total_steps": UPDATES, "cycle_momentum": True},
                 r"cycle_momentum = true:",
             ),
-            ("torch.StepLR", {"step_size": 3, "base_value": 0.0}, r"the configured value is 0"),
+            ("torch.StepLR", {"step_size": 3, "base_value": 0.0}, r"'torch\.StepLR'\): .*\b0\b"),
             (
                 "torch.StepLR",
                 {"step_size": 3, "every": "epoch", "updates_per_epoch": float("nan")},
@@ -102,7 +106,9 @@ class TestSchedulersOfTorch:
             ),
         ],
     )
-    def test_errors(self, name: str, params: dict[str, Any], message: str) -> None:
+    def test_bad_names_and_parameters_are_rejected(
+        self, name: str, params: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(ConfigError, match=message):
             made(name, **params)
 
@@ -112,7 +118,7 @@ class TestTimm:
     def _timm(self) -> None:
         pytest.importorskip("timm")
 
-    def test_an_optimizer_by_name(self) -> None:
+    def test_optimizer_is_found_by_name(self) -> None:
         from timm.optim import Lion
 
         weights = [nn.Parameter(torch.ones(2))]
@@ -152,7 +158,9 @@ class TestTimm:
             ),
         ],
     )
-    def test_errors(self, name: str, params: dict[str, Any], problem: dict[str, str]) -> None:
+    def test_bad_names_and_parameters_are_rejected(
+        self, name: str, params: dict[str, Any], problem: dict[str, str]
+    ) -> None:
         with raises(ConfigError, **problem):
             OPTIMIZERS.build(name, {"params": [nn.Parameter(torch.ones(2))], "lr": 0.1} | params)
 

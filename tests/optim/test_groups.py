@@ -1,4 +1,4 @@
-"""Which options hold for which weights."""
+"""Rules give groups of weights their own options."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_weights_are_found_once_with_their_modules() -> None:
+def test_weights_are_listed_once_with_their_modules() -> None:
     assert [weight.name for weight in WEIGHTS] == NAMES
     assert [weight.kind for weight in WEIGHTS[4:7]] == ["BatchNorm2d", "BatchNorm2d", "Conv2d"]
     tied = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2, bias=False)})
@@ -34,11 +34,11 @@ def test_weights_are_found_once_with_their_modules() -> None:
     assert [weight.name for weight in list_weights(tied)] == ["a.weight"]
 
 
-def test_without_rules_there_is_one_group() -> None:
+def test_weights_without_rules_are_one_group() -> None:
     assert plain(group_weights(WEIGHTS, [], lr=0.1)) == [({}, NAMES)]
 
 
-def test_no_decay_for_norms_and_biases() -> None:
+def test_rule_of_max_ndim_selects_norms_and_biases() -> None:
     rules = [{"max_ndim": 1, "weight_decay": 0.0}]
     matrices = [name for name in NAMES if name.endswith("weight") and name != "trunk.1.weight"]
     others = [name for name in NAMES if name not in matrices]
@@ -48,7 +48,7 @@ def test_no_decay_for_norms_and_biases() -> None:
     ]
 
 
-def test_rules_add_up_and_later_ones_win() -> None:
+def test_rules_are_combined_and_later_ones_win() -> None:
     rules = [
         {"match": "head.*", "lr_scale": 10.0, "weight_decay": 0.1},
         {"match": ["*.bias", "nothing*bias"][:1], "weight_decay": 0.0, "lr_scale": 2.0},
@@ -73,7 +73,7 @@ def test_selectors_of_one_rule_must_all_hold() -> None:
     assert plain([group]) == [({"lr": 0.5}, ["trunk.0.bias", "trunk.2.bias"])]
 
 
-def test_each_layer_learns_more_slowly_than_the_next() -> None:
+def test_layer_decay_lowers_the_rate_of_earlier_layers() -> None:
     found = {
         w.name: group.options.get("lr", 0.1)
         for group in group_weights(WEIGHTS, [], lr=0.1, layer_decay=0.5)
@@ -91,7 +91,7 @@ def test_each_layer_learns_more_slowly_than_the_next() -> None:
     )
 
 
-def test_groups_go_to_an_optimizer() -> None:
+def test_groups_are_accepted_by_an_optimizer() -> None:
     groups = group_weights(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)
     optimizer = torch.optim.SGD([group.to_param_group() for group in groups], lr=0.4, momentum=0.9)
     assert [
@@ -102,7 +102,7 @@ def test_groups_go_to_an_optimizer() -> None:
     ]
 
 
-def test_the_table() -> None:
+def test_table_lists_options_and_weights() -> None:
     rows = list(tabulate(group_weights(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)))
     assert rows[0][:2] == ("defaults", "8")
     assert rows[1] == ("lr 0.2", "2", "9", "head.weight, head.bias")
@@ -113,22 +113,22 @@ def test_the_table() -> None:
     [
         (
             {"match": "heads.*", "lr": 1.0},
-            r"OPTIMIZER.groups\[0\].match = 'heads.\*' matches none of the 10 .* did you mean 'head'\?",
+            r"OPTIMIZER\.groups\[0\]\.match = 'heads\.\*' .*\b10\b.*'head'",
         ),
         (
             {"types": "BatchNorm1d", "lr": 1.0},
-            r"types = 'BatchNorm1d'; did you mean 'BatchNorm2d'\?",
+            r"types = 'BatchNorm1d'.*'BatchNorm2d'",
         ),
-        ({"lr": 1.0}, "expected one of match, types, max_ndim, which select weights"),
-        ({"match": "head.*"}, "sets nothing for them; add lr_scale or an option"),
-        ({"match": "head.*", "types": "Conv2d", "lr": 1.0}, "no weight fits all selectors"),
+        ({"lr": 1.0}, r"groups\[0\].*match, types, max_ndim"),
+        ({"match": "head.*"}, r"groups\[0\].*lr_scale"),
+        ({"match": "head.*", "types": "Conv2d", "lr": 1.0}, r"groups\[0\].*Conv2d"),
         ({"max_ndim": 1, "lr_scale": "abc"}, r"groups\[0\].lr_scale = 'abc':"),
         ({"match": "*", "lr_scale": -1}, "lr_scale = -1:"),
         ({"max_ndim": "x", "lr": 1.0}, "max_ndim = 'x':"),
         ({"match": 3, "lr": 1.0}, "match = 3:"),
     ],
 )
-def test_rules_that_cannot_be_meant_are_refused(rule: dict[str, object], told: str) -> None:
+def test_bad_rules_are_rejected(rule: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         group_weights(WEIGHTS, [rule], lr=0.1)
 
@@ -136,7 +136,7 @@ def test_rules_that_cannot_be_meant_are_refused(rule: dict[str, object], told: s
 @pytest.mark.parametrize(
     "option", [{"weight_decay": "abc"}, {"weight_decay": -1}, {"lr": "x"}, {"momentum": True}]
 )
-def test_an_option_that_cannot_be_one_is_refused_before_the_first_step(
+def test_option_of_the_wrong_type_is_rejected_before_the_first_step(
     option: dict[str, object],
 ) -> None:
     groups = group_weights(WEIGHTS, [{"match": "*", **option}], lr=0.1)

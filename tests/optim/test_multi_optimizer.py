@@ -77,7 +77,7 @@ def by_hand(
 
 
 class TestAgainstPlainTorch:
-    def test_alone(self) -> None:
+    def test_updates_equal_plain_torch(self) -> None:
         net, other = model(), model()
         run(net, updater := Updater(MultiOptimizer(parts(net))))
         by_hand(other, parts(other))
@@ -85,14 +85,14 @@ class TestAgainstPlainTorch:
         assert not equal(weights(net), weights(model()))
         assert updater.lr == 0.1
 
-    def test_the_norm_is_that_of_the_whole_gradient(self) -> None:
+    def test_clipping_uses_the_norm_of_the_whole_gradient(self) -> None:
         net, other = model(), model()
         run(net, Updater(MultiOptimizer(parts(net)), gradients=GradientSettings(clip_norm=0.05)))
         by_hand(other, parts(other), lambda: nn.utils.clip_grad_norm_(other.parameters(), 0.05))
         assert equal(weights(net), weights(other))
 
     @pytest.mark.parametrize("make", [parts, fused])
-    def test_under_a_gradient_scaler(self, make: Any) -> None:
+    def test_scaled_updates_equal_plain_torch(self, make: Any) -> None:
         net, other = model(), model()
         run(net, Updater(MultiOptimizer(make(net)), scaler=GradScaler("cpu", init_scale=2.0**10)))
         scaler, made = GradScaler("cpu", init_scale=2.0**10), make(other)
@@ -108,7 +108,7 @@ class TestAgainstPlainTorch:
 
 
 class TestState:
-    def test_going_on_from_a_checkpoint_gives_the_same_bits(self) -> None:
+    def test_resume_from_a_checkpoint_is_bit_identical(self) -> None:
         net, other = model(), model()
         run(net, one := Updater(MultiOptimizer(parts(net))), range(3))
         other.load_state_dict(net.state_dict())
@@ -119,7 +119,7 @@ class TestState:
         run(other, two, range(3, UPDATES))
         assert equal(weights(net), weights(other))
 
-    def test_without_the_state_it_would_not(self) -> None:
+    def test_resume_without_the_state_differs(self) -> None:
         net, other = model(), model()
         run(net, one := Updater(MultiOptimizer(parts(net))), range(3))
         other.load_state_dict(net.state_dict())
@@ -127,7 +127,7 @@ class TestState:
         run(other, Updater(MultiOptimizer(parts(other))), range(3, UPDATES))
         assert not equal(weights(net), weights(other))
 
-    def test_parameters_are_numbered_through_all_of_them(self) -> None:
+    def test_parameters_are_numbered_across_optimizers(self) -> None:
         net = model()
         run(net, Updater(several := MultiOptimizer(parts(net))), range(1))
         state = several.state_dict()
@@ -148,7 +148,7 @@ class TestAllOrNone:
     @pytest.mark.parametrize(
         ("make", "lag", "scaled"), [(parts, 0, False), (fused, 1, False), (fused, 0, True)]
     )
-    def test_a_gradient_that_is_not_finite_holds_all_of_them_back(
+    def test_nonfinite_gradient_skips_all_optimizers(
         self, at: int, make: Any, lag: int, scaled: bool
     ) -> None:
         net = model()
@@ -172,12 +172,14 @@ class TestAllOrNone:
         assert not equal(weights(net), before)
 
     @pytest.mark.parametrize(("make", "gated"), [(parts, False), (fused, True)])
-    def test_it_is_withheld_on_the_device_where_each_can(self, make: Any, gated: bool) -> None:
+    def test_update_is_skipped_on_the_device_if_all_support_it(
+        self, make: Any, gated: bool
+    ) -> None:
         assert ("_step_supports_amp_scaling" in vars(MultiOptimizer(make(model())))) is gated
 
 
 class TestSchedules:
-    def test_an_option_that_only_some_have(self) -> None:
+    def test_schedule_applies_to_optimizers_with_the_option(self) -> None:
         net = model()
         falling = {"lr": LinearParamScheduler(1.0, 0.0), "momentum": LinearParamScheduler(1.0, 0.5)}
         updater = Updater(MultiOptimizer(fused(net)), schedules=Schedules(falling, groups={1: {}}))
@@ -186,7 +188,7 @@ class TestSchedules:
         assert (main["lr"], main["momentum"], other["lr"]) == (0.05, pytest.approx(0.675), 0.005)
         assert "momentum" not in other
 
-    def test_their_own_come_before_those_of_all(self) -> None:
+    def test_own_schedules_have_priority(self) -> None:
         own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
         updater = Updater(
             MultiOptimizer(fused(model())),
@@ -198,7 +200,7 @@ class TestSchedules:
             pytest.approx(0.015),
         ]
 
-    def test_after_a_load_they_move_the_groups_of_each(self) -> None:
+    def test_schedules_set_the_groups_of_each_optimizer_after_a_load(self) -> None:
         own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
         updater = Updater(
             several := MultiOptimizer(fused(net := model())), schedules=Schedules(groups=own)
@@ -209,7 +211,7 @@ class TestSchedules:
         assert several.optimizers["others"].param_groups[0]["lr"] == 0.01
         assert several.param_groups[1] is several.optimizers["others"].param_groups[0]
 
-    def test_a_factor_reaches_those_without_a_schedule_too_and_no_other_twice(self) -> None:
+    def test_factor_applies_once_to_each_optimizer(self) -> None:
         own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
         updater = Updater(MultiOptimizer(fused(model())), schedules=Schedules(groups=own))
         updater.factor = 0.5
@@ -229,8 +231,8 @@ def names(found: list[Weight]) -> list[str]:
     return [weight.name for weight in found]
 
 
-class TestSharedOut:
-    def test_what_no_rule_chooses_is_the_main_ones(self) -> None:
+class TestAssignWeights:
+    def test_weights_without_a_rule_go_to_the_main_optimizer(self) -> None:
         found = assign_weights(
             trained(),
             {
@@ -249,11 +251,11 @@ class TestSharedOut:
         [
             (
                 {"one": {"name": "adam", "match": "4.*"}, "two": {"name": "adam", "max_ndim": 1}},
-                r"^OPTIMIZER\.others: 4\.bias is selected by two optimizers, one and two; change their rules",
+                r"^OPTIMIZER\.others: 4\.bias .*\bone and two\b",
             ),
             (
                 {"one": {"name": "adam", "match": "2.wieght"}},
-                r"^OPTIMIZER\.others\.one\.match = '2\.wieght' matches none of the 6 trained weights; did you mean '2",
+                r"^OPTIMIZER\.others\.one\.match = '2\.wieght' .*\b6\b.*'2\.weight'",
             ),
             (
                 {"one": {"name": "adam", "types": "Conv2d"}},
@@ -265,16 +267,16 @@ class TestSharedOut:
             ),
             (
                 {"one": {"name": "adam", "match": "*"}},
-                r"^OPTIMIZER\.others: one select all 6 trained weights, and none are left",
+                r"^OPTIMIZER\.others: one .*\b6 ",
             ),
         ],
     )
-    def test_errors(self, others: dict[str, Any], message: str) -> None:
+    def test_bad_rules_are_rejected(self, others: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             assign_weights(trained(), others)
 
 
-def test_an_optimizer_that_computes_the_loss_again_is_refused() -> None:
+def test_optimizer_with_a_closure_is_rejected() -> None:
     with raises(ConfigError, key="OPTIMIZER.name", given="'LBFGS'"):
         refuse_closures(torch.optim.LBFGS(model().parameters()), "OPTIMIZER")
     refuse_closures(torch.optim.SGD(model().parameters()), "OPTIMIZER")

@@ -1,4 +1,4 @@
-"""Our optimizers are torch's with the fused kernel; torch's own go by class name."""
+"""Built-in optimizers use the fused kernels of PyTorch, whose optimizers go by class name."""
 
 import pytest
 import torch
@@ -20,7 +20,9 @@ def parameters() -> list[nn.Parameter]:
         ("adamw", torch.optim.AdamW, {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
     ],
 )
-def test_our_own_with_their_defaults(name: str, kind: type, options: dict[str, object]) -> None:
+def test_built_in_optimizers_have_these_defaults(
+    name: str, kind: type, options: dict[str, object]
+) -> None:
     made = OPTIMIZERS.build(name, {"params": parameters(), "lr": 0.5})
     assert type(made) is kind
     group = made.param_groups[0]
@@ -28,14 +30,14 @@ def test_our_own_with_their_defaults(name: str, kind: type, options: dict[str, o
     assert (group["lr"], group["fused"]) == (0.5, True)
 
 
-def test_values_from_a_config_file_are_taken_over() -> None:
+def test_lists_and_integers_of_a_config_are_converted() -> None:
     made = OPTIMIZERS.build(
         "adamw", {"params": parameters(), "lr": 1, "betas": [0.8, 0.9], "eps": 1e-6}
     )
     assert made.param_groups[0]["betas"] == (0.8, 0.9)
 
 
-def test_torchs_own_by_class_name() -> None:
+def test_torch_optimizer_is_found_by_class_name() -> None:
     made = OPTIMIZERS.build("RMSprop", {"params": parameters(), "lr": 0.1, "alpha": 0.5})
     assert type(made) is torch.optim.RMSprop
     assert made.param_groups[0]["alpha"] == 0.5
@@ -44,17 +46,19 @@ def test_torchs_own_by_class_name() -> None:
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("smgd", {}, r"OPTIMIZER\.name = 'smgd': no optimizer has this name; did you mean 'sgd'\?"),
+        ("smgd", {}, r"OPTIMIZER\.name = 'smgd': .*'sgd'"),
         ("Optimizer", {}, r"OPTIMIZER\.name = 'Optimizer':"),
         (
             "sgd",
             {"momentun": 0.9},
-            r"OPTIMIZER\.momentun: 'sgd' has no such parameter; did you mean 'momentum'\?",
+            r"OPTIMIZER\.momentun: .*'momentum'",
         ),
-        ("adam", {"lr": -1.0}, r"OPTIMIZER \(optimizer 'adam'\): Invalid learning rate: -1\.0"),
+        ("adam", {"lr": -1.0}, r"OPTIMIZER \(optimizer 'adam'\): .*-1\.0"),
     ],
 )
-def test_errors(name: str, params: dict[str, object], message: str) -> None:
+def test_bad_names_and_parameters_are_rejected(
+    name: str, params: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         OPTIMIZERS.build(name, {"params": parameters(), "lr": 0.1} | params)
 
@@ -70,7 +74,7 @@ def test_errors(name: str, params: dict[str, object], message: str) -> None:
         ("Adam", {"differentiable": False}, False, False),
     ],
 )
-def test_where_the_fused_kernel_serves(
+def test_fused_kernel_is_used_if_the_parameters_allow_it(
     name: str, params: dict[str, object], scaled: bool, fused: bool
 ) -> None:
     assert fusable(name, params, scaled=scaled) is fused

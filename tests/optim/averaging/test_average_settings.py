@@ -9,7 +9,7 @@ from phasetrain.optim.averaging.average_settings import (
 )
 
 
-def test_none_and_defaults() -> None:
+def test_null_gives_no_averages_and_sections_have_defaults() -> None:
     assert read_average_settings({"ema": None, "swa": None}) == {}
     assert read_average_settings({"ema": {}, "swa": {}}) == {
         "ema": EMASettings(),
@@ -24,6 +24,6 @@ def test_none_and_defaults() -> None:
     ("start", "share"),
     [(0.75, 0.75), ("75 %", 0.75), ("5 epochs", 0.5), ("30 updates", 0.0), ("nonsense", 0.0)],
 )
-def test_the_share_after_which_it_is_tested(start: float | str, share: float) -> None:
+def test_start_becomes_a_fraction_of_the_run(start: float | str, share: float) -> None:
     assert SWASettings(start).share({"epochs": 10}) == share
     assert EMASettings().share({"epochs": 10}) == 0.0

@@ -66,7 +66,7 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 
 
 class TestEMA:
-    def test_by_hand(self) -> None:
+    def test_values_equal_hand_computed_ones(self) -> None:
         model = Scalar(1.0)
         average = ema(model, decay=0.5, warmup=False)
         found = []
@@ -77,7 +77,7 @@ class TestEMA:
         assert found == [1.5, 2.75, 3.375]
         assert float(model.weight.detach()) == 4.0
 
-    def test_the_warm_up_keeps_less_at_first(self) -> None:
+    def test_warmup_lowers_the_decay_at_first(self) -> None:
         model = Scalar(0.0)
         average = ema(model, decay=0.15)
         model.weight.data.fill_(1.0)
@@ -88,7 +88,7 @@ class TestEMA:
             1 - 0.1 * 0.15
         )  # 2 / 11 is more than 0.15
 
-    def test_every_so_many_updates(self) -> None:
+    def test_average_is_updated_every_n_updates(self) -> None:
         model = Scalar(0.0)
         average = ema(model, decay=0.5, warmup=False, every=2)
         model.weight.data.fill_(1.0)
@@ -98,7 +98,7 @@ class TestEMA:
             found.append(float(average.module.weight))
         assert found == [0.0, 0.5, 0.5, 0.75]
 
-    def test_as_torch_averages(self) -> None:
+    def test_values_equal_those_of_torch(self) -> None:
         model = net()
         average, other = (
             ema(model, decay=0.9, warmup=False),
@@ -131,7 +131,7 @@ class TestEMA:
         assert average.module.mask.tolist() == [0.0, -torch.inf]
         assert average.module.queue.tolist() == [5.0, 5.0]
 
-    def test_a_buffer_that_another_tensor_has_taken_the_place_of(self) -> None:
+    def test_replaced_buffer_is_copied(self) -> None:
         model = Scalar()
         model.register_buffer("seen", torch.zeros(1))
         average = ema(model)
@@ -143,9 +143,9 @@ class TestEMA:
         assert average.module.seen is None
 
 
-class TestAnUpdateThatWasNotMade:
+class TestSkippedUpdate:
     @pytest.mark.parametrize("withheld", [True, torch.tensor(1.0), torch.tensor(data=True)])
-    def test_leaves_the_mean_as_it_was(self, withheld: bool | Tensor) -> None:
+    def test_average_is_unchanged(self, withheld: bool | Tensor) -> None:
         model = net()
         average = ema(model, decay=0.5)
         before = copy_model(average.module, "ema")
@@ -156,7 +156,7 @@ class TestAnUpdateThatWasNotMade:
         assert not equal(average.module, before)
 
     @pytest.mark.parametrize("made", [torch.tensor(0.0), torch.tensor(data=False)])
-    def test_a_flag_on_the_device_that_is_0_means_it_was_made(self, made: Tensor) -> None:
+    def test_average_is_updated_if_the_flag_on_the_device_is_0(self, made: Tensor) -> None:
         model = net()
         one, other = ema(model, decay=0.9, warmup=False), ema(model, decay=0.9, warmup=False)
         moved(model, 0)
@@ -170,7 +170,7 @@ class TestAnUpdateThatWasNotMade:
     @pytest.mark.parametrize(
         "how", ["at once", "on the device", "by the scaler", "by the scaler, late"]
     )
-    def test_as_the_updater_tells(self, how: str) -> None:
+    def test_average_skips_what_the_updater_skips(self, how: str) -> None:
         model = net()
         scaled, late = "scaler" in how, how in ("on the device", "by the scaler, late")
         updater = Updater(
@@ -192,7 +192,7 @@ class TestAnUpdateThatWasNotMade:
         updater.resolve()
         assert updater.guard.skipped == 1
 
-    def test_swa_takes_the_weights_as_they_are(self) -> None:
+    def test_swa_includes_the_unchanged_weights(self) -> None:
         model = Scalar(3.0)
         average = swa(model, start=0.0, every="1 updates")
         average.update(1, withheld=True)
@@ -212,7 +212,7 @@ class TestSWA:
             (0.9, "1 samples", [11, 12]),
         ],
     )
-    def test_when_weights_are_taken(
+    def test_weights_are_added_at_these_updates(
         self, start: float | str, every: float | str, moments: list[int]
     ) -> None:
         average, found = swa(Scalar(), start=start, every=every), []
@@ -222,7 +222,7 @@ class TestSWA:
             found += [updates] if average.taken > before else []
         assert found == moments
 
-    def test_the_plain_mean(self) -> None:
+    def test_average_is_the_plain_mean(self) -> None:
         model = Scalar(0.0)
         average = swa(model, start="2 updates", every="1 updates")
         found = []
@@ -232,7 +232,7 @@ class TestSWA:
             found.append(float(average.module.weight))
         assert found == [0.0, 1.0, 2.0, 4.0]
 
-    def test_before_any_were_taken_it_is_the_weights_themselves(self) -> None:
+    def test_average_without_weights_is_the_model(self) -> None:
         model = net()
         average = swa(model)
         moved(model, 0)
@@ -244,7 +244,7 @@ class TestSWA:
         average.settle()
         assert not equal(average.module, model)
 
-    def test_its_count_is_state(self) -> None:
+    def test_count_is_saved(self) -> None:
         one, other = swa(Scalar(), start=0.0), swa(Scalar(), start=0.0)
         one.update(3)
         other.load_state_dict(one.state_dict())
@@ -252,21 +252,21 @@ class TestSWA:
         assert list(one.stateful()) == ["swa", "swa.taken"]
 
     @pytest.mark.parametrize("start", ["13 updates", "5 epochs"])
-    def test_a_start_beyond_the_run_is_refused(self, start: str) -> None:
+    def test_start_beyond_the_run_is_rejected(self, start: str) -> None:
         with pytest.raises(ConfigError, match=rf"^MODEL.swa.start = '{start}':"):
             swa(Scalar(), start=start)
 
-    def test_a_duration_that_is_none_is_refused(self) -> None:
+    def test_bad_duration_is_rejected(self) -> None:
         with raises(ConfigError, key="MODEL.swa.every", given="'2 moons'"):
             swa(Scalar(), every="2 moons")
 
-    def test_frozen_norms_keep_their_statistics(self) -> None:
+    def test_frozen_batch_norms_keep_their_statistics(self) -> None:
         model = net()
         assert len(swa(model).norms) == 1
         assert SWA(model, copy_model(model, "swa"), SWASettings(), RUN, frozen=["1"]).norms == []
 
 
-def test_statistics_are_those_that_torch_takes() -> None:
+def test_batch_norm_statistics_equal_those_of_torch() -> None:
     model, other = net().eval(), net()
     batches = [torch.randn(8, 3, generator=torch.Generator().manual_seed(n)) for n in range(4)]
     norms, found = [model[1]], list[Tensor]()
@@ -283,7 +283,7 @@ def test_statistics_are_those_that_torch_takes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_in_which_an_average_would_stand_still_are_refused(dtype: torch.dtype) -> None:
+def test_low_precision_weights_are_rejected(dtype: torch.dtype) -> None:
     with raises(ConfigError, key="MODEL.ema"):
         ema(net().to(dtype))
 
@@ -300,7 +300,7 @@ def test_tied_weights_stay_tied() -> None:
     torch.testing.assert_close(average.module[0].weight, before + 0.5)
 
 
-def test_a_model_that_cannot_be_copied_is_refused() -> None:
+def test_model_that_cannot_be_copied_is_rejected() -> None:
     model = Scalar()
     model.computed = model.weight * 2  # no leaf, which torch does not copy
     with pytest.raises(
@@ -310,5 +310,5 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
         copy_model(model, "ema")
 
 
-def test_the_average_needs_no_gradient() -> None:
+def test_average_requires_no_gradient() -> None:
     assert not any(one.requires_grad for one in ema(net()).module.parameters())

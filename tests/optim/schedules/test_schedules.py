@@ -124,7 +124,7 @@ def values(name, *wheres, **params):
         ),
     ],
 )
-def test_literal_values(name, params, expected):
+def test_schedules_have_these_values(name, params, expected):
     assert values(name, 0, 0.25, 0.5, 0.75, 0.995, 1, **params) == pytest.approx(
         expected, rel=1e-5, abs=1e-9
     )
@@ -153,7 +153,7 @@ def test_literal_values(name, params, expected):
         ("cosine_restarts", {"period": 0.4}, [0, 0.5, 0.975, 1, 1, 0.5, 1]),
     ],
 )
-def test_literal_values_with_warmup(name, params, expected):
+def test_schedules_with_warmup_have_these_values(name, params, expected):
     found = values(name, 0, 0.1, 0.195, 0.2, 0.6, 0.8, 1, warmup=0.2, **params)
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
@@ -161,11 +161,11 @@ def test_literal_values_with_warmup(name, params, expected):
 @pytest.mark.parametrize(
     "warmup", [0.1, "10 %", "10%", "1 epoch", "20 updates", "1000 samples", " 1.0 Epochs ", "1e-1"]
 )
-def test_units_say_the_same(warmup):
+def test_equal_durations_in_any_unit_give_equal_values(warmup):
     assert values("constant", 0.05, 0.1, warmup=warmup) == pytest.approx([0.5, 1.0])
 
 
-def test_a_step_falls_on_its_very_update():
+def test_step_changes_at_its_exact_update():
     made = SCHEDULES.build(
         "step", {"factor": 0.5, "every": 0.1}, facts=RUN | {"updates": 10_000_000}
     )
@@ -175,7 +175,7 @@ def test_a_step_falls_on_its_very_update():
         assert made(first / 10_000_000) == 0.5**tenth
 
 
-def test_a_milestone_falls_on_its_very_update():
+def test_milestone_changes_at_its_exact_update():
     facts = {"updates": 9_999_991, "updates_per_epoch": 1001.0, "batch_size": 8}
     made = SCHEDULES.build("multistep", {"milestones": ["30 epochs"]}, facts=facts)
     assert made(30_029 / 9_999_991) == 1
@@ -183,7 +183,7 @@ def test_a_milestone_falls_on_its_very_update():
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_each_is_a_scheduler_of_fvcore_and_survives_the_ends(name):
+def test_each_schedule_is_an_fvcore_scheduler_and_finite_at_the_end(name):
     made = schedule(name, **REQUIRED.get(name, {}))
     assert isinstance(made, ParamScheduler)
     assert made(0.0) == 1.0
@@ -191,7 +191,7 @@ def test_each_is_a_scheduler_of_fvcore_and_survives_the_ends(name):
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_run_without_updates_has_schedules_too(name):
+def test_schedules_of_a_run_without_updates_are_finite(name):
     params = REQUIRED.get(name, {}) | ({} if name in UNWARMED else {"warmup": "5 epochs"})
     made = SCHEDULES.build(name, params, facts=RUN | {"updates": 0, "updates_per_epoch": 0.0})
     assert math.isfinite(made(0.0))
@@ -203,22 +203,26 @@ def test_a_run_without_updates_has_schedules_too(name):
         (
             "constant",
             {"warmup": "5 epoches"},
-            "warmup = '5 epoches': expected a fraction .*did you mean 'epochs'",
+            "warmup = '5 epoches': .*'epochs'",
         ),
-        ("constant", {"warmup": "5 parsecs"}, "one of the units epochs, updates, samples, %"),
+        (
+            "constant",
+            {"warmup": "5 parsecs"},
+            "warmup = '5 parsecs': .*epochs, updates, samples, %",
+        ),
         ("constant", {"warmup": "some epochs"}, "warmup = 'some epochs':"),
         ("constant", {"warmup": -0.1}, "warmup = -0.1:"),
-        ("constant", {"warmup": "-5 epochs"}, "expected a duration of at least 0"),
-        ("constant", {"warmup": math.nan}, "expected a duration of at least 0"),
+        ("constant", {"warmup": "-5 epochs"}, "warmup = '-5 epochs':"),
+        ("constant", {"warmup": math.nan}, "warmup = nan:"),
         (
             "constant",
             {"warmup": 5},
-            "warmup = 5: a number without a unit .*write '5 epochs' or '5 updates'",
+            "warmup = 5: .*'5 epochs' .*'5 updates'",
         ),
         (
             "constant",
             {"warmup": "10 epochs"},
-            r"is not shorter than the run, which has 200 updates \(10 epochs\)",
+            r"warmup = '10 epochs' .*200 updates \(10 epochs\)",
         ),
         (
             "constant",
@@ -241,19 +245,18 @@ def test_a_run_without_updates_has_schedules_too(name):
         (
             "one_cycle",
             {"rise": "10 epochs"},
-            r"rise = '10 epochs' is not shorter than the run, which has 200 updates",
+            r"rise = '10 epochs' .*200 updates",
         ),
         ("one_cycle", {"end": -1.0}, "end = -1.0"),
         (
             "wsd",
             {"warmup": "6 epochs", "decay": "100 updates"},
-            r"warmup = '6 epochs' and decay = '100 updates' together take 220 updates, more than the run, which has "
-            r"200 updates \(10 epochs\)",
+            r"warmup = '6 epochs' and decay = '100 updates' .*220 updates.*200 updates \(10 epochs\)",
         ),
         (
             "cosine_restarts",
             {"period": "11 epochs"},
-            "period = '11 epochs' together take 220 updates, more than",
+            "period = '11 epochs' .*220 updates",
         ),
         ("cosine_restarts", {"period": 0}, "period = 0:"),
         ("cosine_restarts", {"period": 0.5, "growth": 0.5}, "growth = 0.5:"),
@@ -262,7 +265,7 @@ def test_a_run_without_updates_has_schedules_too(name):
             {"period": 0.5, "decay": 0.0},
             "decay = 0.0:",
         ),
-        ("composite", {"parts": []}, "expected at least one schedule"),
+        ("composite", {"parts": []}, r"parts = \[\]:"),
         (
             "composite",
             {
@@ -271,37 +274,37 @@ def test_a_run_without_updates_has_schedules_too(name):
                     {"name": "cosine", "length": "100 updates"},
                 ]
             },
-            r"parts: 6 epochs \+ 100 updates take 220 updates, more than the run, which has 200 updates",
+            r"parts: 6 epochs \+ 100 updates .*220 updates.*200 updates",
         ),
         (
             "composite",
             {"parts": [{"name": "constant", "length": 0.25}, {"name": "cosine", "length": 0.5}]},
-            r"parts: 0.25 \+ 0.5 take 150 updates, less than the run, .*; leave out the length of the last part",
+            r"parts: 0\.25 \+ 0\.5 .*150 updates",
         ),
         (
             "composite",
             {"parts": [{"name": "constant", "length": "10 epochs"}, {"name": "cosine"}]},
-            r"parts: 10 epochs \+ the rest leave nothing for the last part",
+            r"parts: 10 epochs ",
         ),
         (
             "composite",
             {"parts": [{"name": "constant"}, {"name": "cosine"}]},
-            r"parts\[0\].length: expected a duration",
+            r"parts\[0\]\.length:",
         ),
         (
             "composite",
             {"parts": [{"length": 1.0}]},
-            r"parts\[0\]: expected the name of a schedule. Known: composite,",
+            r"parts\[0\]: .*composite,",
         ),
         (
             "composite",
             {"parts": [{"name": "cosin"}]},
-            r"parts\[0\].name = 'cosin': .* did you mean 'cosine'\?",
+            r"parts\[0\]\.name = 'cosin': .*'cosine'",
         ),
         (
             "composite",
             {"parts": [{"name": "cosine", "ende": 1}]},
-            r"parts\[0\].ende: .* did you mean 'end'\?",
+            r"parts\[0\]\.ende: .*'end'",
         ),
         (
             "composite",
@@ -316,16 +319,16 @@ def test_a_run_without_updates_has_schedules_too(name):
                     {"name": "cosine"},
                 ]
             },
-            r"parts\[0\] .*warmup = '6 epochs' is not shorter than the run, which has 100 updates",
+            r"parts\[0\] .*warmup = '6 epochs' .*100 updates",
         ),
     ],
 )
-def test_bad_parameters_are_refused_with_their_section(name, params, message):
+def test_bad_parameters_are_rejected_with_their_section(name, params, message):
     with pytest.raises(ConfigError, match=r"OPTIMIZER.SCHEDULES.lr \(schedule .*" + message):
         schedule(name, **params)
 
 
-def test_restarts_fall_on_their_very_updates():
+def test_restarts_are_at_their_exact_updates():
     made = SCHEDULES.build(
         "cosine_restarts", {"period": "3 updates", "growth": 2}, facts=RUN | {"updates": 1_000_000}
     )
@@ -337,7 +340,7 @@ def test_restarts_fall_on_their_very_updates():
     assert length == 3 * 2**18
 
 
-def test_parts_change_on_their_very_updates():
+def test_parts_change_at_their_exact_updates():
     facts = {"updates": 9_999_991, "updates_per_epoch": 1001.0, "batch_size": 8}
     parts = [
         {"name": "constant", "length": "30 epochs"},

@@ -23,25 +23,25 @@ def sparse(value: float) -> Tensor:
 class TestFiniteCheck:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("bad", BAD)
-    def test_one_entry_is_enough(self, dtype: torch.dtype, bad: float) -> None:
+    def test_one_nonfinite_entry_is_found(self, dtype: torch.dtype, bad: float) -> None:
         check, tensors = FiniteCheck(CPU), good(dtype)
         assert check.all_finite(tensors)
         tensors[0][1, 0] = bad
         assert not check.all_finite(tensors)
         assert check.all_finite(good(dtype))  # the flag was lowered again
 
-    def test_it_changes_no_bit(self) -> None:
+    def test_check_does_not_change_the_gradients(self) -> None:
         tensors = [torch.tensor([-0.0, 1e-42, 1.1, 3e38])]  # 1e-42 is denormal
         before = tensors[0].view(torch.int32).tolist()
         assert FiniteCheck(CPU).all_finite(tensors)
         assert tensors[0].view(torch.int32).tolist() == before
 
-    def test_entries_whose_squares_overflow_are_finite(self) -> None:
+    def test_large_entries_are_finite(self) -> None:
         tensors = [torch.tensor([1e30, -1e30])]
         assert FiniteCheck(CPU).all_finite(tensors)
         assert not torch.nn.utils.get_total_norm(tensors).isfinite()
 
-    def test_the_flag_is_exactly_one_and_stays_until_it_is_lowered(self) -> None:
+    def test_flag_is_1_until_it_is_reset(self) -> None:
         check = FiniteCheck(CPU)
         bad = [torch.tensor([math.nan, math.inf]), torch.tensor(math.inf)]
         assert check.mark(bad).item() == 1.0
@@ -50,7 +50,7 @@ class TestFiniteCheck:
         assert check.mark(good()).item() == 0.0
 
     @pytest.mark.parametrize(("elsewhere", "finite"), [(0.0, True), (1.0, False)])
-    def test_what_another_process_has_seen_counts(self, elsewhere: float, finite: bool) -> None:
+    def test_flag_of_another_rank_counts(self, elsewhere: float, finite: bool) -> None:
         def any_rank(flag: Tensor) -> Tensor:
             return flag.fill_(max(flag.item(), elsewhere))
 
@@ -59,11 +59,11 @@ class TestFiniteCheck:
         assert check.mark(good()).item() == 0.0  # lowered again, and nobody else was asked
         assert not check.all_finite([torch.tensor(math.nan)])
 
-    def test_nothing_is_finite(self) -> None:
+    def test_empty_list_is_finite(self) -> None:
         assert FiniteCheck(CPU).all_finite([])
 
     @pytest.mark.parametrize("bad", BAD)
-    def test_several_types(self, bad: float) -> None:
+    def test_several_dtypes_are_checked(self, bad: float) -> None:
         check = FiniteCheck(CPU)
         tensors = [*good(), *good(torch.bfloat16), *good(torch.float64)]
         assert check.all_finite(tensors)
@@ -71,25 +71,25 @@ class TestFiniteCheck:
         assert not check.all_finite(tensors)
 
     @pytest.mark.parametrize("bad", BAD)
-    def test_sparse_gradients(self, bad: float) -> None:
+    def test_sparse_gradients_are_checked(self, bad: float) -> None:
         check = FiniteCheck(CPU)
         assert check.all_finite([*good(), sparse(2.0)])
         assert not check.all_finite([*good(), sparse(bad)])
         assert not check.all_finite([torch.tensor(bad), sparse(2.0)])
         assert check.all_finite([*good(), sparse(2.0)])
 
-    def test_a_torch_without_the_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_check_works_without_the_fused_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(torch, "_amp_foreach_non_finite_check_and_unscale_")
         check = FiniteCheck(CPU)
         assert check.all_finite(good())
         assert not check.all_finite([*good(), torch.tensor(math.nan)])
         assert check.all_finite(good())
 
-    def test_what_no_way_can_look_at_is_an_error(self) -> None:
+    def test_unsupported_dtype_is_an_error(self) -> None:
         with pytest.raises(RuntimeError):
             FiniteCheck(CPU).all_finite([torch.tensor([1], dtype=torch.int64)])
 
-    def test_has_nonfinite(self) -> None:
+    def test_has_nonfinite_checks_a_single_tensor(self) -> None:
         assert [has_nonfinite(t) for t in (torch.ones(2), torch.tensor(math.inf), sparse(1.0), sparse(math.nan))] == [
             False, True, False, True,
         ]  # fmt: skip

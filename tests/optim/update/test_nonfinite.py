@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from phasetrain.optim.update.nonfinite import (
 
 
 class TestNonFinite:
-    def test_as_words(self) -> None:
+    def test_report_is_formatted(self) -> None:
         found = NonFinite(math.nan, ("fc.weight", "fc.bias"), 1, updates=12, ids=(5, 1, 7, 2, 9, 4))
         assert str(found) == (
             "update 12 is not finite (loss nan; gradients of fc.weight, fc.bias; samples 5, 1, 7, 2, 9 and 1 more)"
@@ -36,14 +37,14 @@ class TestNonFinite:
             (math.inf, None, "an update is not finite (loss inf; its gradients were not saved)"),
         ],
     )
-    def test_without_names(
+    def test_report_without_names_is_formatted(
         self, loss: float, gradients: tuple[str, ...] | None, words: str
     ) -> None:
         assert str(NonFinite(loss, gradients, 1)) == words
 
 
 class TestGuard:
-    def test_stop(self) -> None:
+    def test_policy_stop_raises_with_the_report(self) -> None:
         told: list[NonFinite] = []
 
         def tell(found: NonFinite) -> None:
@@ -51,20 +52,17 @@ class TestGuard:
             told.append(found)
 
         guard = Guard(GuardSettings())
-        with pytest.raises(NumericsError) as caught:
+        with raises(NumericsError, key="OPTIMIZER.on_nonfinite", given="'stop'") as caught:
             guard.skip(math.nan, ("weight",), tell)
-        assert str(caught.value) == (
-            "OPTIMIZER.on_nonfinite = 'stop': update 12 is not finite (loss nan; gradients of weight; samples 3, 4); "
-            "the weights are those before the update; the step is saved in run/numerics/u00000012; inspect it with "
-            "RUN.engine=replay RUN.step=12. To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
-            "RUN.allow=[OPTIMIZER.on_nonfinite]"
-        )
+        message = str(caught.value)
+        assert re.search(r"update 12 .*\(loss nan; gradients of weight; samples 3, 4\)", message)
+        assert "run/numerics/u00000012" in message
         assert caught.value.exit_code == 1
         assert [found.stops for found in told] == [True]
         assert (guard.skipped, guard.in_row) == (0, 0)  # the update is not complete
 
     @pytest.mark.parametrize("budget", [0, 2])
-    def test_the_budget_is_of_updates_in_a_row(self, budget: int) -> None:
+    def test_budget_counts_updates_in_a_row(self, budget: int) -> None:
         guard = Guard(GuardSettings("skip", skip_budget=budget))
         for _ in range(budget):
             guard.skip(math.inf, (), ignore_skip)
@@ -78,14 +76,14 @@ class TestGuard:
             guard.skip(math.inf, (), ignore_skip)
         assert guard.skipped == 2 * budget
 
-    def test_a_scaler_may_skip_where_the_guard_would_stop_until_the_budget_is_spent(self) -> None:
+    def test_scaler_may_skip_within_the_budget(self) -> None:
         guard = Guard(GuardSettings("stop", skip_budget=2))
         guard.skip(1.0, None, ignore_skip, scale=4.0)
         guard.skip(1.0, None, ignore_skip, scale=2.0)
         with raises(NumericsError, key="OPTIMIZER.skip_budget"):
             guard.skip(1.0, None, ignore_skip, scale=1.0)
 
-    def test_warnings_do_not_flood(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_warnings_are_limited(self, caplog: pytest.LogCaptureFixture) -> None:
         guard = Guard(GuardSettings("skip", skip_budget=1000))
         with caplog.at_level(logging.WARNING, "phasetrain"):
             for _ in range(250):
@@ -95,7 +93,7 @@ class TestGuard:
             f"{start} ({n} in a row, {n} in total)" for n in (1, 2, 3, 100, 200)
         ]
 
-    def test_a_pending_verdict(self) -> None:
+    def test_pending_verdict_is_resolved_later(self) -> None:
         guard = Guard(GuardSettings("skip"))
         guard.defer(torch.tensor(0.0), torch.tensor(1.5), ignore_skip)
         guard.resolve()
@@ -107,7 +105,7 @@ class TestGuard:
         guard.resolve()  # nothing is pending
         assert (guard.skipped, guard.in_row, len(told), told[0].gradients) == (1, 1, 1, None)
 
-    def test_a_verdict_that_stops_stands(self) -> None:
+    def test_verdict_to_stop_is_kept(self) -> None:
         guard = Guard(GuardSettings("stop"))
         guard.defer(torch.tensor(1.0), torch.tensor(math.nan), ignore_skip)
         for _ in range(2):  # the position is past the update, so nothing may be saved from here on

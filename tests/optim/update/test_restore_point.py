@@ -8,7 +8,7 @@ from phasetrain.optim.update.restore_point import RestorePoint
 
 
 class TestRestorePoint:
-    def test_kept_and_restored(self) -> None:
+    def test_tensors_are_restored(self) -> None:
         mean, count = torch.tensor([1.0, 2.0]), torch.tensor(3)
         buffers = RestorePoint(lambda: [mean, count])
         mean.fill_(5.0)
@@ -18,7 +18,7 @@ class TestRestorePoint:
         buffers.restore()
         assert (mean.tolist(), count.item()) == ([5.0, 5.0], 3)
 
-    def test_restored_by_a_flag(self) -> None:
+    def test_tensors_are_restored_if_the_flag_is_set(self) -> None:
         mean = torch.tensor([1.0, 2.0])
         buffers = RestorePoint(lambda: [mean])
         buffers.save()
@@ -29,7 +29,7 @@ class TestRestorePoint:
         buffers.restore_where(torch.tensor(0.0))
         assert mean.tolist() == [7.0, 7.0]
 
-    def test_a_tensor_put_in_place_of_another(self) -> None:
+    def test_replaced_tensor_is_restored(self) -> None:
         now = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
         buffers = RestorePoint(lambda: now)
         buffers.save()

@@ -8,11 +8,11 @@ from phasetrain.optim.update.scalers import SCALERS
 CPU = torch.device("cpu")
 
 
-def test_none() -> None:
+def test_scaler_none_is_no_scaler() -> None:
     assert SCALERS.build("none") is None
 
 
-def test_grad_is_switched_on_for_a_cpu() -> None:
+def test_grad_scaler_is_enabled_on_the_cpu() -> None:
     scaler = SCALERS.build("grad", {"init_scale": 8.0, "growth_interval": 3}, facts={"device": CPU})
     assert scaler is not None
     assert scaler.is_enabled()
@@ -21,7 +21,7 @@ def test_grad_is_switched_on_for_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(("shards", "name"), [(False, "GradScaler"), (True, "ShardedGradScaler")])
-def test_grad_asks_other_processes_where_gradients_are_spread(shards: bool, name: str) -> None:
+def test_grad_scaler_asks_other_ranks_if_gradients_are_sharded(shards: bool, name: str) -> None:
     scaler = SCALERS.build("grad", {"init_scale": 8.0}, facts={"device": CPU, "shards": shards})
     assert type(scaler).__name__ == name
     assert scaler is not None
@@ -31,7 +31,7 @@ def test_grad_asks_other_processes_where_gradients_are_spread(shards: bool, name
 @pytest.mark.parametrize(
     ("precision", "scaled"), [("fp16", True), ("bf16", False), ("fp32", False)]
 )
-def test_auto_scales_for_fp16_alone(precision: str, scaled: bool) -> None:
+def test_auto_scales_fp16_only(precision: str, scaled: bool) -> None:
     scaler = SCALERS.build("auto", facts={"device": CPU, "precision": precision})
     assert (scaler is not None) is scaled
     assert scaler is None or scaler.get_scale() == 65536.0

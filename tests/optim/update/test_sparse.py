@@ -72,7 +72,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 class TestAgainstPlainTorch:
-    def test_sparse_adam_beside_another_one(self) -> None:
+    def test_sparse_adam_next_to_another_optimizer_equals_plain_torch(self) -> None:
         net, other = Words(), Words()
         optimizer = both(other)
         for number in range(UPDATES):
@@ -86,7 +86,7 @@ class TestAgainstPlainTorch:
         "limit", [{"clip_norm": 0.1}, {"clip_value": 0.05}, {"clip_norm": 0.1, "clip_value": 0.05}]
     )
     @pytest.mark.parametrize("scaled", [False, True])
-    def test_limits_are_those_of_the_dense_gradient(
+    def test_clipping_equals_that_of_the_dense_gradient(
         self, limit: dict[str, float], scaled: bool
     ) -> None:
         found = []
@@ -108,7 +108,7 @@ class TestAgainstPlainTorch:
             found[0], run(net, updater_of(net, torch.optim.SGD(net.parameters(), lr=0.1)))
         )
 
-    def test_going_on_from_a_checkpoint_gives_the_same_bits(self) -> None:
+    def test_resume_from_a_checkpoint_is_bit_identical(self) -> None:
         net, other = Words(), Words()
         run(net, one := updater_of(net), range(3))
         other.load_state_dict(net.state_dict())
@@ -118,7 +118,7 @@ class TestAgainstPlainTorch:
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_row_that_is_not_finite_is_no_update(options: dict[str, float], scaled: bool) -> None:
+def test_nonfinite_row_skips_the_update(options: dict[str, float], scaled: bool) -> None:
     net = Words()
     scaler = GradScaler("cpu", init_scale=4.0) if scaled else None
     updater = updater_of(net, scaler=scaler, **options)
@@ -136,7 +136,7 @@ def test_a_row_that_is_not_finite_is_no_update(options: dict[str, float], scaled
     assert not equal(run(net, updater, range(3, 4)), before)
 
 
-def test_finite_rows_of_any_size_are_finite() -> None:
+def test_large_finite_rows_are_finite() -> None:
     net = Words()
     updater, told = updater_of(net, torch.optim.SGD(net.parameters(), lr=1e-30)), list[NonFinite]()
     updater.schedule(0.0)
@@ -145,7 +145,7 @@ def test_finite_rows_of_any_size_are_finite() -> None:
     assert told == []
 
 
-def test_rows_that_stand_twice_are_added_up_before_they_are_looked_at() -> None:
+def test_repeated_rows_are_summed_before_the_check() -> None:
     net = Words()
     updater, told = updater_of(net), list[NonFinite]()
     updater.schedule(0.0)
@@ -156,7 +156,7 @@ def test_rows_that_stand_twice_are_added_up_before_they_are_looked_at() -> None:
     assert [one.gradients for one in told] == [("embedding.weight",)]
 
 
-def test_a_weight_without_a_gradient_is_left_alone() -> None:
+def test_weight_without_a_gradient_is_unchanged() -> None:
     net = Words()
     coalesce_gradients([net.embedding.weight])
     assert net.embedding.weight.grad is None
@@ -168,7 +168,7 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
     assert torch.equal(net.embedding.weight, before)
 
 
-def test_which_weights_have_them() -> None:
+def test_weights_with_sparse_gradients_are_found() -> None:
     bags = nn.ModuleList(
         [nn.EmbeddingBag(3, 2, sparse=True), nn.Embedding(3, 2), nn.Embedding(3, 2, sparse=True)]
     )
@@ -201,7 +201,7 @@ def groups(net: nn.Module) -> list[Group]:
         ),
     ],
 )
-def test_an_optimizer_that_cannot_use_them_is_refused(make: Any, problem: dict[str, str]) -> None:
+def test_optimizer_without_sparse_support_is_rejected(make: Any, problem: dict[str, str]) -> None:
     net = Words()
     with raises(ConfigError, **problem):
         check_sparse(make(net.parameters()), groups(net), {id(net.embedding.weight)}, "OPTIMIZER")

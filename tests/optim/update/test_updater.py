@@ -74,14 +74,14 @@ def by_hand(
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
 class TestAgainstPlainTorch:
-    def test_alone(self, make: Make) -> None:
+    def test_updates_equal_plain_torch(self, make: Make) -> None:
         net, other = model(), model()
         run(net, Updater(make(net.parameters())))
         by_hand(other, make(other.parameters()))
         assert equal(weights(net), weights(other))
         assert not equal(weights(net), weights(model()))
 
-    def test_with_a_schedule(self, make: Make) -> None:
+    def test_scheduled_updates_equal_plain_torch(self, make: Make) -> None:
         net, other = model(), model()
         run(
             net,
@@ -99,7 +99,7 @@ class TestAgainstPlainTorch:
         by_hand(other, optimizer, schedule)
         assert equal(weights(net), weights(other))
 
-    def test_with_clipping_of_the_norm(self, make: Make) -> None:
+    def test_clipping_of_the_norm_equals_plain_torch(self, make: Make) -> None:
         net, other = model(), model()
         run(net, Updater(make(net.parameters()), gradients=GradientSettings(clip_norm=0.1)))
         by_hand(
@@ -109,7 +109,7 @@ class TestAgainstPlainTorch:
         )
         assert equal(weights(net), weights(other))
 
-    def test_with_clipping_of_values_and_then_the_norm(self, make: Make) -> None:
+    def test_clipping_of_values_precedes_clipping_of_the_norm(self, make: Make) -> None:
         net, other = model(), model()
         run(
             net,
@@ -139,7 +139,7 @@ class TestScaler:
         )
 
     @pytest.mark.parametrize("clip_norm", [None, 0.1])
-    def test_it_equals_the_hand_written_loop(self, clip_norm: float | None) -> None:
+    def test_scaled_updates_equal_a_plain_loop(self, clip_norm: float | None) -> None:
         net, other = model(), model()
         updater = self.updater(net, gradients=GradientSettings(clip_norm=clip_norm))
         run(net, updater)
@@ -159,9 +159,7 @@ class TestScaler:
         assert updater.scaler.get_scale() == scaler.get_scale() == 2.0**13
 
     @pytest.mark.parametrize("clip_norm", [None, 0.1])
-    def test_an_overflow_skips_the_update_and_lowers_the_scale(
-        self, clip_norm: float | None
-    ) -> None:
+    def test_overflow_skips_the_update_and_lowers_the_scale(self, clip_norm: float | None) -> None:
         net = model()
         updater = self.updater(net, gradients=GradientSettings(clip_norm=clip_norm))
         before = weights(net)
@@ -175,7 +173,7 @@ class TestScaler:
         assert not equal(weights(net), before)
         assert all(torch.isfinite(tensor).all() for tensor in weights(net))
 
-    def test_half_precision_on_a_cpu(self) -> None:
+    def test_half_precision_trains_on_the_cpu(self) -> None:
         net = model()
         updater = self.updater(net)
         inputs, targets = batch(0)
@@ -185,7 +183,7 @@ class TestScaler:
         updater.step()
         assert not equal(weights(net), weights(model()))
 
-    def test_its_state_is_saved(self) -> None:
+    def test_state_of_the_scaler_is_saved(self) -> None:
         net, other = model(), model()
         one, two = self.updater(net), self.updater(other)
         run(net, one, range(3))
@@ -197,7 +195,7 @@ class TestScaler:
         assert equal(weights(net), weights(other))
 
 
-def test_shares_of_uneven_micro_batches_add_up_to_one_batch() -> None:
+def test_uneven_micro_batches_add_up_to_one_batch() -> None:
     net, other = model(), model()
     inputs, targets = batch(0)
     whole, parts = (Updater(torch.optim.SGD(n.parameters(), lr=0.1)) for n in (net, other))
@@ -213,7 +211,7 @@ def test_shares_of_uneven_micro_batches_add_up_to_one_batch() -> None:
 
 class TestState:
     @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
-    def test_going_on_from_a_checkpoint_gives_the_same_bits(self, make: Make) -> None:
+    def test_resume_from_a_checkpoint_is_bit_identical(self, make: Make) -> None:
         def updater(net: nn.Module) -> Updater:
             return Updater(
                 make(net.parameters()), schedules=Schedules({"lr": LinearParamScheduler(1.0, 0.0)})
@@ -228,7 +226,7 @@ class TestState:
         assert equal(weights(net), weights(other))
         assert one.lr == two.lr < make([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
 
-    def test_options_are_those_of_the_config_and_not_of_the_checkpoint(self) -> None:
+    def test_options_come_from_the_config_and_not_from_the_checkpoint(self) -> None:
         net = model()
         one = Updater(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4))
         run(net, one, range(1))
@@ -238,7 +236,7 @@ class TestState:
         assert (two.lr, group["momentum"], group["weight_decay"]) == (0.5, 0.8, 0)
         assert len(two.optimizer.state) == 4
 
-    def test_schedules_move_the_options_after_a_load(self) -> None:
+    def test_schedules_set_the_options_after_a_load(self) -> None:
         net = model()
         schedules = {
             "lr": LinearParamScheduler(1.0, 0.0),
@@ -253,12 +251,12 @@ class TestState:
         assert updater.lr == pytest.approx(0.05)
         assert updater.optimizer.param_groups[0]["momentum"] == pytest.approx(0.6)
 
-    def test_it_holds_no_options(self) -> None:
+    def test_state_contains_no_options(self) -> None:
         updater = Updater(torch.optim.SGD(model().parameters(), lr=0.1))
         assert updater.state_dict() == {"optimizer": {}, "skipped": 0, "skipped_in_row": 0}
 
 
-def test_every_group_is_scheduled_from_its_own_value() -> None:
+def test_each_group_is_scheduled_from_its_own_value() -> None:
     net = model()
     groups = [
         {"params": net[0].parameters(), "lr": 1.0},
@@ -273,7 +271,7 @@ def test_every_group_is_scheduled_from_its_own_value() -> None:
 
 
 @pytest.mark.parametrize("option", ["momentun", "nesterov", "params", "betas"])
-def test_an_option_that_is_no_number_is_refused(option: str) -> None:
+def test_schedule_of_an_option_that_is_no_number_is_rejected(option: str) -> None:
     with pytest.raises(
         ConfigError,
         match=rf"^OPTIMIZER\.SCHEDULES\.{option}: the optimizer has no numeric option of this name",
@@ -344,7 +342,7 @@ CASES += [(name, make, 1) for name, make in GATED.items()]
 @pytest.mark.parametrize("fault", FAULTS)
 class TestGuard:
     @pytest.mark.parametrize("bad", [{0}, {2}, {1, 2, 5}])
-    def test_a_skipped_update_leaves_no_trace(
+    def test_skipped_update_changes_nothing(
         self, name: str, make: Make, lag: int, fault: str, bad: set[int]
     ) -> None:
         net, other = model(), model()
@@ -361,9 +359,7 @@ class TestGuard:
         assert equal(weights(net), weights(other))
         assert one.guard.skipped == len(bad)
 
-    def test_a_stop_leaves_everything_as_it_was(
-        self, name: str, make: Make, lag: int, fault: str
-    ) -> None:
+    def test_stop_restores_everything(self, name: str, make: Make, lag: int, fault: str) -> None:
         net, other = model(), model()
         one, two = (
             Updater(make(net.parameters()), guard=GuardSettings(lag=lag)),
@@ -384,7 +380,7 @@ class TestGuard:
 
 
 @pytest.mark.parametrize("fault", ["loss NaN", "gradient infinite", "gradient NaN"])
-def test_without_the_guard_the_weights_are_lost(fault: str) -> None:
+def test_nonfinite_update_without_the_guard_destroys_the_weights(fault: str) -> None:
     net = model()
     updater = Updater(OPTIMIZERS["sgd"](net.parameters()), guard=GuardSettings("ignore"))
     run_with(net, updater, fault, {2})
@@ -392,7 +388,7 @@ def test_without_the_guard_the_weights_are_lost(fault: str) -> None:
     assert updater.state_dict()["skipped"] == 0
 
 
-class TestWhatIsTold:
+class TestReport:
     def told(self, fault: str, *, lag: int = 0, **options: Any) -> NonFinite:
         net = model()
         names = [name for name, _ in net.named_parameters()]
@@ -411,18 +407,18 @@ class TestWhatIsTold:
             {"gradients": GradientSettings(clip_norm=1.0, clip_value=0.1)},
         ],
     )
-    def test_names_are_those_before_clipping_spreads_it(self, options: dict[str, Any]) -> None:
+    def test_names_are_found_before_clipping(self, options: dict[str, Any]) -> None:
         for fault in ("gradient infinite", "gradient NaN"):
             found = self.told(fault, **options)
             assert found.gradients == ("2.bias",)
             assert math.isfinite(found.loss)
             assert found.in_row == 1
 
-    def test_a_loss_that_is_not_finite(self) -> None:
+    def test_nonfinite_loss_is_reported(self) -> None:
         found = self.told("loss infinite, gradients finite")
         assert (found.loss, found.gradients) == (math.inf, ())
 
-    def test_a_norm_that_overflows(self) -> None:
+    def test_overflow_of_the_norm_is_reported(self) -> None:
         net = model()
         guard = GuardSettings("skip")
         updater = Updater(
@@ -436,17 +432,17 @@ class TestWhatIsTold:
         assert [found.gradients for found in told] == [()]
         assert equal(weights(net), weights(model()))
 
-    def test_with_a_lag_the_gradients_are_gone(self) -> None:
+    def test_report_with_a_lag_has_no_names_of_gradients(self) -> None:
         found = self.told("gradient infinite", lag=1)
         assert found.gradients is None
         assert math.isfinite(found.loss)
 
-    def test_parameters_without_a_name_are_numbered(self) -> None:
+    def test_parameters_without_names_are_numbered(self) -> None:
         net = model()
         told = run_with(net, skipping(OPTIMIZERS["sgd"], net), "gradient NaN", {0}, range(1))
         assert told[0].gradients == ("parameter 3",)
 
-    def test_the_loss_of_every_micro_batch_counts(self) -> None:
+    def test_loss_of_each_micro_batch_is_checked(self) -> None:
         net = model()
         updater = skipping(OPTIMIZERS["sgd"], net)
         told: list[NonFinite] = []
@@ -461,7 +457,7 @@ class TestWhatIsTold:
 
 
 class TestNorm:
-    def test_it_is_that_before_clipping(self) -> None:
+    def test_norm_is_taken_before_clipping(self) -> None:
         net = model()
         updater = Updater(
             OPTIMIZERS["sgd"](net.parameters()), gradients=GradientSettings(clip_norm=0.01)
@@ -474,12 +470,12 @@ class TestNorm:
         assert not updater.gradients.norm.requires_grad
 
     @pytest.mark.parametrize("options", [{}, {"gradients": GradientSettings(clip_value=1.0)}])
-    def test_nothing_computes_it(self, options: dict[str, Any]) -> None:
+    def test_norm_is_none_unless_needed(self, options: dict[str, Any]) -> None:
         updater = Updater(OPTIMIZERS["sgd"]((net := model()).parameters()), **options)
         run(net, updater, range(1))
         assert updater.gradients.norm is None
 
-    def test_with_a_scaler_it_is_unscaled(self) -> None:
+    def test_norm_is_unscaled(self) -> None:
         net = model()
         updater = TestScaler.updater(net, gradients=GradientSettings(clip_norm=0.01))
         updater.backward(zero(net, 3.0))
@@ -494,7 +490,9 @@ class TestScalerStreak:
 
     @pytest.mark.parametrize("lag", [0, 1])
     @pytest.mark.parametrize("clip_norm", [None, 0.1])
-    def test_it_is_counted_and_bounded(self, lag: int, clip_norm: float | None) -> None:
+    def test_skipped_updates_in_a_row_are_counted_and_limited(
+        self, lag: int, clip_norm: float | None
+    ) -> None:
         net = model()
         updater = self.updater(net, lag=lag, gradients=GradientSettings(clip_norm=clip_norm))
         told = run_with(net, updater, "gradient infinite", {1, 2, 4}, range(6))
@@ -506,7 +504,7 @@ class TestScalerStreak:
             run_with(net, updater, "gradient NaN", range(9), range(9))
         assert equal(weights(net), before)
 
-    def test_growth_is_no_skip(self) -> None:
+    def test_growth_of_the_scale_is_no_skipped_update(self) -> None:
         net = model()
         updater = self.updater(net)
         run(net, updater)
@@ -514,7 +512,7 @@ class TestScalerStreak:
         assert updater.scaler.get_scale() == 2.0**13
         assert updater.guard.skipped == 0
 
-    def test_a_loss_that_is_no_number_is_no_overflow(self) -> None:
+    def test_nonfinite_loss_is_no_overflow(self) -> None:
         net = model()
         updater = self.updater(net)
         run(net, updater)
@@ -542,7 +540,7 @@ class Searching(torch.optim.SGD):
                 parameter.data.sub_((group["found"] * group["lr"] * kept).to(parameter.dtype))
 
 
-def test_what_an_optimizer_keeps_among_its_options_and_in_other_types_goes_on() -> None:
+def test_state_in_options_and_other_types_is_restored() -> None:
     def trained(numbers: range, updater: Updater, net: nn.Module) -> list[Tensor]:
         for number in numbers:
             inputs, targets = batch(number)
@@ -569,9 +567,7 @@ def test_what_an_optimizer_keeps_among_its_options_and_in_other_types_goes_on() 
 class TestBuffers:
     @pytest.mark.parametrize("lag", [0, 1])
     @pytest.mark.parametrize("guarded", [True, False])
-    def test_running_statistics_of_a_skipped_update_are_taken_back(
-        self, lag: int, *, guarded: bool
-    ) -> None:
+    def test_skipped_update_restores_running_statistics(self, lag: int, *, guarded: bool) -> None:
         def net() -> nn.Module:
             torch.manual_seed(0)
             return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
@@ -589,7 +585,7 @@ class TestBuffers:
 
         assert equal(train(net(), [0, 1, 2, 3], lag=lag), train(net(), [0, 1, 3], lag=0)) == guarded
 
-    def test_a_stop_takes_them_back_too(self) -> None:
+    def test_stop_restores_running_statistics(self) -> None:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
         updater = Updater(
@@ -609,7 +605,7 @@ class TestBuffers:
 
 
 class TestCounts:
-    def test_they_are_saved(self) -> None:
+    def test_counts_are_saved(self) -> None:
         net, other = model(), model()
         one = skipping(OPTIMIZERS["sgd"], net)
         run_with(net, one, "loss NaN", {1, 2}, range(3))
@@ -617,7 +613,7 @@ class TestCounts:
         two.load_state_dict(decode(*encode(one.state_dict())))
         assert (two.guard.skipped, two.guard.in_row) == (2, 2)
 
-    def test_a_state_without_them_loads(self) -> None:
+    def test_state_without_counts_is_loaded(self) -> None:
         net = model()
         updater = skipping(OPTIMIZERS["sgd"], net)
         run_with(net, updater, "loss NaN", {1}, range(2))
@@ -629,7 +625,7 @@ class TestCounts:
         updater.load_state_dict(state)
         assert (updater.guard.skipped, updater.guard.in_row) == (0, 0)
 
-    def test_the_state_waits_for_the_last_verdict(self) -> None:
+    def test_state_waits_for_the_pending_verdict(self) -> None:
         net = model()
         updater = skipping(OPTIMIZERS["adamw"], net, lag=1)
         told = run_with(net, updater, "loss NaN", {2}, range(3))
@@ -639,12 +635,12 @@ class TestCounts:
 
 
 @pytest.mark.parametrize(("name", "lag"), [("rmsprop", 1), ("sgd", 2)])
-def test_a_lag_that_the_optimizer_cannot_have_is_refused(name: str, lag: int) -> None:
+def test_unsupported_lag_is_rejected(name: str, lag: int) -> None:
     with pytest.raises(ValueError, match=rf"^lag = {lag}:"):
         skipping(OPTIMIZERS[name], model(), lag)
 
 
-def test_weights_that_get_a_gradient_late_have_a_clean_state() -> None:
+def test_weights_with_a_late_gradient_get_a_fresh_state() -> None:
     """The first update of a weight is read at once, because fused SGD leaves a state that is gated
     uninitialised."""
 
@@ -673,7 +669,7 @@ def test_weights_that_get_a_gradient_late_have_a_clean_state() -> None:
     ("device", "mode", "waits"),
     [("cpu", "stop", False), ("meta", "ignore", False), ("meta", "stop", True)],
 )
-def test_it_says_where_each_update_waits_for_the_device(
+def test_updater_reports_whether_updates_wait_for_the_device(
     device: str, mode: Any, *, waits: bool
 ) -> None:
     """The device `meta` stands for one whose kernels run on their own."""
