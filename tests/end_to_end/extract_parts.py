@@ -1,4 +1,4 @@
-"""A model that takes its time, for runs that are killed."""
+"""A slow model, for extractions that are killed."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Parts that runs under fsdp name: faults that strike one process while a checkpoint is written."""
+"""Parts of fsdp runs: faults of one rank while a checkpoint is written, a loss with a parameter."""
 
 import errno
 import os
@@ -14,15 +14,14 @@ from phasetrain.runtime.storage import Storage
 
 @HOOKS.register("disk")
 class Disk(Hook):
-    """Does something to one process when it is about to write the file of a name, in the save after
-    some updates.
+    """Kills one rank, or fills its disk, when it is about to write a file of a checkpoint.
 
     Args:
-        rank: which process.
-        file: how the name of the file begins.
-        update: in saves from this update on.
-        until: and before this one.
-        how: kill, or full for a disk that is.
+        rank: rank that is struck.
+        file: beginning of the file name.
+        update: first update in whose saves it happens.
+        until: update before which it stops happening.
+        how: "kill", or "full" for a full disk.
     """
 
     main_only = False

@@ -1,5 +1,5 @@
-"""Parts that runs with several optimizers name: sparse rows, two that learn against each other, a
-scaler, a fault."""
+"""Parts for runs with several optimizers: a sparse embedding, a generator and a critic, a scaler, a
+loss that becomes NaN."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from phasetrain.tasks import TASKS, GradientPass, Parts, Position, Task
 from phasetrain.tasks.parts import StepEvents
 
 LEVELS = 16
-"""Of grey that are told apart."""
+"""Number of grey levels, each with an embedding."""
 
 
 @MODELS.register("bag")
@@ -25,9 +25,9 @@ class Bag(nn.Module):
     """The sum over embedded pixels, and a linear layer; no batch norm.
 
     Args:
-        sparse: whether gradients of the embedding have the rows of the batch alone.
-        width: entries of a row.
-        dropout: share of the sum that is dropped.
+        sparse: whether gradients of the embedding are sparse, with only the rows of the batch.
+        width: embedding dimension.
+        dropout: dropout probability.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Bag(nn.Module):
 
 @SCALERS.register("halving")
 class Halving(GradScaler):
-    """A scaler of one's own: begins at `start` and halves its scale after every update.
+    """A custom scaler that halves its scale after every update.
 
     Args:
         device: fact.
-        start: first scale.
+        start: initial scale.
     """
 
     def __init__(self, device: torch.device, start: float = 1024.0) -> None:
@@ -68,10 +68,10 @@ class Halving(GradScaler):
 
 @LOSSES.register("spoilt")
 class Spoilt(nn.Module):
-    """Cross entropy that is no number in one update of a run.
+    """Cross entropy that is NaN in one update of a run.
 
     Args:
-        update: which, from 0 on.
+        update: index of that update, from 0.
     """
 
     seen: Tensor
@@ -91,11 +91,11 @@ class Spoilt(nn.Module):
 
 @MODELS.register("rivals")
 class Rivals(nn.Module):
-    """A generator of digits, and a critic that tells them from those of the data.
+    """A generator of digits, and a critic that separates generated from real digits.
 
     Args:
-        width: of the hidden layers.
-        dropout: of the critic.
+        width: width of the hidden layers.
+        dropout: dropout probability of the critic.
     """
 
     def __init__(self, width: int = 16, dropout: float = 0.2) -> None:
@@ -112,7 +112,7 @@ class Adversarial(Task):
 
     Args:
         parts: fact.
-        in_turn: critic and generator are updated in turn, not together.
+        in_turn: whether critic and generator are updated in alternate steps instead of together.
     """
 
     def __init__(self, parts: Parts, in_turn: bool = False) -> None:
@@ -164,7 +164,7 @@ class Adversarial(Task):
 
 @TASKS.register("adversarial_updaters")
 class AdversarialUpdaters(Adversarial):
-    """The same with an updater each: the generator learns from the critic after its step.
+    """The same with one updater each: the generator learns from the critic after the critic's step.
 
     Args:
         parts: fact.

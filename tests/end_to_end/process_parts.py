@@ -1,4 +1,4 @@
-"""Parts that runs of several processes name: faults that strike one process."""
+"""Parts for runs of several processes: faults of a single rank."""
 
 import os
 import signal
@@ -30,17 +30,17 @@ SENT = {
 
 @HOOKS.register("strike")
 class Strike(Hook):
-    """Does something to one process after an update, once in the life of a run folder.
+    """Strikes one rank after an update, once per run folder.
 
     Args:
-        rank: which process; -1 for all.
-        update: after which update.
+        rank: rank that is struck; -1 for all.
+        update: number of updates after which it happens.
         how: kill, stop, term, int, usr1, twice (SIGTERM), raise, refuse (ConfigError), sleep, or
             add (an all-reduce).
-        seconds: to sleep.
-        times: in how many attempts.
-        event: of hooks, at which it happens.
-        split: in phases of which split.
+        seconds: duration of `sleep`.
+        times: number of attempts in which it happens.
+        event: hook event at which it happens.
+        split: split in whose phases it happens.
     """
 
     main_only = False
@@ -55,14 +55,13 @@ class Strike(Hook):
         event: str = "step",
         split: str = "train",
     ) -> None:
-        self.rank, self.update, self.how, self.seconds, self.times = (
-            rank,
-            update,
-            how,
-            seconds,
-            times,
-        )
-        self.event, self.split = event, split
+        self.rank = rank
+        self.update = update
+        self.how = how
+        self.seconds = seconds
+        self.times = times
+        self.event = event
+        self.split = split
 
     def on_start(self, run: Run) -> None:
         self._at("start", run, self.split)
@@ -109,8 +108,8 @@ class Strike(Hook):
 
 
 def trouble() -> tuple[str, float]:
-    """Return what is to happen on this process, and a number, from the file `trouble-RANK` of the
-    current folder."""
+    """Return the fault of this rank and its number, from the file `trouble-RANK` in the current
+    folder."""
     try:
         what, number = Path(f"trouble-{os.environ['RANK']}").read_text().split()
     except FileNotFoundError:
@@ -119,12 +118,11 @@ def trouble() -> tuple[str, float]:
 
 
 class Uneven:
-    """Digits that are not the same, or cannot be read, on one process, as the file `trouble-RANK`
-    says.
+    """Digits that differ or cannot be read on one rank, as its file `trouble-RANK` says.
 
-    `refuse 0` (it cannot be made), `shorter 10`, `other 1` (another fingerprint), `raise 7` (at
-    multiples of it), `wait 0.2` (seconds for each sample), `marked 0.05` (the same, and says with
-    the file `reading` that it does).
+    Faults: `refuse 0` (construction fails), `shorter 10`, `other 1` (another fingerprint), `raise 7`
+    (at multiples of 7), `wait 0.2` (seconds per sample), `marked 0.05` (the same, and creates the
+    file `reading`).
     """
 
     def __init__(self, split: str) -> None:
@@ -156,14 +154,13 @@ DATASETS.register("uneven")(Uneven)
 
 @LOSSES.register("struck_loss")
 class StruckLoss(nn.Module):
-    """Cross entropy that on one process raises, or is spoilt to no number, at its n-th call, or
-    always takes longer.
+    """Cross entropy that on one rank raises or is NaN at its n-th call, or is always slow.
 
     Args:
-        rank: which process.
-        call: n, from 1 on.
+        rank: rank that is struck.
+        call: n, from 1.
         how: raise or spoil.
-        seconds: that each call takes longer.
+        seconds: additional time per call.
     """
 
     def __init__(self, rank: int, call: int = 0, how: str = "raise", seconds: float = 0.0) -> None:
@@ -185,7 +182,7 @@ class StruckLoss(nn.Module):
 
 @METERS.register("struck_meter")
 class StruckMeter(Meter):
-    """Counts steps, and raises on one process at its n-th."""
+    """Counts steps, and raises at the n-th step of one rank."""
 
     def __init__(self, rank: int, call: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Groups of weights: exact on a resume, and the same under every strategy."""
+"""Parameter groups resume exactly and are the same under every strategy."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ RULES = (
 
 
 @pytest.mark.slow
-def test_killed_and_resumed(tmp_path: Path) -> None:
+def test_run_with_parameter_groups_resumes_exactly(tmp_path: Path) -> None:
     train(tmp_path / "whole", *RULES)
     die(tmp_path / "run", *RULES, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
     train(tmp_path / "run", *RULES)
@@ -29,7 +29,9 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
-def test_every_strategy_sees_them(launcher: Launcher, tmp_path: Path, strategy: str) -> None:
+def test_groups_are_the_same_under_every_strategy(
+    launcher: Launcher, tmp_path: Path, strategy: str
+) -> None:
     words = (*SMALL, ONE, *RULES, "DISTRIBUTED.bucket_cap_mb=0.00001")
     assert launcher.run(tmp_path / "ddp", 3, *words).codes == [0, 0, 0]
     words = (*words[:-1], *(words[-1:] if strategy == "zero" else ()))

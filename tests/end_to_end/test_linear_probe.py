@@ -1,4 +1,4 @@
-"""Features learned without labels tell digits apart better than those of a trunk with random
+"""Features learned without labels separate the digits better than those of a trunk with random
 weights."""
 
 import io
@@ -29,7 +29,7 @@ def probed(folder: Path, name: str, *words: str, settings: ProbeSettings = ALL) 
     return probe(f"{out}/train", f"{out}/test", settings)
 
 
-def test_from_a_run_to_a_probe_of_what_it_has_learned(tmp_path: Path) -> None:
+def test_extracted_features_of_a_run_are_probed(tmp_path: Path) -> None:
     quietly(tmp_path, "PHASES.epochs=1", "PHASES.test_every.epochs=null", "HOOKS.ledger=null")
     one = ProbeSettings("trunk", penalties=(1e-2,), device="cpu")
     learned = probed(tmp_path, "learned", settings=one)

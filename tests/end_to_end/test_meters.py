@@ -1,5 +1,5 @@
-"""Meters of a test that one process began, and three end after a kill: the numbers of one that
-nobody disturbed."""
+"""Meters of a test that a single process began and three finish after a kill: same values as those of an
+unbroken test."""
 
 from pathlib import Path
 from typing import Any

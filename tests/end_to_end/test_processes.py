@@ -1,4 +1,4 @@
-"""Runs of several processes: the same bits after any of them was killed."""
+"""Runs of several processes end with the same bits after any rank was killed."""
 
 from pathlib import Path
 
