@@ -14,12 +14,12 @@ def test_keys_are_attributes_at_every_depth() -> None:
     assert CONFIG.OPTIMIZER.betas[1].a == 1
 
 
-def test_an_unknown_key_is_told_with_its_section_and_near_miss() -> None:
-    with pytest.raises(AttributeError, match=r"no 'lrr' in OPTIMIZER; did you mean 'lr'\?"):
+def test_unknown_key_raises_with_section_and_suggestion() -> None:
+    with pytest.raises(AttributeError, match=r"'lrr' .*OPTIMIZER.*'lr'"):
         _ = CONFIG.OPTIMIZER.lrr
-    with pytest.raises(AttributeError, match=r"no 'RUM' in the config; did you mean 'RUN'\?"):
+    with pytest.raises(AttributeError, match=r"'RUM' .*'RUN'"):
         _ = CONFIG.RUM
-    with pytest.raises(AttributeError, match=r"no 'b' in OPTIMIZER.betas\[1\]$"):
+    with pytest.raises(AttributeError, match=r"'b' .*OPTIMIZER\.betas\[1\]$"):
         _ = CONFIG.OPTIMIZER.betas[1].b
 
 
@@ -38,13 +38,13 @@ def test_an_unknown_key_is_told_with_its_section_and_near_miss() -> None:
         lambda c: c.__ior__({"x": 1}),
     ],
 )
-def test_nothing_can_be_changed(change) -> None:
-    with pytest.raises(TypeError, match="RUN is frozen; change it by an override or a config file"):
+def test_config_cannot_be_changed(change) -> None:
+    with pytest.raises(TypeError, match="RUN "):
         change(CONFIG.RUN)
     assert CONFIG.RUN == {"seed": 0}
 
 
-def test_lists_become_tuples_and_plain_gives_them_back() -> None:
+def test_lists_become_tuples_and_plain_converts_them_back() -> None:
     assert isinstance(CONFIG.OPTIMIZER.betas, tuple)
     plain = CONFIG.plain()
     assert plain == {"OPTIMIZER": {"lr": 0.1, "betas": [0.9, {"a": 1}]}, "RUN": {"seed": 0}}
@@ -56,5 +56,5 @@ def test_lists_become_tuples_and_plain_gives_them_back() -> None:
 def test_copies_and_pickles_keep_content_and_path() -> None:
     for other in (copy.deepcopy(CONFIG), pickle.loads(pickle.dumps(CONFIG))):
         assert other == CONFIG
-        with pytest.raises(AttributeError, match="in OPTIMIZER"):
+        with pytest.raises(AttributeError, match=r"'lrr' .*OPTIMIZER"):
             _ = other.OPTIMIZER.lrr

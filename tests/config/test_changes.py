@@ -25,13 +25,13 @@ def changes(*overrides: str) -> list[Change]:
     return compare_configs(config(), config(*overrides), SCHEMA)
 
 
-def test_nothing_differs_from_itself() -> None:
+def test_equal_configs_have_no_changes() -> None:
     assert changes() == []
     assert compare_configs(config(), AttrDict(config()), SCHEMA) == []
     assert compare_configs(config(), json.loads(json.dumps(config())), SCHEMA) == []
 
 
-def test_each_leaf_that_differs_has_its_class() -> None:
+def test_each_changed_leaf_has_its_resume_class() -> None:
     assert changes(
         "OPTIMIZER.lr=0.5", "RUN.seed=1", "DATA.TRAIN.workers=2", "HOOKS.console.every_steps=3"
     ) == [
@@ -54,7 +54,7 @@ def test_numbers_are_compared_by_value_and_lists_as_leaves() -> None:
     assert len(compare_configs({"MODEL": {"bias": True}}, {"MODEL": {"bias": None}}, SCHEMA)) == 1
 
 
-def test_a_key_that_one_does_not_have_counts_as_its_default() -> None:
+def test_missing_key_counts_as_its_default() -> None:
     assert compare_configs(
         {"OPTIMIZER": {}}, {"OPTIMIZER": {"lr": 0.1, "clip_norm": 1.0}}, SCHEMA
     ) == [Change("OPTIMIZER.clip_norm", None, 1.0, "forbidden")]
@@ -62,7 +62,7 @@ def test_a_key_that_one_does_not_have_counts_as_its_default() -> None:
     assert [change.path for change in compare_configs(older, config(), SCHEMA)] == ["PHASES.epochs"]
 
 
-def test_labels_and_splits_come_and_go_as_a_whole() -> None:
+def test_labels_and_splits_are_added_and_removed_as_a_whole() -> None:
     assert changes("METERS.accuracy=null", "METERS.top5={name: accuracy, top: 5}") == [
         Change("METERS.accuracy", {}, ABSENT, "forbidden"),
         Change("METERS.top5", ABSENT, {"name": "accuracy", "top": 5}, "forbidden"),
@@ -73,7 +73,7 @@ def test_labels_and_splits_come_and_go_as_a_whole() -> None:
     assert (change.path, change.resume) == ("OPTIMIZER.SCHEDULES.lr", "adjustable")
 
 
-def test_a_word_is_the_mapping_with_its_name() -> None:
+def test_name_alone_equals_the_mapping_with_the_name() -> None:
     assert compare_configs(config(), config("DATA.TRAIN.collate={name: stack}"), SCHEMA) == []
     assert changes("DATA.TRAIN.collate={name: stack, pad: 1}") == [
         Change("DATA.TRAIN.collate.pad", ABSENT, 1, "forbidden")
@@ -98,17 +98,17 @@ def test_what_does_not_shape_the_run_keeps_the_digest(override: str) -> None:
     ["RUN.seed=1", "OPTIMIZER.lr=0.2", "PHASES.epochs=3", "MODEL.width=8", "METERS.loss=null", "DATA.TEST=null",
      "LOSS=label_smoothing", "DATA.TRAIN.transforms=[flatten]", "OPTIMIZER.SCHEDULES.lr.warmup=0.2"],
 )  # fmt: skip
-def test_what_shapes_the_run_changes_the_digest(override: str) -> None:
+def test_forbidden_and_adjustable_keys_change_the_digest(override: str) -> None:
     assert trajectory_digest(config(override), SCHEMA) != trajectory_digest(config(), SCHEMA)
 
 
-def test_the_order_of_keys_does_not_matter() -> None:
+def test_digest_does_not_depend_on_the_order_of_keys() -> None:
     one = {"METERS": {"a": {}, "b": {"k": 1}}, "RUN": {"seed": 1}}
     other = {"RUN": {"seed": 1}, "METERS": {"b": {"k": 1}, "a": {}}}
     assert trajectory_digest(one, SCHEMA) == trajectory_digest(other, SCHEMA)
 
 
-def test_the_digest_does_not_depend_on_the_process() -> None:
+def test_digest_does_not_depend_on_the_process() -> None:
     code = (
         "from phasetrain.config.changes import trajectory_digest as digest;"
         "from phasetrain.config.schema import default_schema as schema;"

@@ -12,7 +12,7 @@ def test_numbers_on_the_bounds_pass():
     check_below_one(dropout=0.0)
 
 
-def test_the_first_one_outside_is_named():
+def test_first_number_out_of_bounds_is_named():
     with pytest.raises(ValueError, match=r"^times = 1:"):
         check_at_least(2, classes=2, times=1, batches=0)
     with pytest.raises(ValueError, match=r"^temperature = 0:"):

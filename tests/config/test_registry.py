@@ -42,7 +42,7 @@ def test_registering_returns_what_was_registered(losses: Registry[Any]) -> None:
     assert losses.register("again")(Focal) is Focal
 
 
-def test_it_is_a_mapping_in_order_of_names(losses: Registry[Any]) -> None:
+def test_registry_is_a_mapping_in_order_of_names(losses: Registry[Any]) -> None:
     assert list(losses) == ["focal", "mean"]
     assert losses["focal"] is Focal
     assert len(losses) == 2
@@ -50,27 +50,27 @@ def test_it_is_a_mapping_in_order_of_names(losses: Registry[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["Focal", "my.focal", ""])
-def test_names_are_lower_case_without_dots(losses: Registry[Any], name: str) -> None:
-    with pytest.raises(ConfigError, match="registered names are lower case without dots"):
+def test_names_other_than_lower_case_without_dots_are_rejected(
+    losses: Registry[Any], name: str
+) -> None:
+    with raises(ConfigError, code="config.invalid"):
         losses.register(name)(Focal)
 
 
-def test_two_of_one_name_are_refused_with_both_places(losses: Registry[Any]) -> None:
+def test_duplicate_name_is_rejected_with_both_locations(losses: Registry[Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         losses.register("focal")(Library)
     message = str(caught.value)
-    assert "the loss name 'focal' is defined twice" in message
+    assert "'focal'" in message
     assert message.count("test_registry.py:") == 2
 
 
-def test_parts_that_would_swallow_a_typo_are_refused(losses: Registry[Any]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"takes \*\*kwargs, so a misspelt parameter would go unnoticed"
-    ):
+def test_part_with_kwargs_is_rejected(losses: Registry[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"\*\*kwargs"):
         losses.register("library")(Library)
 
 
-def test_find_knows_three_spellings(losses: Registry[Any]) -> None:
+def test_find_accepts_registered_library_and_dotted_names(losses: Registry[Any]) -> None:
     assert losses.find("focal") is Focal
     assert losses.find("LibraryLoss") is Library
     assert losses.find("collections.Counter") is collections.Counter
@@ -81,30 +81,29 @@ def test_find_knows_three_spellings(losses: Registry[Any]) -> None:
     [
         (
             "focl",
-            "LOSS.name = 'focl': no loss has this name; did you mean 'focal'? Known: focal, mean, and 1 of the ",
+            r"LOSS\.name = 'focl': .*'focal'.* focal, mean, and 1 ",
         ),
-        ("libraryloss", "did you mean 'LibraryLoss'?"),
-        ("zzz", "LOSS.name = 'zzz': no loss has this name. Known: focal, mean"),
+        ("libraryloss", r"'libraryloss': .*'LibraryLoss'"),
+        ("zzz", r"LOSS\.name = 'zzz': .*focal, mean"),
         (
             "no_such_module.Thing",
-            "LOSS.name = 'no_such_module.Thing': module 'no_such_module' cannot be imported",
+            r"LOSS\.name = 'no_such_module\.Thing': .*'no_such_module'",
         ),
         (
             "collections.Countr",
-            "module 'collections' has no callable 'Countr'; did you mean 'Counter'?",
+            "'collections' .*'Countr'.*'Counter'",
         ),
-        ("collections.abc", "has no callable 'abc'"),
+        ("collections.abc", "'abc'"),
     ],
 )
-def test_an_unknown_name_is_told_with_the_near_miss(
+def test_unknown_name_is_rejected_with_a_suggestion(
     losses: Registry[Any], name: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=message):
         losses.find(name)
-    assert message in str(caught.value)
 
 
-def test_the_library_is_looked_at_only_when_needed() -> None:
+def test_library_is_loaded_only_when_needed() -> None:
     asked = []
     registry: Registry[Any] = Registry(
         "loss", "LOSS", library=lambda: asked.append(1) or {"A": Library}
@@ -118,20 +117,20 @@ def test_the_library_is_looked_at_only_when_needed() -> None:
     assert asked == [1]
 
 
-def test_build_passes_parameters_and_the_facts_asked_for(losses: Registry[Any]) -> None:
+def test_build_passes_parameters_and_facts(losses: Registry[Any]) -> None:
     used: dict[str, Any] = {}
     made = losses.build("focal", {"gamma": 3.0}, facts={"classes": 10, "updates": 5}, used=used)
     assert (made.gamma, made.classes) == (3.0, 10)
     assert used == {"LOSS.classes": 10}
 
 
-def test_the_config_goes_before_facts(losses: Registry[Any]) -> None:
+def test_config_has_priority_over_facts(losses: Registry[Any]) -> None:
     used: dict[str, Any] = {}
     assert losses.build("focal", {"classes": 2}, facts={"classes": 10}, used=used).classes == 2
     assert used == {}
 
 
-def test_free_parameters_go_through_one_mapping(losses: Registry[Any]) -> None:
+def test_params_are_passed_as_keywords(losses: Registry[Any]) -> None:
     made = losses.build("LibraryLoss", {"weight": 2, "params": {"a": 1}})
     assert (made.weight, made.more) == (2, {"a": 1})
     assert losses.build("LibraryLoss", {"params": None}).more == {}
@@ -142,23 +141,24 @@ def test_free_parameters_go_through_one_mapping(losses: Registry[Any]) -> None:
     [
         (
             {"gama": 1, "classes": 2},
-            "METERS.x.gama: 'focal' has no such parameter; did you mean 'gamma'? It takes: gamma, classes.",
+            r"METERS\.x\.gama: .*'gamma'.* gamma, classes",
         ),
         (
             {},
-            "METERS.x.classes: loss 'focal' needs a value and neither the config nor the data gives one",
+            r"METERS\.x\.classes: .*'focal'",
         ),
-        ({"gamma": -1, "classes": 2}, "METERS.x (loss 'focal'): gamma must be 0 or more, got -1"),
-        ({"gamma": "a", "classes": 2}, "METERS.x (loss 'focal'): '<' not supported"),
+        ({"gamma": -1, "classes": 2}, r"METERS\.x \(loss 'focal'\): .*-1"),
+        ({"gamma": "a", "classes": 2}, r"METERS\.x \(loss 'focal'\): '<'"),
     ],
 )
-def test_what_build_refuses(losses: Registry[Any], params: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_bad_parameters_are_rejected(
+    losses: Registry[Any], params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         losses.build("focal", params, where="METERS.x")
-    assert message in str(caught.value)
 
 
-def test_a_config_error_of_a_part_is_not_wrapped(losses: Registry[Any]) -> None:
+def test_config_error_of_a_part_is_not_wrapped(losses: Registry[Any]) -> None:
     def fails() -> None:
         raise ConfigError("LOSS.gamma: told")
 
@@ -167,7 +167,7 @@ def test_a_config_error_of_a_part_is_not_wrapped(losses: Registry[Any]) -> None:
         losses.build("fails")
 
 
-def test_questions_about_callables() -> None:
+def test_parameters_types_and_source_of_callables() -> None:
     assert list(parameters(Focal)) == ["gamma", "classes"]
     assert parameter_types(Focal) == {"gamma": float, "classes": int}
     assert (free_parameters(Focal), free_parameters(Library)) == (False, True)
@@ -175,19 +175,19 @@ def test_questions_about_callables() -> None:
     assert source_of(len) == "builtins.len"
 
 
-def test_an_annotation_that_cannot_be_resolved_is_left_out() -> None:
+def test_unresolvable_annotation_is_omitted() -> None:
     def part(a: "NoSuchType") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     assert parameter_types(part) == {}
 
 
-def test_unknown_parameter_without_any() -> None:
+def test_unknown_parameter_of_a_part_without_parameters() -> None:
     assert unknown_parameter("LOSS", "a", "mean", []) == (
         "LOSS.a: 'mean' has no such parameter. It takes: no parameters."
     )
 
 
-def test_a_class_without_an_init_of_its_own_takes_nothing() -> None:
+def test_class_without_init_takes_no_parameters() -> None:
     import torch
 
     losses: Registry[torch.nn.Module] = Registry("loss", "LOSS")
@@ -216,12 +216,12 @@ class TestBridges:
 
         return losses
 
-    def test_a_name_behind_a_bridge_and_a_path_beside_it(self, bridged: Registry[Any]) -> None:
+    def test_bridge_finds_names_and_dotted_paths(self, bridged: Registry[Any]) -> None:
         assert bridged.find("collections.Chain") is collections.ChainMap
         assert bridged.find("collections.abc.Mapping") is collections.abc.Mapping
         assert bridged.find("json.loads") is json.loads
 
-    def test_a_near_miss(self, bridged: Registry[Any]) -> None:
+    def test_unknown_name_of_a_bridge_gets_a_suggestion(self, bridged: Registry[Any]) -> None:
         with raises(
             ConfigError,
             code="config.unknown_part",
@@ -235,12 +235,12 @@ class TestBridges:
         with raises(ConfigError, code="config.unknown_part", key="LOSS.name"):
             bridged.find("zzzzz")
 
-    def test_a_library_that_is_not_installed(self, losses: Registry[Any]) -> None:
+    def test_missing_library_is_a_config_error(self, losses: Registry[Any]) -> None:
         losses.bridge("no_such_library", "more")(lambda name: None)
         with raises(ConfigError, code="config.import_failed", key="LOSS.name"):
             losses.find("no_such_library.Thing")
 
-    def test_a_library_beside_a_torchvision_for_another_torch(
+    def test_broken_torchvision_is_a_config_error(
         self, losses: Registry[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "broken_bridge.py").write_text(
@@ -251,7 +251,7 @@ class TestBridges:
         with raises(ConfigError, code="config.import_failed", key="LOSS.name"):
             losses.find("broken_bridge.Thing")
 
-    def test_what_a_library_raises_on_the_way_is_told(self, losses: Registry[Any]) -> None:
+    def test_error_of_a_library_is_a_config_error(self, losses: Registry[Any]) -> None:
         @losses.bridge("collections", "more")
         def resolve(_name: str) -> Any:
             try:

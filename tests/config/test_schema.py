@@ -74,7 +74,7 @@ def test_children_are_the_names_right_below() -> None:
         ("OPTIMIZER.scaler.init_scale", "forbidden"),
     ],
 )
-def test_class_for_resume_of_any_path(path: str, resume: str) -> None:
+def test_resume_class_of_a_path(path: str, resume: str) -> None:
     assert SCHEMA.resume(path) == resume
 
 
@@ -91,7 +91,7 @@ def test_class_for_resume_of_any_path(path: str, resume: str) -> None:
         ("RUN", None),
     ],
 )
-def test_places_of_parts(path: str, pattern: str | None) -> None:
+def test_paths_of_parts_match_their_pattern(path: str, pattern: str | None) -> None:
     assert part_pattern(path) == pattern
 
 

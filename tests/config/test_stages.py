@@ -21,12 +21,12 @@ def find_problems(*words: str) -> tuple[Problem, ...]:
     return caught.value.problems
 
 
-def test_a_run_without_stages_has_none() -> None:
+def test_run_without_stages_has_none() -> None:
     assert stages() == ()
     assert list(resolve_config([]).config.PHASES.stages) == []
 
 
-def test_a_stage_is_the_config_with_its_changes_and_all_that_follows_from_it() -> None:
+def test_stage_has_its_changes_and_derived_values() -> None:
     first, second = stages(TWO, "OPTIMIZER.accumulate=4")
     assert (first.PHASES.epochs, first.PHASES.updates) == (2, None)
     assert (second.PHASES.epochs, second.PHASES.updates) == (None, 5)
@@ -35,7 +35,7 @@ def test_a_stage_is_the_config_with_its_changes_and_all_that_follows_from_it() -
     assert first.RUN == second.RUN == resolve_config([TWO, "OPTIMIZER.accumulate=4"]).config.RUN
 
 
-def test_another_name_drops_the_parameters_of_the_old_one() -> None:
+def test_another_name_drops_parameters_of_the_old_part() -> None:
     (stage,) = stages(
         "LOSS.label_smoothing=0.1", "PHASES.stages=[{epochs: 1, LOSS: {name: MSELoss}}]"
     )
@@ -47,7 +47,7 @@ def test_parameters_of_the_same_part_are_merged() -> None:
     assert stage.LOSS == {"name": "cross_entropy", "label_smoothing": 0.2}
 
 
-def test_the_length_of_the_highest_layer_counts(user_dir: Callable[..., Path]) -> None:
+def test_length_of_the_highest_layer_wins(user_dir: Callable[..., Path]) -> None:
     setup = resolve_config([TWO])  # the experiment asks for 12 epochs
     assert (setup.config.PHASES.epochs, len(setup.stages)) == (None, 2)
     assert any(line.startswith("PHASES.epochs: 12 -> null") for line in setup.derived)
@@ -57,7 +57,7 @@ def test_the_length_of_the_highest_layer_counts(user_dir: Callable[..., Path]) -
     assert any(line.startswith("PHASES.stages: ") for line in longer.derived)
 
 
-def test_keys_that_no_stage_may_change() -> None:
+def test_keys_of_model_and_run_are_rejected_in_stages() -> None:
     stages = "[{epochs: 1, MODEL: {width: 8}}, {epochs: 1, RUN: {seed: 1}}]"
     assert [(one.code, one.key) for one in find_problems(f"PHASES.stages={stages}")] == [
         ("config.unchangeable", "PHASES.stages[0].MODEL.width"),
@@ -65,7 +65,7 @@ def test_keys_that_no_stage_may_change() -> None:
     ]
 
 
-def test_suggestions() -> None:
+def test_misspelt_keys_and_names_in_stages_get_suggestions() -> None:
     (problem,) = find_problems("PHASES.stages=[{epoch: 1, updates: 3}]")
     assert problem.suggestion == "epochs"
     stage = "{epochs: 1, OPTIMIZER: {SCHEDULES: {lr: {name: cosin}}}}"
@@ -107,12 +107,12 @@ def test_suggestions() -> None:
         ),
     ],
 )
-def test_mistakes_in_a_stage(stage: str, code: str, key: str, suggestion: str) -> None:
+def test_mistakes_in_a_stage_are_reported(stage: str, code: str, key: str, suggestion: str) -> None:
     found = find_problems(f"PHASES.stages=[{stage}]", "OPTIMIZER.accumulate=4")
     assert (code, key, suggestion) in [(one.code, one.key, one.suggestion) for one in found]
 
 
-def test_all_mistakes_at_once() -> None:
+def test_all_mistakes_of_stages_are_reported_at_once() -> None:
     stages = "[{name: a}, {epochs: 1, TASK: {name: supervised}}]"
     assert [one.key for one in find_problems(f"PHASES.stages={stages}")] == [
         "PHASES.stages[0]",

@@ -31,5 +31,5 @@ KNOWN = KnownPaths(
         ("LOSS.xyz", None),
     ],
 )
-def test_near(given: str, near: str | None) -> None:
+def test_nearest_key_is_suggested(given: str, near: str | None) -> None:
     assert KNOWN.near(given) == near

@@ -40,7 +40,7 @@ def find_problem(slots: list[Slot], *overrides: str, **options) -> Problem:
         ["LOSS.name=collections.OrderedDict"],
     ],
 )
-def test_what_is_right_passes(slots: list[Slot], overrides: list[str]) -> None:
+def test_valid_configs_have_no_problems(slots: list[Slot], overrides: list[str]) -> None:
     check_config(compose(overrides), slots, SCHEMA)
 
 
@@ -124,7 +124,7 @@ def test_code_tells_unknown_sections_keys_and_parameters_apart(slots: list[Slot]
         ("DATA.TRAIN.sampler=shufled", "DATA.TRAIN.sampler", "'shufled'", "shuffled"),
     ],
 )
-def test_unknown_name_of_a_part(
+def test_unknown_name_of_a_part_is_reported(
     slots: list[Slot], override: str, key: str, given: str, suggestion: str
 ) -> None:
     found = find_problem(slots, override)
@@ -176,7 +176,9 @@ def test_unknown_name_of_a_part(
         ),
     ],
 )
-def test_place_without_a_part(slots: list[Slot], override: str, key: str, expected: str) -> None:
+def test_section_without_a_part_is_reported(
+    slots: list[Slot], override: str, key: str, expected: str
+) -> None:
     found = find_problem(slots, override)
     assert (found.code, found.key, found.expected) == ("config.missing_part", key, expected)
 
@@ -194,7 +196,7 @@ def test_place_without_a_part(slots: list[Slot], override: str, key: str, expect
         ("OPTIMIZER.params=[1]", "config.reserved_parameter", "OPTIMIZER.params", ""),
     ],
 )
-def test_other_problems_of_parts(
+def test_bad_parameters_of_parts_are_reported(
     slots: list[Slot], override: str, code: str, key: str, suggestion: str
 ) -> None:
     found = find_problem(slots, override)
@@ -234,7 +236,9 @@ ENGINES = ("train", "test", "extract", "plan", "replay", "find_lr", "find_batch_
         ("OPTIMIZER.auto_lr_scaling={base_batch_size: 0}", "0", "int >= 1"),
     ],
 )
-def test_wrong_type(slots: list[Slot], override: str, given: str, expected: str) -> None:
+def test_wrong_type_is_reported(
+    slots: list[Slot], override: str, given: str, expected: str
+) -> None:
     found = find_problem(slots, override)
     assert (found.code, found.given) == ("config.wrong_type", given)
     assert found.expected == f"expected {expected}"
@@ -250,7 +254,7 @@ def test_wrong_type(slots: list[Slot], override: str, given: str, expected: str)
         ("LOSS={name: 3}", "LOSS.name"),
     ],
 )
-def test_wrong_type_of_a_section_or_in_a_mapping(
+def test_wrong_type_of_a_section_or_in_a_mapping_is_reported(
     slots: list[Slot], override: str, key: str
 ) -> None:
     found = find_problem(slots, override)
@@ -266,7 +270,7 @@ def test_wrong_type_of_a_section_or_in_a_mapping(
         ("OPTIMIZER.auto_lr_scaling", "base_batch", "base_batch_size"),
     ],
 )
-def test_unknown_key_in_a_mapping_with_known_keys(
+def test_unknown_key_in_a_mapping_with_known_keys_is_reported(
     slots: list[Slot], path: str, wrong: str, right: str
 ) -> None:
     found = find_problem(slots, f"{path}={{{wrong}: 1}}")

@@ -71,7 +71,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 class TestMergeOutputs:
-    def test_one_is_itself(self) -> None:
+    def test_single_output_is_returned(self) -> None:
         out = StepOutput(torch.tensor(1.0), 4.0, 4)
         assert merge_outputs([out]) is out
 
@@ -88,7 +88,7 @@ class TestMergeOutputs:
 
 
 class TestTrainStep:
-    def test_it_updates_the_weights_and_returns_what_is_kept(self) -> None:
+    def test_train_step_updates_the_weights_and_returns_no_tensors_of_the_batch(self) -> None:
         made = task()
         before = weights(made)
         out = made.train_step([batch()], AT, Silent())
@@ -104,7 +104,7 @@ class TestTrainStep:
         assert out.ids is not None
         assert out.ids.tolist() == [0, 1, 2, 3]
 
-    def test_uneven_micro_batches_make_the_update_of_the_whole_batch(self) -> None:
+    def test_uneven_micro_batches_give_the_update_of_the_whole_batch(self) -> None:
         whole, parts = task(nn.Linear(3, 2)), task(nn.Linear(3, 2))
         parts.model.load_state_dict(whole.model.state_dict())
         full = batch(7)
@@ -119,7 +119,7 @@ class TestTrainStep:
         assert (other.samples, other.weight) == (7, 7)
         assert whole.measure(TRAIN) == pytest.approx(parts.measure(TRAIN))
 
-    def test_dropout_is_a_function_of_the_position(self) -> None:
+    def test_dropout_depends_on_the_position_alone(self) -> None:
         def trained(at: Position = AT, noise: int = 0, **known: Any) -> list[Tensor]:
             made = task(**known)
             torch.manual_seed(noise)
@@ -137,7 +137,7 @@ class TestTrainStep:
         assert not any(equal(trained(), other) for other in others)
         assert equal(trained(), trained(at=AT._replace(where=0.5)))
 
-    def test_micro_batches_have_dropout_of_their_own(self) -> None:
+    def test_micro_batches_have_different_dropout(self) -> None:
         seen: list[Tensor] = []
 
         class Look(nn.Dropout):
@@ -152,7 +152,9 @@ class TestTrainStep:
     @pytest.mark.parametrize(
         ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
     )
-    def test_the_precision_of_activations(self, precision: Any, dtype: torch.dtype) -> None:
+    def test_activations_have_the_configured_precision(
+        self, precision: Any, dtype: torch.dtype
+    ) -> None:
         seen: list[torch.dtype] = []
 
         class Look(nn.Module):
@@ -168,7 +170,7 @@ class TestTrainStep:
 
 
 class TestTestStep:
-    def test_it_changes_nothing_and_keeps_no_graph(self) -> None:
+    def test_test_step_changes_nothing_and_keeps_no_graph(self) -> None:
         made = task()
         made.begin(TEST, fresh=True)
         before = weights(made)
@@ -177,7 +179,7 @@ class TestTestStep:
         assert all(parameter.grad is None for parameter in made.model.parameters())
         assert (out.samples, out.loss.requires_grad) == (8, False)
 
-    def test_without_an_optimizer(self) -> None:
+    def test_train_step_needs_an_optimizer(self) -> None:
         model = nn.Linear(3, 2)
         made = Supervised(
             Parts(model, nn.CrossEntropyLoss(), {}, None, {}, Machine(CPU), World(), 0)
@@ -189,7 +191,7 @@ class TestTestStep:
 
 
 class TestPhases:
-    def test_modes_and_meters(self) -> None:
+    def test_phases_set_the_mode_and_reset_meters(self) -> None:
         made = task()
         made.begin(TRAIN, fresh=True)
         assert (made.model.training, made.loss.training) == (True, True)
@@ -202,7 +204,7 @@ class TestPhases:
         assert (made.model.training, made.loss.training) == (False, False)
         assert made.measure(TEST) != first
 
-    def test_meters_may_look_at_tests_only(self) -> None:
+    def test_meters_can_be_limited_to_tests(self) -> None:
         made = task()
         made.parts = replace(made.parts, train_meters=False)
         made.begin(TRAIN, fresh=True)
@@ -212,7 +214,7 @@ class TestPhases:
         made.test_step([batch()], AT._replace(split="test"), Silent())
         assert made.measure(TEST).keys() == {"accuracy", "loss"}
 
-    def test_a_meter_with_several_values(self) -> None:
+    def test_meter_with_several_values_gives_several_metrics(self) -> None:
         class Both(Meter):
             def update(self, out: StepOutput) -> None: ...
 
@@ -223,6 +225,6 @@ class TestPhases:
         made.meters = {"range": Both()}
         assert made.measure(TEST) == {"range_low": 1.0, "range_high": 2.0}
 
-    def test_what_belongs_in_a_checkpoint(self) -> None:
+    def test_stateful_lists_the_parts_of_a_checkpoint(self) -> None:
         made = task()
         assert list(made.stateful()) == ["model", "loss", "updater", "meter.accuracy", "meter.loss"]

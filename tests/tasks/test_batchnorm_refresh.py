@@ -46,7 +46,7 @@ def statistics(norms: Sequence[nn.Module]) -> list[torch.Tensor]:
     ]
 
 
-def test_they_are_those_of_the_first_batches() -> None:
+def test_statistics_are_those_of_the_first_batches() -> None:
     made, phase = task("MODEL.swa={start: 0.5, batches: 3}")
     average = swa(made)
     average.taken = 1
@@ -63,7 +63,7 @@ def test_they_are_those_of_the_first_batches() -> None:
     assert len(found) == 6
 
 
-def test_they_depend_on_weights_and_data_alone() -> None:
+def test_statistics_depend_on_weights_and_data_alone() -> None:
     made, phase = task("MODEL.swa={start: 0.5}")
     average = swa(made)
     average.taken = 1
@@ -79,7 +79,7 @@ def test_they_depend_on_weights_and_data_alone() -> None:
     assert not average.module.training
 
 
-def test_before_the_first_moment_they_are_those_of_the_weights() -> None:
+def test_statistics_before_the_first_average_are_those_of_the_model() -> None:
     made, phase = task("MODEL.swa={start: 0.5}")
     made.parts.model.get_submodule("features.1").running_mean += 5.0
     made.begin(phase, fresh=True)
@@ -93,7 +93,7 @@ def test_before_the_first_moment_they_are_those_of_the_weights() -> None:
     )
 
 
-def test_frozen_ones_stay() -> None:
+def test_frozen_statistics_are_kept() -> None:
     made, phase = task("MODEL.swa={start: 0.5}", "MODEL.freeze=[features.1]")
     average = swa(made)
     average.taken = 1

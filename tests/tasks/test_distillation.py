@@ -60,7 +60,7 @@ def batch() -> Batch:
     )
 
 
-def test_the_loss_in_training_and_in_tests(file: str) -> None:
+def test_loss_is_mixed_in_training_and_hard_in_tests(file: str) -> None:
     task, given = made(file), batch()
     task.begin(TRAIN, fresh=True)
     out = task.forward(given)
@@ -76,7 +76,7 @@ def test_the_loss_in_training_and_in_tests(file: str) -> None:
     torch.testing.assert_close(task.forward(given).loss, hard)
 
 
-def test_the_teacher_stays_as_it_is(file: str) -> None:
+def test_teacher_does_not_change(file: str) -> None:
     task = made(file)
     task.begin(TRAIN, fresh=True)
     assert task.teacher is not None
@@ -88,7 +88,7 @@ def test_the_teacher_stays_as_it_is(file: str) -> None:
     assert not task.teacher.model.training
 
 
-def test_a_checkpoint_tells_the_teacher_from_others(file: str) -> None:
+def test_checkpoint_rejects_another_teacher(file: str) -> None:
     task = made(file)
     state = task.stateful()["teacher"].state_dict()
     assert state == {"digest": Teacher(teacher()).digest}
@@ -96,18 +96,18 @@ def test_a_checkpoint_tells_the_teacher_from_others(file: str) -> None:
     other = teacher()
     with torch.no_grad():
         other[0].bias[0] += 1e-6
-    with pytest.raises(ValueError, match="differ from the weights that the run has learned"):
+    with pytest.raises(ValueError, match=r"TASK\.teacher\.weights"):
         Teacher(other).load_state_dict(state)
 
 
-def test_without_training_there_is_no_teacher(file: str) -> None:
+def test_task_for_a_test_has_no_teacher(file: str) -> None:
     Path(file).unlink()
     task = made(file, train=False)
     assert task.teacher is None
     assert "teacher" not in task.stateful()
 
 
-def test_mistakes(file: str) -> None:
+def test_bad_settings_are_rejected(file: str) -> None:
     with raises(ConfigError, key="TASK.soft_share", given="1.5"):
         made(file, 1.5)
     with raises(ConfigError, key="TASK.teacher.weights"):

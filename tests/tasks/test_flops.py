@@ -20,12 +20,12 @@ def made(*words: str) -> BuiltRun:
     return build_run([*SMALL, *words])
 
 
-def test_of_a_small_network_counted_by_hand() -> None:
+def test_flops_of_a_small_network_equal_hand_counted_ones() -> None:
     one = made()
     assert train_flops(one.task, one.plan) == {0: 3 * 18592 - 2 * 36 * 64}  # see test_inspection.py
 
 
-def test_of_each_stage() -> None:
+def test_flops_are_counted_per_stage() -> None:
     larger = "{epochs: 1, DATA: {TRAIN: {transforms: [{name: resize, size: 16}]}}}"
     one = made(f"PHASES.stages=[{{epochs: 1}}, {larger}]", "PHASES.epochs=null")
     found = train_flops(one.task, one.plan)
@@ -33,7 +33,7 @@ def test_of_each_stage() -> None:
     assert found[1] == 4 * (51168 - 3 * 160) + 3 * 160  # four times the places, but for the head
 
 
-def test_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_does_not_change_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     one = made()
     before = hash_model(one.task.model)
     train_flops(one.task, one.plan)
@@ -44,7 +44,7 @@ def test_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hash_model(one.task.model) != before  # the pass does move running statistics
 
 
-def test_what_moved_is_put_back_after_an_error_too() -> None:
+def test_task_is_restored_after_an_error() -> None:
     one = made()
     before = hash_model(one.task.model)
 

@@ -40,7 +40,7 @@ def asked(model: nn.Module, precision: Any = "fp32") -> Predictor:
     return task
 
 
-def test_in_pieces_is_as_at_once() -> None:
+def test_batches_give_the_same_predictions_as_all_at_once() -> None:
     model = Doubled()
     model.norm.eval()
     model.train(mode=True)
@@ -63,12 +63,12 @@ def test_no_samples_and_the_precision_of_tests() -> None:
     assert task.predict(torch.zeros(4, 3)).dtype == torch.bfloat16
 
 
-def test_what_cannot_be_asked() -> None:
+def test_bad_arguments_are_rejected() -> None:
     task = asked(nn.Linear(3, 2))
     with pytest.raises(ConfigError, match="batch_size = 0:"):
         task.predict(torch.zeros(2, 3), batch_size=0)
     with raises(ConfigError, key="MODEL"):
         task.predict(torch.zeros(2, 4))
     for nothing in ([], {}, "text", 3):
-        with pytest.raises(ConfigError, match="expected a batch as the model takes it"):
+        with pytest.raises(ConfigError, match="batch"):
             task.predict(nothing)

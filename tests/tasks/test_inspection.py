@@ -25,7 +25,7 @@ def made(*words: str) -> BuiltRun:
     return build_run([*SMALL, f"MODEL.width={WIDTH}", *words])
 
 
-def test_a_small_network_counted_by_hand() -> None:
+def test_table_of_a_small_network_equals_hand_counted_values() -> None:
     one = made()
     batch = next(iter(one.task.batches(one.plan.phases[0], 0)))[0]
     found = inspect(one.task, one.plan.phases[0], batch)
@@ -45,7 +45,7 @@ def test_a_small_network_counted_by_hand() -> None:
     assert all(parameter.grad is None for parameter in one.task.model.parameters())
 
 
-def test_what_is_frozen_is_not_counted_as_trained() -> None:
+def test_frozen_parameters_are_not_counted_as_trained() -> None:
     one = made("MODEL.freeze=['features.0']")
     rows = {row.name: row for row in modules_of(one.task.parts.model)}
     assert (rows["features.0"].parameters, rows["features.0"].trained) == (36, 0)
@@ -76,13 +76,13 @@ def test_memory() -> None:
         )  # and what it counts steps with
 
 
-def test_a_checkpoint_of_averages_is_larger() -> None:
+def test_averages_enlarge_the_checkpoint() -> None:
     assert checkpoint_bytes(made("MODEL.ema={}").task.parts) > 1.4 * checkpoint_bytes(
         made().task.parts
     )
 
 
-def test_large_models_are_shown_to_a_lesser_depth() -> None:
+def test_large_models_are_shown_to_a_smaller_depth() -> None:
     deep = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(12)))
     rows = modules_of(deep)
     assert len(rows) == 1 + 12 * 3
@@ -91,7 +91,7 @@ def test_large_models_are_shown_to_a_lesser_depth() -> None:
     assert len(shown_modules(flat)) == ROWS
 
 
-def test_modules_that_are_not_called_are_left_empty() -> None:
+def test_modules_that_are_not_called_have_no_output() -> None:
     rows = modules_of(nn.ModuleDict({"used": nn.Linear(2, 3), "none": nn.Identity()}))
     assert [(row.name, row.parameters, row.output) for row in rows] == [
         ("", 9, None),

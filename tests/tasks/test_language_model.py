@@ -2,6 +2,7 @@
 update."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -66,7 +67,7 @@ def trained(
     return weights(made), float(out.loss), made.measure(TRAIN)
 
 
-class TestShares:
+class TestMicroBatches:
     @pytest.mark.parametrize(
         "pieces",
         [
@@ -77,7 +78,7 @@ class TestShares:
         ],
         ids=str,
     )
-    def test_micro_batches_make_the_update_of_one_batch(
+    def test_micro_batches_give_the_update_of_the_whole_batch(
         self, pieces: list[tuple[int, int]]
     ) -> None:
         whole, loss, metrics = trained([(0, 7)])
@@ -86,7 +87,7 @@ class TestShares:
         assert other == pytest.approx(loss, rel=1e-12)
         assert measured == pytest.approx(metrics, rel=1e-12)
 
-    def test_a_mean_of_means_is_another_update(self) -> None:
+    def test_mean_of_means_gives_another_update(self) -> None:
         class BySamples(LanguageModel):
             def weight_of(self, batch: Batch) -> int:
                 return batch.size
@@ -95,7 +96,7 @@ class TestShares:
         found, _, _ = trained([(0, 2), (2, 4), (4, 6), (6, 7)], BySamples)
         assert float((whole - found).abs().max()) > 1e-3
 
-    def test_a_micro_batch_of_which_nothing_counts(self) -> None:
+    def test_micro_batch_without_targets_is_skipped(self) -> None:
         def step(*others: Batch) -> tuple[Tensor, float]:
             made = task()
             made.begin(TRAIN, fresh=True)
@@ -110,7 +111,7 @@ class TestShares:
             assert torch.equal(found, whole)
             assert other == loss
 
-    def test_a_step_of_which_nothing_counts(self) -> None:
+    def test_step_without_targets_is_rejected(self) -> None:
         nothing = batch()
         nothing.target = torch.full_like(nothing.target, IGNORED)
         with pytest.raises(
@@ -120,7 +121,7 @@ class TestShares:
 
 
 class TestForward:
-    def test_loss_and_what_meters_see(self) -> None:
+    def test_loss_and_outputs_are_per_token(self) -> None:
         made, given = task(), batch()
         out = made.forward(given)
         counted = given.target != IGNORED
@@ -136,7 +137,7 @@ class TestForward:
         assert torch.equal(out.mask, counted.flatten())
         assert int(out.target.min()) >= 0
 
-    def test_where_all_places_count_there_is_no_mask(self) -> None:
+    def test_batch_without_padding_has_no_mask(self) -> None:
         assert task().forward(batch(0, 1)).mask is None
 
     def test_perplexity_and_accuracy_are_over_tokens(self) -> None:
@@ -157,14 +158,12 @@ class TestMisfits:
             made.forward(given)
         return str(caught.value)
 
-    def test_a_token_outside_the_vocabulary_is_named_with_its_sample(self) -> None:
+    def test_token_outside_the_vocabulary_is_named_with_its_sample(self) -> None:
         given = batch()
         given.ids, given.target[4, 1] = torch.arange(40, 47), 9
-        assert self.message(task(), given).startswith(
-            "DATA: sample 44 has token 9 as a target, and the model has 9 tokens, so they go from 0 to 8"
-        )
+        assert re.search(r"^DATA: sample 44 .*token 9 .*9 tokens", self.message(task(), given))
 
-    def test_targets_that_are_no_tokens(self) -> None:
+    def test_targets_other_than_tokens_are_rejected(self) -> None:
         for target, told in (
             (torch.zeros(7, 6), "float32 (7, 6)"),
             (torch.zeros(7).long(), "int64 (7,)"),
@@ -172,20 +171,22 @@ class TestMisfits:
         ):
             given = batch()
             given.target = target
-            assert f"int64 (N, T), not {told}" in self.message(task(), given).replace("torch.", "")
+            message = self.message(task(), given).replace("torch.", "")
+            assert "int64 (N, T)" in message
+            assert told in message
 
-    def test_a_model_that_gives_one_row_per_sample(self) -> None:
+    def test_model_with_one_row_per_sample_is_rejected(self) -> None:
         made = task()
         made.model = made.parts.model.__class__(9, 6, 8, 1, 2).double()
         made.model.forward = lambda tokens: torch.zeros(7, 9)  # type: ignore[method-assign]
-        assert "Transformer returns (7, 9) for targets (7, 6)" in self.message(made, batch())
+        assert re.search(r"Transformer .*\(7, 9\) .*\(7, 6\)", self.message(made, batch()))
 
-    def test_a_loss_that_takes_no_scores(self) -> None:
+    def test_loss_without_scores_is_rejected(self) -> None:
         made = task()
         made.loss = nn.MSELoss()
         assert self.message(made, batch()).startswith("LOSS: ")
 
-    def test_a_perplexity_of_a_smoothed_loss(self) -> None:
+    def test_perplexity_of_a_smoothed_loss_is_rejected(self) -> None:
         made = task()
         with pytest.raises(
             ConfigError,

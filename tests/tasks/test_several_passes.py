@@ -80,7 +80,7 @@ def test_each_part_learns_from_its_own_loss() -> None:
     assert not equal(weights(made.model), weights(rivals()))
 
 
-def test_in_turn_one_of_them_stands_still() -> None:
+def test_parts_can_be_updated_in_turn() -> None:
     made = task(in_turn=True)
     for number in range(4):
         before = {name: weights(getattr(made.model, name)) for name in ("critic", "generator")}
@@ -93,7 +93,7 @@ def test_in_turn_one_of_them_stands_still() -> None:
         assert moved == [("critic", "generator")[number % 2]]
 
 
-def test_where_one_loss_is_no_number_neither_learns() -> None:
+def test_nonfinite_loss_skips_all_parts() -> None:
     made = task()
     made.train_step([batch(0)], at(0), Silent())
     before = weights(made.model)
@@ -157,7 +157,7 @@ class TestSeparateUpdaters:
             both[""].zero_grad()
         assert equal(weights(made.model), weights(model))
 
-    def test_each_is_in_the_checkpoint(self) -> None:
+    def test_each_updater_is_in_the_checkpoint(self) -> None:
         made, other = self.made(), self.made()
         made.train_step([batch(0)], at(0), Silent())
         saved = SavedTask(deepcopy(made.shared_state()))
@@ -167,7 +167,7 @@ class TestSeparateUpdaters:
             one.train_step([batch(1)], at(1), Silent())
         assert equal(weights(made.model), weights(other.model))
 
-    def test_one_may_skip_while_the_other_steps(self) -> None:
+    def test_one_updater_can_skip_while_the_other_steps(self) -> None:
         made = self.made(guard=GuardSettings("skip"))
         made.train_step([batch(0)], at(0), Silent())
         critic, generator = weights(made.model.critic), weights(made.model.generator)
@@ -216,7 +216,7 @@ class TestSharpnessAware:
         made = [batch(number) for number in range(2)]
         return [Batch(one.input.flatten(1), torch.arange(4) % 2, one.ids, 4) for one in made]
 
-    def test_both_passes_drop_the_same(self) -> None:
+    def test_both_passes_have_the_same_dropout(self) -> None:
         seen: list[Tensor] = []
 
         class Look(nn.Dropout):
@@ -232,7 +232,7 @@ class TestSharpnessAware:
         assert torch.equal(seen[1], seen[3])
         assert not torch.equal(seen[0], seen[1])
 
-    def test_meters_and_hooks_are_told_of_the_first(self) -> None:
+    def test_meters_and_hooks_get_the_first_pass(self) -> None:
         events, made, plain = Heard(), self.made(nn.Linear(64, 2)), self.made(nn.Linear(64, 2), 0.0)
         plain.model.load_state_dict(made.model.state_dict())
         out = made.train_step(self.batches(), at(0), events)

@@ -84,7 +84,7 @@ def test_custom_module_saved_under_another_strategy_is_restored_under_fsdp(
     assert (values(task.parts.model), values(task.projector)) == ({2.0}, {3.0})
 
 
-def test_learned_leaves_meters_alone(task: WithProjector) -> None:
+def test_restoring_learned_state_keeps_meters(task: WithProjector) -> None:
     meter = task.meters["loss"]
     meter.update(StepOutput(torch.tensor(2.0), 1.0, 1))
     task.restore(SavedTask(whole_state()), "learned")

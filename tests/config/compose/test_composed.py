@@ -33,7 +33,7 @@ def test_every_leaf_has_an_origin() -> None:
     assert set(found.origins) == set(leaves(found.config))
 
 
-def test_values_set_and_add_with_or_without_plus() -> None:
+def test_overrides_set_and_add_values_with_or_without_plus() -> None:
     found = composed(
         "OPTIMIZER.lr=1e-3", "+LOSS.a=1", "++LOSS.b=[1, x]", "METERS.top5={name: accuracy, top: 5}"
     )
@@ -43,7 +43,7 @@ def test_values_set_and_add_with_or_without_plus() -> None:
     assert found.origins["METERS.top5.top"] == "command line"
 
 
-def test_a_group_selected_on_the_command_line_beats_the_experiment(user_dir) -> None:
+def test_group_of_the_command_line_overrides_the_experiment(user_dir) -> None:
     own = user_dir(
         {"LOSS/focal.yaml": FOCAL, "experiment/mine.yaml": "LOSS:\n  name: focal\n  gamma: 5\n"}
     )
@@ -58,14 +58,14 @@ def test_a_group_selected_on_the_command_line_beats_the_experiment(user_dir) -> 
     assert found.config["LOSS"] == {"name": "focal", "gamma": 7}
 
 
-def test_a_selected_group_takes_the_place_of_the_one_in_the_experiments_defaults_list() -> None:
+def test_selected_group_replaces_that_of_the_defaults_list() -> None:
     found = composed("OPTIMIZER=adamw")
     assert "OPTIMIZER/sgd.yaml" not in found.layers
     assert found.notes == ()
     assert found.config["OPTIMIZER"]["lr"] == 0.001
 
 
-def test_groups_come_before_self_and_the_experiment_after(user_dir) -> None:
+def test_groups_are_below_self_and_the_experiment(user_dir) -> None:
     own = user_dir(
         {
             "LOSS/focal.yaml": FOCAL,
@@ -77,7 +77,7 @@ def test_groups_come_before_self_and_the_experiment_after(user_dir) -> None:
     assert composed("experiment=below", config_dir=own).config["LOSS"]["gamma"] == 2
 
 
-def test_an_experiment_builds_on_another_and_overrides_its_groups(user_dir) -> None:
+def test_experiment_extends_another_and_overrides_its_groups(user_dir) -> None:
     own = user_dir(
         {
             "experiment/deep/base.yaml": "defaults:\n  - /MODEL: mlp\n  - _self_\nOPTIMIZER:\n  lr: 2e-3\n",
@@ -99,12 +99,12 @@ def test_an_experiment_builds_on_another_and_overrides_its_groups(user_dir) -> N
 
 
 @pytest.mark.parametrize("header", ["", "# @package _global_\n"])
-def test_the_package_header_of_an_experiment_may_be_left_out(user_dir, header: str) -> None:
+def test_package_header_of_an_experiment_is_optional(user_dir, header: str) -> None:
     own = user_dir({"experiment/mine.yaml": f"{header}LOSS:\n  name: focal\n"})
     assert composed("experiment=mine", config_dir=own).config["LOSS"] == {"name": "focal"}
 
 
-def test_groups_of_nested_sections_and_options_in_folders(user_dir) -> None:
+def test_groups_of_nested_sections_and_folders_are_found(user_dir) -> None:
     own = user_dir(
         {
             "DATA/TRAIN/big.yaml": "batch_size: 512\n",
@@ -116,7 +116,7 @@ def test_groups_of_nested_sections_and_options_in_folders(user_dir) -> None:
     assert found.config["MODEL"] == MODEL | {"name": "mlp", "hidden": [9]}
 
 
-def test_several_options_of_one_group(user_dir) -> None:
+def test_several_options_of_one_group_are_merged(user_dir) -> None:
     own = user_dir(
         {"HOOKS/a.yaml": "console: {every_steps: 3}\n", "HOOKS/b.yaml": "extra: {name: console}\n"}
     )
@@ -127,7 +127,7 @@ def test_several_options_of_one_group(user_dir) -> None:
     }
 
 
-def test_mappings_merge_lists_are_replaced_and_null_is_kept() -> None:
+def test_mappings_are_merged_lists_replaced_and_null_kept() -> None:
     found = composed(
         "OPTIMIZER=adamw",
         "OPTIMIZER.betas=[0.5, 0.6]",
@@ -142,7 +142,7 @@ def test_mappings_merge_lists_are_replaced_and_null_is_kept() -> None:
     ) == (2, 64)
 
 
-def test_another_name_drops_what_lower_layers_set_for_the_old_one() -> None:
+def test_another_name_drops_parameters_of_lower_layers() -> None:
     found = composed("OPTIMIZER.name=adamw", "OPTIMIZER.betas=[0.8, 0.9]", "OPTIMIZER.lr=0.01")
     assert found.config["OPTIMIZER"]["betas"] == [0.8, 0.9]
     assert "momentum" not in found.config["OPTIMIZER"]
@@ -154,7 +154,7 @@ def test_another_name_drops_what_lower_layers_set_for_the_old_one() -> None:
     )
 
 
-def test_the_same_name_again_drops_nothing() -> None:
+def test_same_name_keeps_parameters() -> None:
     found = composed("OPTIMIZER.name=sgd", "DATA.TRAIN.dataset=digits")
     assert found.config["OPTIMIZER"]["momentum"] == 0.9
     assert found.config["DATA"]["TRAIN"]["split"] == "train"
@@ -168,7 +168,7 @@ def test_parameters_of_the_same_layer_stay_in_any_order() -> None:
     }
 
 
-def test_dropping_in_splits_meters_hooks_and_schedules(user_dir) -> None:
+def test_another_name_drops_parameters_in_every_section(user_dir) -> None:
     own = user_dir(
         {
             "experiment/mine.yaml": "METERS: {accuracy: {top: 5}}\nHOOKS: {console: {every_steps: 3}}\n"
@@ -196,7 +196,7 @@ def test_dropping_in_splits_meters_hooks_and_schedules(user_dir) -> None:
     ]
 
 
-def test_a_word_and_a_mapping_are_two_spellings_of_one_part() -> None:
+def test_name_alone_equals_the_mapping_with_the_name() -> None:
     assert composed("DATA.TRAIN.collate.pad=1").config["DATA"]["TRAIN"]["collate"] == {
         "name": "stack",
         "pad": 1,
@@ -217,7 +217,7 @@ def test_null_removes_labels_and_splits() -> None:
     assert found.config["OPTIMIZER"]["SCHEDULES"] == {}
 
 
-def test_null_empties_what_holds_labels() -> None:
+def test_null_empties_sections_of_labels() -> None:
     found = composed("HOOKS=null", "METERS=null", "METERS.accuracy={}")
     assert found.config["HOOKS"] == {}
     assert composed("METERS=null").config["METERS"] == {}
@@ -226,7 +226,7 @@ def test_null_empties_what_holds_labels() -> None:
     )
 
 
-def test_a_removed_label_can_be_set_again_above(user_dir) -> None:
+def test_removed_label_can_be_set_in_a_higher_layer(user_dir) -> None:
     own = user_dir({"experiment/mine.yaml": "HOOKS:\n  console: null\n"})
     assert "console" not in composed("experiment=mine", config_dir=own).config["HOOKS"]
     assert (
@@ -234,14 +234,14 @@ def test_a_removed_label_can_be_set_again_above(user_dir) -> None:
     )
 
 
-def test_another_split_gets_the_defaults_of_test() -> None:
+def test_additional_split_gets_the_defaults_of_test() -> None:
     found = composed("DATA.VAL={dataset: digits, split: test, batch_size: 32}")
     assert found.config["DATA"]["VAL"]["sampler"] == "sequential"
     assert found.config["DATA"]["VAL"]["batch_size"] == 32
     assert found.origins["DATA.VAL.sampler"] == "defaults.yaml"
 
 
-def test_tilde_takes_back_what_lower_layers_set() -> None:
+def test_tilde_undoes_values_of_lower_layers() -> None:
     found = composed(
         "~OPTIMIZER.momentum",
         "~OPTIMIZER.lr",
@@ -256,7 +256,7 @@ def test_tilde_takes_back_what_lower_layers_set() -> None:
     assert (found.config["PHASES"]["epochs"], found.config["PHASES"]["updates"]) == (None, 3)
 
 
-def test_tilde_on_a_section_gives_its_defaults() -> None:
+def test_tilde_resets_a_section_to_its_defaults() -> None:
     assert composed("~MODEL").config["MODEL"] == MODEL | {"name": "mlp"}
     assert composed("~METERS").config["METERS"] == {}
     assert composed("~DATA.TRAIN").config["DATA"]["TRAIN"]["dataset"] == "digits"
@@ -294,17 +294,17 @@ def test_interpolations_are_resolved_and_keep_their_layer(user_dir) -> None:
     assert found.config["METERS"] == composed().config["HOOKS"] != {}
 
 
-def test_numbers_for_a_key_that_is_text_stay_as_typed() -> None:
+def test_numbers_of_text_keys_stay_as_typed() -> None:
     assert composed("RUN.name=007").config["RUN"]["name"] == "007"
     assert composed("RUN.checkpoint=1e5").config["RUN"]["checkpoint"] == "1e5"
 
 
-def test_files_are_read_as_omegaconf_reads_them(user_dir) -> None:
+def test_files_are_read_like_by_omegaconf(user_dir) -> None:
     own = user_dir({"OPTIMIZER/mine.yaml": "lr: 1e-3\n"})
     assert composed("OPTIMIZER=mine", config_dir=own).config["OPTIMIZER"]["lr"] == 0.001
 
 
-def test_no_experiment_leaves_the_defaults() -> None:
+def test_no_experiment_gives_the_defaults() -> None:
     found = composed("experiment=null")
     assert found.experiment == ""
     assert found.layers == ("defaults.yaml", "command line")
@@ -335,7 +335,7 @@ def test_no_experiment_leaves_the_defaults() -> None:
         ("RUN.name=???", "config.missing_value", "RUN.name", ""),
     ],
 )
-def test_problem_of_an_override(override: str, code: str, key: str, suggestion: str) -> None:
+def test_bad_overrides_are_reported(override: str, code: str, key: str, suggestion: str) -> None:
     (found,) = compose([override]).problems
     assert (found.code, found.key, found.suggestion) == (code, key, suggestion)
     assert override.lstrip("~").partition("=")[0] in found.message
@@ -350,13 +350,13 @@ def test_all_problems_are_collected() -> None:
     assert len(compose(["A.b=1,2", "LOSS=nothing", "~X.y", "RUN.name=${no.such}"]).problems) == 4
 
 
-def test_a_value_below_a_value_is_refused() -> None:
+def test_key_below_a_value_is_rejected() -> None:
     (problem,) = compose(["RUN.seed=1", "RUN.seed.x=2"]).problems
     assert (problem.code, problem.key) == ("config.conflict", "RUN.seed.x")
     assert "RUN.seed is set to 1" in problem.message
 
 
-def test_keys_with_dots_in_files_are_refused(user_dir) -> None:
+def test_keys_with_dots_in_files_are_rejected(user_dir) -> None:
     own = user_dir({"experiment/mine.yaml": "OPTIMIZER.lr: 0.1\n"})
     (problem,) = compose(["experiment=mine"], config_dir=own).problems
     assert (problem.code, problem.key) == ("config.dotted_key", "OPTIMIZER.lr")

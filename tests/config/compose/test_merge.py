@@ -12,20 +12,20 @@ def merged(*layers: tuple[str, dict]) -> Merged:
     return found
 
 
-def test_the_layer_that_set_a_leaf_last_is_its_origin() -> None:
+def test_origin_of_a_leaf_is_the_layer_that_set_it_last() -> None:
     found = merged(("a", {"RUN": {"x": 1, "y": [1]}}), ("b", {"RUN": {"y": [2]}}))
     assert found.values == {"RUN": {"x": 1, "y": [2]}}
     assert found.origins == {"RUN.x": "a", "RUN.y": "b"}
 
 
-def test_a_mapping_and_a_value_replace_one_another() -> None:
+def test_mapping_and_value_replace_each_other() -> None:
     found = merged(("a", {"RUN": {"x": {"y": 1, "z": {}}}}), ("b", {"RUN": {"x": 3}}))
     assert (found.values, found.origins) == ({"RUN": {"x": 3}}, {"RUN.x": "b"})
     found.apply(Layer("c", {"RUN": {"x": {"y": 2}}}))
     assert (found.values, found.origins) == ({"RUN": {"x": {"y": 2}}}, {"RUN.x.y": "c"})
 
 
-def test_an_empty_mapping_is_a_leaf_until_something_is_below() -> None:
+def test_empty_mapping_is_a_leaf() -> None:
     found = merged(("a", {"METERS": {"loss": {}}}))
     assert found.origins == {"METERS.loss": "a"}
     found.apply(Layer("b", {"METERS": {"loss": {}}}))
@@ -34,14 +34,14 @@ def test_an_empty_mapping_is_a_leaf_until_something_is_below() -> None:
     assert found.origins == {"METERS.loss.k": "c"}
 
 
-def test_layers_are_not_changed_by_merging() -> None:
+def test_merging_does_not_change_the_layers() -> None:
     below = {"DATA": {"TRAIN": {"transforms": ["a"]}}}
     found = merged(("a", below), ("b", {"DATA": {"TRAIN": {"x": 1}}}))
     found.values["DATA"]["TRAIN"]["transforms"].append("b")
     assert below == {"DATA": {"TRAIN": {"transforms": ["a"]}}}
 
 
-def test_a_dropped_mapping_is_one_note() -> None:
+def test_dropped_mapping_gives_one_note() -> None:
     found = merged(
         ("a", {"LOSS": {"name": "x", "weights": {"a": 1, "b": 2}}}),
         ("b", {"LOSS": {"name": "y", "weights": {"c": 3}}}),
@@ -50,7 +50,7 @@ def test_a_dropped_mapping_is_one_note() -> None:
     assert found.notes == ["LOSS.weights = {'a': 1, 'b': 2} (a) dropped: LOSS.name is now 'y' (b)"]
 
 
-def test_a_label_is_the_name_of_a_meter_until_one_is_given() -> None:
+def test_label_is_the_default_name_of_a_meter() -> None:
     layers = (
         ("a", {"METERS": {"accuracy": {"top": 5}}}),
         ("b", {"METERS": {"accuracy": {"name": "accuracy"}}}),
@@ -59,7 +59,7 @@ def test_a_label_is_the_name_of_a_meter_until_one_is_given() -> None:
     assert len(merged(layers[0], ("b", {"METERS": {"accuracy": {"name": "other"}}})).notes) == 1
 
 
-def test_removing_tells_when_nothing_is_there() -> None:
+def test_removing_reports_whether_the_key_existed() -> None:
     found = merged(("a", {"LOSS": {"name": "x", "gamma": 1}}))
     default = Layer("defaults.yaml", SCHEMA.defaults)
     assert found.remove("LOSS.gamma", default)
@@ -89,7 +89,7 @@ class TestGroupsOfKeysInASplit:
         found.finish(default)
         return found
 
-    def test_another_data_set_drops_parameters_and_keeps_the_group(self) -> None:
+    def test_another_dataset_drops_parameters_and_keeps_the_group(self) -> None:
         found = self.finished(
             (
                 "a",
@@ -110,7 +110,7 @@ class TestGroupsOfKeysInASplit:
         assert found.get("DATA.TRAIN.split") is None
         assert [note.partition(" ")[0] for note in found.notes] == ["DATA.TRAIN.split"]
 
-    def test_a_split_of_ones_own_gets_the_keys_that_it_does_not_set(self) -> None:
+    def test_additional_split_gets_the_keys_that_it_does_not_set(self) -> None:
         found = self.finished(
             ("a", {"DATA": {"VALID": {"dataset": "digits", "subset": {"skip": 7}}}})
         )

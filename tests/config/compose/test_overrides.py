@@ -27,20 +27,20 @@ def test_each_kind_goes_to_its_place() -> None:
     assert line.problems == []
 
 
-def test_a_mapping_for_a_section_is_a_value() -> None:
+def test_mapping_of_a_section_is_a_value() -> None:
     line = read("LOSS={name: focal}", "LOSS.gamma=2", "LOSS={alpha: {a: 1}}", "LOSS.alpha={b: 2}")
     assert line.groups == {}
     assert line.values == {"LOSS": {"name": "focal", "gamma": 2, "alpha": {"a": 1, "b": 2}}}
 
 
-def test_the_last_of_equal_overrides_counts() -> None:
+def test_last_of_equal_overrides_wins() -> None:
     assert read("OPTIMIZER.lr=1", "OPTIMIZER.lr=2").values == {"OPTIMIZER": {"lr": 2}}
     assert read("LOSS=cross_entropy", "LOSS=label_smoothing").groups == {
         "LOSS": ["label_smoothing"]
     }
 
 
-def test_tilde_takes_back_what_the_line_said_before() -> None:
+def test_tilde_undoes_earlier_overrides() -> None:
     line = read("LOSS.gamma=3", "LOSS.alpha=1", "~LOSS.gamma", "MODEL=mlp", "~MODEL")
     assert line.values == {"LOSS": {"alpha": 1}}
     assert line.groups == {}
@@ -51,7 +51,7 @@ def test_numeric_keys_of_mappings_become_text() -> None:
     assert read("LOSS.weights={1: 0.5}").values == {"LOSS": {"weights": {"1": 0.5}}}
 
 
-def test_only_one_experiment() -> None:
+def test_second_experiment_is_rejected() -> None:
     (problem,) = read("experiment=[digits,digits]").problems
     assert (problem.code, problem.key) == ("config.override", "experiment")
 

@@ -22,28 +22,26 @@ def test_options_of_user_and_package_are_listed_together(user_dir) -> None:
     assert not files.is_group("NOTHING")
 
 
-def test_a_layer_is_embedded_at_its_package(user_dir) -> None:
+def test_layer_is_embedded_at_its_package(user_dir) -> None:
     own = user_dir({"DATA/TRAIN/a.yaml": "b: 1\n", "LOSS/root.yaml": "# @package _global_\nc: 2\n"})
     files = ConfigFiles(own)
     assert files.select("DATA/TRAIN", "a")[0].values == {"DATA": {"TRAIN": {"b": 1}}}
     assert files.select("LOSS", "root")[0].values == {"c": 2}
 
 
-def test_a_relative_config_dir_names_its_files_as_given(
-    user_dir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_config_dir_is_shown_as_given(user_dir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(user_dir({"LOSS/mine.yaml": "name: focal\n"}).parent)
     found = compose(["LOSS=mine"], config_dir="own")
     assert found.problems == ()
     assert found.origins["LOSS.name"] == "own/LOSS/mine.yaml"
 
 
-def test_a_missing_config_dir_is_a_problem(tmp_path: Path) -> None:
+def test_missing_config_dir_is_reported(tmp_path: Path) -> None:
     (problem,) = compose([], config_dir=tmp_path / "none").problems
     assert (problem.code, problem.key) == ("config.invalid_file", f"--config-dir {tmp_path}/none")
 
 
-def test_a_users_file_that_hides_a_built_in_is_refused_with_both_paths(user_dir) -> None:
+def test_custom_file_that_hides_a_built_in_one_is_rejected(user_dir) -> None:
     own = user_dir({"LOSS/cross_entropy.yaml": "name: mine\n", "LOSS/mine.yaml": "name: mine\n"})
     (problem,) = compose([], config_dir=own).problems
     assert (problem.code, problem.key) == ("config.conflict", f"{own}/LOSS/cross_entropy.yaml")
@@ -86,14 +84,14 @@ def test_each_missing_file_of_a_defaults_list_is_named(user_dir) -> None:
         ("defaults:\n  - /LOSS/mine\nname: a\n", "its defaults list includes the file itself"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(user_dir, text: str, problem: str) -> None:
+def test_unusable_file_is_named(user_dir, text: str, problem: str) -> None:
     own = user_dir({"LOSS/mine.yaml": text})
     (found,) = compose(["LOSS=mine"], config_dir=own).problems
     assert (found.code, found.key) == ("config.invalid_file", f"{own}/LOSS/mine.yaml")
     assert problem in found.message
 
 
-def test_an_empty_file_is_an_empty_layer(user_dir) -> None:
+def test_empty_file_is_an_empty_layer(user_dir) -> None:
     assert ConfigFiles(user_dir({"LOSS/mine.yaml": "# nothing\n"})).select("LOSS", "mine")[
         0
     ].values == {"LOSS": {}}

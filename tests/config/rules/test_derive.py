@@ -36,7 +36,7 @@ def is_conflict(problem: Problem, *keys: str) -> bool:
     return problem.code == "config.conflict" and problem.key in keys and named
 
 
-def test_the_default_config_is_complete_and_frozen() -> None:
+def test_default_config_is_complete_and_frozen() -> None:
     found = derived()
     assert isinstance(found.config, AttrDict)
     assert found.config.RUN.name == "digits"
@@ -46,7 +46,7 @@ def test_the_default_config_is_complete_and_frozen() -> None:
     assert "RUN.name: null -> 'digits' (name of the experiment)" in found.lines
 
 
-def test_what_was_apexs_is_torchs() -> None:
+def test_keys_of_apex_are_replaced_by_those_of_torch() -> None:
     found = derived("MACHINE.precision=apex", "DISTRIBUTED.sync_batch_norm=apex")
     assert (found.config.MACHINE.precision, found.config.DISTRIBUTED.sync_batch_norm) == (
         "fp16",
@@ -61,18 +61,18 @@ def test_what_was_apexs_is_torchs() -> None:
     )
 
 
-def test_tf32_is_for_cuda() -> None:
+def test_tf32_needs_cuda() -> None:
     problem = find_problem("MACHINE.precision=tf32")
     assert is_conflict(problem, "MACHINE.precision", "MACHINE.device")
 
 
-def test_the_composed_config_is_not_changed() -> None:
+def test_composed_config_is_not_changed() -> None:
     composed = compose([])
     derive(composed, SCHEMA, device="cpu")
     assert composed.config["RUN"]["dir"] is None
 
 
-def test_what_is_given_stays() -> None:
+def test_given_values_are_kept() -> None:
     found = derived(
         "RUN.name=mine",
         "RUN.dir=there",
@@ -90,7 +90,7 @@ def test_what_is_given_stays() -> None:
     )
 
 
-def test_the_folder_follows_what_shapes_the_run_and_nothing_else() -> None:
+def test_run_folder_depends_on_the_trajectory_alone() -> None:
     folder = derived().config.RUN.dir
     assert derived("DATA.TRAIN.workers=2", "MACHINE.device=cuda").config.RUN.dir == folder
     assert derived("OPTIMIZER.accumulate=1").config.RUN.dir == folder, "the same as what is derived"
@@ -104,7 +104,7 @@ def test_an_experiment_in_a_folder_and_none_at_all(user_dir) -> None:
     assert derived("experiment=null", "PHASES.updates=3").config.RUN.name == "run"
 
 
-def test_a_name_that_is_no_folder_is_refused() -> None:
+def test_name_that_is_no_folder_is_rejected() -> None:
     problem = find_problem("RUN.name=a/b")
     assert (problem.code, problem.key) == ("config.wrong_value", "RUN.name")
     assert problem.given == "'a/b'"
@@ -120,7 +120,7 @@ def test_a_name_that_is_no_folder_is_refused() -> None:
         (["DATA.TRAIN.batch_size=96", "DATA.TRAIN.micro_batch_size=96"], 96, 1),
     ],
 )
-def test_micro_batches(overrides: list[str], micro: int, accumulate: int) -> None:
+def test_micro_batch_size_is_derived(overrides: list[str], micro: int, accumulate: int) -> None:
     config = derived(*overrides).config
     assert (config.DATA.TRAIN.micro_batch_size, config.OPTIMIZER.accumulate) == (micro, accumulate)
 
@@ -146,7 +146,9 @@ def test_micro_batches(overrides: list[str], micro: int, accumulate: int) -> Non
         ),
     ],
 )
-def test_micro_batches_that_do_not_divide(overrides: list[str], key: str, numbers: str) -> None:
+def test_indivisible_micro_batches_are_rejected(
+    overrides: list[str], key: str, numbers: str
+) -> None:
     problem = find_problem(*overrides)
     assert (problem.code, problem.key) == ("config.indivisible", key)
     assert numbers in problem.message
@@ -172,7 +174,7 @@ class TestProcesses:
             (["DISTRIBUTED.reduction=ordered", "DISTRIBUTED.virtual_shards=4"], 4, 16, 1),
         ],
     )
-    def test_the_batch_stays(
+    def test_global_batch_does_not_depend_on_the_world_size(
         self, overrides: list[str], processes: int, micro: int, accumulate: int
     ) -> None:
         config = derived(*overrides, processes=processes).config
@@ -258,7 +260,7 @@ class TestProcesses:
         kind=st.sampled_from(["micro_batch_size", "accumulate"]),
         processes=st.integers(2, 9),
     )
-    def test_what_is_proposed_works_and_nothing_nearer_does(
+    def test_suggested_sizes_are_the_nearest_valid_ones(
         self, batch: int, part: int, kind: str, processes: int
     ) -> None:
         batch *= part
@@ -311,9 +313,7 @@ class TestProcesses:
             ["DISTRIBUTED.reduction=ordered"],
         ],
     )
-    def test_neither_the_folder_nor_what_was_asked_for_depends_on_the_number(
-        self, overrides: list[str]
-    ) -> None:
+    def test_folder_and_request_do_not_depend_on_the_world_size(self, overrides: list[str]) -> None:
         found = [
             (compose(overrides), derived(*overrides, processes=size).config)
             for size in (1, 2, 4, 8)
@@ -325,7 +325,7 @@ class TestProcesses:
     @pytest.mark.parametrize(
         "overrides", [[], ["DATA.TRAIN.micro_batch_size=16", "OPTIMIZER.accumulate=2"]]
     )
-    def test_a_test_takes_any_number(self, overrides: list[str]) -> None:
+    def test_test_accepts_any_world_size(self, overrides: list[str]) -> None:
         assert (
             derived(*overrides, "RUN.engine=test", processes=3).config.DATA.TRAIN.batch_size == 64
         )
@@ -343,7 +343,7 @@ def test_nearest_divisors(whole: int, part: int, near: list[int]) -> None:
     assert nearest_divisors(whole, part) == near
 
 
-def test_the_higher_layer_decides_the_length() -> None:
+def test_length_of_the_higher_layer_wins() -> None:
     found = derived("PHASES.updates=100")
     assert (found.config.PHASES.epochs, found.config.PHASES.updates) == (None, 100)
     assert found.lines[0] == (
@@ -351,7 +351,7 @@ def test_the_higher_layer_decides_the_length() -> None:
     )
 
 
-def test_two_lengths_in_one_layer_are_a_conflict(user_dir) -> None:
+def test_two_lengths_in_one_layer_are_rejected(user_dir) -> None:
     problem = find_problem("PHASES.updates=100", "PHASES.epochs=3")
     assert is_conflict(problem, "PHASES.epochs", "PHASES.updates")
     own = user_dir({"experiment/two.yaml": "PHASES: {epochs: 1, samples: 2}\n"})
@@ -376,7 +376,7 @@ def test_all_problems_are_reported_at_once() -> None:
     ]
 
 
-def test_overview_lists_what_is_no_default_with_its_layer() -> None:
+def test_overview_lists_changed_values_with_their_layer() -> None:
     found = list_non_defaults(
         compose(["OPTIMIZER.lr=0.1", "RUN.seed=4", "LOSS=label_smoothing"]), SCHEMA
     )
@@ -401,11 +401,11 @@ class TestCompile:
             ),
         ],
     )
-    def test_it_is_spelled_out(self, words: list[str], expected: tuple) -> None:
+    def test_short_form_is_expanded(self, words: list[str], expected: tuple) -> None:
         found = derived(*words).config.MACHINE.compile
         assert (found.backend, found.mode, found.fullgraph, found.options) == expected
 
-    def test_the_short_and_the_long_form_are_one_run(self) -> None:
+    def test_short_and_long_form_give_the_same_run(self) -> None:
         short, long = (
             derived("MACHINE.compile=eager"),
             derived("MACHINE.compile={backend: eager, mode: null}"),
@@ -431,7 +431,9 @@ class TestCompile:
             ),
         ],
     )
-    def test_conflicts_with_other_keys(self, words: list[str], keys: list[str]) -> None:
+    def test_conflicts_with_other_keys_are_rejected(
+        self, words: list[str], keys: list[str]
+    ) -> None:
         assert is_conflict(find_problem(*words), *keys)
 
 
@@ -442,7 +444,7 @@ class TestSharing:
     @pytest.mark.parametrize(
         "word", ["DISTRIBUTED.communication=bf16", "DISTRIBUTED.sync_batch_norm=true"]
     )
-    def test_what_needs_cuda_is_refused_for_several_processes_without(self, word: str) -> None:
+    def test_strategies_for_cuda_are_rejected_without_it(self, word: str) -> None:
         problem = find_problem(word, processes=2)
         assert is_conflict(problem, word.partition("=")[0], "MACHINE.device")
         self.derived(word, processes=1)
@@ -451,18 +453,18 @@ class TestSharing:
     @pytest.mark.parametrize(
         "word", ["DISTRIBUTED.communication=fp16", "DISTRIBUTED.sync_batch_norm=true"]
     )
-    def test_what_would_break_the_promise_of_ordered(self, word: str) -> None:
+    def test_settings_that_break_ordered_reduction_are_rejected(self, word: str) -> None:
         with pytest.raises(ConfigError) as caught:
             self.derived(word, "DISTRIBUTED.reduction=ordered", processes=2, device="cuda")
         (problem,) = caught.value.problems
         assert is_conflict(problem, word.partition("=")[0], "DISTRIBUTED.reduction")
 
     @pytest.mark.parametrize("method", ["powersgd", "fp8"])
-    def test_unsupported_communication(self, method: str) -> None:
+    def test_unsupported_communication_is_rejected(self, method: str) -> None:
         problem = find_problem(f"DISTRIBUTED.communication={method}")
         assert (problem.code, problem.given) == ("config.wrong_value", repr(method))
 
-    def test_fairscale_does_not_compile(self) -> None:
+    def test_fairscale_with_compilation_is_rejected(self) -> None:
         words = ("MACHINE.compile=eager", "DISTRIBUTED.strategy=sharded_ddp")
         problem = find_problem(*words, processes=2)
         assert is_conflict(problem, "MACHINE.compile", "DISTRIBUTED.strategy")

@@ -39,24 +39,26 @@ def derived(*overrides: str) -> Derived:
         ),
     ],
 )
-def test_the_rules(section: dict[str, Any], batch_size: int, factor: float, why: str) -> None:
+def test_rules_scale_with_the_batch_size(
+    section: dict[str, Any], batch_size: int, factor: float, why: str
+) -> None:
     assert lr_factor(LrScalingSection(**section), batch_size) == (factor, why)
 
 
-def test_it_is_applied_and_printed() -> None:
+def test_scaled_rate_is_applied_and_listed() -> None:
     found = derived(*SCALED, "DATA.TRAIN.batch_size=1024")
     assert found.config.OPTIMIZER.lr == 0.4
     assert "OPTIMIZER.lr: 0.1 -> 0.4 (auto_lr_scaling: times batch_size 1024 / 256)" in found.lines
 
 
-def test_by_the_batch_of_all_micro_batches() -> None:
+def test_rate_is_scaled_by_the_global_batch() -> None:
     assert (
         derived(*SCALED, "DATA.TRAIN.batch_size=512", "OPTIMIZER.accumulate=4").config.OPTIMIZER.lr
         == 0.2
     )
 
 
-def test_it_is_applied_once() -> None:
+def test_rate_is_scaled_once() -> None:
     """The derived config is one that may be derived again, as that of a stage is."""
     found = derived(*SCALED, "DATA.TRAIN.batch_size=1024")
     assert found.config.OPTIMIZER.auto_lr_scaling is None
@@ -66,14 +68,14 @@ def test_it_is_applied_once() -> None:
     assert (asked["OPTIMIZER"]["lr"], asked["OPTIMIZER"]["auto_lr_scaling"]) == (0.4, None)
 
 
-def test_another_batch_size_is_another_run() -> None:
+def test_other_batch_size_gives_another_run() -> None:
     folders = {
         derived(*SCALED, f"DATA.TRAIN.batch_size={size}").config.RUN.dir for size in (64, 128)
     }
     assert len(folders) == 2
 
 
-def test_without_it_nothing_is_scaled() -> None:
+def test_rate_is_unchanged_without_scaling() -> None:
     found = derived("OPTIMIZER.lr=0.1", "DATA.TRAIN.batch_size=1024")
     assert found.config.OPTIMIZER.lr == 0.1
     assert not any(line.startswith("OPTIMIZER.lr") for line in found.lines)
