@@ -20,13 +20,13 @@ def general_help(usage: str, config_dir: str | None) -> str:
     )
     return f"""usage: {usage}
 
-Trains as the config says; re-running the same command resumes the run.
+Trains the configured experiment. Run the same command again to resume an interrupted run.
 
 flags
   -h, --help [SECTION]   this text, or the keys and parts of a section
   --cfg                  print the resolved config and exit
-  --config-dir DIR       a folder with your configs, laid out like these groups
-  --from RUN_FOLDER      repeat a run in a new folder, and report whether every bit is the same
+  --config-dir DIR       a folder with your configs, in one sub-folder per group below
+  --from RUN_FOLDER      repeat a run in a new folder and check that it is bit-identical
   -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01
 
 groups (SECTION=GROUP) and experiments
@@ -35,20 +35,20 @@ groups (SECTION=GROUP) and experiments
 sections
   {", ".join(default_schema().sections)}
 
-to start with
+getting started
   phasetrain plan        print the plan, and exit
   RUN.dir=FOLDER         run folder; a run in it is resumed
   PHASES.epochs=N        length of the training
 
 exit codes
-  0      done, or finished before
-  2      config or usage
-  3      data, plan or a forbidden key has changed since the checkpoint
-  4      run folder is in use
-  5      no checkpoint is valid
-  6      no progress in several attempts
+  0      success, or the run had already finished
+  2      error in the config or in the command line
+  3      the data, the plan or a forbidden key has changed since the checkpoint
+  4      another process uses the run folder
+  5      there are checkpoints, but none is valid
+  6      repeated attempts made no progress
   128+n  after signal n
-  1      anything else"""
+  1      any other error"""
 
 
 def section_help(section: str) -> str:
@@ -70,7 +70,7 @@ def section_help(section: str) -> str:
         if path == section or path.startswith(f"{section}."):
             lines += [
                 f"  {path} = {format_value(key.default)}   "
-                f"({key.type.text}; on resume {key.resume})",
+                f"({key.type.text}; {key.resume} on resume)",
                 f"      {key.meaning}",
             ]
     for slot in SLOTS:

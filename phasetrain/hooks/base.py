@@ -35,7 +35,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.hooks.error_policy import Guard, OnException
+from phasetrain.hooks.error_policy import HookErrorGuard, OnException
 from phasetrain.optim import NonFinite
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
@@ -200,7 +200,7 @@ class Hooks:
         self._absent: dict[str, Any] = {}
         self._labels = {hook: label for label, hook in self.by_label.items()}
         self._guards = {
-            hook: Guard(label, hook.policy)
+            hook: HookErrorGuard(label, hook.policy)
             for label, hook in self.by_label.items()
             # A hook with `raise` is called directly, since its exception has to reach the loop.
             if hook.policy != "raise"

@@ -23,7 +23,7 @@ class Stoppable(Protocol):
         ...
 
 
-class Guard:
+class HookErrorGuard:
     """Catches the exceptions of one hook, and keeps the run going or stops it.
 
     Args:

@@ -94,8 +94,8 @@ class LARS(LayerwiseOptimizer):
 
 @OPTIMIZERS.register("lamb")
 class LAMB(LayerwiseOptimizer):
-    """Layer-wise adaptive moments (You et al. 2020, arXiv:1904.00962): Adam whose steps are as
-    large as the weights.
+    """Layer-wise adaptive moments (You et al. 2020, arXiv:1904.00962): Adam with
+    the steps of each layer scaled to the norm of its weights.
 
     Args:
         params: weights, or groups of them.

@@ -54,7 +54,7 @@ def make_sgd(
     nesterov: bool = False,
     fused: bool = True,
 ) -> Optimizer:
-    """Return stochastic gradient descent with momentum, fused (torch.optim.SGD).
+    """Stochastic gradient descent with momentum, fused (torch.optim.SGD).
 
     Args:
         lr: learning rate per update.
@@ -78,7 +78,7 @@ def make_adam(
     *,
     fused: bool = True,
 ) -> Optimizer:
-    """Return Adam, fused (Kingma and Ba 2015, arXiv:1412.6980; torch.optim.Adam).
+    """Adam, fused (Kingma and Ba 2015, arXiv:1412.6980; torch.optim.Adam).
 
     Args:
         lr: learning rate per update.
@@ -102,7 +102,7 @@ def make_adamw(
     *,
     fused: bool = True,
 ) -> Optimizer:
-    """Return Adam with decoupled weight decay, fused (Loshchilov and Hutter 2019, arXiv:1711.05101;
+    """Adam with decoupled weight decay, fused (Loshchilov and Hutter 2019, arXiv:1711.05101;
     torch.optim.AdamW).
 
     Args:

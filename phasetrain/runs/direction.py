@@ -109,7 +109,7 @@ def guess_direction(metric: str) -> Direction:
     """Guess the direction of a metric from the words of its name.
 
     The fallback for run folders written before directions were recorded, and for custom meters that
-    declare none. Nothing else may guess.
+    declare none. Nothing else may guess: the terminal, lists and reports must agree.
     """
     words = set(metric.replace("/", "_").replace("-", "_").lower().split("_"))
     if words & SMALLER_IS_BETTER:

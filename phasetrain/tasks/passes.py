@@ -15,8 +15,8 @@ from phasetrain.losses import LoggingLoss
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of
 from phasetrain.tasks.metering import update_meters
+from phasetrain.tasks.micro_batch_weighting import MicroBatchWeighting
 from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
-from phasetrain.tasks.update_weights import UpdateWeights
 
 Forward = Callable[[Batch], StepOutput]
 
@@ -66,7 +66,7 @@ class Passes(ABC):
         self._device = parts.machine.device
         self._world = parts.world
         self._strategy = parts.strategy or Strategy(parts.world)
-        self._weights = UpdateWeights(parts, self._strategy)
+        self._weights = MicroBatchWeighting(parts, self._strategy)
         if type(self).weight_of is not Passes.weight_of:
             # Only an overridden count needs a sum over ranks; samples per step are known from the
             # plan.

@@ -13,7 +13,7 @@ from torch import Tensor
 from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
-from phasetrain.optim.update.nonfinite import Guard
+from phasetrain.optim.update.nonfinite import NonFiniteGuard
 from phasetrain.tasks import Position, SelfSupervised
 from phasetrain.tasks.self_supervised import spread
 from phasetrain.testing.build import build_run
@@ -113,7 +113,7 @@ def test_skipped_update_changes_nothing(name: str, moves: set[str]) -> None:
 def test_teacher_without_the_guard_moves_in_a_skipped_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Guard, "protect", lambda self, lookup: None)
+    monkeypatch.setattr(NonFiniteGuard, "protect", lambda self, lookup: None)
     steps = Steps("experiment=digits_moco", "OPTIMIZER.on_nonfinite=skip")
     steps.step()
     before = steps.state()

@@ -37,7 +37,7 @@ COMMANDS = (
     Command(
         "train",
         "[OVERRIDE ...]",
-        "train, or resume a training; the default command",
+        "start or resume training; the default command",
         engine.run_train,
         takes_overrides=True,
         add_arguments=engine.add_train_arguments,
@@ -45,7 +45,7 @@ COMMANDS = (
     Command(
         "plan",
         "[OVERRIDE ...]",
-        "show phases, learning rates, checkpoints and memory of a training before it starts",
+        "show the phases, learning rates, checkpoints and memory of a run before it starts",
         engine.run_engine_named("plan"),
         takes_overrides=True,
     ),
@@ -123,7 +123,7 @@ COMMANDS = (
     Command(
         "runs diff",
         "A B",
-        "find the first update at which two runs differ (exit code 0: nowhere, 1: somewhere)",
+        "find the first update at which two runs differ (exit code 0: identical, 1: different)",
         files.run_diff,
         add_arguments=files.add_pair_arguments,
     ),
@@ -145,7 +145,7 @@ COMMANDS = (
     Command(
         "probe",
         "--train FOLDER --test FOLDER --layer LAYER",
-        "judge extracted features with nearest neighbours and a linear classifier",
+        "evaluate extracted features with nearest neighbours and a linear classifier",
         files.run_probe,
         add_arguments=files.add_probe_arguments,
     ),

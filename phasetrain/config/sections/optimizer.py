@@ -39,7 +39,9 @@ class OptimizerSection(Section):
         "name of an optimizer, the class name of an optimizer in torch.optim, or a dotted path",
         resume="forbidden",
     )
-    lr: float = key(0.1, "learning rate, multiplied by its schedule", resume="adjustable", ge=0)
+    lr: float = key(
+        0.1, "base learning rate; the schedule multiplies it", resume="adjustable", ge=0
+    )
     auto_lr_scaling: Mapping[str, Any] | None = key(
         None,
         "scale lr with DATA.TRAIN.batch_size / `base_batch_size` (256); `rule`: linear or sqrt",
@@ -61,8 +63,8 @@ class OptimizerSection(Section):
     )
     others: Mapping[str, Any] = key(
         {},
-        "label -> further optimizer: `name`, `lr`, parameters, a rule for its weights (`match`, "
-        "`types`, `max_ndim`), and its `groups` and `SCHEDULES`",
+        "label -> additional optimizer: `name`, `lr`, parameters, a rule that selects its weights "
+        "(`match`, `types`, `max_ndim`), and its `groups` and `SCHEDULES`",
         resume="forbidden",
     )
     sam: Mapping[str, Any] | None = key(

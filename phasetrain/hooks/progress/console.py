@@ -17,6 +17,7 @@ from phasetrain.hooks.progress.eta import EtaEstimator
 from phasetrain.hooks.progress.phase_lines import PhaseLines
 from phasetrain.hooks.progress.results import COLUMNS, Results
 from phasetrain.meters.base import metric_direction
+from phasetrain.runs.direction import guess_direction
 from phasetrain.runtime.format import format_bytes, format_duration, format_metric
 from phasetrain.runtime.live_view import Bar, View
 from phasetrain.runtime.terminal import SHOWN, Terminal
@@ -105,7 +106,7 @@ class ConsoleView(Hook):
         """Print the line of the phase."""
         self._eta.leave()
         for name, value in metrics.items():
-            direction = metric_direction(name, run.task.meters)
+            direction = metric_direction(name, run.task.meters) or guess_direction(name)
             self._results.add(phase.split, name, (value, run.state.updates), direction)
         if phase.is_train and run.state.phase < len(run.plan.phases):
             self._print_estimate(run, 0.0)

@@ -27,17 +27,12 @@ class Results:
     def __bool__(self) -> bool:
         return bool(self._latest)
 
-    def add(self, split: str, name: str, measured: Measured, direction: Direction | None) -> None:
-        """Add a value; without a declared direction the latest value counts as the best."""
+    def add(self, split: str, name: str, measured: Measured, direction: Direction) -> None:
+        """Add a value; of equal ones the first is the best."""
         key = (split, name)
         self._latest[key] = measured
         best = self._best.get(key)
-        if (
-            best is None
-            or direction is None
-            or math.isnan(best[0])
-            or direction.is_better(measured[0], best[0])
-        ):
+        if best is None or math.isnan(best[0]) or direction.is_better(measured[0], best[0]):
             self._best[key] = measured
 
     def summarize_best(self) -> str:

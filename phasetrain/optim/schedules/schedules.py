@@ -61,7 +61,7 @@ def make_constant(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return 1 everywhere (after the warm-up)."""
+    """Constant factor 1 after the warm-up."""
     run = RunLength(updates, updates_per_epoch, batch_size)
     # Fvcore's ConstantParamScheduler raises at where = 1.
     return run.warmed(LinearParamScheduler(1.0, 1.0), warmup, warmup_start)
@@ -77,7 +77,7 @@ def make_linear(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return a straight line from `start` to `end`, both at least 0."""
+    """Linear from `start` to `end`, both at least 0."""
     check_at_least(0, start=start, end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(LinearParamScheduler(start, end), warmup, warmup_start)
@@ -92,7 +92,7 @@ def make_cosine(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return half a cosine wave from 1 to `end` (Loshchilov and Hutter 2016, arXiv:1608.03983,
+    """Cosine decay from 1 to `end` (Loshchilov and Hutter 2016, arXiv:1608.03983,
     without restarts)."""
     check_at_least(0, end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
@@ -108,8 +108,7 @@ def make_exponential(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return `end ** progress`: from 1 to `end`, which is above 0, by the same factor in every
-    update."""
+    """Exponential decay `end ** progress`, from 1 to `end` (above 0)."""
     check_positive(end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(ExponentialParamScheduler(1.0, end), warmup, warmup_start)
@@ -124,7 +123,7 @@ def make_polynomial(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return `(1 - progress) ** power`, with a power above 0: from 1 to 0."""
+    """Polynomial decay `(1 - progress) ** power` from 1 to 0, with a power above 0."""
     check_positive(power=power)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(PolynomialDecayParamScheduler(1.0, power), warmup, warmup_start)
@@ -140,8 +139,7 @@ def make_step(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return 1, multiplied by `factor` (above 0) after each `every`, a duration above 0 from the
-    start of training."""
+    """Step decay: multiply by `factor` (above 0) at intervals of the duration `every`."""
     check_positive(factor=factor)
     run = RunLength(updates, updates_per_epoch, batch_size)
     width = run.fraction("every", every)
@@ -160,7 +158,7 @@ def make_multistep(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return 1, multiplied by `factor` (above 0) at each of `milestones`, ascending durations from
+    """Step decay: multiply by `factor` (above 0) at each of `milestones`, ascending durations from
     the start.
 
     A milestone after the end of the run is never reached, so a recipe can be tried out on a shorter
@@ -184,8 +182,8 @@ def make_inverse_sqrt(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return `1 / sqrt(1 + t / timescale)`, t being the time since the warm-up (Vaswani et al.
-    2017, arXiv:1706.03762).
+    """Inverse square root decay `1 / sqrt(1 + t / timescale)`, t being the time since the warm-up
+    (Vaswani et al. 2017, arXiv:1706.03762).
 
     `timescale` is a duration above 0; without one it is the warm-up's, which makes
     `sqrt(warmup / u)` at update u.
@@ -212,8 +210,8 @@ def make_one_cycle(
     end: float = 4e-6,
     shape: Literal["cosine", "linear"] = "cosine",
 ) -> ParamScheduler:
-    """Return a curve from `start` to `peak` within the duration `rise`, then to `end` (Smith and
-    Topin, arXiv:1708.07120).
+    """One cycle: rise from `start` to `peak` within the duration `rise`, then fall to `end` (Smith
+    and Topin, arXiv:1708.07120).
 
     For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults come from
     torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0.
@@ -239,8 +237,7 @@ def make_wsd(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return 1 after the warm-up, and a decay to `end` over the last `decay`: warm-up, stable,
-    decay.
+    """Warm-up, stable, decay: 1 after the warm-up, then a decay to `end` over the final `decay`.
 
     `decay` is a duration up to the end of the run (Hu et al. 2024, arXiv:2404.06395); `shape: sqrt`
     is `1 - sqrt(progress)` (Haegele et al. 2024, arXiv:2405.18392).
@@ -265,7 +262,7 @@ def make_cosine_restarts(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return half cosine waves down to `end`, the first one as long as `period` (SGDR,
+    """Cosine decays to `end` with restarts, the first one after `period` (SGDR,
     arXiv:1608.03983).
 
     Each wave is `growth` (at least 1) times as long as the one before it, and begins at `decay`
@@ -291,7 +288,7 @@ def make_cosine_restarts(
 def make_composite(
     parts: Sequence[Mapping[str, Any]], updates: int, updates_per_epoch: float, batch_size: int
 ) -> ParamScheduler:
-    """Return schedules one after the other.
+    """Several schedules, one after the other.
 
     Each of `parts` has the `name` of a schedule, its `length` (a duration; the last part may omit
     it and takes the rest), its parameters, and `scaling`: `rescaled` (the default; it runs

@@ -39,7 +39,7 @@ class GradientPipeline:
     Attributes:
         parameters: trained parameters in the optimizer's order.
         device: device of the first parameter.
-        held: parameters that must not move in the current update; their gradients are dropped.
+        frozen: parameters that must not move in the current update; their gradients are dropped.
         clips: whether gradients are limited.
         norm: Euclidean norm of the gradient before clipping, 0-d; None without `clip_norm`.
     """

@@ -112,7 +112,7 @@ def ignore_skip(found: NonFinite) -> None:
     """Do nothing about a skipped update."""
 
 
-class Guard:
+class NonFiniteGuard:
     """Counts skipped updates, warns about them, and ends the run if there are too many.
 
     Args:

@@ -14,7 +14,7 @@ SCALERS: Registry[GradScaler | None] = Registry("scaler", "OPTIMIZER.scaler")
 
 @SCALERS.register("none")
 def make_no_scaler() -> None:
-    """Return no scaler: gradients are used as they are."""
+    """No scaler: gradients are used as they are."""
 
 
 @SCALERS.register("grad")
@@ -27,7 +27,7 @@ def make_grad_scaler(
     *,
     shards: bool = False,
 ) -> GradScaler:
-    """Return torch's GradScaler: the loss is scaled up, and an update with a non-finite gradient is
+    """Torch's GradScaler: the loss is scaled up, and an update with a non-finite gradient is
     skipped.
 
     With sharded gradients it is torch's ShardedGradScaler: if one rank has to skip, all do.
@@ -58,8 +58,7 @@ def make_grad_scaler(
 def make_auto_scaler(
     device: torch.device, precision: str, *, shards: bool = False
 ) -> GradScaler | None:
-    """Return the scaler `grad` for fp16, and none for other precisions, whose range is wide
-    enough."""
+    """The scaler `grad` for fp16, and none for other precisions, which do not need one."""
     if precision == "fp16":
         return make_grad_scaler(device, shards=shards)
     return None

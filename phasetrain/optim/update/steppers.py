@@ -9,7 +9,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from phasetrain.optim.update.gradients import GradientPipeline
-from phasetrain.optim.update.nonfinite import Guard, OnSkip
+from phasetrain.optim.update.nonfinite import NonFiniteGuard, OnSkip
 
 
 class Stepper(ABC):
@@ -26,7 +26,9 @@ class Stepper(ABC):
 
     lag = 0
 
-    def __init__(self, optimizer: Optimizer, gradients: GradientPipeline, guard: Guard) -> None:
+    def __init__(
+        self, optimizer: Optimizer, gradients: GradientPipeline, guard: NonFiniteGuard
+    ) -> None:
         self.optimizer = optimizer
         self.gradients = gradients
         self.guard = guard
@@ -87,7 +89,9 @@ class GatedStepper(Stepper):
 
     lag = 1
 
-    def __init__(self, optimizer: Optimizer, gradients: GradientPipeline, guard: Guard) -> None:
+    def __init__(
+        self, optimizer: Optimizer, gradients: GradientPipeline, guard: NonFiniteGuard
+    ) -> None:
         super().__init__(optimizer, gradients, guard)
         # For the first update of each weight, see `step`.
         self._immediate = ImmediateStepper(optimizer, gradients, guard)
@@ -145,7 +149,7 @@ class ScaledStepper(Stepper):
         self,
         optimizer: Optimizer,
         gradients: GradientPipeline,
-        guard: Guard,
+        guard: NonFiniteGuard,
         scaler: GradScaler,
         lag: int,
     ) -> None:
@@ -203,7 +207,10 @@ class ScaledStepper(Stepper):
 
 
 def make_stepper(
-    optimizer: Optimizer, gradients: GradientPipeline, guard: Guard, scaler: GradScaler | None
+    optimizer: Optimizer,
+    gradients: GradientPipeline,
+    guard: NonFiniteGuard,
+    scaler: GradScaler | None,
 ) -> Stepper:
     """Return the stepper for an optimizer and the lag that the guard asks for.
 

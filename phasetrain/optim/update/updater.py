@@ -12,7 +12,13 @@ from torch.optim import Optimizer
 from phasetrain.distributed import AsyncMean, Strategy, World
 from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
 from phasetrain.optim.update.gradients import GradientPipeline, GradientSettings
-from phasetrain.optim.update.nonfinite import STOP, Guard, GuardSettings, OnSkip, ignore_skip
+from phasetrain.optim.update.nonfinite import (
+    STOP,
+    GuardSettings,
+    NonFiniteGuard,
+    OnSkip,
+    ignore_skip,
+)
 from phasetrain.optim.update.sam import SamSettings, SharpnessAware
 from phasetrain.optim.update.state import changed_options, load_optimizer
 from phasetrain.optim.update.steppers import make_stepper
@@ -64,7 +70,7 @@ class Updater:
         self.schedules = ParamSchedules(optimizer.param_groups, schedules or Schedules())
         self.gradients = GradientPipeline(optimizer, self.strategy, gradients or GradientSettings())
         # The guard exists before the stepper, which reads from it whether the verdict may lag.
-        self.guard = Guard(guard)
+        self.guard = NonFiniteGuard(guard)
         self.stepper = make_stepper(optimizer, self.gradients, self.guard, scaler)
         self.sam: SharpnessAware | None = None
         if sam is not None:

@@ -10,7 +10,7 @@ from raising import raises
 
 from phasetrain.errors import NumericsError
 from phasetrain.optim.update.nonfinite import (
-    Guard,
+    NonFiniteGuard,
     GuardSettings,
     NonFinite,
     PendingVerdict,
@@ -51,7 +51,7 @@ class TestGuard:
             found.updates, found.ids, found.dump = 12, (3, 4), "run/numerics/u00000012"
             told.append(found)
 
-        guard = Guard(GuardSettings())
+        guard = NonFiniteGuard(GuardSettings())
         with raises(NumericsError, key="OPTIMIZER.on_nonfinite", given="'stop'") as caught:
             guard.skip(math.nan, ("weight",), tell)
         message = str(caught.value)
@@ -63,7 +63,7 @@ class TestGuard:
 
     @pytest.mark.parametrize("budget", [0, 2])
     def test_budget_counts_updates_in_a_row(self, budget: int) -> None:
-        guard = Guard(GuardSettings("skip", skip_budget=budget))
+        guard = NonFiniteGuard(GuardSettings("skip", skip_budget=budget))
         for _ in range(budget):
             guard.skip(math.inf, (), ignore_skip)
         guard.in_row = 0  # one was made
@@ -77,14 +77,14 @@ class TestGuard:
         assert guard.skipped == 2 * budget
 
     def test_scaler_may_skip_within_the_budget(self) -> None:
-        guard = Guard(GuardSettings("stop", skip_budget=2))
+        guard = NonFiniteGuard(GuardSettings("stop", skip_budget=2))
         guard.skip(1.0, None, ignore_skip, scale=4.0)
         guard.skip(1.0, None, ignore_skip, scale=2.0)
         with raises(NumericsError, key="OPTIMIZER.skip_budget"):
             guard.skip(1.0, None, ignore_skip, scale=1.0)
 
     def test_warnings_are_limited(self, caplog: pytest.LogCaptureFixture) -> None:
-        guard = Guard(GuardSettings("skip", skip_budget=1000))
+        guard = NonFiniteGuard(GuardSettings("skip", skip_budget=1000))
         with caplog.at_level(logging.WARNING, "phasetrain"):
             for _ in range(250):
                 guard.skip(math.nan, ("weight",), ignore_skip)
@@ -94,7 +94,7 @@ class TestGuard:
         ]
 
     def test_pending_verdict_is_resolved_later(self) -> None:
-        guard = Guard(GuardSettings("skip"))
+        guard = NonFiniteGuard(GuardSettings("skip"))
         guard.defer(torch.tensor(0.0), torch.tensor(1.5), ignore_skip)
         guard.resolve()
         assert (guard.skipped, guard.in_row) == (0, 0)
@@ -106,7 +106,7 @@ class TestGuard:
         assert (guard.skipped, guard.in_row, len(told), told[0].gradients) == (1, 1, 1, None)
 
     def test_verdict_to_stop_is_kept(self) -> None:
-        guard = Guard(GuardSettings("stop"))
+        guard = NonFiniteGuard(GuardSettings("stop"))
         guard.defer(torch.tensor(1.0), torch.tensor(math.nan), ignore_skip)
         for _ in range(2):  # the position is past the update, so nothing may be saved from here on
             with pytest.raises(NumericsError):

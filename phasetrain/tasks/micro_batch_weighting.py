@@ -9,7 +9,7 @@ from phasetrain.engine.position import Position
 from phasetrain.tasks.parts import Parts
 
 
-class UpdateWeights:
+class MicroBatchWeighting:
     """Weighs micro-batches so that their gradients add up to the gradient of the whole step.
 
     Args:
