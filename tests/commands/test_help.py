@@ -36,7 +36,7 @@ def test_parts_with_the_parameters_that_a_config_sets() -> None:
         "optimizers (OPTIMIZER)\n  adam(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, fused=true)"
         in text
     )
-    assert "  none()\n      Return no scaler" in text
+    assert "  none()\n      No scaler" in text
     assert "params" not in text
 
 
