@@ -10,9 +10,9 @@ from raising import raises
 
 from phasetrain.errors import NumericsError
 from phasetrain.optim.update.nonfinite import (
-    NonFiniteGuard,
     GuardSettings,
     NonFinite,
+    NonFiniteGuard,
     PendingVerdict,
     ignore_skip,
 )
