@@ -52,6 +52,7 @@ def test_three_ranks_write_the_same_bits_as_one(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_killed_extraction_resumes_with_another_world_size(
     launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:

@@ -210,7 +210,7 @@ class TestBudget:
         assert dumps(tmp_path / "short") == ["u00000003"]
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

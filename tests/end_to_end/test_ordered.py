@@ -87,6 +87,7 @@ def test_weights_are_equal_if_the_world_size_changes_on_the_way(
     assert differences(learned(alone), learned(folder), "task") == []
 
 
+@pytest.mark.slow
 def test_weights_depend_on_the_world_size_with_native_reduction(
     two_ranks_native: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_comparison_and_replay_ignore_the_world_size(
     assert train(folder, *ORDERED, "RUN.engine=replay", "RUN.step=6").exit_code == 0
 
 
+@pytest.mark.slow
 def test_replay_of_a_sum_over_ranks_compares_the_shared_part(
     launcher: Launcher, two_ranks_native: Path, tmp_path: Path
 ) -> None:
