@@ -114,9 +114,7 @@ class TestMicroBatches:
     def test_step_without_targets_is_rejected(self) -> None:
         nothing = batch()
         nothing.target = torch.full_like(nothing.target, IGNORED)
-        with pytest.raises(
-            SampleError, match=r"DATA\.TRAIN: nothing in step 2 of the pass counts in the loss"
-        ):
+        with pytest.raises(SampleError, match=r"^DATA\.TRAIN: .*\bstep 2\b"):
             task().train_step([nothing], AT, Silent())
 
 

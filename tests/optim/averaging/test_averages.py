@@ -305,7 +305,7 @@ def test_model_that_cannot_be_copied_is_rejected() -> None:
     model.computed = model.weight * 2  # no leaf, which torch does not copy
     with pytest.raises(
         ConfigError,
-        match=r"^MODEL.ema needs a copy of the model, and Scalar cannot be copied: Only",
+        match=r"^MODEL\.ema .*\bScalar\b",
     ):
         copy_model(model, "ema")
 

@@ -274,7 +274,7 @@ def test_each_group_is_scheduled_from_its_own_value() -> None:
 def test_schedule_of_an_option_that_is_no_number_is_rejected(option: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"^OPTIMIZER\.SCHEDULES\.{option}: the optimizer has no numeric option of this name",
+        match=rf"^OPTIMIZER\.SCHEDULES\.{option}: ",
     ):
         Updater(
             torch.optim.SGD(model().parameters(), lr=0.1),

@@ -1,5 +1,4 @@
-"""From a split's section to its order, its samples and its batches; runs with them resume
-exactly."""
+"""A split's section gives its order, samples and batches; runs with them resume exactly."""
 
 from typing import Any
 
@@ -40,7 +39,7 @@ def refused(*words: str) -> str:
 
 
 class TestSubset:
-    def test_ids_are_those_of_the_data_set_and_the_plan_knows_how_many(self) -> None:
+    def test_subset_has_its_samples_in_batches_and_plan(self) -> None:
         words = [
             "DATA.TRAIN.subset={samples: 100, balanced: true, seed: 3}",
             "DATA.TRAIN.batch_size=100",
@@ -51,7 +50,7 @@ class TestSubset:
         assert np.bincount(batch.target, minlength=10).tolist() == [10] * 10
         assert int(batch.ids.max()) > 1000
 
-    def test_training_and_validation_from_one_list(self) -> None:
+    def test_training_and_validation_subsets_are_disjoint(self) -> None:
         words = [
             "DATA.TRAIN.subset={samples: 1200}",
             "DATA.VALID={dataset: digits, split: train, batch_size: 242, subset: {skip: 1200}}",
@@ -67,7 +66,7 @@ class TestSubset:
         assert (len(ids["train"]), len(ids["valid"])) == (1200, 242)
         assert not ids["train"] & ids["valid"]
 
-    def test_it_stands_before_any_sampler(self) -> None:
+    def test_every_sampler_draws_from_the_subset(self) -> None:
         words = ["DATA.TRAIN.subset={samples: 40}", "DATA.TRAIN.batch_size=40"]
         chosen = set(first_batch(*words).ids.tolist())
         for sampler in (
@@ -87,7 +86,7 @@ class TestSubset:
             ),
             (
                 ["DATA.TRAIN.subset.sample=3"],
-                "DATA.TRAIN.subset.sample = 3 (command line): no such key; did you mean ",
+                "DATA.TRAIN.subset.sample = 3 (command line):",
             ),
             (
                 ["DATA.TRAIN.subset=3"],
@@ -103,17 +102,17 @@ class TestSubset:
             ),
         ],
     )
-    def test_what_cannot_be(self, words: list[str], message: str) -> None:
+    def test_bad_subsets_are_rejected(self, words: list[str], message: str) -> None:
         assert refused(*words).startswith(message)
 
 
 class TestOrder:
-    def test_a_pass_of_another_length_is_what_the_plan_goes_over(self) -> None:
+    def test_length_of_the_sampler_is_that_of_the_epoch(self) -> None:
         found = made("DATA.TRAIN.sampler={name: repeated, times: 2}", "DATA.TRAIN.batch_size=100")
         train = next(phase for phase in found.plan.phases if phase.is_train)
         assert (train.end, train.steps) == (2800, 28)
 
-    def test_an_endless_pass(self) -> None:
+    def test_endless_sampler_fits_a_run_of_updates(self) -> None:
         words = [
             "DATA.TRAIN.sampler=infinite",
             "PHASES.epochs=null",
@@ -123,7 +122,7 @@ class TestOrder:
         found = made(*words)
         assert [phase.steps for phase in found.plan.phases if phase.is_train] == [100]
 
-    def test_a_sampler_of_torchs_kind_gets_the_data(self) -> None:
+    def test_torch_sampler_gets_the_dataset(self) -> None:
         first = first_batch("DATA.TRAIN.sampler={name: reading_parts.Backwards, step: 2}").ids
         assert ((first[:-1] - first[1:]) % 1442 == 2).all()
         some = first_batch(
@@ -131,7 +130,7 @@ class TestOrder:
         )
         assert len(set(some.ids.tolist())) == 64
 
-    def test_mixed_data(self) -> None:
+    def test_mixture_follows_its_proportions(self) -> None:
         ids = first_batch(*MIXED, "DATA.TRAIN.batch_size=100").ids
         assert int((ids >= 1442).sum()) == 75
 
@@ -140,7 +139,7 @@ class TestOrder:
         [
             (
                 ["DATA.TRAIN.sampler=reading_parts.Counting"],
-                "DATA.TRAIN.sampler: Counting returns different orders for the same seed",
+                "DATA.TRAIN.sampler: Counting ",
             ),
             (
                 ["DATA.TRAIN.sampler=torch.utils.data.DistributedSampler"],
@@ -148,7 +147,7 @@ class TestOrder:
             ),
             (
                 ["DATA.TRAIN.sampler=weighted"],
-                "DATA.TRAIN.sampler (sampler 'weighted'): the dataset (TensorSamples) does",
+                "DATA.TRAIN.sampler (sampler 'weighted'):",
             ),
             (
                 ["DATA.TRAIN.sampler={name: stratified, source: 3}"],
@@ -156,20 +155,20 @@ class TestOrder:
             ),
             (
                 [MIXED[0], "DATA.TRAIN.sampler={name: proportional, proportions: {c: 1}}"],
-                "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c: no",
+                "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c:",
             ),
             (
                 ["DATA.TRAIN.sampler=builtins.int"],
-                "DATA.TRAIN.sampler: it returned int, expected a function of the number of ",
+                "DATA.TRAIN.sampler: it returned int,",
             ),
         ],
     )
-    def test_what_cannot_be(self, words: list[str], message: str) -> None:
+    def test_bad_samplers_are_rejected(self, words: list[str], message: str) -> None:
         assert refused(*words).startswith(message)
 
 
 class TestSelection:
-    def test_by_name(self) -> None:
+    def test_fields_are_selected_by_name(self) -> None:
         one, other = first_batch(NAMED, *MODEL), first_batch()
         assert torch.equal(one.input, other.input)
         assert torch.equal(one.target, other.target)
@@ -182,11 +181,11 @@ class TestSelection:
             ("label_type=sample_index", [0, 1, 2, 3, 4]),
         ],
     )
-    def test_targets_that_are_none_or_made(self, word: str, target: Any) -> None:
+    def test_targets_are_omitted_or_generated(self, word: str, target: Any) -> None:
         found = first_batch(f"DATA.TEST.{word}", "DATA.TEST.batch_size=5", split="test").target
         assert (None if found is None else found.tolist()) == target
 
-    def test_a_contradiction_is_refused(self) -> None:
+    def test_targets_both_read_and_generated_are_rejected(self) -> None:
         assert refused("DATA.TRAIN.targets=1", "DATA.TRAIN.label_type=zero").startswith(
             "DATA.TRAIN.label_type = 'zero' and DATA.TRAIN.targets = 1:"
         )
@@ -201,14 +200,14 @@ class TestSelection:
         ("reading_parts.Sized", 3.0),
     ],
 )
-def test_a_collate_function_by_its_dotted_path(collate: str, scale: float) -> None:
+def test_collate_function_is_found_by_its_dotted_path(collate: str, scale: float) -> None:
     assert torch.equal(
         first_batch(f"DATA.TRAIN.collate={collate}").input, first_batch().input * scale
     )
 
 
 class TestWorkers:
-    def test_auto_is_none_for_data_in_memory_and_cores_but_one_otherwise(
+    def test_auto_is_0_for_data_in_memory_and_all_cores_but_one_otherwise(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         one = made("DATA.TRAIN.workers=auto", NAMED, *MODEL).task.parts.loaders["train"]
@@ -222,8 +221,8 @@ class TestWorkers:
         assert found == [3, MOST_WORKERS, 3, 0, 0]
         assert count_workers(5, one.reader) == 5
 
-    def test_another_word_is_refused(self) -> None:
-        assert "expected int >= 0 or 'auto'" in refused("DATA.TRAIN.workers=many")
+    def test_other_words_for_workers_are_rejected(self) -> None:
+        assert refused("DATA.TRAIN.workers=many").startswith("DATA.TRAIN.workers = 'many' ")
 
 
 EXACT = {
@@ -240,24 +239,26 @@ EXACT = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_updates_get_the_same_samples_on_any_number_of_processes(name: str) -> None:
+def test_updates_get_the_same_samples_with_any_world_size(name: str) -> None:
     assert_world_size_invariant([*EXACT[name], "DATA.TRAIN.batch_size=24"], sizes=(1, 3))
 
 
 @pytest.mark.parametrize(
     "name", ["length_bucketed", pytest.param("proportional", marks=pytest.mark.slow)]
 )
-def test_a_killed_run_goes_on_bit_for_bit(name: str) -> None:
+def test_killed_run_resumes_bit_identically(name: str) -> None:
     assert_exact_resume([*EXACT[name], "DATA.TRAIN.batch_size=24"], steps=[2, 5], workers=None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
-def test_a_killed_run_goes_on_bit_for_bit_with_workers(name: str) -> None:
+def test_killed_run_with_workers_resumes_bit_identically(name: str) -> None:
     assert_exact_resume([*EXACT[name], "DATA.TRAIN.batch_size=24"])
 
 
-def test_a_sampler_that_counts_its_passes_would_not_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_that_counts_its_epochs_fails_the_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The negative control: without the check at the start, the kit finds what it would do."""
     monkeypatch.setattr(
         "phasetrain.data.samplers.torch_sampler.np.array_equal", lambda one, other: True
