@@ -43,6 +43,7 @@ class TestLr:
         result = train(tmp_path, "RUN.engine=find_lr", *SHORT)
         content = found(tmp_path, "find_lr")
         assert (result.state, result.reason) == ("found", content["line"])
+        assert [path.name for path in tmp_path.iterdir()] == ["find"]
         assert content["line"] == f"OPTIMIZER.lr={content['steepest']:.2g}"
         assert content["lr"][0] == pytest.approx(1e-4)
         assert content["lr"][-1] == pytest.approx(10.0)
@@ -77,6 +78,7 @@ class TestLr:
             != found(tmp_path / "c", "find_lr")
         )
 
+    @pytest.mark.slow
     def test_run_in_the_folder_starts_from_scratch(self, tmp_path: Path) -> None:
         train(tmp_path / "found", "RUN.engine=find_lr", *SHORT, "FIND.updates=10")
         assert [path.name for path in (tmp_path / "found").iterdir()] == ["find"]
@@ -193,6 +195,7 @@ class TestBatchSize:
         result = tried(tmp_path, "DATA.TRAIN.batch_size=200")
         assert result.reason == "DATA.TRAIN.micro_batch_size=50 OPTIMIZER.accumulate=null"
 
+    @pytest.mark.slow
     def test_no_larger_than_asked_for_or_than_there_is_data(self, tmp_path: Path) -> None:
         words = ("MODEL.limit=9999", "FIND.batch_size_from=256")
         tried(tmp_path, *words, "FIND.max_batch_size=600")

@@ -193,6 +193,7 @@ def test_exact_resume(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_a_lost_attempt_had_found_beyond_the_checkpoint_is_dropped(tmp_path: Path) -> None:
     content = {"test": {"updates": 99}, "other": {"updates": 0}, "odd": 3}
     train(tmp_path, "PHASES.epochs=1")

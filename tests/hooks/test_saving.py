@@ -250,6 +250,7 @@ class TestErrors:
         assert f"'{tmp_path}' could not be written: [Errno 122] Disk quota" in log_of(tmp_path)
         assert list((tmp_path / "checkpoints").glob("p*")) == []
 
+    @pytest.mark.slow
     def test_a_death_in_the_writing_thread_is_one_of_the_run(
         self, tmp_path: Path, unbroken: Path
     ) -> None:

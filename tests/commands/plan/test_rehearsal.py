@@ -139,6 +139,7 @@ def test_the_bits_of_experiments(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.usefixtures("parts")
+@pytest.mark.slow
 def test_model_that_counts_its_instances_makes_the_comparison_fail(tmp_path: Path) -> None:
     found = both(tmp_path, *COUNTING, "MODEL.counts=true", "PHASES.epochs=1")
     assert "task.model.layer.bias" in found

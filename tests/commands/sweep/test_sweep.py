@@ -144,6 +144,7 @@ class TestTheTable:
         assert f'<a href="{best}/report.html">' in page
         assert Path("out/plots").is_dir()
 
+    @pytest.mark.slow
     def test_names_failed_runs_with_their_exit_code(
         self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
     ) -> None:

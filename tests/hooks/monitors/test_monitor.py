@@ -144,6 +144,7 @@ def test_every_meter_of_ours_knows_its_direction() -> None:
     assert METERS.build("f1", {"classes": 3}).direction("absent") is None
 
 
+@pytest.mark.slow
 def test_a_metric_of_torchmetrics_says_it_itself() -> None:
     pytest.importorskip("torchmetrics", reason="needs the extra `metrics`")
     assert METERS.build("torchmetrics.MeanSquaredError").direction() == "smaller"

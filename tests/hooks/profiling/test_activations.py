@@ -368,6 +368,7 @@ class TestARun:
 
 
 class TestRejected:
+    @pytest.mark.slow
     def test_a_compiled_model(self, tmp_path: Path) -> None:
         with raises(ConfigError, code="config.conflict"):
             train(tmp_path, "HOOKS.activations={}", "MACHINE.compile=eager")

@@ -143,15 +143,15 @@ class TestEnds:
         assert not (tmp_path / "profile").exists()
 
     def test_killed_and_resumed(self, plain: Path, tmp_path: Path) -> None:
-        words = "HOOKS.profiler={wait: 2, warmup: 1, active: 6}"
+        words = "HOOKS.profiler={wait: 4, warmup: 1, active: 3}"
         die(
             tmp_path, words, hooks={"kill": KillAfter(9)}
         )  # within update 8; the checkpoint is of update 5
         assert traces(tmp_path) == ["attempt1-u00000007"]
         train(tmp_path, words)
-        assert traces(tmp_path) == ["attempt1-u00000007", "attempt2-u00000014"]
-        text = (tmp_path / "profile" / "attempt2-u00000014.txt").read_text()
-        assert text.startswith("updates 9 to 14 of attempt 2")
+        assert traces(tmp_path) == ["attempt1-u00000007", "attempt2-u00000013"]
+        text = (tmp_path / "profile" / "attempt2-u00000013.txt").read_text()
+        assert text.startswith("updates 11 to 13 of attempt 2")
         assert parted(plain, tmp_path) == []
         assert not torch.autograd._profiler_enabled()
 

@@ -141,7 +141,7 @@ class TestExactlyOnce:
         ("kills", "live"),
         [
             ((3, 12), False),
-            ((9,), True),
+            pytest.param((9,), True, marks=pytest.mark.slow),
             pytest.param((2,), False, marks=pytest.mark.slow),
             pytest.param((9, 9), False, marks=pytest.mark.slow),
             pytest.param((3, 12), True, marks=pytest.mark.slow),
@@ -159,6 +159,7 @@ class TestExactlyOnce:
         assert kept(last.lines()) == unbroken
         assert bool(last.notes) == (live and kills != (3, 12))
 
+    @pytest.mark.slow
     def test_a_backend_that_does_not_tell_what_it_has_gets_records_twice(
         self, tmp_path: Path
     ) -> None:
