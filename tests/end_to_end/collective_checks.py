@@ -1,4 +1,4 @@
-"""Hooks and meters that a run of three processes names: what users exchange between processes."""
+"""Hooks, a loss and a meter for runs with three ranks that use the collectives for custom parts."""
 
 import os
 import signal
@@ -23,8 +23,7 @@ from phasetrain.meters import METERS, Meter
 
 @LOSSES.register("counting")
 class Counting(torch.nn.Module):
-    """Cross entropy that counts its updates, in a tensor that it puts in the place of the one
-    before."""
+    """Cross entropy that counts its updates in a buffer, which it replaces by a new tensor."""
 
     count: Tensor
 
@@ -40,8 +39,7 @@ class Counting(torch.nn.Module):
 
 @METERS.register("exact_auc")
 class ExactAuc(Meter):
-    """Probability that class 0's score of a digit 0 is above that of another digit: needs all
-    scores at once."""
+    """AUC of the score of class 0, which needs all scores at once."""
 
     scores: Tensor
     labels: Tensor
@@ -63,7 +61,7 @@ class ExactAuc(Meter):
 
 @HOOKS.register("collective_checks")
 class Checks(Hook):
-    """Raises where an exchange gives another result than three processes should get."""
+    """Asserts the results of all collectives on three ranks."""
 
     main_only = False
 
@@ -102,7 +100,7 @@ class Checks(Hook):
 
 @HOOKS.register("die_in_test")
 class DieInTest(Hook):
-    """Kills the main process once, after the third step of a test."""
+    """Kills rank 0 once, after the third step of a test."""
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         assert run.folder is not None

@@ -1,4 +1,4 @@
-"""What tests of faults share: the program that starts runs, and a run that met none."""
+"""Fixtures of the end-to-end tests: the server that starts runs, and finished and killed runs."""
 
 import shutil
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def starter(fork_server: ForkServer) -> Starter:
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run with one thread that met no fault."""
+    """Return the folder of a finished run with one thread and no fault."""
     folder = tmp_path_factory.mktemp("calm")
     assert train(folder, ONE).state == "finished"
     return folder
@@ -33,7 +33,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that was killed at its third update of the second epoch, with
+    """Return the folder of a run that was killed at the third update of its second epoch, with
     three checkpoints."""
     folder = tmp_path_factory.mktemp("killed") / "run"
     die(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
@@ -47,7 +47,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def mine(killed: Path, tmp_path: Path) -> Path:
-    """Return a copy of it."""
+    """Return a copy of the killed run that the test may change."""
     shutil.copytree(killed, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
 
@@ -59,7 +59,7 @@ def launcher(fork_server: ForkServer) -> Launcher:
 
 @pytest.fixture(scope="session")
 def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run of three processes that met no fault."""
+    """Return the folder of a finished run with three ranks and no fault."""
     folder = tmp_path_factory.mktemp("calm3") / "run"
     done = launcher.run(folder, 3, *SMALL, ONE)
     assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs

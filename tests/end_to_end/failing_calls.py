@@ -1,5 +1,5 @@
-"""System calls that fail: a shared library that stands before the C library (LD_PRELOAD), compiled
-with gcc."""
+"""Makes system calls fail with a shared library that is loaded before the C library (LD_PRELOAD)
+and compiled with gcc."""
 
 import errno
 import shutil
@@ -79,16 +79,16 @@ int open64(const char *path, int flags, ...) {
 
 @dataclass(frozen=True)
 class Fault:
-    """System calls that fail.
+    """A system call that fails.
 
     Attributes:
         call: write, fsync, rename, mkdir, unlink, read, open (for writing) or look (open for
             reading).
-        path: what stands in the path of the file.
-        error: name of the errno; KILL for a SIGKILL within the call, empty for a call that only
-            takes long.
-        first, last: numbers of the calls, from 1 on; the last may be left out.
-        milliseconds: how much longer each takes.
+        path: text that the path of the file contains.
+        error: name of the errno; KILL for a SIGKILL within the call, empty for a call that is only
+            slow.
+        first, last: range of the calls that fail, counted from 1; by default all of them.
+        milliseconds: delay of each call.
     """
 
     call: str
@@ -105,7 +105,7 @@ class Fault:
 
 
 def compile_library(folder: Path) -> Path | None:
-    """Return the shared library, or None where there is no gcc."""
+    """Compile the shared library and return its path, or None without gcc."""
     if shutil.which("gcc") is None:
         return None
     source, library = folder / "faults.c", folder / "faults.so"

@@ -1,5 +1,5 @@
-"""Starts whole runs under faults from outside: failing system calls, limits, other users; and looks
-at what is left."""
+"""Starts runs with faults from outside (failing system calls, limits, other users) and reports
+what they leave behind."""
 
 import contextlib
 import os
@@ -18,22 +18,22 @@ from fork_server import ForkServer
 from kill_findings import session
 
 ONE = "MACHINE.threads=1"
-"""For many small runs, side by side with other tests: a second thread gains nothing, and bits
-depend on the number."""
+"""For small runs next to other tests: a second thread gains nothing, and the bits depend on the
+number of threads."""
 GONE_SECONDS = 15.0
-"""How long a process may outlive its main process: torch has a loader worker look for it every 5
-s."""
+"""How long a process may outlive its main process: loader workers check every 5 s whether it is
+alive."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        code: exit code; the negative number of the signal where the kernel ended it.
-        output: what it printed.
-        alive: processes of its session that lived on.
-        segments: files in /dev/shm that its processes left.
+        code: exit code; the negative signal number if a signal ended the process.
+        output: stdout and stderr.
+        alive: processes of its session that were still alive.
+        segments: files that its processes left in /dev/shm.
         seconds: wall time.
     """
 
@@ -48,7 +48,7 @@ class Starter:
     """Starts runs on a `ForkServer`, one at a time.
 
     Attributes:
-        faults: whether system calls can be made to fail here.
+        faults: whether system calls can be made to fail on this machine.
     """
 
     def __init__(self, server: ForkServer) -> None:
@@ -58,13 +58,13 @@ class Starter:
     def run(
         self, folder: Path, *words: str, faults: tuple[Fault, ...] = (), **options: Any
     ) -> Ended:
-        """Run the command line with RUN.dir=`folder` to its end.
+        """Run the command line with RUN.dir=`folder` and wait for its end.
 
         Args:
             faults: system calls that fail.
-            options: `uid`, the user; `cwd`, the current folder; `path`, a list of folders from
-                which modules are imported before others, by default the current one, as with
-                `python -m`; `shared_memory`, the size of a /dev/shm of its own.
+            options: `uid`, the user id; `cwd`, the working directory; `path`, folders prepended to
+                `sys.path`, by default the working directory, as with `python -m`;
+                `shared_memory`, the size of a private /dev/shm.
         """
         self.start(folder, *words, faults=faults, **options)
         return self.wait()
@@ -72,8 +72,7 @@ class Starter:
     def start(
         self, folder: Path, *words: str, faults: tuple[Fault, ...] = (), **options: Any
     ) -> int:
-        """Start the command line and return the id of its process, which leads a session of its
-        own."""
+        """Start the command line and return the id of its process, which leads its own session."""
         self._output = folder.with_name(folder.name + ".txt")
         self._before, self._began = shared_memory(), time.monotonic()
         order = {
@@ -87,7 +86,7 @@ class Starter:
         return self._pid
 
     def wait(self) -> Ended:
-        """Wait until the run that was started has ended, and its session with it."""
+        """Wait until the run and all processes of its session have ended."""
         _, code, at = self._server.next_end()
         end = time.monotonic() + GONE_SECONDS
         while (alive := session(self._pid)) and time.monotonic() < end:
@@ -106,10 +105,10 @@ def shared_memory() -> set[str]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str = "2m") -> Iterator[Path]:
-    """Mount a file system in memory of a given size at `folder`.
+    """Mount a file system in memory with the given size at `folder`.
 
     Raises:
-        PermissionError: this user may not mount.
+        PermissionError: the user is not allowed to mount.
     """
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", str(folder)]
@@ -124,7 +123,7 @@ def small_disk(folder: Path, size: str = "2m") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def open_folder() -> Iterator[Path]:
-    """Make a folder that other users may enter, as those of pytest are not."""
+    """Make a folder that other users may enter, unlike the folders of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -1,8 +1,8 @@
-"""A program that forks runs: it imports torch once (seconds), and each process of a run is a fork of
-it (tenths of a second).
+"""A server that forks runs: it imports torch once (seconds), and each process of a run is a fork
+(tenths of a second).
 
-Each fork leads a session of its own and does what the command line does. Where there is gcc, a
-shared library stands before the C library (LD_PRELOAD), so that system calls can be made to fail.
+Each fork leads its own session and runs the command line. If gcc is installed, a shared library is
+loaded before the C library (LD_PRELOAD), so that system calls can be made to fail.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ CLONE_NEWNS = 0x20000
 
 
 class ForkServer:
-    """The program, as a context that ends with it. It does one run at a time.
+    """Starts the server; leaving the context ends it. The server handles one run at a time.
 
     Attributes:
-        faults: whether system calls can be made to fail here.
+        faults: whether system calls can be made to fail on this machine.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,8 +60,8 @@ class ForkServer:
     def fork(self, orders: list[dict[str, Any]]) -> list[int]:
         """Fork a process for each order and return their ids.
 
-        An order has the `words` of the command line, the file `output` for what is printed, `cwd`,
-        the current folder, `environment` and `faults`; see `apply` for what it may have.
+        An order holds the command-line arguments `words`, the file `output` for stdout and stderr,
+        the working directory `cwd`, `environment` and `faults`; `apply` lists the optional keys.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(orders) + "\n")
@@ -70,7 +70,7 @@ class ForkServer:
         return pids
 
     def next_end(self) -> tuple[int, int, float]:
-        """Wait for the next process to end; return its index, its exit code and the time."""
+        """Wait for the next process to end; return its index, exit code and end time."""
         index, code, at = json.loads(self._answer())
         return index, code, at
 
@@ -82,9 +82,9 @@ class ForkServer:
 
 
 def apply(order: dict[str, Any]) -> None:
-    """Bring the faults about that an order names, in the process that is to meet them.
+    """Set up the faults of an order in the current process.
 
-    An order may have `uid`, the user, and `shared_memory`, the size of a /dev/shm of its own.
+    Optional keys of an order: `uid`, the user id; `shared_memory`, the size of a private /dev/shm.
     """
     for fault in order["faults"]:
         text = (fault["call"].encode(), fault["path"].encode())
@@ -99,10 +99,10 @@ def apply(order: dict[str, Any]) -> None:
 
 
 def mount_shared_memory(size: str) -> None:
-    """Mount a small /dev/shm that this process and its children alone see.
+    """Mount a small /dev/shm that only this process and its children see.
 
     Raises:
-        PermissionError: this user may not mount.
+        PermissionError: the user is not allowed to mount.
     """
     library = ctypes.CDLL(None, use_errno=True)
     done = library.unshare(CLONE_NEWNS)
@@ -114,7 +114,7 @@ def mount_shared_memory(size: str) -> None:
 
 
 def obey(order: dict[str, Any]) -> int:
-    """Do what the command line does, and return its exit code."""
+    """Run the command line and return its exit code."""
     from phasetrain.commands.cli import main
 
     try:
@@ -136,14 +136,14 @@ def obey(order: dict[str, Any]) -> int:
         return code
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
-    except BaseException:  # noqa: BLE001 - a fork must not go on with what its parent was about to do
+    except BaseException:  # noqa: BLE001 - a fork must not continue with the code of its parent
         traceback.print_exc()
         return 1
 
 
 def meet_early() -> None:
-    """Let this process look for the store of the others once it is there: torch's client comes
-    again after long."""
+    """Connect to the rendezvous store as soon as it listens; torch's client waits long before it
+    retries."""
     from phasetrain.distributed import group
 
     store = group.TCPStore
@@ -158,15 +158,14 @@ def meet_early() -> None:
 
 
 def listens(port: int) -> bool:
-    """Tell whether anybody listens on a port of this machine; True where the kernel does not
-    tell."""
+    """Return whether a local port is listening; True if the kernel has no table of sockets."""
     tables = [path for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
     rows = [line.split() for path in tables for line in path.read_text().splitlines()]
     return not tables or any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
 
 
 def wait_for_threads() -> None:
-    """Wait until this process has one thread: a lock that another one holds during a fork stays
+    """Wait until this process has one thread: a lock held by another thread during a fork stays
     locked in the child."""
     end = time.monotonic() + 10.0
     while len(list(Path("/proc/self/task").iterdir())) > 1:
@@ -175,7 +174,7 @@ def wait_for_threads() -> None:
 
 
 def warm_up(folder: str) -> None:
-    """Import what a run imports late, by one without a step."""
+    """Run the command line without a step, to import the modules that are imported lazily."""
     import torch
     import torch._dynamo  # which the first optimizer imports
 
@@ -184,14 +183,14 @@ def warm_up(folder: str) -> None:
     torch.set_num_threads(1)  # a pool of threads would not live on in a fork
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([f"RUN.dir={folder}", "PHASES.epochs=0"]) == 0
-    gc.freeze()  # a collection in a fork would copy the pages of all that is imported here
+    gc.freeze()  # a garbage collection in a fork would copy the pages of all imported modules
 
 
 def serve(folder: str) -> None:
-    """Fork a process for each order of the lists that come in; print their ids and their ends."""
+    """Read lists of orders from stdin, fork a process for each order, and print ids and ends."""
     from operators import declared_operators
 
-    operators = declared_operators()  # they live as long as this
+    operators = declared_operators()  # operators live as long as the library object
     assert operators is None or operators.ns == "torchvision"
     warm_up(folder)
     for line in sys.stdin:

@@ -1,5 +1,4 @@
-"""Calls a function on several processes that are join_process_group into a world, for tests of what they tell
-each other."""
+"""Calls a function on several ranks of a process group, for tests of collectives."""
 
 import os
 import pickle
@@ -16,8 +15,8 @@ from phasetrain.distributed import Placement, World, join_process_group
 def together(
     size: int, function: Callable[[World], Any], *, timeout_seconds: float = 20.0
 ) -> list[Any]:
-    """Return what a function returns on each process of a world of forks; in place of it what it
-    raised, in words."""
+    """Return the result of a function on each rank of a world of forked processes, or the error
+    that it raised as text."""
     port, readers = free_port(), []
     for rank in range(size):
         reader, writer = os.pipe()
@@ -44,5 +43,5 @@ def _called(place: Placement, function: Callable[[World], Any], timeout_seconds:
             place, torch.device("cpu"), timeout_seconds=timeout_seconds
         ) as world:
             return function(world)
-    except BaseException as error:  # noqa: BLE001 - a fork must not go on with what its parent was about to do
+    except BaseException as error:  # noqa: BLE001 - a fork must not continue with the code of its parent
         return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What whole-run tests share: small runs, kills at a step, and the comparison of two run
+"""Helpers of tests with whole runs: small runs, kills at a step, and the comparison of two run
 folders."""
 
 import io
@@ -21,7 +21,7 @@ __all__ = [
     "Killed",
     "SaveEachStep",
     "differences",
-]  # of the proof kit, beside what is defined here
+]  # re-exported from the proof kit
 
 # Three epochs of five updates with a test after each; augmentation, dropout, batch norm and
 # momentum all take part.
@@ -42,7 +42,7 @@ STEPS = 3 * (5 + 2)
 
 
 def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None) -> RunResult:
-    """Run a small training quietly."""
+    """Run a small training without output."""
     return run(
         [*SMALL, f"RUN.dir={folder}", *overrides],
         hooks=hooks,
@@ -51,7 +51,7 @@ def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None
 
 
 def die(folder: Path, *overrides: str, hooks: Mapping[str, Hook]) -> None:
-    """Run until `Killed`, as if the process had gone."""
+    """Run until a hook raises `Killed`, which stands for the end of the process."""
     try:
         train(folder, *overrides, hooks=hooks)
     except Killed:
@@ -67,7 +67,7 @@ def newest(folder: Path) -> LoadedCheckpoint:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl without what may differ between equal runs."""
+    """Return the records of metrics.jsonl without times, which differ between equal runs."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [
         {key: value for key, value in json.loads(line).items() if key != "time"} for line in lines
@@ -75,13 +75,13 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def ledger_bytes(folder: Path) -> bytes:
-    """Return the content of steps.ledger, nothing for a run without one."""
+    """Return the content of steps.ledger, empty for a run without one."""
     return (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
 
 
 def parted(one: Path, other: Path) -> list[str]:
-    """Return in what two finished run folders differ: position, what learns, any logged number, the
-    ledger's bytes."""
+    """Return the differences of two finished run folders: position, task state, logged numbers and
+    bytes of the ledger."""
     first, second = newest(one), newest(other)
     found = differences(first.manifest.state, second.manifest.state, "position")
     found += differences(first.state["task"], second.state["task"], "task")
@@ -91,21 +91,20 @@ def parted(one: Path, other: Path) -> list[str]:
 
 
 def leftovers(folder: Path, expected: Callable[[str], bool] = lambda name: False) -> list[str]:
-    """Return temporary files, trash and locks that a run has left behind."""
+    """Return the temporary files, trash and locks that a run left behind."""
     marks = (".tmp-", ".trash-", ".aside-", "run.lock", "owner.json", "probe")
     names = [str(path.relative_to(folder)) for path in folder.rglob("*")]
     return [name for name in names if any(mark in name for mark in marks) and not expected(name)]
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """Return what status.json says."""
+    """Return the content of status.json."""
     found = json.loads((folder / "status.json").read_text())
     assert isinstance(found, dict)
     return found
 
 
 def is_clean(ended: Any, folder: Path) -> bool:
-    """See that a run that `faulty.Starter` started has left no process, no shared memory and no
-    temporary file."""
+    """Assert that a run of `faulty.Starter` left no process, shared memory or temporary file."""
     assert (ended.alive, ended.segments, leftovers(folder)) == ([], [], [])
     return True

@@ -1,5 +1,4 @@
-"""What kills have done to runs: looked at from outside, from the files and processes that are
-left."""
+"""Checks killed runs from outside: the files and processes that they leave."""
 
 import contextlib
 import json
@@ -15,19 +14,19 @@ from phasetrain.runtime.storage import Storage
 
 @dataclass
 class Report:
-    """What became of the runs.
+    """The results of the runs.
 
     Attributes:
-        kills, runs: how many.
-        alone: kills of the main process only, with loader workers beside it; all others hit the
+        kills, runs: counts.
+        alone: kills of the main process only, with running loader workers; all other kills hit the
             whole group.
-        places: where the kills hit -> how many.
-        lost: runs that could not go on, or not from the newest checkpoint that was committed.
-        wrong: runs that ended with other bits than one that was never interrupted.
-        left: what runs have left behind: temporary files, locks, processes, and a status.json that
-            does not say that the run has finished.
-        segments: shared memory that was left under a name: torch unlinks a name right after it has
-            made it, and a kill between the two leaves it.
+        places: stage of the run -> number of kills in it.
+        lost: runs that could not resume, or not from the newest committed checkpoint.
+        wrong: runs whose bits differ from those of an uninterrupted run.
+        left: temporary files, locks and processes that runs left behind, and a status.json without
+            the state finished.
+        segments: shared memory segments left behind: torch unlinks a name right after it has
+            created it, and a kill between the two leaves it.
         seconds: wall time.
     """
 
@@ -43,11 +42,11 @@ class Report:
 
     @property
     def found(self) -> bool:
-        """Whether anything is wrong."""
+        """Whether there is any problem."""
         return bool(self.lost or self.wrong or self.left)
 
     def add(self, other: "Report") -> None:
-        """Take over what another report says; they ran side by side."""
+        """Merge another report of a suite that ran in parallel."""
         self.kills, self.runs, self.alone = (
             self.kills + other.kills,
             self.runs + other.runs,
@@ -72,14 +71,14 @@ class Report:
 
 @dataclass
 class Attempt:
-    """What came of one child.
+    """The result of one child.
 
     Attributes:
-        code: exit code; None where it was killed.
-        seconds: how long it took.
-        place: where it stood.
-        resumed: the checkpoint it went on from, empty for a fresh start; None if it did not come so
-            far.
+        code: exit code; None if it was killed.
+        seconds: wall time.
+        place: stage of the run at the end.
+        resumed: name of the checkpoint that it resumed from, empty for a fresh start; None if it
+            ended before.
     """
 
     code: int | None
@@ -89,7 +88,7 @@ class Attempt:
 
 
 def session(leader: int) -> list[int]:
-    """Return the processes of a session that live."""
+    """Return the live processes of a session."""
     alive = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -101,13 +100,13 @@ def session(leader: int) -> list[int]:
 
 
 def names(folder: Path) -> set[str]:
-    """Return the paths of all files and folders of a run, the run folder being the root."""
+    """Return the paths of all files and folders of a run, relative to its folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 def found(folder: Path) -> str | None:
-    """Return the name of the newest checkpoint that is whole, empty where there is none at all,
-    None: all are torn."""
+    """Return the name of the newest intact checkpoint; empty without any checkpoint, None if all
+    are damaged."""
     try:
         loaded = Checkpointer(f"{folder}/checkpoints", Storage()).load_newest()
     except NoValidCheckpointError:
@@ -116,7 +115,7 @@ def found(folder: Path) -> str | None:
 
 
 def where(attempt: Attempt, newest: str | None, left: Iterable[str]) -> str:
-    """Return where a kill hit, from what it left behind and from the stage."""
+    """Return the place of a kill, derived from the files that it left and from the stage."""
     inside = [name for name in left if name.startswith("checkpoints/")]
     if any(".trash-" in name for name in inside):
         return "a prune"
@@ -126,10 +125,10 @@ def where(attempt: Attempt, newest: str | None, left: Iterable[str]) -> str:
 
 
 def loss(folder: Path, attempt: Attempt, newest: str) -> tuple[str, str]:
-    """Return what was lost in an attempt, or nothing, and the newest checkpoint after it.
+    """Return a description of the loss in an attempt, or "", and the newest checkpoint after it.
 
     Args:
-        newest: the newest checkpoint before it, or nothing.
+        newest: the newest checkpoint before it, or "".
     """
     if attempt.code not in (None, 0):
         last = Path(f"{folder}.txt").read_text().strip().splitlines()[-1:]
@@ -149,17 +148,17 @@ def loss(folder: Path, attempt: Attempt, newest: str) -> tuple[str, str]:
 
 
 def acknowledged(folder: Path) -> str:
-    """Return the checkpoint that status.json names, or nothing."""
+    """Return the checkpoint that status.json names, or ""."""
     status = folder / "status.json"
     return str(json.loads(status.read_text()).get("checkpoint", "")) if status.exists() else ""
 
 
 def untrue_status(folder: Path) -> list[str]:
-    """Return what status.json says of a run that has finished, if it is anything else."""
+    """Return the state in status.json of a finished run, if it is not "finished"."""
     state = json.loads((folder / "status.json").read_text())["state"]
     return [] if state == "finished" else [f"status.json says {state!r}"]
 
 
 def position(name: str) -> str:
-    """Return what checkpoints are ordered by, out of a name such as p0001-s00000003-c7."""
+    """Return the sort key of a checkpoint from its name, such as p0001-s00000003-c7."""
     return name[: len("p0001-s00000003")]

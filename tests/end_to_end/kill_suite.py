@@ -1,14 +1,13 @@
-"""Kills a real small run at seeded random moments, many times, and says what became of it.
+"""Kills a small run many times at seeded random moments, and reports the result.
 
-It is a program of its own, because it forks: it imports torch once (seconds), and each attempt of a
-run is a fork of it (tenths of a second) that does what the command line does, and is killed by the
-kernel. What it has left behind is looked at from outside. The run that all are compared with is
-made by an ordinary process.
+It is a separate program because it forks: it imports torch once (seconds), and each attempt of a
+run is a fork (tenths of a second) that runs the command line and is killed with SIGKILL. Its files
+are checked from outside. The reference run is made by an ordinary process.
 
     python tests/end_to_end/kill_suite.py FOLDER [--kills N] [--seed S] [--alone SHARE] [PROTOCOL
     ...]
 
-prints one JSON object: a `Report` for each of the protocols, see broken_protocols.py.
+prints one JSON object with a `Report` for each protocol, see broken_protocols.py.
 """
 
 import argparse
@@ -35,8 +34,8 @@ from phasetrain.commands.cli import main
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import HOOKS, Hook, Run
 
-# Two epochs of four updates with a test of six batches after each; the last of equal overrides
-# counts.
+# Two epochs of four updates with a test of six batches after each. If a key is given twice, the
+# last one counts.
 RUN = (
     *SMALL,
     "PHASES.epochs=2",
@@ -46,7 +45,7 @@ RUN = (
     "MACHINE.threads=1",
     "RUN.give_up_after=null",
 )
-# After each update, after each second one, or in about each step, test steps included.
+# After each update, after every second update, or in almost every step, also in tests.
 SAVES = (
     "CHECKPOINT.every_updates=1",
     "CHECKPOINT.every_updates=2",
@@ -54,24 +53,24 @@ SAVES = (
 )
 WORKERS = (0, 0, 0, 1, 2)
 GONE_SECONDS = 15.0
-"""How long a loader worker may outlive its main process; torch's workers look for it every 5 s."""
+"""How long a loader worker may outlive its main process; torch's workers check it every 5 s."""
 HANG_SECONDS = 60.0
-"""How long an attempt may take that nobody kills."""
+"""How long an attempt without a kill may take."""
 
 
 PLACES = ("start-up", "training", "test", "the end")
 
 
 class Page:
-    """A page of memory that a child shares with its parent: where its run stands, and what it went
-    on from."""
+    """A page of memory that a child shares with its parent: the stage of its run and the checkpoint
+    that it resumed from."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
     @property
     def place(self) -> str:
-        """One of PLACES; a byte, which a kill cannot tear."""
+        """One of PLACES, stored as one byte, so that a kill cannot tear it."""
         return PLACES[self._memory[0]]
 
     @place.setter
@@ -80,8 +79,7 @@ class Page:
 
     @property
     def resumed(self) -> str | None:
-        """Name of the checkpoint that was restored, empty for a fresh start; None until the run has
-        begun."""
+        """Name of the restored checkpoint, empty for a fresh start; None before the run starts."""
         return self._memory[2:].rstrip(b"\0").decode() if self._memory[1] else None
 
     @resumed.setter
@@ -107,18 +105,18 @@ class Stage(Hook):
 
 
 class Suite:
-    """Runs, kills and looks.
+    """Starts runs, kills them and checks the result.
 
     Args:
-        folder: where the runs are.
+        folder: parent of the run folders.
         unbroken: a finished run that was never interrupted.
-        seed: of all moments and settings.
-        alone: share of the kills of runs with workers that hit the main process only.
-        protocol: done in each child before it runs.
+        seed: seed of all moments and settings.
+        alone: fraction of the kills of runs with workers that hit the main process only.
+        protocol: function that each child calls before its run.
 
     Attributes:
-        report: what was found so far.
-        span: seconds over which the moments of the kills are spread.
+        report: findings up to now.
+        span: the moments of the kills are uniform in this many seconds.
     """
 
     def __init__(
@@ -132,7 +130,7 @@ class Suite:
         ] = {}  # main process -> when it ended, all of its attempt
 
     def run(self, kills: int, *, until_found: bool) -> Report:
-        """Kill so many times, or until anything is wrong."""
+        """Kill `kills` times, or until a problem is found."""
         began = time.monotonic()
         self.span = self._attempt(self.folder / "measured", [SAVES[0]], None, alone=False).seconds
         while self.report.kills < kills and not (until_found and self.report.found):
@@ -144,7 +142,7 @@ class Suite:
         return self.report
 
     def _run_one(self, kills: int) -> None:
-        """Take one run to its end, over up to six kills."""
+        """Run one run to its end, with up to six kills."""
         report = self.report
         report.runs += 1
         name = f"{self.seed}-{report.runs}"
@@ -184,8 +182,7 @@ class Suite:
             shutil.rmtree(folder)
 
     def _adapt(self, attempt: Attempt, *, fresh: bool) -> None:
-        """Follow the speed of the machine: it is known where a whole run was done, and else may
-        have changed."""
+        """Adapt the span to the speed of the machine, which only an uninterrupted run shows."""
         if attempt.code is None:
             self.span *= 1.02
         elif fresh:
@@ -219,8 +216,8 @@ class Suite:
         return Attempt(None if killed else code, seconds, page.place, page.resumed)
 
     def _child(self, folder: Path, overrides: Sequence[str], page: Page) -> int:
-        """Do what the command line does, with the output in a file beside the run folder; return
-        the exit code."""
+        """Run the command line with the output in a file next to the run folder; return the exit
+        code."""
         try:
             os.setsid()
             output = os.open(f"{folder}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -229,13 +226,13 @@ class Suite:
             HOOKS.register("stage")(lambda: Stage(page))
             self.protocol()
             return main([*RUN, f"RUN.dir={folder}", "HOOKS.stage={}", *overrides])
-        except BaseException:  # noqa: BLE001 - a fork must not go on with what its parent was about to do
+        except BaseException:  # noqa: BLE001 - a fork must not continue with the code of its parent
             sys.excepthook(*sys.exc_info())
             return 1
 
     def _look_for_orphans(self) -> None:
-        """See that all of former attempts is gone, processes and shared memory; end and report what
-        stays for long."""
+        """Check that processes and shared memory of former attempts are gone; end and report those
+        that stay too long."""
         for pid, (since, processes) in list(self._gone.items()):
             alive, waited = session(pid), time.monotonic() - since
             if alive and waited < GONE_SECONDS:
@@ -264,7 +261,7 @@ def kill(pid: int, *, group: bool) -> None:
 
 
 def wait_for_threads() -> None:
-    """Wait until this process has one thread: a lock that another one holds during a fork stays
+    """Wait until this process has one thread: a lock held by another thread during a fork stays
     locked in the child."""
     deadline = time.monotonic() + 10.0  # a thread that was joined takes a moment to go
     while len(list(Path("/proc/self/task").iterdir())) > 1:
@@ -273,29 +270,28 @@ def wait_for_threads() -> None:
 
 
 def ended(pid: int) -> int | None:
-    """Return the status of a child, or None while it runs."""
+    """Return the wait status of a child, or None while it runs."""
     done, status = os.waitpid(pid, os.WNOHANG)
     return status if done else None
 
 
 def warm_up(folder: Path) -> None:
-    """Import what a start imports late, by a run without a step; its threads have ended when it
-    returns."""
+    """Run the command line without a step, to import the modules that are imported lazily; its
+    threads have ended when it returns."""
     torch.set_num_threads(1)  # a pool of threads would not live on in a fork
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([*RUN, f"RUN.dir={folder}", "PHASES.epochs=0"]) == 0
 
 
 def unbroken(folder: Path) -> "subprocess.Popen[bytes]":
-    """Start the run that is compared with: in a process of its own, by the command line, without a
-    fork or a hook."""
+    """Start the reference run in an ordinary process, without a fork or a hook."""
     return subprocess.Popen(
         [sys.executable, "-m", "phasetrain", *RUN, f"RUN.dir={folder}"], stdout=subprocess.DEVNULL
     )
 
 
 def kill_suite(arguments: argparse.Namespace) -> dict[str, Report]:
-    """Kill runs of each protocol, of one that is not sound until it is found out."""
+    """Kill runs of each protocol; a broken protocol until the suite detects it."""
     folder = arguments.folder
     with unbroken(folder / "unbroken") as reference:
         warm_up(folder / "warm")
@@ -309,8 +305,8 @@ def kill_suite(arguments: argparse.Namespace) -> dict[str, Report]:
     return reports
 
 
-def parsed() -> argparse.Namespace:
-    """Return the arguments of the program."""
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command-line arguments."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=20)
@@ -321,7 +317,7 @@ def parsed() -> argparse.Namespace:
 
 
 def start_suite(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start the program with these arguments after its folder; `reports` waits for it."""
+    """Start the program with a folder and further arguments; `reports` waits for its end."""
     folder.mkdir()
     command, environment = (
         [sys.executable, __file__, str(folder), *words],
@@ -333,7 +329,7 @@ def start_suite(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def reports(processes: "Sequence[subprocess.Popen[str]]") -> dict[str, Report]:
-    """Return what programs have found that run side by side: protocol -> report of all of them."""
+    """Wait for programs that run in parallel and return their merged reports by protocol."""
     together: dict[str, Report] = {}
     try:
         for process in processes:
@@ -349,5 +345,6 @@ def reports(processes: "Sequence[subprocess.Popen[str]]") -> dict[str, Report]:
 
 if __name__ == "__main__":
     sys.stdout.write(
-        json.dumps({name: vars(report) for name, report in kill_suite(parsed()).items()}) + "\n"
+        json.dumps({name: vars(report) for name, report in kill_suite(parse_arguments()).items()})
+        + "\n"
     )

@@ -1,4 +1,4 @@
-"""Starts runs of several processes that meet over gloo on this machine, as a launcher would."""
+"""Starts runs with several ranks over gloo on this machine, as a launcher would."""
 
 import os
 import signal
@@ -21,15 +21,14 @@ NO_FAULTS: Mapping[int, Fault] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Finished:
-    """What came of a run.
+    """The result of a run with several ranks.
 
     Attributes:
-        codes: exit code of each process; the negative number of the signal where the kernel ended
-            it.
-        outputs: what each printed.
-        seconds: wall time until the last one had ended.
-        ends: seconds after which each had ended.
-        alive: processes of their sessions that lived on.
+        codes: exit code of each rank; the negative signal number if a signal ended the process.
+        outputs: stdout and stderr of each rank.
+        seconds: wall time until the last rank had ended.
+        ends: seconds until each rank had ended.
+        alive: processes of their sessions that were still alive.
     """
 
     codes: list[int]
@@ -43,7 +42,7 @@ class Launcher:
     """Starts runs on a `ForkServer`, one at a time.
 
     Attributes:
-        faults: whether system calls can be made to fail here.
+        faults: whether system calls can be made to fail on this machine.
     """
 
     def __init__(self, server: ForkServer) -> None:
@@ -59,7 +58,7 @@ class Launcher:
         faults: Mapping[int, Fault] = NO_FAULTS,
         **environment: str,
     ) -> Finished:
-        """Run the command line with RUN.dir=`folder` on `size` processes to its end."""
+        """Run the command line with RUN.dir=`folder` on `size` ranks and wait for the end."""
         self.start(folder, size, *words, faults=faults, **environment)
         return self.wait(limit)
 
@@ -71,10 +70,10 @@ class Launcher:
         faults: Mapping[int, Fault] = NO_FAULTS,
         **environment: str,
     ) -> list[int]:
-        """Start it and return the ids of the processes, each of which leads a session of its own.
+        """Start a run and return the ids of its processes; each of them leads its own session.
 
         Args:
-            faults: number of a process -> system call that fails there.
+            faults: rank -> system call that fails there.
         """
         self._outputs = [folder.with_name(f"{folder.name}-{rank}.txt") for rank in range(size)]
         shared = {
@@ -99,14 +98,14 @@ class Launcher:
         return self._pids
 
     def output(self, rank: int) -> str:
-        """Return what a process has printed so far."""
+        """Return the output of a rank up to now."""
         return (
             self._outputs[rank].read_text(errors="replace") if self._outputs[rank].exists() else ""
         )
 
     def wait(self, limit: float = 120.0) -> Finished:
-        """Wait until all processes have ended, and their sessions with them; after `limit` seconds
-        they are killed."""
+        """Wait until all ranks and the processes of their sessions have ended; kill them after
+        `limit` seconds."""
         size = len(self._pids)
         codes, ends = [0] * size, [0.0] * size
         watch = threading.Timer(limit, self._kill)
@@ -132,7 +131,7 @@ class Launcher:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
+    """Return an unused port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]

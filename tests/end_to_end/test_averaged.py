@@ -1,5 +1,5 @@
-"""Averages of the weights in whole runs: tested beside them, saved, exact, exported, on one process
-and on several."""
+"""Weight averages in whole runs: tested next to the weights, saved, resumed exactly, exported, on one
+rank and on several."""
 
 import json
 from itertools import pairwise
@@ -53,7 +53,7 @@ class TestInTheRun:
             *first,
             *later,
             *later,
-        ]  # weights are taken for the plain mean from update 6 of 15 on
+        ]  # SWA averages weights from update 6 of 15
 
     def test_metrics_are_those_of_the_averaged_weights(
         self, trained: tuple[Path, RunResult], tmp_path: Path
@@ -167,7 +167,7 @@ class TestExact:
 
 
 class Watch(Hook):
-    """Keeps the mean and the weights after each update."""
+    """Records the averaged weights after each update."""
 
     def __init__(self) -> None:
         self.means: list[torch.Tensor] = []
@@ -218,8 +218,7 @@ def test_averages_work_with_activation_checkpointing(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 class TestOnCUDA:
-    """There the verdict on an update comes late, and the mean is withheld by the flag on the
-    device."""
+    """On CUDA the check of an update is late; a flag on the device holds the average back."""
 
     def test_skipped_update_leaves_the_mean_unchanged(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -237,7 +236,7 @@ class TestOnCUDA:
             True,
             False,
             False,
-        ]  # a scale that begins high skips more
+        ]  # a high initial loss scale skips more updates
 
     def test_killed_and_resumed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str

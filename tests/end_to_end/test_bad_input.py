@@ -1,4 +1,4 @@
-"""Bad input: a sentence that says what to do, the right exit code, and nothing lost."""
+"""Bad input: errors with code, key and suggestion, the right exit code, and no loss."""
 
 import os
 import re

@@ -1,5 +1,5 @@
-"""A run that puts up with bad samples is exact as any other: equal bits with any workers and after
-any kill."""
+"""Runs with unreadable samples are exact: identical bits with any number of workers and after any
+kill."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from phasetrain.data import DATASETS
 
 @DATASETS.register("faulty_digits")
 class FaultyDigits:
-    """Digits, a little noisy, some of which are bad: each in another way."""
+    """Digits with a little noise; some are bad in four different ways."""
 
     def __init__(self, bad: list[int], samples: int, split: str = "train") -> None:
         self.bad, self.samples = bad, samples
@@ -58,7 +58,7 @@ FAULTY = (
     "DATA.TEST={dataset: faulty_digits, samples: 64, bad: [1, 40], on_bad_sample: drop}",
 )
 POLICIES = ["substitute", "drop"]
-QUICK = {1, 5, 6, 13}  # in the midst of an epoch, at its end, in a test, in the next epoch's test
+QUICK = {1, 5, 6, 13}  # within an epoch, at its end, in a test, in the test of the next epoch
 LONGER = [(0, 2, 9), (2, 1, 13)]
 
 SHORT = ("PHASES.epochs=1", "PHASES.limit.train=1")
@@ -95,7 +95,7 @@ def unbroken(finished: dict[str, Path], policy: str) -> Path:
 
 
 class Ids(Hook):
-    """Notes the ids of each micro-batch."""
+    """Records the ids of each micro-batch."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[int]] = {"train": [], "test": []}
@@ -106,7 +106,7 @@ class Ids(Hook):
 
 
 def bad_samples(folder: Path, split: str = "train") -> list[int]:
-    """Return the indices that the newest checkpoint has counted."""
+    """Return the indices of bad samples in the newest checkpoint."""
     return [index for index, _ in newest(folder).state["task"][f"data.{split}"]["samples"]]
 
 
@@ -265,7 +265,7 @@ def test_the_policy_may_change_on_a_resume_with_consent(tmp_path: Path) -> None:
     assert bad_samples(tmp_path) == []
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 def test_unsaved_count_is_detected(unbroken: Path, policy: str, tmp_path: Path) -> None:
     from phasetrain.data.bad_samples import BadSamples
 

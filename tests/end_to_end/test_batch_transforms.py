@@ -1,5 +1,5 @@
-"""Runs with mixup and cutmix: exact on a resume, on several processes, and seen by the loss
-alone."""
+"""Runs with mixup and cutmix: they resume exactly, also on several ranks, and only the loss gets
+mixed targets."""
 
 from pathlib import Path
 
@@ -37,14 +37,14 @@ def test_transform_with_its_own_generator_is_detected() -> None:
 
 
 class Watch(Hook):
-    """Keeps what hooks see of targets and inputs."""
+    """Records the targets and batches that hooks get."""
 
     def __init__(self) -> None:
         self.targets: list[tuple[bool, Tensor]] = []
         self.given: list[Batch] = []
 
     def on_start(self, run: Run) -> None:
-        Noting.seen.clear()  # what the builder has asked the loss
+        Noting.seen.clear()  # calls of the builder, before the run
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         self.given.append(batch)
@@ -54,7 +54,7 @@ class Watch(Hook):
 
 
 def seen(folder: Path, *words: str) -> tuple[Watch, list[tuple[bool, Tensor]], dict[str, float]]:
-    """Return what hooks and the loss have seen, and the metrics."""
+    """Return the records of the hook and of the loss, and the metrics."""
     watch = Watch()
     result = train(
         folder,

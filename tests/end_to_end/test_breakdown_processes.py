@@ -1,5 +1,4 @@
-"""The breakdown on several processes: the main one writes its own figures, and the run is the one
-without it."""
+"""The breakdown on several ranks: rank 0 writes its own figures, and no bit of the run changes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models and data of other libraries over several processes."""
+"""Models and datasets of other libraries on one rank and on several."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Exchanges between three real processes, and meters that need all rows at once."""
+"""Collectives between three ranks, and meters that need all rows at once."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Compiled models, activations that are computed again, and rounded gradients: runs with them end
-with equal bits."""
+"""Runs with compiled models, activation checkpointing and compressed gradients end with identical
+bits."""
 
 import shutil
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ AGAIN = "MACHINE.activation_checkpointing=[features]"
 
 
 def learned(one: Path, other: Path) -> list[str]:
-    """Return in what models, optimizers and meters of two finished runs differ."""
+    """Return the differences of models, optimizers and meters of two finished runs."""
     return differences(newest(one).state["task"], newest(other).state["task"], "task")
 
 
@@ -83,8 +83,7 @@ class TestOneProcess:
 
 
 def killed_and_resumed(launcher: Launcher, folder: Path, *words: str) -> Path:
-    """Kill one of three processes, go on, compare with an unbroken run, and return the folder of
-    that."""
+    """Kill one of three ranks, resume, compare with an unbroken run, and return its folder."""
     unbroken = launcher.run(folder / "unbroken", 3, *SMALL, ONE, *words)
     assert unbroken.codes == [0, 0, 0], unbroken.outputs
     struck = (

@@ -1,5 +1,4 @@
-"""What differs between two attempts of a run: data, config, batch size, who else is there, and
-whether it gets on."""
+"""Differences between two attempts of a run: data, batch size, and whether there is progress."""
 
 import json
 import os
@@ -24,13 +23,13 @@ WORDS = (*SMALL, ONE)
 
 
 class Ids(Hook):
-    """Keeps the ids of the samples of each train step."""
+    """Records the ids of the samples of each train step."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[int, int], list[int]] = {}
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch:
-        """Note them under epoch and update; a step that is done again counts once."""
+        """Record ids by epoch and update, so that a repeated step counts once."""
         if phase.is_train:
             self.seen[phase.epoch, run.state.updates] = batch.ids.tolist()
         return batch
@@ -41,7 +40,7 @@ class Ids(Hook):
 
 
 class Picked:
-    """Digits at some indices, in some order."""
+    """A subset of the digits in a given order."""
 
     def __init__(self, indices: list[int]) -> None:
         self.inner, self.indices = load_digits(split="train"), indices
@@ -64,7 +63,7 @@ INDICES: list[int] = []
 
 @pytest.fixture
 def picked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Register a data set of the samples that the test puts into this list."""
+    """Register a dataset of the samples whose indices the test writes into this list."""
     monkeypatch.setitem(DATASETS._own, "picked", lambda: Picked(INDICES))
     INDICES[:] = range(200)
     return INDICES
@@ -100,6 +99,7 @@ class TestOtherData:
         assert set(ids.of(1).values()) == {1}
         assert sum(ids.of(1).values()) == len(picked) // 24 * 24
 
+    @pytest.mark.slow
     def test_same_data_is_accepted(self, picked: list[int], tmp_path: Path) -> None:
         die(tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
         picked[:] = list(range(200))
@@ -130,7 +130,7 @@ class TestAnotherBatchSize:
         assert done == min(at, -(-200 // first))
         before.seen = {
             key: ids for key, ids in before.seen.items() if key[1] < done
-        }  # what was killed was not kept
+        }  # the killed step was not saved
         train(
             tmp_path, *self.WORDS, f"{size}={second}", f"RUN.allow=[{size}]", hooks={"ids": after}
         )

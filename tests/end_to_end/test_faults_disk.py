@@ -1,4 +1,4 @@
-"""Disks that are full, broken, read-only or limited: training goes on, it is said, and no
+"""Disks that are full, broken, read-only or limited: training continues with a warning, and no
 checkpoint is lost."""
 
 import errno
@@ -44,8 +44,7 @@ def faults(starter: Starter) -> Starter:
 
 
 def says(ended: Ended, folder: Path, error: str) -> bool:
-    """See that the message about a save that failed names path, error, and the bytes needed and
-    free."""
+    """Assert that the message of a failed save has path, error, and the bytes needed and free."""
     number = getattr(errno, error)
     message = re.search(
         rf"'{re.escape(str(folder))}/checkpoints': {re.escape(os.strerror(number))} "
@@ -98,7 +97,7 @@ class TestASystemCallThatFailsOnce:
     def test_failure_at_every_operation_loses_nothing(
         self, faults: Starter, calm: Path, tmp_path: Path, call: str, error: str
     ) -> None:
-        """Each call of the first two saves, and once those where older checkpoints are deleted."""
+        """Fails each call of the first two saves, and some calls that delete older checkpoints."""
         for number in [*range(1, 14), 20, 30, 40]:
             folder = tmp_path / f"{number}"
             ended = faults.run(
@@ -165,7 +164,7 @@ def test_unwritable_status_is_only_a_warning(faults: Starter, calm: Path, tmp_pa
     assert "status.json" in ended.output
     assert (
         status(folder)["state"] == "running"
-    )  # the truth could not be written; the checkpoint knows it
+    )  # the final state could not be written here, but is in the checkpoint
     assert newest(folder).manifest.state["finished"] == "completed"
     assert is_clean(ended, folder)
     assert parted(calm, folder) == []
@@ -188,7 +187,7 @@ def test_lock_that_cannot_be_removed_blocks_nobody(
 def test_unwritable_metrics_hold_checkpoints_back(
     faults: Starter, calm: Path, tmp_path: Path
 ) -> None:
-    """A checkpoint that covers lines which are nowhere would lose them for good."""
+    """A checkpoint that covers unwritten lines would lose them forever."""
     folder = tmp_path / "run"
     ended = faults.run(folder, *WORDS, faults=(Fault("write", "/run/metrics.jsonl", "ENOSPC"),))
     assert ended.code == 1
@@ -210,8 +209,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestARealLimit:
     def full(self, do: str, size: int, until: int) -> tuple[str, ...]:
-        """Return words for a hook that brings the limit at update 4, and one that lifts it after so
-        many updates."""
+        """Return the overrides of a hook that sets the limit at update 4 and of one that lifts it
+        at update `until`, if that is not 0."""
         begin = f"HOOKS.begin={{name: fault_at, do: {do}, updates: 4, size: {size}}}"
         end = f"HOOKS.end={{name: fault_at, do: free, updates: {until}}}"
         return (begin, end) if until else (begin,)
@@ -309,8 +308,8 @@ class TestAFolderThatMayNotBeWritten:
     def test_folder_that_becomes_read_only_keeps_the_last_checkpoint(
         self, faults: Starter, calm: Path, tmp_path: Path
     ) -> None:
-        """Everything that changes a name or opens a file for writing is refused from the second
-        save on."""
+        """From the second save on, every call fails that changes a name or opens a file for
+        writing."""
         folder = tmp_path / "run"
         calls = [("open", 3), ("rename", 2), ("mkdir", 3)]
         ended = faults.run(

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody made who means harm: data, and never executed."""
+"""Malicious checkpoints are read as data and never executed."""
 
 import io
 import json
@@ -21,14 +21,14 @@ CANARY = "canary"
 
 
 class Bomb:
-    """What a pickle may do: anything."""
+    """A pickle that runs a command when it is loaded."""
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return os.system, (f"touch {CANARY}",)
 
 
 def resign(folder: Path, change: Callable[[dict[str, Any]], object] = lambda body: None) -> None:
-    """Make a manifest fit the files of its folder again, as somebody who means harm would."""
+    """Update the digests of a manifest to the files of its folder, as an attacker would."""
     path = folder / "manifest.json"
     body = json.loads(path.read_text())["body"]
     for name in body["files"]:
@@ -42,8 +42,7 @@ def resign(folder: Path, change: Callable[[dict[str, Any]], object] = lambda bod
 
 
 class TestHostileOnes:
-    """A checkpoint from elsewhere whose digests fit: it is data, and what is none is refused
-    without a side effect."""
+    """Foreign checkpoints with matching digests are rejected without a side effect."""
 
     @pytest.fixture(autouse=True)
     def _here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

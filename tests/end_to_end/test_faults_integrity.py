@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, mixed up or hostile, pointers and clocks that lie: what is whole is
+"""Damaged or mixed-up checkpoints, wrong pointers and clocks: the newest intact checkpoint is
 used."""
 
 import io
@@ -26,7 +26,7 @@ FILES = ("tensors.safetensors", "state.json", "promised.json", "manifest.json")
 
 
 def flip(path: Path, bit: int) -> None:
-    """Flip one bit of a file; twice puts it back."""
+    """Flip one bit of a file; a second call restores it."""
     with path.open("r+b") as file:
         file.seek(bit // 8)
         byte = file.read(1)[0]
@@ -35,7 +35,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def said(folder: Path, *words: str) -> str:
-    """Go on with a run and return what it printed."""
+    """Resume a run and return its output."""
     output = io.StringIO()
     result = run([*SMALL, ONE, f"RUN.dir={folder}", *words], terminal=Terminal(output, live=False))
     assert (result.state, result.exit_code) == ("finished", 0)
@@ -107,7 +107,7 @@ class TestDamage:
     ) -> None:
         one, other = (mine / "checkpoints" / folder / name for folder in (NEWEST, PREVIOUS))
         if one.read_bytes() == other.read_bytes():
-            assert name == "promised.json"  # what was promised is the same: nothing is mixed up
+            assert name == "promised.json"  # the same content in both: nothing is mixed up
             return
         shutil.move(one, mine / "aside")
         shutil.move(other, one)
@@ -117,7 +117,7 @@ class TestDamage:
     def test_position_comes_from_the_manifest_and_not_from_the_folder_name(
         self, calm: Path, mine: Path
     ) -> None:
-        """Position and number stand in the manifest: a name says nothing."""
+        """Position and commit number are in the manifest; the folder name does not count."""
         one, other = (mine / "checkpoints" / folder for folder in (NEWEST, PREVIOUS))
         one.rename(mine / "aside")
         other.rename(one)
@@ -165,7 +165,7 @@ class TestDamage:
         assert leftovers(mine) == []
 
     def test_without_verification_a_flip_is_not_seen(self, mine: Path) -> None:
-        """The control of these tests: it is the digest that sees them."""
+        """Negative control: only the digest detects a flipped bit."""
         path = mine / "checkpoints" / NEWEST / "tensors.safetensors"
         flip(path, 8 * path.stat().st_size - 7)
         checkpointer = Checkpointer(f"{mine}/checkpoints", Storage(), verify="size")
@@ -175,7 +175,7 @@ class TestDamage:
 
 
 class TestThePointer:
-    """`latest` is a hint for people, and nothing else."""
+    """`latest` is only a hint for people."""
 
     LIES: dict[str, Callable[[Path], object]] = {
         "missing": lambda latest: None,
@@ -196,9 +196,7 @@ class TestThePointer:
         latest.unlink()
         self.LIES[lie](latest)
         assert f" {mine}/checkpoints/{NEWEST} " in said(mine)
-        if (
-            lie != "folder"
-        ):  # a folder may be somebody's; it stays, and it is said that the hint cannot be written
+        if lie != "folder":  # a folder may belong to the user; it stays, with a warning
             assert latest.read_text() == "p0006-s00000000"
         assert parted(calm, mine) == []
 

@@ -1,4 +1,4 @@
-"""Faults of one process of several: what the others do, and what the next attempt goes on from."""
+"""Faults of one rank: what the other ranks do, and what the next attempt resumes from."""
 
 import os
 import re
@@ -20,17 +20,17 @@ from phasetrain.runtime.storage import Storage
 WORDS = (*SMALL, "MACHINE.threads=1", "RUN.imports=[process_parts]")
 DATA = ("DATA.TRAIN.dataset=uneven", "DATA.TEST.dataset=uneven")
 WITHIN_SECONDS = 2.0
-"""How long processes may outlive one that was killed."""
+"""How long ranks may outlive a killed one."""
 
 
 def strike(rank: int, update: int, how: str = "kill", **more: object) -> str:
-    """Return the word for a hook that strikes a process after an update."""
+    """Return the override of a hook that causes a fault on a rank after an update."""
     options = "".join(f", {name}: {value}" for name, value in more.items())
     return f"HOOKS.strike={{rank: {rank}, update: {update}, how: {how}{options}}}"
 
 
 def is_clean(done: Finished, folder: Path) -> bool:
-    """See that no process and no temporary file is left."""
+    """Assert that no process and no temporary file is left."""
     assert (done.alive, leftovers(folder)) == ([], [])
     return True
 
@@ -184,7 +184,7 @@ class TestKilled:
         assert [done.codes[one] for one in others] == [1, 1], done.outputs
         assert max(done.ends[one] - done.ends[rank] for one in others) < WITHIN_SECONDS
         assert done.alive == []
-        teller = 0 if rank else 1  # where the main one is gone, the next one tells
+        teller = 0 if rank else 1  # if rank 0 is gone, rank 1 reports it
         named = (f"rank {rank} of 3 (pid ", f"one or more of the ranks {rank}, ")
         assert any(name in done.outputs[teller] for name in named[: 2 - bool(rank)])
         if rank:
@@ -423,8 +423,8 @@ class TestTheFolder:
 
 
 def wait_for(path: Path) -> None:
-    """Wait until a file is there."""
+    """Wait until a file exists."""
     end = time.monotonic() + 30.0
     while not path.exists():
-        assert time.monotonic() < end, f"{path} has not come"
+        assert time.monotonic() < end, f"{path} was not written in time"
         time.sleep(0.01)

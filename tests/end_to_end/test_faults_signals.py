@@ -1,5 +1,5 @@
-"""Signals at any moment of a whole run, to the process and to its group; workers that die or hang;
-little memory."""
+"""Signals at any moment of a run, to the process and to its group; workers that die or hang; a full
+/dev/shm."""
 
 import errno
 import os
@@ -36,19 +36,19 @@ MOMENTS = {
     "the end of a train phase": ("event: on_phase_end, updates: 5, split: train", 5),
     "the end of a test phase": ("event: on_phase_end, updates: 5, split: test", 6),
 }
-"""A moment, and the updates complete when a run that meets a signal there has stopped."""
+"""Moment of the signal -> its event, and the number of completed updates after the stop."""
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until a condition holds."""
+    """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come to that in time"
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.02)
 
 
 def fault(what: str, number: int = signal.SIGTERM, *, group: bool = True, times: int = 1) -> str:
-    """Return the word for a hook that sends a signal."""
+    """Return the override of a hook that sends a signal."""
     return (
         f"HOOKS.fault={{name: fault_at, {what}, number: {number}, group: {group}, times: {times}}}"
     )
@@ -56,7 +56,7 @@ def fault(what: str, number: int = signal.SIGTERM, *, group: bool = True, times:
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run over all data that met no trouble."""
+    """Return the folder of a finished run over all data without trouble."""
     folder = tmp_path_factory.mktemp("troubled")
     assert train(folder, *TROUBLED).state == "finished"
     return folder
@@ -88,8 +88,7 @@ class TestAStop:
             128 + number,
             name,
         )
-        # A signal that comes while the next batch is waited for stops the run before that step, not
-        # after it.
+        # A signal that arrives while the run waits for a batch stops it before that step.
         assert updates - 1 <= told["updates"] <= updates
         assert is_clean(ended, folder)
         if told["updates"]:
@@ -118,7 +117,7 @@ class TestAStop:
     def test_signal_before_the_config_is_read_writes_nothing(
         self, starter: Starter, tmp_path: Path, number: int, code: int
     ) -> None:
-        """It ends the process as it would any other; nothing has been written."""
+        """The default action of the signal ends the process; nothing has been written."""
         (tmp_path / f"at_import_{number:d}.py").write_text(
             f"import os\nos.kill(os.getpid(), {number:d})\n"
         )
@@ -155,8 +154,7 @@ class TestAStop:
 
 
 class TestASaveUnderWay:
-    """Each fsync of a checkpoint takes long: a save that began at update 2 is under way at update
-    3."""
+    """Each fsync of a checkpoint is slow: the save of update 2 is still running at update 3."""
 
     WORDS = (*WORDS, "CHECKPOINT.every_updates=2", "DATA.TRAIN.workers=1")
     AT = "event: on_forward, updates: 2, split: train"
@@ -241,7 +239,7 @@ class TestWhatDoesNotStop:
 
     @pytest.mark.slow
     def test_user_signal_before_torch_is_imported_does_not_kill(self, tmp_path: Path) -> None:
-        """What a run can answer later does not kill a process that is starting."""
+        """Signals that a run handles later do not kill a process that is starting."""
         sends = "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nos.kill(os.getpid(), signal.SIGUSR2)\n"
         (tmp_path / "sends.py").write_text(sends)
         words = [*SMALL, ONE, f"RUN.dir={tmp_path}/run", "RUN.imports=[sends]", "PHASES.epochs=0"]
@@ -252,7 +250,7 @@ class TestWhatDoesNotStop:
         assert done.returncode == 0, done.stderr
 
 
-# The main process takes long to begin with a worker that hands a tensor over to it.
+# The main process is slow to accept the connection of a worker that passes a tensor to it.
 SLOW_HANDLES = """
 import os, socket, time
 from multiprocessing import connection
@@ -272,7 +270,7 @@ connection.SocketClient = connected
 
 
 ONE_WORKER = "DATA.TRAIN.workers=1"
-"""Another worker would look for its dead main process after up to five seconds only."""
+"""A second worker would outlive the main process by up to 5 s, and the test waits for it."""
 
 
 class TestWorkers:
@@ -325,7 +323,7 @@ class TestWorkers:
     def test_worker_that_dies_in_a_step_is_reported_in_the_next_wait(
         self, starter: Starter, troubled: Path, tmp_path: Path
     ) -> None:
-        """Torch says it wherever the main thread stands; within an update nothing exact could be
+        """Torch raises at any line of the main thread; within an update nothing exact could be
         saved."""
         folder = tmp_path / "run"
         at = "event: on_forward, updates: 6, do: kill_workers, seconds: 0.3"
@@ -359,7 +357,7 @@ class TestWorkers:
         folder = tmp_path / "run"
         pid = starter.start(folder, *TROUBLED, ONE_WORKER)
         until((tmp_path / "met").exists)
-        time.sleep(0.5)  # what was read ahead is used up
+        time.sleep(0.5)  # until the prefetched batches are used up
         for _ in range(signals):
             os.killpg(pid, signal.SIGTERM)
             time.sleep(
@@ -379,7 +377,7 @@ class TestWorkers:
 def test_full_shared_memory_is_reported_and_leaves_no_segment(
     starter: Starter, tmp_path: Path, size: str
 ) -> None:
-    """In a mount namespace of its own, /dev/shm takes next to nothing."""
+    """The run has its own mount namespace with a tiny /dev/shm."""
     words = (*SMALL, ONE, "DATA.TRAIN.workers=2", "DATA.TRAIN.batch_size=600")
     folder = tmp_path / "run"
     ended = starter.run(folder, *words, "PHASES.limit.train=2", shared_memory=size)

@@ -1,5 +1,5 @@
-"""A run that is killed twice, or again and again, at any steps, ends with the bits of one that was
-not (F01, F05)."""
+"""A run that is killed twice or more, at any steps, ends with the bits of an uninterrupted run (F01,
+F05)."""
 
 import itertools
 from pathlib import Path
@@ -12,15 +12,14 @@ from phasetrain.hooks import CheckpointHook, Hook
 
 
 def killed(folder: Path, steps: list[int]) -> None:
-    """Kill attempts that save each step, each after so many more steps, then run to the end."""
+    """Kill attempts that save each step, each after the given number of steps, then finish."""
     for count in steps:
         die(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(count)})
     assert train(folder, ONE, hooks={"save": SaveEachStep()}).state == "finished"
 
 
 def chain(first: int, *gaps: int) -> list[int]:
-    """Return how many steps each attempt gets: `first`, then the gaps in turn, as long as there are
-    steps to kill."""
+    """Return the steps of each attempt: `first`, then the gaps in turn, until the run is over."""
     counts, done = [first], first
     while done + gaps[(len(counts) - 1) % len(gaps)] < STEPS:
         counts.append(gaps[(len(counts) - 1) % len(gaps)])
@@ -72,8 +71,8 @@ def test_killed_at_every_pair_of_steps(calm: Path, tmp_path: Path, step: int) ->
 def test_position_stored_as_a_distance_is_detected(
     calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault of others that only a second kill shows: what is saved is counted from the last
-    resume on."""
+    """Negative control that only a second kill shows: the position is counted from the last
+    resume."""
     draft = CheckpointHook.save
 
     class SinceTheResume(Hook):

@@ -1,4 +1,4 @@
-"""kill -9 at moments nobody chose, on the real command line: the end is that of an unbroken run."""
+"""kill -9 at random moments of the command line: the result is that of an uninterrupted run."""
 
 import json
 import os
@@ -22,7 +22,7 @@ RUN = ("PHASES.epochs=4", "CHECKPOINT.every_updates=5")
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    """Start the tool in a process group of its own."""
+    """Start the tool in its own process group."""
     return subprocess.Popen(
         [sys.executable, str(TOOL), f"RUN.dir={folder}", *RUN, *overrides],
         start_new_session=True,
@@ -42,14 +42,14 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def attempt(folder: Path) -> int:
-    """Return the number of the attempt under way, 0 before the first."""
+    """Return the number of the current attempt, 0 before the first."""
     status = folder / "status.json"
     return int(json.loads(status.read_text())["attempt"]) if status.exists() else 0
 
 
 def kill_until_done(folder: Path, moments: list[float], *overrides: str) -> int:
-    """Kill the run at each moment, in seconds after it took its folder, then let it finish; return
-    the kills."""
+    """Kill the run at each moment, in seconds after it opened its folder, then let it finish; return
+    the number of kills."""
     kills = 0
     for moment in moments:
         before = attempt(folder)
@@ -92,8 +92,8 @@ def test_killed_at_many_random_moments(
 
 
 def seen(folder: Path, protocol: str, sees: Callable[[Report], bool]) -> bool:
-    """Tell whether the suite sees that a protocol is broken, in a few rounds of 20 kills: where
-    they hit is chance."""
+    """Return whether the suite detects a broken protocol in up to eight rounds of 20 kills, which
+    hit at random."""
     rounds = (
         start_suite(folder / str(seed), "--alone=0", f"--seed={seed}", protocol)
         for seed in range(8)
