@@ -41,7 +41,7 @@ def find_problem(slots: list[Slot], *overrides: str, **options) -> Problem:
     ],
 )
 def test_valid_configs_have_no_problems(slots: list[Slot], overrides: list[str]) -> None:
-    check_config(compose(overrides), slots, SCHEMA)
+    check_config(compose(overrides), slots, SCHEMA)  # raises if there is one
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_composing_and_checking_is_fast(slots: list[Slot]) -> None:
 
 
 class TestKeysNextToAPart:
-    def test_they_are_taken(self, slots: list[Slot]) -> None:
+    def test_keys_next_to_a_part_are_accepted(self, slots: list[Slot]) -> None:
         check_config(compose(["METERS.accuracy={output: head, top: 2}"]), slots, SCHEMA)
 
     def test_wrong_type_and_suggestion(self, slots: list[Slot]) -> None:

@@ -157,6 +157,7 @@ def test_built_in_parts_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def untouched(self: TensorSamples, indices: Any) -> Any:
         raise AssertionError("read")
 
+    # check() raises what a sample raises, so reading one fails the test.
     monkeypatch.setattr(TensorSamples, "__getitem__", untouched)
     monkeypatch.setattr(TensorSamples, "__getitems__", untouched)
     samples = TensorSamples(torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64))

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
     "loss", [LOSSES.build("cross_entropy"), nn.CrossEntropyLoss(weight=torch.ones(5)), nn.MSELoss()]
 )
 def test_losses_of_probabilities_are_accepted(loss: nn.Module) -> None:
-    check_takes_soft(loss, 5, CPU)
+    check_takes_soft(loss, 5, CPU)  # raises for a misfit, as the next test shows
 
 
 @pytest.mark.parametrize("loss", [nn.MultiMarginLoss(), nn.NLLLoss()])
