@@ -28,7 +28,7 @@ class Problem:
         message: the sentence for people.
         key: `SECTION.key` that the sentence is about, or empty.
         given: the value that was given, as written in YAML, or empty.
-        expected: what is expected instead.
+        expected: what is expected instead, or empty if the message names no key.
         suggestion: the key or value that was probably meant, or empty.
     """
 
@@ -49,7 +49,7 @@ class Problem:
             message=message,
             key=key or (found["key"] if found else ""),
             given=(found["given"] or "") if found else "",
-            expected=found["rest"] if found else message,
+            expected=found["rest"] if found else "",
             suggestion=near["suggestion"].strip("'") if near else "",
         )
 

@@ -121,7 +121,6 @@ print(json.dumps(results))
 
 
 def test_commands_print_json_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
     commands = [
         ["runs", "list", "--json"],
         ["plan", "PHASES.epochs=1", "RUN.rehearse=false", "RUN.dir=plan", "--json"],

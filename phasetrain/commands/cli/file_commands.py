@@ -9,6 +9,9 @@ from typing import Any
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import Call
 
+DEFAULT_FOLDER = "runs"
+"""Folder that `runs list` searches if none is named."""
+
 # The modules of the commands are imported in the functions that run them: torch alone takes a
 # second to import, and `runs list` or a usage error do without it.
 
@@ -16,7 +19,7 @@ from phasetrain.commands.cli.parsing import Call
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the folder to search."""
     parser.add_argument(
-        "folder", metavar="FOLDER", nargs="?", default="runs", help="folder of runs (default: runs)"
+        "folder", metavar="FOLDER", nargs="?", help=f"folder of runs (default: {DEFAULT_FOLDER})"
     )
 
 
@@ -24,11 +27,15 @@ def run_list(call: Call) -> Outcome:
     """List the runs below a folder."""
     from phasetrain.commands.runs import list_runs
 
-    found = list_runs.list_runs(call.flags.folder)
+    folder = call.flags.folder or DEFAULT_FOLDER
+    found = []
+    # Where nothing has been trained yet there is no default folder: an empty list, no mistake.
+    if call.flags.folder or Path(folder).exists():
+        found = list_runs.list_runs(folder)
     if call.flags.json:
         rows = [asdict(row) for row in found]
-        return Outcome(content={"folder": call.flags.folder, "runs": rows})
-    return Outcome(text=list_runs.format_table(found, call.flags.folder))
+        return Outcome(content={"folder": folder, "runs": rows})
+    return Outcome(text=list_runs.format_table(found, folder))
 
 
 def add_follow_arguments(parser: argparse.ArgumentParser) -> None:
