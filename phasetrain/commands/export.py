@@ -273,7 +273,8 @@ def _select_tensors(source: WeightSource, tensors: Mapping[str, Tensor]) -> dict
             if not any(fnmatchcase(name, pattern) for name in tensors):
                 raise ConfigError(
                     f"--{key} {pattern}: no tensor of the checkpoint has such a name"
-                    f"{did_you_mean(pattern, tensors) or '.'} It has {', '.join(tensors)}"
+                    f"{did_you_mean(pattern, tensors) or '.'} It has {', '.join(tensors)}",
+                    code="export.unknown_tensor",
                 )
     return {
         name: tensor

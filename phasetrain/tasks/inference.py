@@ -103,7 +103,8 @@ def _samples(value: Any) -> int:
     if first is None:
         raise ConfigError(
             f"inputs of type {type(value).__name__}: expected a batch as the model takes it: a "
-            "tensor or an array (N, ...), or a mapping or list of them"
+            "tensor or an array (N, ...), or a mapping or list of them",
+            code="predict.wrong_type",
         )
     return _samples(first)
 

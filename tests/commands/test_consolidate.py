@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from raising import raises
 from safetensors.torch import load_file
 
 from phasetrain.checkpoint import Checkpointer
@@ -65,7 +66,7 @@ def test_it_can_hold_everything(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_file_that_exists_is_not_overwritten(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "out.safetensors").write_text("mine")
 
-    with pytest.raises(ConfigError, match="exists and is not overwritten"):
+    with raises(ConfigError, code="file.exists"):
         consolidate(str(checkpoint), str(tmp_path / "out.safetensors"))
 
     assert (tmp_path / "out.safetensors").read_text() == "mine"

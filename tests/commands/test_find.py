@@ -188,8 +188,8 @@ class TestBatchSize:
         assert found(tmp_path, "find_batch_size")["largest"] == 32
 
     def test_any_other_error_is_raised(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="shapes cannot be multiplied"):
-            tried(tmp_path, "MODEL.text='shapes cannot be multiplied'")
+        with pytest.raises(ConfigError, match="no such shape"):
+            tried(tmp_path, "MODEL.text='no such shape'")
 
     def test_of_a_batch_that_does_not_fit_the_largest_piece_is_told(self, tmp_path: Path) -> None:
         result = tried(tmp_path, "DATA.TRAIN.batch_size=200")

@@ -90,7 +90,7 @@ class TestSubmission:
         assert job.function.words == ("RUN.dir=out", "RUN.name=digits", "PHASES.epochs=2")
         assert job._timeout_countdown == 3
 
-    def test_the_cluster_may_refuse(
+    def test_job_rejected_by_the_cluster_is_reported(
         self, sbatch: Callable[..., Path], capsys: pytest.CaptureFixture[str]
     ) -> None:
         sbatch("echo invalid partition specified >&2; exit 1")
@@ -99,7 +99,7 @@ class TestSubmission:
         assert "LAUNCH.cluster = 'slurm': the job was not accepted" in told
         assert "invalid partition specified" in told
 
-    def test_everything_wrong_is_said_before(
+    def test_invalid_config_is_rejected_before_submission(
         self, sbatch: Callable[..., Path], capsys: pytest.CaptureFixture[str]
     ) -> None:
         script = sbatch()
@@ -123,7 +123,7 @@ class TestSubmission:
     @pytest.mark.parametrize(
         "variables", [{"WORLD_SIZE": "1", "RANK": "0"}, {"SLURM_STEP_NUM_TASKS": "2"}]
     )
-    def test_not_by_several_processes(
+    def test_submission_by_several_processes_is_rejected(
         self,
         variables: dict[str, str],
         monkeypatch: pytest.MonkeyPatch,
@@ -134,7 +134,7 @@ class TestSubmission:
         assert main(["LAUNCH.cluster=local"]) == 2
         assert "run the command once, without torchrun or srun" in capsys.readouterr().err
 
-    def test_without_slurm(
+    def test_missing_slurm_is_rejected(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("PATH", str(Path.cwd()))
@@ -144,7 +144,7 @@ class TestSubmission:
             in capsys.readouterr().err
         )
 
-    def test_without_submitit(
+    def test_missing_submitit_is_rejected(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setitem(sys.modules, "submitit", None)
@@ -156,7 +156,9 @@ class TestSubmission:
         assert "LAUNCH.folder = null and RUN.dir = 's3://bucket/run'" in capsys.readouterr().err
 
     @pytest.mark.parametrize("word", ["LAUNCH.cluster=debug", "RUN.engine=plan"])
-    def test_what_runs_here(self, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_and_debug_run_locally(
+        self, word: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         short = ["PHASES.epochs=1", "PHASES.limit.train=1", "PHASES.limit.test=1"]
         assert (
             main(["LAUNCH.cluster=slurm", "LAUNCH.processes=7", *short, word, "RUN.dir=out"]) == 0

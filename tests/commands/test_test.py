@@ -96,7 +96,7 @@ def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(
 
 
 class TestErrors:
-    def test_no_checkpoint(self, tmp_path: Path) -> None:
+    def test_folder_without_checkpoint_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"RUN.checkpoint = 'latest' .*'{tmp_path}'"):
             test(tmp_path)
 
@@ -104,18 +104,18 @@ class TestErrors:
         with raises(ConfigError, code="checkpoint.unusable", key="RUN.checkpoint"):
             test(trained[0], f"RUN.checkpoint={trained[0]}")
 
-    def test_all_are_damaged(self, tmp_path: Path) -> None:
+    def test_damaged_checkpoints_are_rejected(self, tmp_path: Path) -> None:
         train(tmp_path, "PHASES.epochs=1")
         for file in tmp_path.glob("checkpoints/*/tensors.safetensors"):
             file.write_bytes(b"")
         with pytest.raises(NoValidCheckpointError):
             test(tmp_path)
 
-    def test_no_test_split(self, trained: tuple[Path, RunResult]) -> None:
+    def test_missing_test_split_is_rejected(self, trained: tuple[Path, RunResult]) -> None:
         with raises(ConfigError, key="RUN.engine", given="'test'"):
             test(trained[0], "DATA.TEST=null")
 
-    def test_another_model(self, trained: tuple[Path, RunResult]) -> None:
+    def test_checkpoint_of_another_model_is_rejected(self, trained: tuple[Path, RunResult]) -> None:
         with raises(ChangedError, code="checkpoint.other_model"):
             test(trained[0], "MODEL.width=8")
 

@@ -11,7 +11,7 @@ class WithoutEMA(Supervised):
 
 
 class WithoutCount(Supervised):
-    """Does not save how many weights are in the plain mean."""
+    """Does not save the number of weights in the plain mean."""
 
     def stateful(self) -> dict[str, Stateful]:
         return {name: part for name, part in super().stateful().items() if name != "swa.taken"}

@@ -1,4 +1,4 @@
-"""Parts that take their time in a known place."""
+"""Parts that sleep in a known place."""
 
 import time
 from typing import Any
@@ -42,7 +42,7 @@ class Dawdler(nn.Module):
 
 @DATASETS.register("slow_digits")
 class SlowDigits:
-    """Digits, each of which takes a while to be read."""
+    """Digits; reading a sample sleeps."""
 
     def __init__(self, split: str, seconds: float = 0.001) -> None:
         self.inner, self.seconds = load_digits(split=split), seconds  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
-"""Protocols that are broken in one place each: done in a child of the kill suite, they must be
-found out."""
+"""Checkpoint protocols with one planted fault each, which the kill suite must detect when they run
+in a child process."""
 
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,58 +12,78 @@ from phasetrain.checkpoint import Checkpointer
 from phasetrain.runtime.storage import Storage
 
 
+def replace_method(owner: type, name: str, method: Callable[..., Any]) -> None:
+    """Replace a method of a class; a name that the class does not have is an error, because the
+    protocol would be sound."""
+    assert callable(getattr(owner, name)), name
+    setattr(owner, name, method)
+
+
 def nothing() -> None:
-    """Leave everything as it is."""
+    """Change nothing."""
+
+
+def write_in_place(begin: Callable[[Storage, str], str]) -> None:
+    """Let saves write into the folder that `begin` returns, without publishing it by a rename."""
+    replace_method(Storage, "begin_folder", begin)
+    replace_method(Storage, "publish_folder", lambda self, working, folder: None)
+    replace_method(Storage, "abandon_folder", lambda self, working, folder: None)
 
 
 def overwrite_in_place() -> None:
-    """Keep one checkpoint, and write each over the one before, as `torch.save` to last.ckpt
-    does."""
+    """Keep one checkpoint and overwrite it in each save, as `torch.save` to last.ckpt does."""
     create = Storage.create
 
-    def begin(self: Storage, folder: str) -> str:
+    def begin_in_newest(storage: Storage, folder: str) -> str:
         before = sorted(Path(folder).parent.glob("p*"))
         if before:
             before[-1].rename(folder)
-        self.make_folder(folder)
+        storage.make_folder(folder)
         return folder
 
-    def over(self: Storage, path: str, *args: object, **options: object) -> object:
+    def overwrite(storage: Storage, path: str, *args: Any, **options: Any) -> Any:
         Path(path).unlink(missing_ok=True)
-        return create(self, path, *args, **options)
+        return create(storage, path, *args, **options)
 
-    Storage.begin, Storage.create = begin, over
-    Storage.publish = Storage.abandon = lambda self, working, folder: None
+    write_in_place(begin_in_newest)
+    replace_method(Storage, "create", overwrite)
 
 
 def newest_wins() -> None:
-    """Write each checkpoint in place, without a rename, and read the newest by name, whatever is in
-    it."""
-    listed = Storage.names
-    Storage.begin = lambda self, folder: self.make_folder(folder) or folder
-    Storage.publish = Storage.abandon = lambda self, working, folder: None
-    Storage.names = lambda self, folder: listed(self, folder)[
-        -1 if folder.endswith("/checkpoints") else 0 :
-    ]
+    """Write each checkpoint in place, without a rename, and consider only the newest by name."""
+    list_names = Storage.list_names
+
+    def begin(storage: Storage, folder: str) -> str:
+        storage.make_folder(folder)
+        return folder
+
+    def list_newest(storage: Storage, folder: str) -> list[str]:
+        names = list_names(storage, folder)
+        if folder.endswith("/checkpoints"):
+            return names[-1:]
+        return names
+
+    write_in_place(begin)
+    replace_method(Storage, "list_names", list_newest)
 
 
 def start_over() -> None:
-    """Take every checkpoint for none, as a broad `except` around the load does."""
-    Checkpointer.newest = lambda self: None
+    """Treat every checkpoint as missing, as a broad `except` around the load would."""
+    replace_method(Checkpointer, "load_newest", lambda self: None)
 
 
 def forget_momentum() -> None:
     """Restore everything but the optimizer."""
-    torch.optim.SGD.load_state_dict = lambda self, state: None
+    replace_method(torch.optim.SGD, "load_state_dict", lambda self, state: None)
 
 
 def sweep_nothing() -> None:
-    """Leave what an interrupted save has left."""
-    Storage.sweep = lambda self, root, is_folder, last: []
+    """Do not delete the leftovers of an interrupted save."""
+    replace_method(Storage, "delete_leftovers", lambda self, root, is_folder, last: [])
 
 
 def outlive() -> None:
-    """Start a process that never looks whether its parent lives."""
+    """Start a process that outlives its parent."""
     subprocess.Popen(["sleep", "60"])
 
 

@@ -1,4 +1,4 @@
-"""A slow model, for extractions that are killed."""
+"""A slow model, for extractions that are killed halfway."""
 
 import time
 
@@ -9,7 +9,7 @@ from phasetrain.models import MODELS, SmallCNN
 
 @MODELS.register("slow_cnn")
 class SlowCNN(SmallCNN):
-    """`small_cnn` that waits in each pass."""
+    """`small_cnn` that sleeps in each forward pass."""
 
     def forward(self, batch: Tensor) -> Tensor:
         """Return scores `(N, classes)`."""

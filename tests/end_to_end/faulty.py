@@ -18,11 +18,11 @@ from fork_server import ForkServer
 from kill_findings import session
 
 ONE = "MACHINE.threads=1"
-"""For small runs next to other tests: a second thread gains nothing, and the bits depend on the
-number of threads."""
+"""Override for small runs: a second thread is not faster, and the bits depend on the number of
+threads."""
 GONE_SECONDS = 15.0
-"""How long a process may outlive its main process: loader workers check every 5 s whether it is
-alive."""
+"""Maximum time for a process to end after its main process: loader workers check every 5 s whether
+it is alive."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ def small_disk(folder: Path, size: str = "2m") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def open_folder() -> Iterator[Path]:
-    """Make a folder that other users may enter, unlike the folders of pytest."""
+    """Yield a temporary folder that other users can enter, unlike the folders of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 def limit_files(size: int) -> None:
-    """Let no file of this process grow beyond `size` bytes; -1 for no limit."""
+    """Limit the size of files that this process writes, in bytes; -1 for no limit."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

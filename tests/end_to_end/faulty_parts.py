@@ -23,19 +23,19 @@ from phasetrain.hooks import HOOKS, Hook, Run
 
 @HOOKS.register("fault_at")
 class FaultAt(Hook):
-    """Does something at a moment of the run, once.
+    """Causes one fault, once, at a given moment of the run.
 
     Args:
-        event: `made`, or the event of hooks at which it happens.
-        updates: at the first such event with so many updates complete.
-        split: in a phase of this split; any if empty.
-        do: `signal`, `fill` (the disk with the file `ballast` beside the run folder), `limit` (the
-            size of files), `free` (both), or `kill_workers`.
-        number: of the signal.
-        group: whether the whole process group gets it.
-        times: how often.
-        size: of the largest file, or the bytes of the ballast, in bytes.
-        seconds: how long it waits after a signal or a kill.
+        event: `made`, or the event of hooks that triggers it.
+        updates: number of completed updates from which on the event triggers it.
+        split: split of the phase; any if empty.
+        do: `signal`, `fill` (the disk with the file `ballast` next to the run folder), `limit` (the
+            size of files), `free` (undo both), or `kill_workers`.
+        number: number of the signal.
+        group: whether the signal goes to the whole process group.
+        times: number of signals or kills.
+        size: maximum size of a file, or size of the ballast, in bytes.
+        seconds: sleep after a signal or a kill.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FaultAt(Hook):
 
 
 def fill(ballast: Path, left: int) -> None:
-    """Fill the disk up to about `left` bytes."""
+    """Fill the disk until about `left` bytes are free."""
     free = os.statvfs(ballast.parent).f_bavail * os.statvfs(ballast.parent).f_frsize
     with (
         suppress(OSError),
@@ -124,7 +124,7 @@ def fill(ballast: Path, left: int) -> None:
 
 
 def trouble() -> tuple[str, int]:
-    """Return what is to happen, and at which sample: `hang 200`, `kill 200` or `signal 15`."""
+    """Return the planned fault and its sample or signal: `hang 200`, `kill 200` or `signal 15`."""
     try:
         what, at = Path("trouble").read_text().split()
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def trouble() -> tuple[str, int]:
 
 
 class Troubled:
-    """Digits, one by one, of which one may be fatal."""
+    """Digits; reading one of the samples may hang or kill the process."""
 
     def __init__(self, split: str) -> None:
         self.inner = load_digits(split=split)

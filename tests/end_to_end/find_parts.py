@@ -1,4 +1,4 @@
-"""Parts for the tests of the finders, named by dotted path."""
+"""A model and a schedule for tests of `find_lr` and `find_batch_size`, named by dotted path."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Greedy(nn.Module):
-    """A model that has memory for `limit` samples; `text` is what torch says on other devices."""
+    """A model that runs out of memory above `limit` samples; `text` is the message of the error."""
 
     def __init__(self, classes: int, text: str = "", limit: int = 64) -> None:
         super().__init__()

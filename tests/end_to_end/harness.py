@@ -1,5 +1,4 @@
-"""Helpers of tests with whole runs: small runs, kills at a step, and the comparison of two run
-folders."""
+"""Helpers of end-to-end tests: start a small run, kill it at a step, compare two run folders."""
 
 import io
 import json
@@ -51,7 +50,7 @@ def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None
 
 
 def die(folder: Path, *overrides: str, hooks: Mapping[str, Hook]) -> None:
-    """Run until a hook raises `Killed`, which stands for the end of the process."""
+    """Run a small training until a hook raises `Killed`, which simulates a kill of the process."""
     try:
         train(folder, *overrides, hooks=hooks)
     except Killed:
@@ -105,6 +104,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def is_clean(ended: Any, folder: Path) -> bool:
-    """Assert that a run of `faulty.Starter` left no process, shared memory or temporary file."""
+    """Assert that a run of `faulty.Starter` left no process, shared memory or temporary file, and
+    return True."""
     assert (ended.alive, ended.segments, leftovers(folder)) == ([], [], [])
     return True

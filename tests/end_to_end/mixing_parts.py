@@ -1,5 +1,4 @@
-"""A transform of input and target that draws from a generator of its own, and a loss that notes its
-targets."""
+"""A batch transform with its own random generator, and a loss that records its targets."""
 
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from phasetrain.losses import LOSSES
 
 @BATCH_TRANSFORMS.register("unkeyed")
 class Unkeyed(PairTransform):
-    """Scales inputs by random numbers that depend on how many were drawn before."""
+    """Scales inputs by numbers from a generator whose state advances with every batch."""
 
     def __init__(self) -> None:
         self._own = torch.Generator().manual_seed(0)

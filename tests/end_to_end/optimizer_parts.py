@@ -164,7 +164,7 @@ class Adversarial(Task):
 
 @TASKS.register("adversarial_updaters")
 class AdversarialUpdaters(Adversarial):
-    """The same with one updater each: the generator learns from the critic after the critic's step.
+    """The same GAN with one updater per network: the generator's loss uses the updated critic.
 
     Args:
         parts: fact.

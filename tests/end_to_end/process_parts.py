@@ -30,7 +30,7 @@ SENT = {
 
 @HOOKS.register("strike")
 class Strike(Hook):
-    """Strikes one rank after an update, once per run folder.
+    """Causes a fault on one rank after an update, once per run folder.
 
     Args:
         rank: rank that is struck; -1 for all.

@@ -1,4 +1,4 @@
-"""Parts of a user's own, which tests name by dotted paths."""
+"""Custom datasets, samplers, collate functions and loaders, which tests name by dotted path."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from phasetrain.data.datasets import load_digits
 
 
 class Named:
-    """Digits as mappings, with lengths."""
+    """Digits as mappings, each with a length."""
 
     def __init__(self, split: str = "train") -> None:
         self.samples = load_digits("train" if split == "train" else "test")
@@ -32,7 +32,7 @@ class Named:
 
 
 class Backwards(Sampler[int]):
-    """Every sample, from the last to the first, rotated by a draw from torch's generator."""
+    """Samples in reverse order, rotated by an offset from torch's generator."""
 
     def __init__(self, data_source: Any, step: int = 1) -> None:
         self.length, self.step = len(data_source), step
@@ -43,7 +43,7 @@ class Backwards(Sampler[int]):
 
 
 class Counting(Backwards):
-    """Gives another order each time."""
+    """Yields a different order in each pass, with the same seed."""
 
     passes = 0
 
@@ -53,26 +53,26 @@ class Counting(Backwards):
 
 
 def as_batch(samples: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Collate as torch's loaders let users do it."""
+    """Collate samples as a `collate_fn` of a torch DataLoader."""
     return torch.stack([sample[0] for sample in samples]) * scale, torch.tensor(
         [int(sample[1]) for sample in samples]
     )
 
 
 def scaled_by(scale: float) -> Any:
-    """Make a collate function of a parameter."""
+    """Return a collate function with a parameter."""
     return lambda samples: as_batch(samples, scale)
 
 
 class Sized:
-    """A collate function that is an object."""
+    """A collate function as an object with `__call__`."""
 
     def __call__(self, samples: Any) -> tuple[Tensor, Tensor]:
         return as_batch(samples, 3.0)
 
 
 class Stateful:
-    """A loader of one's own with a shuffle per pass, augmentation from the global generator, and a
+    """A custom loader that shuffles in each pass, augments from the global generator, and has a
     state."""
 
     def __init__(
@@ -110,14 +110,14 @@ class Stateful:
 
 
 class Short(Stateful):
-    """Ends before its length."""
+    """Yields fewer batches than its length."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(list(super().__iter__())[:2])
 
 
 class Uneven(Stateful):
-    """Gives a batch that is not full."""
+    """Yields a batch with too few samples."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return ((inputs[:5], targets[:5]) for inputs, targets in super().__iter__())
@@ -134,5 +134,5 @@ class Lengthless:
 
 
 def one_too_far() -> Any:
-    """Make an order whose indices begin at 1."""
+    """Return an order whose indices start at 1 instead of 0."""
     return lambda length, seed: np.arange(1, length + 1)

@@ -1,5 +1,5 @@
-"""Parts that runs of self-supervised learning name: checks of losses over processes, and parts that
-forget."""
+"""Parts of self-supervised runs: a task that checks losses over ranks, and parts that do not save
+their state."""
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ ROWS, FEATURES, SIZE, BATCHES = 12, 5, 4, 3
 
 @LOSSES.register("forgetful_moco")
 class ForgetfulMoCo(MoCo):
-    """MoCo whose queue is in no checkpoint."""
+    """MoCo that does not save its queue."""
 
     def __init__(
         self, dimensions: int, batch_size: int = 1, queue: int = 40, world: World | None = None
@@ -27,14 +27,14 @@ class ForgetfulMoCo(MoCo):
 
 @TASKS.register("forgetful_self_supervised")
 class ForgetfulSelfSupervised(SelfSupervised):
-    """A task whose teacher is in no checkpoint."""
+    """A task that does not save its teacher."""
 
     def stateful(self) -> dict[str, Stateful]:
         return {name: part for name, part in super().stateful().items() if name != "teacher"}
 
 
 def losses(world: World) -> dict[str, nn.Module]:
-    """Return losses with state of every kind, drawn equally on all processes."""
+    """Return losses with every kind of state, initialised equally on all ranks."""
     torch.manual_seed(0)
     made: dict[str, nn.Module] = {
         "simclr": SimCLR(0.2, world),
@@ -47,14 +47,14 @@ def losses(world: World) -> dict[str, nn.Module]:
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:
-    """Return samples `(views, rows, features)` and what a teacher made of two views."""
+    """Return samples `(views, rows, features)` and the outputs of a teacher for two views."""
     generator = torch.Generator().manual_seed(number)
     inputs = torch.randn(3, ROWS, FEATURES, dtype=torch.float64, generator=generator)
     return inputs, torch.randn(2, ROWS, SIZE, dtype=torch.float64, generator=generator)
 
 
 def learn(loss: nn.Module, share: slice, size: int) -> list[Tensor]:
-    """Return losses, gradients and buffers over some batches, averaged over `size` processes."""
+    """Return losses, gradients and buffers over some batches, averaged over `size` ranks."""
     weight = (
         torch.linspace(-1, 1, FEATURES * SIZE, dtype=torch.float64)
         .sin()
@@ -79,7 +79,7 @@ def learn(loss: nn.Module, share: slice, size: int) -> list[Tensor]:
 
 
 def measure(loss: nn.Module, begin: int, end: int) -> Tensor:
-    """Return the sum of a test's loss over some rows."""
+    """Return the sum of the test loss over some rows."""
     inputs, targets = batch(9)
     with torch.no_grad():
         total: Tensor = loss(
@@ -90,8 +90,8 @@ def measure(loss: nn.Module, begin: int, end: int) -> Tensor:
 
 @HOOKS.register("view_losses")
 class ViewLosses(Hook):
-    """Raises where a loss over the rows of all processes is not that of one process, in training
-    and in a test."""
+    """Raises if a loss over the rows of all ranks differs from the loss of a single process, in
+    training or in a test."""
 
     main_only = False
 

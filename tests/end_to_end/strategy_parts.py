@@ -1,5 +1,5 @@
-"""Parts that runs under several strategies name: strategies that lack what makes them right, and
-faults in numbers."""
+"""Parts of runs under several strategies: strategies without one necessary step each, and models,
+losses and datasets with faults in numbers."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ from phasetrain.models import MODELS
 
 @STRATEGIES.register("cold")
 class Cold(DataParallel):
-    """`ddp` without the passes that go before a start."""
+    """`ddp` without the warm-up passes before the first step."""
 
     needs_warmup = False
 
@@ -33,7 +33,7 @@ class Bucketed(ShardedDataParallel):
 
 @STRATEGIES.register("deaf")
 class Deaf(ShardedDataParallel):
-    """`sharded_ddp` of which each process looks at its own gradients alone."""
+    """`sharded_ddp` in which each rank checks only its own gradients for NaN."""
 
     def any_rank(self, flag: Tensor) -> Tensor:
         return flag
@@ -41,7 +41,7 @@ class Deaf(ShardedDataParallel):
 
 @MODELS.register("crossed")
 class Crossed(nn.Module):
-    """A network whose layers are made in another order than they are used, and have other sizes."""
+    """Layers of various sizes, created in another order than they are used."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Crossed(nn.Module):
 
 @MODELS.register("flat")
 class Flat(nn.Module):
-    """One layer: two parameters, fewer than there are processes."""
+    """One layer: two parameters, fewer than there are ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Flat(nn.Module):
 
 @LOSSES.register("sharpened")
 class Sharpened(nn.Module):
-    """Cross-entropy of outputs times a learned sharpness; remembers how often it was asked."""
+    """Cross entropy of outputs times a learned sharpness; counts its calls."""
 
     calls: Tensor
 
@@ -86,13 +86,13 @@ class Sharpened(nn.Module):
 
 @HOOKS.register("taint")
 class Taint(Hook):
-    """Makes what one process computes in chosen updates not a number: the loss, or one gradient of
-    a finite loss.
+    """Makes one rank compute NaN in chosen updates, in its loss or in one gradient.
 
     Args:
-        rank: which process.
-        updates: which updates, the first is 1.
-        gradient: that of `last.bias` alone, which one process owns where gradients are spread.
+        rank: rank that computes NaN.
+        updates: numbers of the updates, the first is 1.
+        gradient: only the gradient of `last.bias`, which a single rank owns if gradients are
+            sharded.
     """
 
     main_only = False
@@ -110,7 +110,7 @@ class Taint(Hook):
 
 @DATASETS.register("torn_digits")
 class TornDigits:
-    """Digits, some of which cannot be read."""
+    """Digits; reading some of the samples raises."""
 
     def __init__(self, bad: list[int], samples: int) -> None:
         self.bad, self.samples = bad, samples

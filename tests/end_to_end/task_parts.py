@@ -1,4 +1,4 @@
-"""Parts that runs of language models, several heads and models with a loss of their own name; in
+"""Parts of runs of language models, of several heads and of models with their own loss; in
 float64."""
 
 from typing import Any
@@ -16,7 +16,7 @@ from phasetrain.tasks import TASKS, LanguageModel
 
 @DATASETS.register("uneven_tokens")
 class UnevenTokens(TensorSamples):
-    """Samples of eight places of which one to eight count, many of them among the last."""
+    """Sequences of eight tokens, of which one to eight count; most of the long ones come last."""
 
     def __init__(self, samples: int = 31) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -36,7 +36,7 @@ def double_transformer(vocabulary: int, context: int) -> nn.Module:
 
 @TASKS.register("by_samples")
 class BySamples(LanguageModel):
-    """Weighs micro-batches by samples: the mean of means that token weighting is not."""
+    """Weights micro-batches by samples instead of tokens, which gives a mean of means."""
 
     def weight_of(self, batch: Batch) -> int:
         return batch.size
@@ -75,7 +75,7 @@ class Unmarked(Marked):
 
 @MODELS.register("own_loss")
 class OwnLoss(nn.Module):
-    """Tells classes apart, and computes its losses itself."""
+    """A classifier that computes its losses itself."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A hook that prints and warns, for tests of what a terminal makes of it."""
+"""A hook that prints and warns, for tests of the terminal output."""
 
 import warnings
 
@@ -12,7 +12,7 @@ class Noisy(Hook):
     """Prints and warns after every update."""
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Make a noise."""
+        """Print a line and raise a warning."""
         if phase.is_train:
             print(f"printed at {run.state.updates}")  # noqa: T201
             warnings.warn("a library complains", UserWarning, stacklevel=1)

@@ -152,7 +152,7 @@ class TestAfterwards:
 
 
 class TestExact:
-    def test_killed_and_resumed(self) -> None:
+    def test_killed_run_resumes_exactly(self) -> None:
         assert_exact_resume([*CUT, *AVERAGED], steps=[10], workers=None)
 
     @pytest.mark.by_default(1)
@@ -238,7 +238,7 @@ class TestOnCUDA:
             False,
         ]  # a high initial loss scale skips more updates
 
-    def test_killed_and_resumed(
+    def test_killed_run_resumes_exactly(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
     ) -> None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

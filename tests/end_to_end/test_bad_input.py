@@ -196,7 +196,7 @@ def test_resume_never_rejects_a_folder_that_holds_a_run(here: Path) -> None:
     assert sorted(here.rglob("*")) == before
 
 
-def test_two_runs_in_one_folder(starter: Starter, here: Path) -> None:
+def test_second_run_in_one_folder_is_rejected(starter: Starter, here: Path) -> None:
     codes: list[int] = []
     errors: list[str] = []
 

@@ -20,7 +20,7 @@ BOTH = "[{name: one_of, transforms: [{name: mixup, alpha: 0.4}, {name: cutmix, p
 MIXED = f"DATA.TRAIN.batch_transforms={BOTH}"
 
 
-def test_a_resume_is_exact() -> None:
+def test_mixed_batches_resume_exactly() -> None:
     assert_exact_resume([*SMALL, MIXED, "OPTIMIZER.accumulate=2"], steps=[2], workers=None)
 
 
@@ -114,7 +114,9 @@ def test_stage_may_have_its_own_schedules(tmp_path: Path) -> None:
 
 class TestSeveralProcesses:
     @pytest.mark.slow
-    def test_killed_and_resumed(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_three_ranks_resume_exactly_after_one_is_killed(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
         words = (*SMALL, ONE, MIXED, "RUN.imports=[process_parts]", "CHECKPOINT.every_updates=2")
         calm, folder = tmp_path / "calm", tmp_path / "run"
         assert launcher.run(calm, 3, *words).codes == [0, 0, 0]

@@ -27,7 +27,7 @@ class TestOneProcess:
     @pytest.mark.parametrize(
         "backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)]
     )
-    def test_killed_and_resumed_compiled(self, tmp_path: Path, backend: str) -> None:
+    def test_killed_compiled_run_resumes_exactly(self, tmp_path: Path, backend: str) -> None:
         words = (ONE, f"MACHINE.compile={backend}", "PHASES.epochs=1")
         train(tmp_path / "unbroken", *words)
         die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
@@ -109,7 +109,7 @@ class TestThreeProcesses:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["ddp", "zero", "fsdp"])
-    def test_killed_and_resumed_compiled(
+    def test_killed_compiled_run_resumes_exactly(
         self, launcher: Launcher, tmp_path: Path, strategy: str
     ) -> None:
         killed_and_resumed(launcher, tmp_path, AOT, f"DISTRIBUTED.strategy={strategy}")

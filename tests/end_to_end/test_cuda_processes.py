@@ -77,11 +77,11 @@ def test_strategies_agree_on_the_weights(tmp_path: Path) -> None:
     assert len(set(digests.values())) == 1, digests
 
 
-def test_compiled(tmp_path: Path) -> None:
+def test_killed_compiled_run_resumes_exactly(tmp_path: Path) -> None:
     killed_and_resumed(tmp_path, ("MACHINE.compile=inductor", "DISTRIBUTED.strategy=ddp"))
 
 
-def test_activations_computed_again(tmp_path: Path) -> None:
+def test_activation_checkpointing_changes_no_bit(tmp_path: Path) -> None:
     for name, rules in (("plain", "[]"), ("again", "[features]")):
         done = launched(tmp_path / name, f"MACHINE.activation_checkpointing={rules}")
         assert done.returncode == 0, done.stdout + done.stderr

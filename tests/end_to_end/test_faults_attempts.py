@@ -100,7 +100,7 @@ class TestOtherData:
         assert sum(ids.of(1).values()) == len(picked) // 24 * 24
 
     @pytest.mark.slow
-    def test_same_data_is_accepted(self, picked: list[int], tmp_path: Path) -> None:
+    def test_equal_data_resumes(self, picked: list[int], tmp_path: Path) -> None:
         die(tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
         picked[:] = list(range(200))
         assert train(tmp_path, *self.WORDS).state == "finished"

@@ -229,7 +229,7 @@ def test_two_torchruns_stand_for_two_machines(calm: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_step_of_srun(calm: Path, tmp_path: Path) -> None:
+def test_srun_step_resumes_exactly_after_a_failure(calm: Path, tmp_path: Path) -> None:
     """Three processes that know of each other by the variables of SLURM alone, the second time
     after a failure."""
     folder = tmp_path / "run"

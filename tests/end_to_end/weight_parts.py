@@ -1,5 +1,5 @@
-"""Parts that runs of several processes name: a source that only the main process can read, and what
-all have got."""
+"""Parts of runs of several ranks: weights that only rank 0 can read, and a hook that records the
+parameters of each rank."""
 
 import os
 from hashlib import sha256
@@ -12,14 +12,14 @@ from phasetrain.runtime.storage import Storage
 
 @FORMATS.register("on_main")
 def read_on_main(source: WeightSource, storage: Storage) -> SourceContent:
-    """Return what is in a file, which other machines than that of the main process do not have."""
+    """Return the content of a file; raise on other ranks than 0, whose machines do not have it."""
     assert os.environ["RANK"] == "0"
     return read_source(WeightSource(source.path))
 
 
 @HOOKS.register("note_weights")
 class NoteWeights(Hook):
-    """Writes a digest of the parameters of each process to `EVENT-RANK` beside the run folder."""
+    """Writes a digest of the parameters of each rank to `EVENT-RANK` next to the run folder."""
 
     main_only = False
 

@@ -1,5 +1,5 @@
-"""Parts that tell which samples each process gets, how often a test counts them, and stop a run
-anywhere."""
+"""Parts that record the samples of each rank, count the samples of a test, and stop a run at any
+step."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from phasetrain.meters import METERS, Meter
 
 @HOOKS.register("ids")
 class Ids(Hook):
-    """Writes the indices of each step, of tests too, to a file per process beside the run
+    """Writes the sample indices of each step, also in tests, to a file per rank next to the run
     folder."""
 
     main_only = False
@@ -49,12 +49,12 @@ class Ids(Hook):
 
 @HOOKS.register("halt")
 class Halt(Hook):
-    """Sends one process SIGTERM after a step of a phase.
+    """Sends SIGTERM to one rank after a step of a phase.
 
     Args:
-        phase: its number in the plan.
-        step: how many steps of it are complete then.
-        rank: which process.
+        phase: index of the phase in the plan.
+        step: number of completed steps of the phase.
+        rank: rank that gets the signal.
     """
 
     main_only = False
@@ -69,7 +69,7 @@ class Halt(Hook):
 
 @METERS.register("seen")
 class Seen(Meter):
-    """Counts how often each sample comes."""
+    """Counts how often each sample occurs."""
 
     counts: Tensor
 
@@ -104,11 +104,11 @@ class _Noting(LineFiles):
 
 @DATASETS.register("noted_lines")
 class NotedLines(Lines):
-    """Lines that note in a file per process how often a file is opened and what is read.
+    """Lines that record in a file per process how often a file is opened and which parts are read.
 
     Args:
-        files: as of `lines`.
-        log: the file's name but for the process, which is added.
+        files: as for the dataset `lines`.
+        log: prefix of the file name; `-RANK` is appended.
     """
 
     def __init__(self, files: str, log: str, classes: int = 10) -> None:
@@ -119,8 +119,7 @@ class NotedLines(Lines):
 
 
 def told(folder: Path) -> dict[tuple[int, int], list[int]]:
-    """Return the indices of each step, those of all processes one after the other, by phase and
-    step."""
+    """Return the sample indices by phase and step, concatenated over the ranks."""
     found: dict[tuple[int, int], dict[int, list[int]]] = {}
     for file in sorted(folder.parent.glob(f"{folder.name}.ids-*")):
         for line in file.read_text().splitlines():

@@ -48,7 +48,9 @@ def saves(folder: Path, *words: str) -> list[str]:
         (("PHASES.epochs=0",), ["0.0 0 end"]),
     ],
 )
-def test_when_it_is_saved(tmp_path: Path, words: tuple[str, ...], seen: list[str]) -> None:
+def test_checkpoints_are_saved_when_configured(
+    tmp_path: Path, words: tuple[str, ...], seen: list[str]
+) -> None:
     assert saves(tmp_path, *words) == seen
 
 

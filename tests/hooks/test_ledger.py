@@ -73,7 +73,7 @@ class Notes(Hook):
 
 
 @pytest.mark.parametrize("words", [[], ["OPTIMIZER.clip_norm=0.5"]], ids=["plain", "clipped"])
-def test_content(tmp_path: Path, words: list[str]) -> None:
+def test_ledger_has_a_record_for_each_update(tmp_path: Path, words: list[str]) -> None:
     train(tmp_path, *CUT, *words, hooks={"notes": (notes := Notes())})
     found = ledger(tmp_path)
     assert [(r.updates, r.phase, r.step, r.samples) for r in found.values()] == [
@@ -327,9 +327,9 @@ class TestPartOf:
 
 def test_settings_are_checked(tmp_path: Path) -> None:
     assert HOOKS["ledger"] is LedgerHook
-    with pytest.raises(ValueError, match="flush_every = 0: expected at least 1"):
+    with pytest.raises(ValueError, match="flush_every = 0"):
         LedgerHook(flush_every=0)
-    with pytest.raises(ValueError, match="content = 'some': expected 'sampled', 'full' or 'none'"):
+    with pytest.raises(ValueError, match="content = 'some'"):
         LedgerHook("some")  # type: ignore[arg-type]
     with raises(ConfigError, code="config.duplicate_hook"):
         train(tmp_path, "HOOKS.again.name=ledger")

@@ -28,7 +28,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_content(tmp_path: Path) -> None:
+def test_metrics_have_a_line_for_each_step_and_phase(tmp_path: Path) -> None:
     result = train(tmp_path, "PHASES.epochs=1")
     found = lines(tmp_path)
     assert [record["kind"] for record in found] == ["step"] * 5 + ["phase"] * 2

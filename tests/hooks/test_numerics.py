@@ -84,7 +84,7 @@ def dumps(folder: Path) -> list[str]:
 
 
 class TestStop:
-    def test_everything_is_kept(self, tmp_path: Path) -> None:
+    def test_dump_contains_batch_state_and_finding(self, tmp_path: Path) -> None:
         run = engine(tmp_path, Numerics(), 3)
         with pytest.raises(NumericsError) as caught:
             run.run()
@@ -162,11 +162,11 @@ class TestSkip:
         self, tmp_path: Path, lag: int
     ) -> None:
         run = engine(tmp_path, Numerics(), 5, lag=lag)
-        with pytest.raises(NumericsError, match="update 6 is not finite"):
+        with pytest.raises(NumericsError, match="update 6 "):
             run.run()
         assert run.state.phase == 0
 
-    def test_none_are_kept(self, tmp_path: Path) -> None:
+    def test_keep_zero_writes_no_dump(self, tmp_path: Path) -> None:
         engine(tmp_path, Numerics(keep=0), 0, on_nonfinite="skip").run()
         assert dumps(tmp_path) == []
 
@@ -200,7 +200,7 @@ class TestFaults:
         engine(tmp_path, Numerics()).run()
         assert dumps(tmp_path) == []
 
-    def test_what_is_no_step_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_invalid_dump_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidCheckpointError, match="cannot be read"):
             read_dump(Storage(), f"{tmp_path}/u00000001")
         with pytest.raises(NumericsError):
@@ -211,5 +211,5 @@ class TestFaults:
             read_dump(Storage(), str(folder))
 
     def test_keep_is_checked(self) -> None:
-        with pytest.raises(ValueError, match="keep = -1: expected at least 0"):
+        with pytest.raises(ValueError, match="keep = -1"):
             Numerics(keep=-1)

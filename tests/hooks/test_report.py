@@ -130,10 +130,10 @@ def test_whatever_goes_wrong_in_a_report_the_run_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> str:
-        raise ZeroDivisionError("a fault of ours")
+        raise ZeroDivisionError("planted")
 
     monkeypatch.setattr("phasetrain.hooks.report.write_report", broken)
-    assert "a fault of ours" in told(tmp_path)
+    assert "planted" in told(tmp_path)
     assert status(tmp_path)["state"] == "finished"
 
 
@@ -141,13 +141,13 @@ def test_a_fault_in_a_test_costs_its_predictions_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any) -> dict[str, Any]:
-        raise ZeroDivisionError("a fault of ours")
+        raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(Report, "_select_samples", broken)
     train(tmp_path / "ignored", "PHASES.epochs=1")
     assert not (tmp_path / "ignored" / "predictions.json").exists()
     assert (tmp_path / "ignored" / "report.html").exists()
-    with pytest.raises(ZeroDivisionError, match="a fault of ours"):
+    with pytest.raises(ZeroDivisionError, match="planted"):
         train(tmp_path / "raised", "PHASES.epochs=1", "HOOKS.report.on_exception=raise")
 
 
@@ -187,7 +187,7 @@ def test_without_its_state_the_resumed_test_is_left_out(
 
 
 @pytest.mark.slow
-def test_exact_resume(tmp_path: Path) -> None:
+def test_report_resumes_exactly(tmp_path: Path) -> None:
     assert_exact_resume(
         ["experiment=digits", "MODEL.width=4", "PHASES.epochs=1", "PHASES.limit.train=4"]
     )
@@ -219,7 +219,7 @@ class Soft(Hook):
         return Batch(batch.input, target, batch.ids, batch.size, batch.mask)
 
 
-def test_parameters(tmp_path: Path) -> None:
+def test_samples_and_confusion_can_be_turned_off(tmp_path: Path) -> None:
     train(tmp_path, "HOOKS.report.samples=0", "HOOKS.report.confusion=false", "PHASES.epochs=1")
     assert predictions(tmp_path)["test"] == {"updates": 5}
     with pytest.raises(ValueError, match="samples = -1"):

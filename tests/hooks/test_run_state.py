@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.checkpoint import LoadedCheckpoint, Manifest
 from phasetrain.distributed import Strategy, World
@@ -67,10 +68,7 @@ def test_restore_gives_every_part_its_state() -> None:
 
 def test_a_part_of_which_the_checkpoint_knows_nothing() -> None:
     run: Any = Run(queue=Part())
-    with pytest.raises(
-        ChangedError,
-        match=r"^checkpoints/p0001-s00000000: it has no state of 'queue'; it was made by",
-    ) as caught:
+    with raises(ChangedError, code="resume.missing_part") as caught:
         restore(run, loaded(model={}))
     assert caught.value.code == "resume.missing_part"
 

@@ -189,12 +189,12 @@ class TestErrors:
         assert parted(tmp_path, unbroken) == []
         assert leftovers(tmp_path) == []
 
-    def test_it_stops_at_the_next_step_boundary_where_that_is_asked_for(
+    def test_failed_save_stops_the_run_at_the_next_step_if_configured(
         self, tmp_path: Path, unbroken: Path
     ) -> None:
         steps: list[int] = []
         door = Door(self.failing("p0003-s00000000"))
-        with pytest.raises(SaveError, match="the checkpoint at update 10 "):
+        with pytest.raises(SaveError, match="update 10 "):
             train(
                 tmp_path,
                 "CHECKPOINT.on_save_error=stop",
@@ -337,7 +337,7 @@ class TestSignals:
 
 
 class TestWhen:
-    def test_by_minutes(self, tmp_path: Path) -> None:
+    def test_checkpoints_are_saved_by_minutes(self, tmp_path: Path) -> None:
         hook = Door(lambda operation, path: None)
         train(tmp_path, "CHECKPOINT.every_minutes=1e-9", "CHECKPOINT.every_epochs=null", "PHASES.epochs=1",
               hooks={"door": hook})  # fmt: skip
@@ -357,12 +357,12 @@ class TestWhen:
         def broken(task: Task, phase: Any, start: int) -> Iterator[Any]:
             for number, batches in enumerate(real(task, phase, start)):
                 if phase.epoch == 1 and phase.is_train and number == 2:
-                    raise OSError("the sample cannot be read")
+                    raise OSError("unreadable")
                 yield batches
 
         with monkeypatch.context() as patched:
             patched.setattr(Task, "batches", broken)
-            with pytest.raises(OSError, match="the sample cannot be read"):
+            with pytest.raises(OSError, match="unreadable"):
                 train(tmp_path, f"CHECKPOINT.on_exception={str(asked).lower()}")
         loaded = newest(tmp_path)
         assert loaded.manifest.state["updates"] == (7 if asked else 5)
@@ -370,13 +370,13 @@ class TestWhen:
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
 
-    def test_never_in_the_midst_of_a_step(self, tmp_path: Path) -> None:
+    def test_exception_within_a_step_saves_nothing(self, tmp_path: Path) -> None:
         class Broken(Hook):
             def on_backward(self, run: Any, phase: Any, out: Any) -> None:
                 if run.state.updates == 7:
-                    raise RuntimeError("in the midst")
+                    raise RuntimeError("planted")
 
-        with pytest.raises(RuntimeError, match="in the midst"):
+        with pytest.raises(RuntimeError, match="planted"):
             train(tmp_path, hooks={"broken": Broken()})
         assert newest(tmp_path).manifest.state["updates"] == 5
 

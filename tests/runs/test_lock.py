@@ -63,7 +63,7 @@ class TestFiles:
         assert holder.stdout is not None
         try:
             assert holder.stdout.readline() == "open\n"
-            with pytest.raises(FolderInUseError, match=f"is in use by process {holder.pid} on"):
+            with pytest.raises(FolderInUseError, match=f"process {holder.pid} "):
                 opened(tmp_path)
             assert names(tmp_path) == ["owner.json", "run.lock"]
             holder.send_signal(signal.SIGKILL)
@@ -95,9 +95,7 @@ class TestFiles:
         lease = time.time() - age * LEASE_SECONDS
         (tmp_path / "owner.json").write_text(json.dumps(asdict(replace(ELSEWHERE, lease=lease))))
         if refused:
-            with pytest.raises(
-                FolderInUseError, match=r"in use by process 1 on elsewhere \(attempt 3\)"
-            ):
+            with pytest.raises(FolderInUseError, match=r"process 1 on elsewhere \(attempt 3\)"):
                 opened(tmp_path)
             assert json.loads((tmp_path / "owner.json").read_text())["host"] == "elsewhere"
         else:
@@ -154,7 +152,7 @@ class TestObjects:
         folder = opened("mem://run")
         assert list(MemoryHandler.objects) == ["mem://run/owner.json"]
         with pytest.raises(
-            FolderInUseError, match=f"in use by process {os.getpid()} on {socket.gethostname()}"
+            FolderInUseError, match=f"process {os.getpid()} on {socket.gethostname()}"
         ):
             opened("mem://run")
         folder.close()
@@ -168,7 +166,7 @@ class TestObjects:
                 Owner.here(1), pid=holder.pid, started=process_start(holder.pid), lease=0.0
             )
             self.put(owner)
-            with pytest.raises(FolderInUseError, match=f"in use by process {holder.pid} on"):
+            with pytest.raises(FolderInUseError, match=f"process {holder.pid} "):
                 opened("mem://run")
             self.put(replace(owner, started=1))  # another process got the pid of a dead one
             opened("mem://run").close()
@@ -213,7 +211,7 @@ def test_somebody_who_writes_the_record_at_the_same_moment_has_it(
         real(door, path, asdict(other), durable=durable)
 
     monkeypatch.setattr(Storage, "replace_json", overtaken)
-    with pytest.raises(FolderInUseError, match="in use by process 1 on elsewhere"):
+    with pytest.raises(FolderInUseError, match="process 1 on elsewhere"):
         lock.take(Owner.here(1))
     lock.release()
     assert json.loads((tmp_path / "owner.json").read_text()) == asdict(other)
@@ -227,7 +225,7 @@ def test_a_folder_that_was_taken_over_is_left_to_its_new_owner(tmp_path: Path) -
     lock.take(Owner.here(1))
     lock.renew(Owner.here(1))
     (tmp_path / "owner.json").write_text(json.dumps(asdict(other)))
-    with pytest.raises(FolderInUseError, match="in use by process 1 on elsewhere"):
+    with pytest.raises(FolderInUseError, match="process 1 on elsewhere"):
         lock.renew(Owner.here(1))
     lock.release()
     assert json.loads((tmp_path / "owner.json").read_text()) == asdict(other)

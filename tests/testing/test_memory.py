@@ -83,7 +83,7 @@ def test_folders_are_prefixes() -> None:
     assert manager.exists("mem://running")
 
 
-def test_deleting_and_copying() -> None:
+def test_objects_are_deleted_and_copied() -> None:
     manager = files({"mem://a": b"1", "mem://b": b"2"})
     with pytest.raises(FileExistsError):
         manager.copy("mem://a", "mem://b")

@@ -196,11 +196,14 @@ def read_index(path: str) -> dict[str, Any]:
     found = open_storage(path).read_json(f"{path}/{INDEX}")
     if not isinstance(found, dict):
         raise ConfigError(
-            f"{path!r} contains no features ({INDEX} is missing); make them with RUN.engine=extract"
+            f"{path!r} contains no features ({INDEX} is missing); make them with "
+            "RUN.engine=extract",
+            code="extract.no_features",
         )
     if not found.get("complete"):
         raise ConfigError(
-            f"{path!r} is not complete; re-run the same `phasetrain extract`, which resumes it"
+            f"{path!r} is not complete; re-run the same `phasetrain extract`, which resumes it",
+            code="extract.incomplete",
         )
     return found
 
@@ -234,7 +237,8 @@ def _find_column(path: str, name: str, columns: Mapping[str, Any]) -> str:
             return column
     known = [column.removeprefix(LAYER) for column in columns]
     raise ConfigError(
-        f"{path!r} has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}"
+        f"{path!r} has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}",
+        code="extract.unknown_column",
     )
 
 
@@ -244,12 +248,14 @@ def _read_verified(storage: Storage, path: str, shard: Mapping[str, Any]) -> byt
         content, digest = storage.read_hashed(name)
     except OSError as error:
         raise ConfigError(
-            f"{name!r} cannot be read ({error}); re-run the same `phasetrain extract`"
+            f"{name!r} cannot be read ({error}); re-run the same `phasetrain extract`",
+            code="extract.unreadable_shard",
         ) from error
     if digest != shard["digest"]:
         raise ConfigError(
             f"{name!r} is damaged: its digest differs from the index; re-run the same "
-            "`phasetrain extract`"
+            "`phasetrain extract`",
+            code="extract.damaged_shard",
         )
     return bytes(content)
 

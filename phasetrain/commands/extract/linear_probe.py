@@ -102,12 +102,15 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
     if features.shape[1] != others.shape[1]:
         raise ConfigError(
             f"{train!r} has {features.shape[1]} numbers per sample in {settings.layer!r} and "
-            f"{test!r} has {others.shape[1]}; extract both with one model"
+            f"{test!r} has {others.shape[1]}; extract both with one model",
+            code="probe.other_width",
         )
     # Two models have no common feature space: the accuracies would be those of chance.
     if _read_origin(train) != _read_origin(test):
         raise ConfigError(
-            f"{train!r} and {test!r} are features of different weights; extract both with one model"
+            f"{train!r} and {test!r} are features of different weights; extract both with one "
+            "model",
+            code="probe.other_weights",
         )
     _check_settings(settings, len(features))
     classes = int(max(labels.max(), targets.max())) + 1
@@ -297,7 +300,8 @@ def _read_features(path: str, layer: str) -> tuple[Tensor, Tensor]:
     if target.ndim != 1 or target.is_floating_point():
         raise ConfigError(
             f"{path!r}: the targets are {target.dtype} of shape {tuple(target.shape)}, expected "
-            "one class per sample"
+            "one class per sample",
+            code="probe.no_classes",
         )
     counts = target >= 0
     if not counts.any():

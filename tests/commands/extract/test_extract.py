@@ -95,7 +95,9 @@ class TestRows:
         assert torch.allclose(found["dropout"], after.mean((2, 3)), atol=1e-5)
         assert torch.equal(found["label"], found["scores"].argmax(1))
 
-    def test_pooling(self, trained: Path, features: Path, tmp_path: Path) -> None:
+    def test_mean_pooling_averages_over_positions(
+        self, trained: Path, features: Path, tmp_path: Path
+    ) -> None:
         extract(
             trained,
             tmp_path,
@@ -164,7 +166,7 @@ class Breaking:
 class TestResume:
     @pytest.mark.by_default("True")
     @pytest.mark.parametrize("torn", [False, True])
-    def test_a_killed_one_goes_on(
+    def test_killed_extraction_resumes(
         self,
         trained: Path,
         features: Path,
@@ -214,7 +216,7 @@ class TestResume:
             path: path.stat().st_mtime_ns for path in tmp_path.rglob("shard-*") if path != damaged
         } == times
 
-    def test_another_request_is_refused(self, trained: Path, features: Path) -> None:
+    def test_changed_layers_are_rejected(self, trained: Path, features: Path) -> None:
         with pytest.raises(
             ChangedError,
             match=r"EXTRACT.layers = \['features.1', .*\['head'\]",
@@ -274,7 +276,7 @@ def run_plainly(folder: Path, *words: str) -> RunResult:
     return run(words, terminal=Terminal(io.StringIO(), live=False))
 
 
-def test_averaged_weights(tmp_path: Path) -> None:
+def test_averaged_weights_give_other_features(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(folder, "PHASES.epochs=1", "MODEL.ema={decay: 0.5}", "PHASES.limit.train=3")
     for which in ("model", "ema"):
@@ -390,14 +392,14 @@ class TestErrors:
             ),
         ],
     )
-    def test_mistakes(
+    def test_invalid_settings_are_rejected(
         self, trained: Path, tmp_path: Path, word: str, problem: dict[str, str]
     ) -> None:
         with raises(ConfigError, **problem):
             extract(trained, tmp_path, word)
         assert not list(tmp_path.rglob("shard-*"))
 
-    def test_another_model(self, trained: Path, tmp_path: Path) -> None:
+    def test_checkpoint_of_another_model_is_rejected(self, trained: Path, tmp_path: Path) -> None:
         with pytest.raises(ChangedError, match=r"/p0002-s00000000.* MODEL"):
             extract(trained, tmp_path, "MODEL.width=8")
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.commands.extract.feature_files import (
     FeatureFolder,
@@ -55,7 +56,7 @@ class TestFormats:
         assert found["trunk"][5].tolist() == [5, -5]
 
 
-def test_the_index(tmp_path: Path) -> None:
+def test_index_lists_columns_and_shards(tmp_path: Path) -> None:
     made(tmp_path)
     index = read_index(str(tmp_path))
     assert (index["complete"], index["rows"], index["classes"], index["request"]) == (
@@ -103,44 +104,36 @@ class TestKept:
 
 
 class TestErrors:
-    def test_another_request(self, tmp_path: Path) -> None:
+    def test_changed_request_is_rejected(self, tmp_path: Path) -> None:
         made(tmp_path)
-        with pytest.raises(
-            ChangedError,
-            match=r"contains features with layers = \['trunk'\], and now it is \['head'\]; set",
-        ):
+        with pytest.raises(ChangedError, match=r"layers = \['trunk'\].*\['head'\]"):
             FeatureFolder(str(tmp_path), "safetensors").begin({**REQUEST, "layers": ["head"]})
 
-    def test_no_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            ConfigError,
-            match=r"contains no features \(index.json is missing\); make them with RUN.engine=e",
-        ):
+    def test_folder_without_features_is_rejected(self, tmp_path: Path) -> None:
+        with raises(ConfigError, code="extract.no_features"):
             read_index(str(tmp_path))
 
-    def test_not_complete(self, tmp_path: Path) -> None:
+    def test_incomplete_folder_is_rejected(self, tmp_path: Path) -> None:
         FeatureFolder(str(tmp_path), "safetensors").begin(REQUEST)
-        with pytest.raises(ConfigError, match=r"is not complete; re-run"):
+        with raises(ConfigError, code="extract.incomplete"):
             read_columns(str(tmp_path), ["trunk"])
 
-    def test_no_such_column(self, tmp_path: Path) -> None:
+    def test_unknown_column_is_rejected_with_a_suggestion(self, tmp_path: Path) -> None:
         made(tmp_path)
-        with pytest.raises(
-            ConfigError, match=r"has no 'trnk'; did you mean 'trunk'\? It has id, target, trunk$"
-        ):
+        with raises(ConfigError, code="extract.unknown_column", suggestion="trunk"):
             read_columns(str(tmp_path), ["trnk"])
 
-    def test_a_damaged_and_a_missing_shard(self, tmp_path: Path) -> None:
+    def test_damaged_and_missing_shards_are_rejected(self, tmp_path: Path) -> None:
         made(tmp_path)
         (tmp_path / "shard-00000.safetensors").write_bytes(
             encode_columns(columns(0, 3), "safetensors")
         )
-        with pytest.raises(ConfigError, match=r"shard-00000.safetensors' is damaged"):
+        with raises(ConfigError, code="extract.damaged_shard"):
             read_columns(str(tmp_path), ["trunk"])
         (tmp_path / "shard-00000.safetensors").unlink()
-        with pytest.raises(ConfigError, match=r"shard-00000.safetensors' cannot be read"):
+        with raises(ConfigError, code="extract.unreadable_shard"):
             read_columns(str(tmp_path), ["trunk"])
 
-    def test_the_index_is_json(self, tmp_path: Path) -> None:
+    def test_index_has_a_format_version(self, tmp_path: Path) -> None:
         made(tmp_path)
         assert json.loads((tmp_path / "index.json").read_text())["format_version"] == 1

@@ -44,7 +44,7 @@ def planned(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
     return preview(setup), stream.getvalue()
 
 
-def test_content(tmp_path: Path) -> None:
+def test_plan_file_has_phases_and_checkpoints(tmp_path: Path) -> None:
     content, _ = planned(tmp_path, "PHASES.epochs=2", "OPTIMIZER.SCHEDULES={lr: {name: linear}}")
     assert json.loads((tmp_path / "plan.json").read_text()) == content
     assert {key: content[key] for key in ("name", "updates", "epochs", "samples")} == {
@@ -142,7 +142,7 @@ def test_planned_size_of_a_checkpoint_is_within_30_percent(tmp_path: Path, name:
     assert 0.7 < guessed["checkpoints"]["bytes_each"] / size < 1.1
 
 
-def test_what_is_printed(tmp_path: Path) -> None:
+def test_plan_is_printed(tmp_path: Path) -> None:
     _, text = planned(
         tmp_path, "PHASES.epochs=1", "RUN.rehearse=false", "CHECKPOINT.every_updates=9"
     )
@@ -167,7 +167,7 @@ def test_a_long_plan_is_shortened(tmp_path: Path) -> None:
     assert table[-1].split()[:3] == ["99", "test", "50"]
 
 
-def test_data_model_and_memory(tmp_path: Path) -> None:
+def test_plan_describes_data_model_and_memory(tmp_path: Path) -> None:
     content, text = planned(tmp_path, "PHASES.epochs=1", "OPTIMIZER.momentum=0.9")
     assert content["data"]["train"] == {
         "dataset": "digits", "samples": 1442, "batch_size": 24, "micro_batch_size": 24, "drop_last": True, "workers": 0,

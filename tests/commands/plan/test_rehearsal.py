@@ -145,7 +145,7 @@ def test_model_that_counts_its_instances_makes_the_comparison_fail(tmp_path: Pat
     assert "task.model.layer.bias" in found
 
 
-def test_what_is_rehearsed() -> None:
+def test_every_kind_of_step_is_rehearsed() -> None:
     words = (
         *SMALL,
         "PHASES.limit.test=null",
@@ -288,7 +288,7 @@ class TestWhetherThereIsOne:
         assert plan_of(tmp_path)["rehearsal"] == first
         assert (tmp_path / "log.txt").read_text().count("rehearsal: one batch") == 1
 
-    def test_the_guess(self) -> None:
+    def test_guessed_duration_grows_with_the_epochs(self) -> None:
         short = self.guess("PHASES.epochs=1")
         assert 0.001 < short < LONG_SECONDS < self.guess("PHASES.epochs=20000")
         assert self.guess("PHASES.epochs=2") == pytest.approx(2 * short)

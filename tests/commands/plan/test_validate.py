@@ -73,7 +73,7 @@ from phasetrain.testing.build import build_run, resolve_overrides
         (("PHASES.epochs=0",), []),
     ],
 )
-def test_what_never_takes_effect(words: tuple[str, ...], told: list[str]) -> None:
+def test_settings_without_effect_are_listed(words: tuple[str, ...], told: list[str]) -> None:
     overrides = [*SMALL, "RUN.dir=x", *words]
     found = list_unused(resolve_overrides(overrides), build_run(overrides).plan)
     assert len(found) == len(told)
@@ -159,7 +159,7 @@ def test_other_errors_pass_through() -> None:
         raise KeyError("no mistake of the config's")
 
 
-def test_what_is_watched() -> None:
+def test_monitored_metrics_are_listed() -> None:
     words = [
         "CHECKPOINT.best.monitor=-test/loss",
         "HOOKS.plateau={monitor: train/loss}",

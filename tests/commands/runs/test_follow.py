@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from raising import raises
 from run_folders import write
 
 from phasetrain.commands.runs.follow import follow_run, watch_run
@@ -58,5 +59,5 @@ def test_one_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert watch_run(str(write(tmp_path / "a"))) == 0
     assert watch_run(str(write(tmp_path / "b", "failed", reason="no"))) == 1
     assert capsys.readouterr().out.splitlines()[1].endswith(": no")
-    with pytest.raises(ConfigError, match="contains no run"):
+    with raises(ConfigError, code="runs.no_run"):
         watch_run(str(tmp_path))

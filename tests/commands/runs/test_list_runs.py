@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness import train
+from raising import raises
 from run_folders import write
 
 from phasetrain.commands.cli import main
@@ -154,10 +155,10 @@ class TestList:
             runs.format_table(runs.list_runs(str(tmp_path / "none")), "none")
             == "none contains no runs"
         )
-        with pytest.raises(ConfigError, match="there is no such folder"):
+        with raises(ConfigError, code="runs.no_folder"):
             runs.list_runs(str(tmp_path / "absent"))
 
-    def test_for_scripts(self, tmp_path: Path) -> None:
+    def test_rows_have_typed_fields(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
         (row,) = runs.list_runs(str(tmp_path))
         assert (row.state, row.best, row.planned) == ("finished", 0.5, 100)
@@ -174,7 +175,7 @@ class TestList:
         assert spent < 10
 
 
-def test_compare(tmp_path: Path) -> None:
+def test_compare_shows_first_divergence_and_settings(tmp_path: Path) -> None:
     train(tmp_path / "a", "PHASES.epochs=1")
     train(tmp_path / "b", "PHASES.epochs=1", "OPTIMIZER.weight_decay=0.1")
     text = runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
@@ -184,9 +185,9 @@ def test_compare(tmp_path: Path) -> None:
     assert any(line[:2] == ["OPTIMIZER.weight_decay", "0.0"] for line in lines)
     assert sum(line[:1] == ["test/accuracy"] for line in lines) == 1
     (tmp_path / "b" / "config.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match=r"config\.yaml"):
+    with raises(ConfigError, code="runs.unreadable"):
         runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
-    with pytest.raises(ConfigError, match="expected the folder of a run"):
+    with raises(ConfigError, code="runs.no_run"):
         runs.compare_runs(str(tmp_path / "a"), str(tmp_path))
 
 
@@ -196,9 +197,7 @@ def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     assert "They do not differ" in runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
     (tmp_path / "b" / "metrics.jsonl").unlink()
     (tmp_path / "b" / "metrics.jsonl").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"b': a file of this run cannot be read \(.*metrics\.jsonl'\)"
-    ):
+    with pytest.raises(ConfigError, match=r"b'.*metrics\.jsonl'"):
         runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
 
 

@@ -33,7 +33,7 @@ def names(found: Results) -> Sequence[str]:
     return [axis.names[place] for place in axis.marks]
 
 
-def test_the_metric_by_value() -> None:
+def test_points_are_sorted_by_value() -> None:
     found = results(({"A.x": "3"}, 0.5), ({"A.x": "1"}, 0.25), ({"A.x": "2"}, 0.75))
     assert points(found) == [("runs", [1, 2, 3], [0.25, 0.75, 0.5])]
     assert names(found) == ["1", "2", "3"]

@@ -36,5 +36,5 @@ def test_gradients_go_round_in_the_last_micro_batch(world: World, last: bool, sy
 
 
 def test_buckets_have_a_size(world: World) -> None:
-    with pytest.raises(ValueError, match="bucket_cap_mb = 0: expected more than 0"):
+    with pytest.raises(ValueError, match="bucket_cap_mb = 0"):
         DataParallel(world, bucket_cap_mb=0)

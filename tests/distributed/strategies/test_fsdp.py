@@ -111,7 +111,5 @@ def test_an_optimizer_that_looks_at_whole_weights_is_refused(strategy: FullyShar
 
 
 def test_replicas_that_do_not_divide_the_processes_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="replicas = 2: expected a divisor of the number of processes, which is 3"
-    ):
+    with pytest.raises(ValueError, match=r"replicas = 2: .* 3"):
         FullyShard(World(0, 3), replicas=2)

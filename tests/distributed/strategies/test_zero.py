@@ -127,9 +127,7 @@ class TestShardedOptimizerState:
         self, world: World, kind: type[Zero | ShardedDataParallel]
     ) -> None:
         mixed = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))]
-        with pytest.raises(
-            ValueError, match=r"have several dtypes \(bfloat16, float32\), and this strategy needs"
-        ):
+        with pytest.raises(ValueError, match=r"\(bfloat16, float32\)"):
             kind(world).make_optimizer(adamw, [{"params": mixed}])
 
 

@@ -49,7 +49,7 @@ def test_nan_spends_patience() -> None:
     assert "test/loss" in reason
 
 
-def test_state() -> None:
+def test_state_is_saved_and_loaded() -> None:
     hook, other = EarlyStopping("-test/loss", patience=2), EarlyStopping("-test/loss", patience=2)
     measured(hook, 2.0, 3.0)
     other.load_state_dict(hook.state_dict())

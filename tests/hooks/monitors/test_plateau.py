@@ -53,7 +53,7 @@ def test_patience_is_spent_by_measurements_that_bring_nothing() -> None:
     assert factors(hook, 3.0, 2.0, 2.0, 1.9, 1.9, 5.0, 1.9, 1.9) == [1, 1, 1, 1, 1, 0.5, 0.5, 0.25]
 
 
-def test_after_a_reduction_it_rests() -> None:
+def test_cooldown_follows_a_reduction() -> None:
     hook = Plateau("-test/loss", factor=0.5, patience=1, cooldown=2)
     assert factors(hook, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0) == [1, 0.5, 0.5, 0.5, 0.25, 0.25]
     assert hook.state_dict() == {"best": -1.0, "spent": 0, "resting": 1}
@@ -77,7 +77,7 @@ def test_other_splits_and_what_is_no_number() -> None:
 
 
 @pytest.mark.parametrize(("sign", "mode"), [("-", "min"), ("", "max")])
-def test_as_torch_does_it(sign: str, mode: Any) -> None:
+def test_factors_equal_those_of_torch(sign: str, mode: Any) -> None:
     draw = random.Random(3)
     values = [round(draw.uniform(0, 1), 1) for _ in range(300)]
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0)
@@ -201,7 +201,7 @@ def test_without_its_state_the_resumed_run_differs(
     assert parted(whole, tmp_path / "run") != []
 
 
-def test_another_one_needs_consent(tmp_path: Path, whole: Path) -> None:
+def test_changed_factor_needs_consent(tmp_path: Path, whole: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     other = NEVER_BETTER.replace("0.5", "0.25")
     key = "HOOKS.plateau.factor"

@@ -125,10 +125,12 @@ class TestChosen:
             (["heads.?", "heads.0"], ["heads.0", "heads.1"]),
         ],
     )
-    def test_by_name_and_class(self, rules: list[str], names: list[str]) -> None:
+    def test_modules_are_selected_by_name_and_class(
+        self, rules: list[str], names: list[str]
+    ) -> None:
         assert list(select_modules(Model(), rules)) == names
 
-    def test_a_model_of_one_module(self) -> None:
+    def test_single_module_is_called_model(self) -> None:
         assert list(select_modules(nn.Linear(2, 2), ["*"])) == ["model"]
 
     @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ class TestChosen:
 
 
 class TestMeasured:
-    def test_of_a_few_numbers(self) -> None:
+    def test_moments_and_histogram_of_six_numbers(self) -> None:
         row = compute_moments(torch.tensor([[0.0, 1.0, 2.0], [0.0, -3.0, 6.0]]), bins=3).tolist()
         assert row == [6.0, 1.0, 44.0, -3.0, 6.0, 2.0, 1.0, 4.0, 1.0]
         shown = Moments(6, *row[:6]).as_json()
@@ -157,7 +159,7 @@ class TestMeasured:
         }  # fmt: skip
 
     @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-    def test_as_torch_has_it(self, kind: torch.dtype) -> None:
+    def test_moments_equal_those_of_torch(self, kind: torch.dtype) -> None:
         values = torch.randn(7, 5, 3, generator=torch.Generator().manual_seed(0)).to(kind)
         row = compute_moments(values, bins=20).tolist()
         shown = Moments(values.numel(), *row[:6]).as_json()
@@ -205,7 +207,7 @@ class TestMeasured:
             0.0,
         )
 
-    def test_two_tensors_together(self) -> None:
+    def test_moments_of_two_tensors_add_up(self) -> None:
         first, second = torch.arange(5.0), torch.tensor([7.0, math.nan, 0.0])
         whole = Moments(8, *compute_moments(torch.cat([first, second])).tolist())
         parts = [Moments(len(one), *compute_moments(one).tolist()) for one in (first, second)]
@@ -223,7 +225,7 @@ class TestMeasured:
         assert torch.equal(values, content)
         assert values._version == 0
 
-    def test_which_tensors_count(self) -> None:
+    def test_only_nonempty_floating_tensors_are_measured(self) -> None:
         one, two = torch.ones(2), torch.ones(3)
         output = {
             "a": [one, torch.ones(2, dtype=torch.int64)],
@@ -240,13 +242,13 @@ class TestMeasured:
 
 
 class TestARun:
-    def test_no_bit_of_it_changes(self, plain: Path, watched: Path) -> None:
+    def test_hook_changes_no_bit(self, plain: Path, watched: Path) -> None:
         assert learned(plain, watched) == []
         assert [line for line in records(watched) if line["kind"] != "activations"] == records(
             plain
         )
 
-    def test_what_the_lines_hold(self, watched: Path) -> None:
+    def test_lines_hold_moments_and_histograms(self, watched: Path) -> None:
         found = lines(watched)
         places = [
             (line["updates"], line["phase"], line["split"], line["epoch"], line["step"])
@@ -304,7 +306,7 @@ class TestARun:
         assert len(lines(tmp_path)) == 3
 
     @pytest.mark.slow
-    def test_it_is_no_part_of_what_a_checkpoint_holds(self) -> None:
+    def test_checkpoint_does_not_contain_the_hook(self) -> None:
         assert_exact_resume(
             ["HOOKS.activations={every_updates: 2, gradients: true}"], steps=[1], workers=(0,)
         )
@@ -369,11 +371,11 @@ class TestARun:
 
 class TestRejected:
     @pytest.mark.slow
-    def test_a_compiled_model(self, tmp_path: Path) -> None:
+    def test_compiled_model_is_rejected(self, tmp_path: Path) -> None:
         with raises(ConfigError, code="config.conflict"):
             train(tmp_path, "HOOKS.activations={}", "MACHINE.compile=eager")
 
-    def test_a_run_without_metrics(self, tmp_path: Path) -> None:
+    def test_run_without_metrics_is_rejected(self, tmp_path: Path) -> None:
         with raises(ConfigError, code="config.conflict"):
             train(tmp_path, "HOOKS.activations={}", "HOOKS.metrics=null")
 
@@ -388,7 +390,7 @@ class TestRejected:
             ),
         ],
     )
-    def test_settings(self, tmp_path: Path, words: str, given: str) -> None:
+    def test_invalid_settings_are_rejected(self, tmp_path: Path, words: str, given: str) -> None:
         with pytest.raises(ConfigError, match=given):
             train(tmp_path, f"HOOKS.activations={words}")
         assert HOOKS["activations"] is Activations

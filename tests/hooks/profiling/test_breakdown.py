@@ -80,7 +80,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
 
 
 class TestReport:
-    def test_lines(self, timed: tuple[Path, RunResult]) -> None:
+    def test_metrics_have_a_line_for_each_phase(self, timed: tuple[Path, RunResult]) -> None:
         found = lines(timed[0])
         assert [(line["split"], line["updates"], line["step"]) for line in found] == [
             ("train", 5, 5), ("test", 5, 2), ("train", 10, 5), ("test", 10, 2), ("train", 15, 5), ("test", 15, 2),
@@ -92,7 +92,7 @@ class TestReport:
         assert first["time"]["seconds"]["backward"] > 0
         assert found[1]["time"]["seconds"]["backward"] == 0
 
-    def test_the_file(self, timed: tuple[Path, RunResult]) -> None:
+    def test_file_holds_totals_of_splits_and_hooks(self, timed: tuple[Path, RunResult]) -> None:
         found = told(timed[0])
         assert (found["updates"], found["device"], found["precision"], found["peak_flops"]) == (
             15,
@@ -115,10 +115,10 @@ class TestReport:
             row for row in found["hooks"] if (row["label"], row["event"]) == ("metrics", "step")
         ).items()
 
-    def test_it_is_explained_in_the_run_folder(self, timed: tuple[Path, RunResult]) -> None:
+    def test_run_folder_explains_the_file(self, timed: tuple[Path, RunResult]) -> None:
         assert "| breakdown.json" in (timed[0] / "RUN.md").read_text()
 
-    def test_the_table(self, tmp_path: Path) -> None:
+    def test_table_is_printed_with_mfu(self, tmp_path: Path) -> None:
         words = [
             *SMALL,
             f"RUN.dir={tmp_path}",
@@ -170,7 +170,7 @@ class TestWhereTimeGoes:
 
     @pytest.mark.by_default("backward")
     @pytest.mark.parametrize("where", ["forward", "backward"])
-    def test_a_model_that_sleeps(self, tmp_path: Path, where: str) -> None:
+    def test_sleeping_model_shows_in_its_pass(self, tmp_path: Path, where: str) -> None:
         train(
             tmp_path, "PHASES.epochs=1", *QUICK, PLAIN, f"MODEL={{name: dawdler, where: {where}}}"
         )
@@ -178,7 +178,7 @@ class TestWhereTimeGoes:
         assert found.pop(where) >= 1e6 * SECONDS
         assert max(found.values()) < 1e6 * SECONDS
 
-    def test_data_that_sleeps(self, tmp_path: Path) -> None:
+    def test_slow_dataset_shows_in_data(self, tmp_path: Path) -> None:
         train(
             tmp_path,
             "PHASES.epochs=1",
@@ -240,7 +240,7 @@ class TestSanity:
 
     @pytest.mark.by_default("False")
     @pytest.mark.parametrize("tells", [True, False])
-    def test_custom_loop(self, tmp_path: Path, tells: bool) -> None:
+    def test_custom_loop_is_timed(self, tmp_path: Path, tells: bool) -> None:
         def loop(engine: PhaseEngine) -> None:
             for batches in engine.steps():
                 if tells:
@@ -265,9 +265,7 @@ class TestSanity:
 
 
 class TestExact:
-    def test_the_run_is_that_without_it(
-        self, timed: tuple[Path, RunResult], tmp_path: Path
-    ) -> None:
+    def test_breakdown_changes_no_bit(self, timed: tuple[Path, RunResult], tmp_path: Path) -> None:
         without = train(tmp_path)
         assert timed[1].digest == without.digest
         assert ledger_bytes(timed[0]) == ledger_bytes(tmp_path)
@@ -279,7 +277,7 @@ class TestExact:
         "step",
         [pytest.param(3, marks=pytest.mark.slow), 12, pytest.param(18, marks=pytest.mark.slow)],
     )
-    def test_killed_and_resumed(
+    def test_killed_run_resumes_exactly(
         self, timed: tuple[Path, RunResult], tmp_path: Path, step: int
     ) -> None:
         die(tmp_path, ON, "CHECKPOINT.every_updates=2", hooks={"kill": KillAfter(step)})

@@ -115,7 +115,7 @@ def test_killed_run_has_the_same_lines_and_otherwise_those_of_a_run_without_them
 
 
 @pytest.mark.slow
-def test_it_is_no_part_of_what_a_checkpoint_holds() -> None:
+def test_checkpoint_does_not_contain_the_hook() -> None:
     assert_exact_resume(["HOOKS.memory.every_updates=1"], steps=[2], workers=(0,))
 
 
@@ -128,8 +128,8 @@ def test_the_table_at_the_end(tmp_path: Path) -> None:
     assert train_row.split()[2::2] == ["MiB", "MiB", "bytes"]
 
 
-class TestWhereItCannot:
-    def test_write(self, tmp_path: Path) -> None:
+class TestUnsupported:
+    def test_full_disk_does_not_stop_the_run(self, tmp_path: Path) -> None:
         class Full(Hook):
             def on_start(self, run: Any) -> None:
                 run.folder.storage._before = Refusing("rename", "memory.json")
@@ -150,7 +150,7 @@ class TestWhereItCannot:
         train(tmp_path, "PHASES.epochs=2", "HOOKS.memory={}", "RUN.allow=[PHASES]")
         assert list(json.loads((tmp_path / "memory.json").read_text())["attempts"]) == ["2"]
 
-    def test_have_files(self, objects: dict[str, bytes]) -> None:
+    def test_memory_is_written_to_object_storage(self, objects: dict[str, bytes]) -> None:
         told(
             "mem://weighed",
             "RUN.imports=[phasetrain.testing]",
@@ -159,13 +159,15 @@ class TestWhereItCannot:
         )
         assert json.loads(objects["mem://weighed/memory.json"])["attempts"]["1"]["updates"] == 5
 
-    def test_ask_linux(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rss_is_not_recorded_without_proc(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(resource_usage, "PROC", tmp_path / "none")
         text = told(tmp_path / "run", "HOOKS.memory={}", "PHASES.epochs=1")
         assert "HOOKS.memory: rss is not recorded: the memory of a process is read from" in text
         assert lines(tmp_path / "run")[0]["time"].keys() == {"at"}
 
-    def test_keep_a_snapshot(self, tmp_path: Path) -> None:
+    def test_snapshot_is_not_recorded_on_cpu(self, tmp_path: Path) -> None:
         text = told(tmp_path, "HOOKS.memory.snapshot=true", "PHASES.epochs=1")
         assert "HOOKS.memory: snapshot is not recorded" in text
         assert not list(tmp_path.glob("*.pickle"))
@@ -207,16 +209,14 @@ class TestReadings:
         )
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="NVML answers here")
-    def test_nvml_that_does_not_answer_is_asked_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failing_nvml_is_queried_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         gpu = GpuReader(torch.device("cuda", 0))
         assert gpu.read() == {}
         assert gpu.unavailable.startswith("NVML does not answer (NVMLError_LibraryNotFound")
         monkeypatch.setattr(torch.cuda, "utilization", pytest.fail)
         assert gpu.read() == {}
 
-    def test_the_extra_is_named_where_its_package_is_missing(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_error_names_the_missing_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "_HAS_PYNVML", False)
         monkeypatch.setattr(torch.cuda, "_PYNVML_ERR", None, raising=False)
         gpu = GpuReader(torch.device("cuda", 0))
@@ -236,7 +236,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestCuda:
-    def test_peaks_of_each_phase_and_what_nvml_tells(self, tmp_path: Path) -> None:
+    def test_peaks_of_each_phase_and_of_nvml_are_recorded(self, tmp_path: Path) -> None:
         train(tmp_path, "MACHINE.device=cuda", "HOOKS.memory={every_updates: 2, snapshot: true}")
         found = lines(tmp_path)[0]["time"]
         assert 0 < found["cuda_allocated_bytes"] <= found["cuda_peak_allocated_bytes"]
@@ -244,7 +244,7 @@ class TestCuda:
         assert found.keys() >= {"gpu_percent", "gpu_celsius", "gpu_watts", "gpu_used_bytes"}
         assert (tmp_path / "memory-attempt1.pickle").stat().st_size > 1000
 
-    def test_a_snapshot_of_what_was_there_when_memory_ran_out(self, tmp_path: Path) -> None:
+    def test_snapshot_is_written_when_memory_runs_out(self, tmp_path: Path) -> None:
         class Greedy(Hook):
             def on_step(self, run: Any, phase: Any, out: Any) -> None:
                 torch.empty(1 << 50, dtype=torch.uint8, device="cuda")

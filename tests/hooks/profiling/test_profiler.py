@@ -91,7 +91,7 @@ def test_a_trace_and_a_table_per_cycle_and_one_line_on_the_terminal(
     assert "| profile/ |" in (tmp_path / "RUN.md").read_text()
 
 
-def test_what_is_in_a_trace(tmp_path: Path) -> None:
+def test_trace_contains_the_operators_of_its_updates(tmp_path: Path) -> None:
     told(
         tmp_path,
         "HOOKS.profiler={wait: 3, warmup: 1, active: 2}",
@@ -142,7 +142,7 @@ class TestEnds:
         assert f"this attempt made 5 updates, and recording starts after {start}\n" in text
         assert not (tmp_path / "profile").exists()
 
-    def test_killed_and_resumed(self, plain: Path, tmp_path: Path) -> None:
+    def test_killed_run_resumes_exactly_and_traces_again(self, plain: Path, tmp_path: Path) -> None:
         words = "HOOKS.profiler={wait: 4, warmup: 1, active: 3}"
         die(
             tmp_path, words, hooks={"kill": KillAfter(9)}
@@ -169,7 +169,7 @@ class TestEnds:
 
 
 @pytest.mark.slow
-def test_it_is_no_part_of_what_a_checkpoint_holds() -> None:
+def test_checkpoint_does_not_contain_the_hook() -> None:
     assert_exact_resume(
         ["HOOKS.profiler={wait: 0, warmup: 1, active: 2, repeat: 0}"], steps=[2], workers=(0, 2)
     )
@@ -189,7 +189,7 @@ class TestWhatGoesWrong:
         assert text.count("HOOKS.profiler failed: RuntimeError: another torch.profiler") == 1
 
     @pytest.mark.slow
-    def test_one_that_begins_during_the_wait(self, tmp_path: Path) -> None:
+    def test_another_profiler_is_left_alone(self, tmp_path: Path) -> None:
         class Other(Hook):
             def on_step(self, run: Any, phase: Any, out: Any) -> None:
                 if run.state.updates == 1:
@@ -204,7 +204,9 @@ class TestWhatGoesWrong:
         assert "another torch.profiler" in (tmp_path / "log.txt").read_text()
         assert any(event.key == "aten::conv2d" for event in other.other.key_averages())
 
-    def test_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_full_disk_loses_one_trace_only(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Full(Hook):
             def on_start(self, run: Any) -> None:
                 run.folder.storage._before = Refusing("rename", "u00000003.json.gz")
@@ -260,7 +262,7 @@ class TestWhatGoesWrong:
         assert len(traces(tmp_path)) == 2
 
 
-def test_a_worker_that_is_forked_while_it_records_does_not(tmp_path: Path) -> None:
+def test_forked_worker_does_not_record(tmp_path: Path) -> None:
     """It would record until its memory is full: what the fork has inherited counts every
     operator."""
 

@@ -12,7 +12,7 @@ from phasetrain.hooks.profiling.stragglers import StepSeconds, Stragglers, own_s
 
 
 class TestOwn:
-    def test_without_waits(self) -> None:
+    def test_own_time_without_waits_is_the_step_time(self) -> None:
         assert own_seconds(
             [StepSeconds(0.5, 2.0), StepSeconds(0.25, 2.0), StepSeconds(0.5, 6.0)]
         ) == [2.5, 2.25, 6.5]
@@ -30,7 +30,7 @@ class TestOwn:
         ) == [1.0, 1.0, 5.0]
 
 
-def test_one_process_has_none(tmp_path: Path) -> None:
+def test_single_rank_reports_no_straggler(tmp_path: Path) -> None:
     train(tmp_path, "PHASES.epochs=1", "HOOKS.stragglers={every_updates: 1, milliseconds: 0}")
     assert "slows down all others" not in (tmp_path / "log.txt").read_text()
 
@@ -38,6 +38,6 @@ def test_one_process_has_none(tmp_path: Path) -> None:
 def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="every_updates = 0"):
         train(tmp_path, "HOOKS.stragglers={every_updates: 0}")
-    with pytest.raises(ValueError, match=r"ratio = 1.0: expected more than 1"):
+    with pytest.raises(ValueError, match=r"ratio = 1\.0"):
         Stragglers(ratio=1.0)
     assert HOOKS["stragglers"] is Stragglers

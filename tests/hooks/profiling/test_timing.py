@@ -126,7 +126,7 @@ class Watched:
         hooks.on_phase_end(self, phase, {})
 
 
-def test_each_moment_is_counted_once_and_where_it_belongs(ticks: Ticks) -> None:
+def test_each_moment_is_counted_once_in_its_part(ticks: Ticks) -> None:
     run = Watched(ticks)
     run.phase(3)
     spent = run.times.totals["train"]
@@ -138,7 +138,7 @@ def test_each_moment_is_counted_once_and_where_it_belongs(ticks: Ticks) -> None:
     assert spent.wall == ticks.now - 100
 
 
-def test_accumulation(ticks: Ticks) -> None:
+def test_accumulated_micro_batches_are_summed(ticks: Ticks) -> None:
     run = Watched(ticks)
     run.phase(2, micros=3)
     spent = run.times.totals["train"]
@@ -149,7 +149,7 @@ def test_accumulation(ticks: Ticks) -> None:
     assert spent.wall == ticks.now - 100
 
 
-def test_two_splits_and_what_lies_outside(ticks: Ticks) -> None:
+def test_time_between_phases_counts_as_other_of_the_next_split(ticks: Ticks) -> None:
     run = Watched(ticks)
     run.phase(1)
     ticks.wait(7)  # getting ready for the next phase
@@ -196,7 +196,7 @@ def test_a_hook_is_charged_for_itself_alone(ticks: Ticks) -> None:
     }
 
 
-def test_since_an_earlier_moment() -> None:
+def test_subtract_gives_the_totals_since_a_copy() -> None:
     spent = StepTotals(3, 10.0, {"data": 4.0}, {"data": 1.0})
     before = spent.copy()
     spent.steps, spent.seconds["data"], spent.device_seconds["forward"] = 5, 4.5, 2.0

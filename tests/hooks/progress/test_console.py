@@ -78,7 +78,7 @@ def test_progress_without_a_terminal_comes_every_so_many_seconds(
     assert "update 4/10" not in printed(tmp_path / "b", "HOOKS.console.every_updates=4")
 
 
-def test_the_best_is_named_not_the_last(tmp_path: Path) -> None:
+def test_summary_shows_the_best_metric(tmp_path: Path) -> None:
     lines = printed(tmp_path, "PHASES.epochs=3", "OPTIMIZER.lr=3.0", "OPTIMIZER.SCHEDULES=null")
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     tests = [one for one in metrics if one["kind"] == "phase" and one["split"] == "test"]
@@ -110,13 +110,13 @@ def test_a_state_of_before_the_best_was_kept() -> None:
     }
 
 
-def test_a_terminal(tmp_path: Path) -> None:
+def test_terminal_shows_updates_and_metrics(tmp_path: Path) -> None:
     text = printed(tmp_path, live=True)
     assert "2/2" in text
     assert "test/accuracy" in text
 
 
-def test_memory() -> None:
+def test_memory_of_cpu_is_formatted() -> None:
     found = re.fullmatch(r"([\d.]+) [MG]iB", format_memory(torch.device("cpu")))
     assert found is not None
     assert 1 < float(found[1]) < 1024

@@ -12,7 +12,7 @@ from harness import train
 from phasetrain.hooks.progress.notebook import NotebookProgress, in_notebook
 
 
-def test_a_bar_that_moves(tmp_path: Path) -> None:
+def test_progress_bar_moves(tmp_path: Path) -> None:
     shown: list[str] = []
     train(tmp_path, "PHASES.epochs=1", hooks={"notebook": NotebookProgress(shown.append)})
     assert 'value="0" max="5"' in shown[0]
@@ -35,5 +35,5 @@ def test_is_known_by_its_kernel(
     assert in_notebook() is expected
 
 
-def test_outside_of_one() -> None:
+def test_plain_interpreter_is_no_notebook() -> None:
     assert "IPython" in sys.modules or not in_notebook()

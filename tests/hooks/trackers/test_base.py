@@ -125,7 +125,7 @@ def test_each_step_and_phase_is_a_record(unbroken: list[dict[str, Any]]) -> None
     ]  # fmt: skip
 
 
-def test_names() -> None:
+def test_values_are_named_by_split_and_kind() -> None:
     values, speeds = {"loss": 2.0, "lr": 0.1, "norm": 3.0}, {"samples_per_second": 5}
     step = Record("step", "train", 0, 0, 2, 2, 48, values, 7.0, speeds)
     assert step.values_by_name() == {
@@ -148,7 +148,7 @@ class TestExactlyOnce:
             pytest.param((9, 9), True, marks=pytest.mark.slow),
         ],
     )
-    def test_kills(
+    def test_records_are_sent_exactly_once_over_kills(
         self, tmp_path: Path, unbroken: list[dict[str, Any]], kills: tuple[int, ...], live: bool
     ) -> None:
         path, run = tmp_path / "journal", tmp_path / "run"
@@ -235,9 +235,7 @@ class TestFailing:
         )
         assert journal.sent > 2
 
-    def test_one_that_always_fails_loses_nothing_either(
-        self, tmp_path: Path, unbroken: Any
-    ) -> None:
+    def test_tracker_that_always_fails_loses_no_record(self, tmp_path: Path, unbroken: Any) -> None:
         journal = Journal(tmp_path / "journal", [10**6])
         result = train(tmp_path / "run", hooks={"noted": Noted(journal, wait_seconds=20.0)})
         assert result.state == "finished"
@@ -266,7 +264,7 @@ class TestFailing:
         train(tmp_path / "run", hooks={"noted": Noted(again)})
         assert kept(again.lines()) == unbroken
 
-    def test_one_that_never_returns_is_left_behind(self, tmp_path: Path) -> None:
+    def test_hanging_tracker_does_not_block_the_end(self, tmp_path: Path) -> None:
         class Stuck(Journal):
             def connect(self) -> int:
                 gate.wait(30)
@@ -348,7 +346,7 @@ class TestPolicy:
         assert train(tmp_path / "run").state == "finished"
         assert records(tmp_path / "run") == records(whole)
 
-    def test_from_the_config(self, tmp_path: Path) -> None:
+    def test_on_exception_is_read_from_the_config(self, tmp_path: Path) -> None:
         """A file in the place of its folder makes the csv hook fail at its start."""
         for name in ("ignored", "raised"):
             (tmp_path / name / "csv").parent.mkdir()
@@ -368,7 +366,7 @@ class TestPolicy:
         with raises(ConfigError, key="HOOKS.mistaken"):
             train(tmp_path, hooks={"mistaken": Mistaken()})
 
-    def test_other_words_are_refused(self, tmp_path: Path) -> None:
+    def test_unknown_on_exception_is_rejected(self, tmp_path: Path) -> None:
         with raises(
             ConfigError, code="config.wrong_type", key="HOOKS.csv.on_exception", given="'retry'"
         ):

@@ -65,5 +65,5 @@ def test_a_file_shorter_than_the_checkpoint_covers_goes_on_with_whole_rows(tmp_p
 
 def test_columns_that_differ_between_equal_runs_come_last() -> None:
     assert CSV(every_updates=3).every_updates == 3
-    with pytest.raises(ValueError, match="every_updates = 0: expected at least 1"):
+    with pytest.raises(ValueError, match="every_updates = 0"):
         CSV(every_updates=0)

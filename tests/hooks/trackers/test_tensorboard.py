@@ -56,7 +56,7 @@ def test_a_file_shorter_than_the_checkpoint_covers_is_not_filled_up(tmp_path: Pa
     assert [step for step, _ in scalars(tmp_path)["train/step_loss"]][-10:] == list(range(6, 16))
 
 
-def test_logs_of_a_part(tmp_path: Path) -> None:
+def test_logs_of_other_hooks_are_written(tmp_path: Path) -> None:
     class Norm(HOOKS["metrics"]):  # type: ignore[misc] # any hook will do
         def on_forward(self, run: Any, phase: Any, out: Any) -> None:
             out.logs["norm"] = 2.0
@@ -118,7 +118,7 @@ class TestPictures:
             (10, 160, 160),
         ]
 
-    def test_histograms(self, folder: Path) -> None:
+    def test_histograms_of_weights_and_gradients_are_written(self, folder: Path) -> None:
         found = self.events(folder)
         names = {name for name in found.Tags()["histograms"] if name.startswith("weights/")}
         assert len(names) == 11
@@ -128,7 +128,7 @@ class TestPictures:
         for name in found.Tags()["histograms"]:
             assert [one.step for one in found.Histograms(name)] == [5, 10]
 
-    def test_table_of_runs(self, folder: Path) -> None:
+    def test_config_and_metrics_are_in_the_table_of_runs(self, folder: Path) -> None:
         tags = self.events(folder).Tags()
         assert "test/accuracy" in tags["scalars"]
         plugin = importlib.import_module("tensorboard.plugins.hparams.plugin_data_pb2")
@@ -203,9 +203,9 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="histograms_every = 0: expected at least 1"):
+    with pytest.raises(ValueError, match="histograms_every = 0"):
         TensorBoard(histograms_every=0)
-    with pytest.raises(ValueError, match="images = -1: expected at least 0"):
+    with pytest.raises(ValueError, match="images = -1"):
         TensorBoard(images=-1)
-    with pytest.raises(ValueError, match="every_updates = 0: expected at least 1"):
+    with pytest.raises(ValueError, match="every_updates = 0"):
         TensorBoard(every_updates=0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
@@ -44,12 +45,12 @@ def test_the_ledger_has_every_update_and_metrics_some(run_folder: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist; expected the folder of a run"):
+    with raises(ConfigError, code="runs.no_run"):
         read_run(str(tmp_path / "nowhere"))
     (tmp_path / "photo.jpg").touch()
-    with pytest.raises(ConfigError, match="contains no run; expected the folder of a run"):
+    with raises(ConfigError, code="runs.no_run"):
         read_run(str(tmp_path))
-    with pytest.raises(ConfigError, match="expected the folder of a run"):
+    with raises(ConfigError, code="runs.no_run"):
         read_run(str(tmp_path / "photo.jpg"))
 
 
