@@ -32,7 +32,7 @@ def tried(folder: Path, *words: str) -> RunResult:
     return run([*GREEDY, f"RUN.dir={folder}", *words], terminal=Terminal(io.StringIO(), live=False))
 
 
-def found(folder: Path, name: str) -> dict[str, Any]:
+def read_result(folder: Path, name: str) -> dict[str, Any]:
     content = json.loads((folder / "find" / f"{name}.json").read_text())
     assert isinstance(content, dict)
     return content
@@ -41,7 +41,7 @@ def found(folder: Path, name: str) -> dict[str, Any]:
 class TestLr:
     def test_the_numbers(self, tmp_path: Path) -> None:
         result = train(tmp_path, "RUN.engine=find_lr", *SHORT)
-        content = found(tmp_path, "find_lr")
+        content = read_result(tmp_path, "find_lr")
         assert (result.state, result.reason) == ("found", content["line"])
         assert [path.name for path in tmp_path.iterdir()] == ["find"]
         assert content["line"] == f"OPTIMIZER.lr={content['steepest']:.2g}"
@@ -66,16 +66,16 @@ class TestLr:
         losses = [
             record["loss"] for record in records(tmp_path / "run") if record["kind"] == "step"
         ]
-        assert found(tmp_path / "find", "find_lr")["loss"] == pytest.approx(losses, rel=1e-4)
+        assert read_result(tmp_path / "find", "find_lr")["loss"] == pytest.approx(losses, rel=1e-4)
 
     @pytest.mark.slow
     def test_equal_calls_give_equal_numbers_and_another_seed_others(self, tmp_path: Path) -> None:
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
             train(tmp_path / name, "RUN.engine=find_lr", *SHORT, f"RUN.seed={seed}")
         assert (
-            found(tmp_path / "a", "find_lr")
-            == found(tmp_path / "b", "find_lr")
-            != found(tmp_path / "c", "find_lr")
+            read_result(tmp_path / "a", "find_lr")
+            == read_result(tmp_path / "b", "find_lr")
+            != read_result(tmp_path / "c", "find_lr")
         )
 
     @pytest.mark.slow
@@ -87,7 +87,7 @@ class TestLr:
 
     def test_it_stops_where_the_loss_runs_away(self, tmp_path: Path) -> None:
         train(tmp_path, "RUN.engine=find_lr", *SHORT, "FIND.lr_to=1e12", "FIND.stop_at=2")
-        content = found(tmp_path, "find_lr")
+        content = read_result(tmp_path, "find_lr")
         assert content["stopped"] in (
             "the loss is 2 times its lowest value",
             "the loss is not finite",
@@ -100,7 +100,7 @@ class TestLr:
         result = train(tmp_path, "RUN.engine=find_lr", *SHORT, scaled)
         assert result.reason.endswith(" OPTIMIZER.auto_lr_scaling=null")
         train(tmp_path / "plain", "RUN.engine=find_lr", *SHORT)
-        ours, plain = found(tmp_path, "find_lr"), found(tmp_path / "plain", "find_lr")
+        ours, plain = read_result(tmp_path, "find_lr"), read_result(tmp_path / "plain", "find_lr")
         assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-3)
 
     def test_without_matplotlib_there_are_the_numbers(
@@ -172,7 +172,7 @@ class TestArithmetic:
 class TestBatchSize:
     def test_as_large_as_memory_allows(self, tmp_path: Path) -> None:
         result = tried(tmp_path)
-        content = found(tmp_path, "find_batch_size")
+        content = read_result(tmp_path, "find_batch_size")
         assert (content["tried"], content["largest"]) == ([16, 32, 64], 64)
         assert content["stopped"] == "128 samples do not fit into the memory of cpu"
         assert result.reason == content["line"] == "DATA.TRAIN.batch_size=64"
@@ -185,7 +185,7 @@ class TestBatchSize:
     def test_what_the_cpu_says_of_memory(self, tmp_path: Path) -> None:
         text = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
         tried(tmp_path, f'MODEL.text="{text}"', "MODEL.limit=32")
-        assert found(tmp_path, "find_batch_size")["largest"] == 32
+        assert read_result(tmp_path, "find_batch_size")["largest"] == 32
 
     def test_any_other_error_is_raised(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no such shape"):
@@ -199,10 +199,10 @@ class TestBatchSize:
     def test_no_larger_than_asked_for_or_than_there_is_data(self, tmp_path: Path) -> None:
         words = ("MODEL.limit=9999", "FIND.batch_size_from=256")
         tried(tmp_path, *words, "FIND.max_batch_size=600")
-        content = found(tmp_path, "find_batch_size")
+        content = read_result(tmp_path, "find_batch_size")
         assert (content["tried"], content["stopped"]) == ([256, 512], "FIND.max_batch_size = 600")
         tried(tmp_path, *words)
-        content = found(tmp_path, "find_batch_size")
+        content = read_result(tmp_path, "find_batch_size")
         assert (content["tried"], content["stopped"]) == (
             [256, 512, 1024],
             "DATA.TRAIN has 1442 samples",

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = "PHASES.epochs=1"
 
 
-def quietly(words: Sequence[str], config_dir: str | None) -> RunResult:
+def run_quietly(words: Sequence[str], config_dir: str | None) -> RunResult:
     return run(words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
 
 
@@ -87,7 +87,7 @@ class TestSame:
         (copy / "status.json").write_text('{"state": "failed"}')
         ledger = (copy / "steps.ledger").read_bytes()
         (copy / "steps.ledger").write_bytes(ledger[: 16 + 3 * 76])
-        verdict = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=quietly)
+        verdict = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=run_quietly)
         assert (verdict.exit_code, verdict.is_identical) == (0, True)
         assert "update 3" in verdict.text
 
@@ -118,7 +118,7 @@ def test_three_processes_again(tmp_path: Path) -> None:
 class TestParts:
     def test_with_another_value(self, copy: Path, tmp_path: Path) -> None:
         words = [f"RUN.dir={tmp_path / 'x'}", "OPTIMIZER.weight_decay=0.1"]
-        verdict = repeat(str(copy), words, config_dir=None, run=quietly)
+        verdict = repeat(str(copy), words, config_dir=None, run=run_quietly)
         assert (verdict.exit_code, verdict.is_identical) == (1, False)
         assert str(copy) in verdict.text
         assert "update 2: " in verdict.text
@@ -127,7 +127,7 @@ class TestParts:
     def test_in_the_weights_alone(self, copy: Path, tmp_path: Path) -> None:
         status = json.loads((copy / "status.json").read_text())
         (copy / "status.json").write_text(json.dumps(status | {"digest": "0" * 64}))
-        verdict = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=quietly)
+        verdict = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=run_quietly)
         assert (verdict.exit_code, verdict.is_identical) == (1, False)
         assert "5 updates" in verdict.text
         assert "weights" in verdict.text
@@ -163,7 +163,7 @@ class TestDepartures:
         for name in ("RUN.md", "reproduce.sh"):
             assert f"from update 5 on: {line}" in (copy / name).read_text()
         with caplog.at_level(logging.WARNING, "phasetrain"):
-            verdict = repeat(str(copy), [], config_dir=None, run=quietly)
+            verdict = repeat(str(copy), [], config_dir=None, run=run_quietly)
         assert (verdict.exit_code, verdict.is_identical) == (1, False)
         assert f"  from update 5 on: {line}" in verdict.text
         assert any("PHASES.epochs" in message for message in caplog.messages)
@@ -180,7 +180,7 @@ class TestDepartures:
             f"a loop ({__name__}.of_ones_own) is given in Python",
         ]
         assert self.found(tmp_path / "one") == [{"updates": 0, "what": told}]
-        verdict = repeat(str(tmp_path / "one"), [], config_dir=None, run=quietly)
+        verdict = repeat(str(tmp_path / "one"), [], config_dir=None, run=run_quietly)
         assert (verdict.exit_code, f"from the start: {'; '.join(told)}" in verdict.text) == (
             1,
             True,
@@ -223,7 +223,7 @@ class TestFolder:
         if name == "other":
             shutil.copytree("one", "other")
         with raises(ConfigError, code="rerun.same_folder"):
-            repeat("one", [f"RUN.dir={name}"], config_dir=None, run=quietly)
+            repeat("one", [f"RUN.dir={name}"], config_dir=None, run=run_quietly)
 
     def test_a_repetition_that_was_stopped_goes_on(self, copy: Path, tmp_path: Path) -> None:
         shutil.copytree(copy, tmp_path / "other")
@@ -283,7 +283,7 @@ class TestChangedFiles:
             "MACHINE.threads=null",
             "HOOKS.report=null",
         ]
-        first = quietly([*words, f"RUN.dir={tmp_path / 'one'}"], str(tmp_path / "mine"))
+        first = run_quietly([*words, f"RUN.dir={tmp_path / 'one'}"], str(tmp_path / "mine"))
         mine.write_text(text.replace("0.05", "0.2").replace("width: 4", "width: 4, dropout: 0.5"))
         with caplog.at_level(logging.INFO, "phasetrain"):
             found = repeat_overrides(read_original(first.folder))
@@ -326,7 +326,7 @@ class TestNotARun:
         if not ledger:
             (copy / "steps.ledger").unlink()
         with raises(ConfigError, code="rerun.nothing_to_compare"):
-            repeat(str(copy), [], config_dir=None, run=quietly)
+            repeat(str(copy), [], config_dir=None, run=run_quietly)
         assert not (copy.parent / "one-again").exists()
 
     @pytest.mark.parametrize("content", [None, "", "a: [", "- x\n", "\xff"])

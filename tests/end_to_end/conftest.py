@@ -8,7 +8,7 @@ import pytest
 from damaged import NEWEST, OLDEST, PREVIOUS
 from faulty import ONE, Starter
 from fork_server import ForkServer
-from harness import SMALL, KillAfter, SaveEachStep, die, train
+from harness import SMALL, KillAfter, SaveEachStep, run_until_killed, train
 from processes import Launcher
 
 
@@ -24,9 +24,9 @@ def starter(fork_server: ForkServer) -> Starter:
 
 
 @pytest.fixture(scope="session")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished run with one thread and no fault."""
-    folder = tmp_path_factory.mktemp("calm")
+    folder = tmp_path_factory.mktemp("unbroken")
     assert train(folder, ONE).state == "finished"
     return folder
 
@@ -36,7 +36,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run that was killed at the third update of its second epoch, with
     three checkpoints."""
     folder = tmp_path_factory.mktemp("killed") / "run"
-    die(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    run_until_killed(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
     assert sorted(path.name for path in (folder / "checkpoints").glob("p*")) == [
         OLDEST,
         PREVIOUS,
@@ -46,7 +46,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def mine(killed: Path, tmp_path: Path) -> Path:
+def killed_copy(killed: Path, tmp_path: Path) -> Path:
     """Return a copy of the killed run that the test may change."""
     shutil.copytree(killed, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
@@ -58,7 +58,7 @@ def launcher(fork_server: ForkServer) -> Launcher:
 
 
 @pytest.fixture(scope="session")
-def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken_by_three_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished run with three ranks and no fault."""
     folder = tmp_path_factory.mktemp("calm3") / "run"
     done = launcher.run(folder, 3, *SMALL, ONE)

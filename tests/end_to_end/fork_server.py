@@ -113,7 +113,7 @@ def mount_shared_memory(size: str) -> None:
         raise PermissionError(ctypes.get_errno(), "this user may not mount a small /dev/shm")
 
 
-def obey(order: dict[str, Any]) -> int:
+def run_order(order: dict[str, Any]) -> int:
     """Run the command line and return its exit code."""
     from phasetrain.commands.cli import main
 
@@ -204,7 +204,7 @@ def serve(folder: str) -> None:
             if (pid := os.fork()) == 0:
                 os.environ.update(order["environment"])
                 meet_early()
-                os._exit(obey(order) & 0xFF)
+                os._exit(run_order(order) & 0xFF)
             indices[pid] = index
         print(json.dumps(list(indices)), flush=True)  # noqa: T201 - the answer
         for _ in range(len(indices)):

@@ -49,7 +49,7 @@ def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None
     )
 
 
-def die(folder: Path, *overrides: str, hooks: Mapping[str, Hook]) -> None:
+def run_until_killed(folder: Path, *overrides: str, hooks: Mapping[str, Hook]) -> None:
     """Run a small training until a hook raises `Killed`, which simulates a kill of the process."""
     try:
         train(folder, *overrides, hooks=hooks)
@@ -78,7 +78,7 @@ def ledger_bytes(folder: Path) -> bytes:
     return (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
 
 
-def parted(one: Path, other: Path) -> list[str]:
+def differences_of_runs(one: Path, other: Path) -> list[str]:
     """Return the differences of two finished run folders: position, task state, logged numbers and
     bytes of the ledger."""
     first, second = newest(one), newest(other)

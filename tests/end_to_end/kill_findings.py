@@ -41,7 +41,7 @@ class Report:
     seconds: float = 0.0
 
     @property
-    def found(self) -> bool:
+    def newest_intact(self) -> bool:
         """Whether there is any problem."""
         return bool(self.lost or self.wrong or self.left)
 
@@ -99,12 +99,12 @@ def session(leader: int) -> list[int]:
     return alive
 
 
-def names(folder: Path) -> set[str]:
+def list_paths(folder: Path) -> set[str]:
     """Return the paths of all files and folders of a run, relative to its folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def found(folder: Path) -> str | None:
+def newest_intact(folder: Path) -> str | None:
     """Return the name of the newest intact checkpoint; empty without any checkpoint, None if all
     are damaged."""
     try:
@@ -114,7 +114,7 @@ def found(folder: Path) -> str | None:
     return Path(loaded.path).name if loaded else ""
 
 
-def where(attempt: Attempt, newest: str | None, left: Iterable[str]) -> str:
+def name_place(attempt: Attempt, newest: str | None, left: Iterable[str]) -> str:
     """Return the place of a kill, derived from the files that it left and from the stage."""
     inside = [name for name in left if name.startswith("checkpoints/")]
     if any(".trash-" in name for name in inside):
@@ -124,7 +124,7 @@ def where(attempt: Attempt, newest: str | None, left: Iterable[str]) -> str:
     return "a resume" if attempt.place == "start-up" and newest else attempt.place
 
 
-def loss(folder: Path, attempt: Attempt, newest: str) -> tuple[str, str]:
+def describe_loss(folder: Path, attempt: Attempt, newest: str) -> tuple[str, str]:
     """Return a description of the loss in an attempt, or "", and the newest checkpoint after it.
 
     Args:
@@ -138,11 +138,11 @@ def loss(folder: Path, attempt: Attempt, newest: str) -> tuple[str, str]:
             f"the attempt went on from {attempt.resumed!r}, and the newest checkpoint was {newest!r}",
             newest,
         )
-    now = found(folder)
+    now = newest_intact(folder)
     if now is None:
         return "no checkpoint is whole", newest
-    known = max(newest, acknowledged(folder), key=position)
-    if position(known) > position(now):
+    known = max(newest, acknowledged(folder), key=position_of)
+    if position_of(known) > position_of(now):
         return f"{known!r} was committed, and the newest checkpoint is {now!r}", now
     return "", now
 
@@ -159,6 +159,6 @@ def untrue_status(folder: Path) -> list[str]:
     return [] if state == "finished" else [f"status.json says {state!r}"]
 
 
-def position(name: str) -> str:
+def position_of(name: str) -> str:
     """Return the sort key of a checkpoint from its name, such as p0001-s00000003-c7."""
     return name[: len("p0001-s00000003")]

@@ -27,8 +27,16 @@ from pathlib import Path
 
 import torch
 from broken_protocols import PROTOCOLS
-from harness import SMALL, leftovers, parted
-from kill_findings import Attempt, Report, loss, names, session, untrue_status, where
+from harness import SMALL, differences_of_runs, leftovers
+from kill_findings import (
+    Attempt,
+    Report,
+    describe_loss,
+    list_paths,
+    name_place,
+    session,
+    untrue_status,
+)
 
 from phasetrain.commands.cli import main
 from phasetrain.engine.plan import Phase
@@ -159,21 +167,21 @@ class Suite:
                 dice.uniform(0.0, self.span),
                 bool(workers) and dice.random() < self.alone,
             )
-            before = names(folder)
+            before = list_paths(folder)
             attempt = self._attempt(folder, overrides, moment if left else None, alone=alone)
             code = attempt.code
             if code is None:
                 left -= 1
                 report.kills += 1
                 report.alone += alone
-                report.places[where(attempt, newest, names(folder) - before)] += 1
+                report.places[name_place(attempt, newest, list_paths(folder) - before)] += 1
             self._adapt(attempt, fresh=not newest)
-            problem, newest = loss(folder, attempt, newest)
+            problem, newest = describe_loss(folder, attempt, newest)
             if problem:
                 report.lost.append(f"{name}: {problem}")
                 return
             self._look_for_orphans()
-        if differences := parted(self.unbroken, folder):
+        if differences := differences_of_runs(self.unbroken, folder):
             report.wrong.append(f"{name}: {', '.join(differences[:5])}")
         report.left += [
             f"{name}: {thing}" for thing in (*leftovers(folder), *untrue_status(folder))

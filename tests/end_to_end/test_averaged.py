@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    records,
+    run_until_killed,
+    train,
+)
 from processes import Launcher
 from raising import raises
 from safetensors.torch import load_file
@@ -246,13 +255,13 @@ class TestOnCUDA:
         words = (*AVERAGED, rule, "MACHINE.device=cuda", f"MACHINE.precision={precision}")
         train(tmp_path / "unbroken", *words)
         for step in (3, 10):
-            die(
+            run_until_killed(
                 tmp_path / str(step),
                 *words,
                 hooks={"save": SaveEachStep(), "kill": KillAfter(step)},
             )
             train(tmp_path / str(step), *words)
-            assert parted(tmp_path / "unbroken", tmp_path / str(step)) == []
+            assert differences_of_runs(tmp_path / "unbroken", tmp_path / str(step)) == []
 
 
 class TestRefused:
@@ -281,14 +290,14 @@ class TestSeveralProcesses:
             "PHASES.epochs=2",
             "MODEL.freeze_updates=[{match: features.0, for: 4}]",
         )
-        assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
+        assert launcher.run(tmp_path / "unbroken", 3, *words).codes == [0, 0, 0]
         strike = (STRIKE, "HOOKS.strike={rank: 1, update: 7}", "CHECKPOINT.every_updates=2")
         assert launcher.run(tmp_path / "run", 3, *words, *strike).codes[1] == -9
         assert launcher.run(tmp_path / "run", 3, *words, *strike).codes == [0, 0, 0]
-        assert parted(tmp_path / "calm", tmp_path / "run") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
         metrics = [
             r["metrics"]
-            for r in records(tmp_path / "calm")
+            for r in records(tmp_path / "unbroken")
             if r.get("split") in ("test@ema", "test@swa")
         ]
         assert len(metrics) == 4
@@ -319,9 +328,9 @@ class TestSeveralProcesses:
         words = (*words, "MODEL.freeze=[features.4]")
         assert launcher.run(tmp_path / "ddp", 3, *words).codes == [0, 0, 0]
         using = (*words, f"DISTRIBUTED.strategy={strategy}")
-        ended = launcher.run(tmp_path / "calm", 3, *using)
+        ended = launcher.run(tmp_path / "unbroken", 3, *using)
         assert ended.codes == [0, 0, 0], ended.outputs
-        one, other = (newest(tmp_path / name).state["task"] for name in ("ddp", "calm"))
+        one, other = (newest(tmp_path / name).state["task"] for name in ("ddp", "unbroken"))
         for name in ("model", "ema", "swa"):
             far = max(
                 float((one[name][k].double() - other[name][k].double()).abs().max())
@@ -332,4 +341,4 @@ class TestSeveralProcesses:
         assert launcher.run(tmp_path / "run", 3, *using, *strike).codes[2] == -9
         ended = launcher.run(tmp_path / "run", 3, *using, *strike)
         assert ended.codes == [0, 0, 0], ended.outputs
-        assert parted(tmp_path / "calm", tmp_path / "run") == []
+        assert differences_of_runs(tmp_path / "calm", tmp_path / "run") == []

@@ -17,7 +17,9 @@ from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook
 
 
-def said(capsys: pytest.CaptureFixture[str], expected_code: int, *overrides: str) -> str:
+def run_and_read_error(
+    capsys: pytest.CaptureFixture[str], expected_code: int, *overrides: str
+) -> str:
     """Run the command line, check its exit code, and return what it printed as an error."""
     capsys.readouterr()
     assert main(list(overrides)) == expected_code
@@ -108,13 +110,13 @@ def test_all_mistakes_are_listed_at_once_and_exit_code_is_2(
         "MODLE.name": "MODEL.name",
         "DATA.TRAIN.batchsize": "DATA.TRAIN.batch_size",
     }
-    error = said(capsys, 2, *words)
+    error = run_and_read_error(capsys, 2, *words)
     assert all(f"{problem.key} = {problem.given}" in error for problem in caught.value.problems)
     assert list(here.iterdir()) == []
 
 
 def test_unknown_option_has_exit_code_2(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = said(capsys, 2, "--nonsense")
+    error = run_and_read_error(capsys, 2, "--nonsense")
     assert "--nonsense" in error
     assert "--config-dir" in error
 
@@ -178,7 +180,7 @@ def test_a_forbidden_change_shows_both_values_and_keeps_the_run(
 ) -> None:
     train(here / "run")
     before = {path: path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()}
-    error = said(capsys, 3, *SMALL, "RUN.dir=run", "RUN.seed=7", "MODEL.width=5")
+    error = run_and_read_error(capsys, 3, *SMALL, "RUN.dir=run", "RUN.seed=7", "MODEL.width=5")
     assert re.search("RUN.seed: .* 0, .* 7 ", error)
     assert re.search("MODEL.width: .* 4, .* 5 ", error)
     with pytest.raises(

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import STEPS, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
+from harness import (
+    STEPS,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    leftovers,
+    newest,
+    run_until_killed,
+    train,
+)
 from raising import raises
 
 from phasetrain.commands.cli import main
@@ -128,9 +137,9 @@ def test_killed_at_every_step_and_resumed(
     unbroken: Path, policy: str, tmp_path: Path, step: int
 ) -> None:
     overrides = (*FAULTY, policy)
-    die(tmp_path, *overrides, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+    run_until_killed(tmp_path, *overrides, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
     assert train(tmp_path, *overrides, hooks={"save": SaveEachStep()}).state == "finished"
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
     assert leftovers(tmp_path) == []
 
 
@@ -144,13 +153,15 @@ def test_the_number_of_workers_may_change(
 ) -> None:
     overrides = (*FAULTY, policy)
     hooks = {"save": SaveEachStep(), "kill": KillAfter(step)}
-    die(tmp_path, *overrides, f"DATA.TRAIN.workers={before}", hooks=hooks)
+    run_until_killed(tmp_path, *overrides, f"DATA.TRAIN.workers={before}", hooks=hooks)
     train(tmp_path, *overrides, f"DATA.TRAIN.workers={after}", "DATA.TEST.workers=1")
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
 
 
 def test_policies_give_different_weights(finished: dict[str, Path]) -> None:
-    assert "task.model.features.0.weight" in parted(finished["drop"], finished["substitute"])
+    assert "task.model.features.0.weight" in differences_of_runs(
+        finished["drop"], finished["substitute"]
+    )
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -226,7 +237,9 @@ class TestBudget:
         words = (*FAULTY, "DATA.TRAIN.on_bad_sample=drop")
         with pytest.raises(SampleError) as unbroken:
             train(tmp_path / "unbroken", *words, "DATA.TRAIN.bad_sample_budget=3")
-        die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(
+            tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+        )
         counted = bad_samples(tmp_path / "killed")
         assert 0 < len(counted) < 4
         with pytest.raises(SampleError) as resumed:
@@ -246,7 +259,7 @@ class TestBudget:
                 hooks={"save": SaveEachStep()},
             )
         assert train(tmp_path / "over", *words).state == "finished"
-        assert parted(tmp_path / "unbroken", tmp_path / "over") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "over") == []
 
 
 def test_bad_samples_raise_by_default(tmp_path: Path) -> None:
@@ -256,7 +269,7 @@ def test_bad_samples_raise_by_default(tmp_path: Path) -> None:
 
 def test_the_policy_may_change_on_a_resume_with_consent(tmp_path: Path) -> None:
     good = (*FAULTY, "DATA.TRAIN.bad=[129]", "DATA.TRAIN.samples=129")
-    die(tmp_path, *good, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    run_until_killed(tmp_path, *good, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
     assert "data.train" not in newest(tmp_path).state["task"]
     with pytest.raises(ChangedError, match=r"RUN\.allow=\[DATA\.TRAIN\.on_bad_sample\]"):
         train(tmp_path, *good, "DATA.TRAIN.on_bad_sample=drop")
@@ -270,11 +283,11 @@ def test_unsaved_count_is_detected(unbroken: Path, policy: str, tmp_path: Path) 
     from phasetrain.data.bad_samples import BadSamples
 
     overrides = (*FAULTY, policy)
-    die(tmp_path, *overrides, hooks={"save": SaveEachStep(), "kill": KillAfter(12)})
+    run_until_killed(tmp_path, *overrides, hooks={"save": SaveEachStep(), "kill": KillAfter(12)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BadSamples, "load_state_dict", lambda self, state: None)
         train(tmp_path, *overrides)
-    assert any(path.startswith("task.data.") for path in parted(unbroken, tmp_path))
+    assert any(path.startswith("task.data.") for path in differences_of_runs(unbroken, tmp_path))
 
 
 @pytest.mark.slow
@@ -283,7 +296,9 @@ def test_substitute_that_is_no_function_of_the_draw_is_detected(tmp_path: Path) 
 
     overrides = (*FAULTY, "DATA.TRAIN.on_bad_sample=substitute")
     train(tmp_path / "unbroken", *overrides)
-    die(tmp_path / "killed", *overrides, hooks={"save": SaveEachStep(), "kill": KillAfter(4)})
+    run_until_killed(
+        tmp_path / "killed", *overrides, hooks={"save": SaveEachStep(), "kill": KillAfter(4)}
+    )
     calls = iter(range(10**6))
 
     def counted(seed: int, *purpose: str | int) -> int:
@@ -294,5 +309,6 @@ def test_substitute_that_is_no_function_of_the_draw_is_detected(tmp_path: Path) 
         patch.setattr(reader, "seed_of", counted)
         train(tmp_path / "killed", *overrides)
     assert any(
-        path.startswith("task.model") for path in parted(tmp_path / "unbroken", tmp_path / "killed")
+        path.startswith("task.model")
+        for path in differences_of_runs(tmp_path / "unbroken", tmp_path / "killed")
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, differences, newest, parted, train
+from harness import SMALL, differences, differences_of_runs, newest, train
 from mixing_parts import Noting
 from processes import Launcher
 from torch import Tensor
@@ -53,7 +53,9 @@ class Watch(Hook):
         self.targets.append((phase.is_train, out.target))
 
 
-def seen(folder: Path, *words: str) -> tuple[Watch, list[tuple[bool, Tensor]], dict[str, float]]:
+def run_and_record(
+    folder: Path, *words: str
+) -> tuple[Watch, list[tuple[bool, Tensor]], dict[str, float]]:
     """Return the records of the hook and of the loss, and the metrics."""
     watch = Watch()
     result = train(
@@ -72,7 +74,7 @@ def seen(folder: Path, *words: str) -> tuple[Watch, list[tuple[bool, Tensor]], d
 def test_the_loss_gets_mixed_targets_in_training_and_meters_those_of_the_data(
     tmp_path: Path,
 ) -> None:
-    watch, targets, metrics = seen(
+    watch, targets, metrics = run_and_record(
         tmp_path, "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 1}]"
     )
     trained = [target for is_train, target in targets if is_train]
@@ -89,7 +91,7 @@ def test_the_loss_gets_mixed_targets_in_training_and_meters_those_of_the_data(
 
 def test_each_micro_batch_is_mixed_separately(tmp_path: Path) -> None:
     words = ("DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 1}]", "OPTIMIZER.accumulate=3")
-    watch, targets, _ = seen(tmp_path, *words)
+    watch, targets, _ = run_and_record(tmp_path, *words)
     trained = [target for is_train, target in targets if is_train]
     assert [len(target) for target in trained] == [8] * 6
     for (_, own), target in zip(watch.targets, trained, strict=False):
@@ -99,7 +101,7 @@ def test_each_micro_batch_is_mixed_separately(tmp_path: Path) -> None:
 
 
 def test_empty_list_of_transforms_changes_nothing(tmp_path: Path) -> None:
-    _, targets, _ = seen(tmp_path)
+    _, targets, _ = run_and_record(tmp_path)
     assert all(target.dtype == torch.int64 for _, target in targets)
     plain = train(tmp_path / "plain", "PHASES.epochs=1")
     empty = train(tmp_path / "empty", "PHASES.epochs=1", "DATA.TRAIN.batch_transforms=[]")
@@ -108,7 +110,7 @@ def test_empty_list_of_transforms_changes_nothing(tmp_path: Path) -> None:
 
 def test_stage_may_have_its_own_schedules(tmp_path: Path) -> None:
     stages = "PHASES.stages=[{epochs: 1}, {epochs: 1, DATA: {TRAIN: {batch_transforms: [mixup]}}}]"
-    _, targets, _ = seen(tmp_path, "PHASES.epochs=null", stages)
+    _, targets, _ = run_and_record(tmp_path, "PHASES.epochs=null", stages)
     assert [target.ndim for is_train, target in targets if is_train] == [1, 1, 2, 2]
 
 
@@ -118,12 +120,12 @@ class TestSeveralProcesses:
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         words = (*SMALL, ONE, MIXED, "RUN.imports=[process_parts]", "CHECKPOINT.every_updates=2")
-        calm, folder = tmp_path / "calm", tmp_path / "run"
-        assert launcher.run(calm, 3, *words).codes == [0, 0, 0]
+        unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+        assert launcher.run(unbroken, 3, *words).codes == [0, 0, 0]
         strike = "HOOKS.strike={rank: 1, update: 8}"
         assert launcher.run(folder, 3, *words, strike).codes[1] == -9
         assert launcher.run(folder, 3, *words, strike).codes == [0, 0, 0]
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     @pytest.mark.slow
     def test_ordered_reduction_gives_equal_bits_on_any_number(

@@ -28,16 +28,16 @@ def assert_breakdown(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_breakdown_changes_no_bit_on_three_ranks(
-    launcher: Launcher, calm3: Path, tmp_path: Path
+    launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
 ) -> None:
     done = launcher.run(tmp_path / "run", 3, *SMALL, ONE, ON)
     assert done.codes == [0, 0, 0], done.outputs
     assert_breakdown(tmp_path / "run")
     assert [line for line in records(tmp_path / "run") if line["kind"] != "breakdown"] == records(
-        calm3
+        unbroken_by_three_ranks
     )
-    assert status(tmp_path / "run")["digest"] == status(calm3)["digest"]
-    assert ledger_bytes(tmp_path / "run") == ledger_bytes(calm3)
+    assert status(tmp_path / "run")["digest"] == status(unbroken_by_three_ranks)["digest"]
+    assert ledger_bytes(tmp_path / "run") == ledger_bytes(unbroken_by_three_ranks)
 
 
 @pytest.mark.slow
@@ -45,8 +45,8 @@ def test_breakdown_changes_no_bit_of_sharded_weights(launcher: Launcher, tmp_pat
     words = (*SMALL, ONE, "DISTRIBUTED.strategy=fsdp")
     assert launcher.run(tmp_path / "run", 3, *words, ON).codes == [0, 0, 0]
     assert_breakdown(tmp_path / "run")
-    assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
-    assert status(tmp_path / "run")["digest"] == status(tmp_path / "calm")["digest"]
+    assert launcher.run(tmp_path / "unbroken", 3, *words).codes == [0, 0, 0]
+    assert status(tmp_path / "run")["digest"] == status(tmp_path / "unbroken")["digest"]
     assert [line for line in records(tmp_path / "run") if line["kind"] != "breakdown"] == records(
-        tmp_path / "calm"
+        tmp_path / "unbroken"
     )

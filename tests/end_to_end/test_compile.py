@@ -6,7 +6,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, status, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    run_until_killed,
+    status,
+    train,
+)
 from processes import Launcher
 from raising import raises
 
@@ -18,7 +27,7 @@ AOT = "MACHINE.compile=aot_eager"
 AGAIN = "MACHINE.activation_checkpointing=[features]"
 
 
-def learned(one: Path, other: Path) -> list[str]:
+def differences_of_tasks(one: Path, other: Path) -> list[str]:
     """Return the differences of models, optimizers and meters of two finished runs."""
     return differences(newest(one).state["task"], newest(other).state["task"], "task")
 
@@ -30,24 +39,26 @@ class TestOneProcess:
     def test_killed_compiled_run_resumes_exactly(self, tmp_path: Path, backend: str) -> None:
         words = (ONE, f"MACHINE.compile={backend}", "PHASES.epochs=1")
         train(tmp_path / "unbroken", *words)
-        die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(
+            tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+        )
         train(tmp_path / "run", *words)
-        assert parted(tmp_path / "unbroken", tmp_path / "run") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
     @pytest.mark.slow
     def test_killed_and_resumed_compiled_at_other_steps(self, tmp_path: Path) -> None:
         words = (ONE, AOT, "OPTIMIZER.accumulate=3", "MACHINE.precision=bf16")
         train(tmp_path / "unbroken", *words)
         train(tmp_path / "other", *words, "RUN.seed=1")
-        assert parted(tmp_path / "unbroken", tmp_path / "other") != []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "other") != []
         for step in (1, 3, 7, 12):
-            die(
+            run_until_killed(
                 tmp_path / str(step),
                 *words,
                 hooks={"save": SaveEachStep(), "kill": KillAfter(step)},
             )
             train(tmp_path / str(step), *words)
-            assert parted(tmp_path / "unbroken", tmp_path / str(step)) == []
+            assert differences_of_runs(tmp_path / "unbroken", tmp_path / str(step)) == []
 
     @pytest.mark.slow
     def test_a_test_is_not_compiled_so_its_batches_may_have_any_size(self, tmp_path: Path) -> None:
@@ -55,14 +66,16 @@ class TestOneProcess:
         compiled = train(tmp_path / "compiled", *words, AOT)
         plain = train(tmp_path / "plain", *words)
         assert compiled.last == plain.last
-        assert learned(tmp_path / "plain", tmp_path / "compiled") == []
+        assert differences_of_tasks(tmp_path / "plain", tmp_path / "compiled") == []
 
     @pytest.mark.slow
     def test_activations_computed_again_may_come_and_go_at_a_resume(self, tmp_path: Path) -> None:
         train(tmp_path / "unbroken", ONE)
-        die(tmp_path / "run", ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(
+            tmp_path / "run", ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+        )
         train(tmp_path / "run", ONE, AGAIN)
-        assert parted(tmp_path / "unbroken", tmp_path / "run") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
     @pytest.mark.skipif(find_spec("tvm") is not None, reason="tvm can compile it")
     def test_compiler_error_is_reported_with_its_key(self, tmp_path: Path) -> None:
@@ -77,9 +90,11 @@ class TestOneProcess:
     def test_killed_and_resumed_with_inductor(self, tmp_path: Path) -> None:
         words = (ONE, "MACHINE.compile=inductor")
         train(tmp_path / "unbroken", *words)
-        die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(6)})
+        run_until_killed(
+            tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(6)}
+        )
         train(tmp_path / "run", *words)
-        assert parted(tmp_path / "unbroken", tmp_path / "run") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
 def killed_and_resumed(launcher: Launcher, folder: Path, *words: str) -> Path:
@@ -94,7 +109,7 @@ def killed_and_resumed(launcher: Launcher, folder: Path, *words: str) -> Path:
     assert launcher.run(folder / "run", 3, *SMALL, ONE, *words, *struck).codes == [1, -9, 1]
     again = launcher.run(folder / "run", 3, *SMALL, ONE, *words, *struck)
     assert again.codes == [0, 0, 0], again.outputs
-    assert parted(folder / "unbroken", folder / "run") == []
+    assert differences_of_runs(folder / "unbroken", folder / "run") == []
     assert status(folder / "run")["state"] == "finished"
     return folder / "unbroken"
 
@@ -102,10 +117,12 @@ def killed_and_resumed(launcher: Launcher, folder: Path, *words: str) -> Path:
 class TestThreeProcesses:
     @pytest.mark.slow
     def test_killed_and_resumed_with_rounded_gradients(
-        self, launcher: Launcher, calm3: Path, tmp_path: Path
+        self, launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
     ) -> None:
         unbroken = killed_and_resumed(launcher, tmp_path, "DISTRIBUTED.communication=fp16")
-        assert learned(calm3, unbroken) != [], "the choice has not arrived at torch"
+        assert differences_of_tasks(unbroken_by_three_ranks, unbroken) != [], (
+            "the choice has not arrived at torch"
+        )
 
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["ddp", "zero", "fsdp"])
@@ -117,11 +134,11 @@ class TestThreeProcesses:
     @pytest.mark.slow
     @pytest.mark.parametrize("word", [AGAIN, "MACHINE.compile=eager"])
     def test_bits_are_those_of_a_run_without(
-        self, launcher: Launcher, calm3: Path, tmp_path: Path, word: str
+        self, launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path, word: str
     ) -> None:
         done = launcher.run(tmp_path / "run", 3, *SMALL, ONE, word)
         assert done.codes == [0, 0, 0], done.outputs
-        assert learned(calm3, tmp_path / "run") == []
+        assert differences_of_tasks(unbroken_by_three_ranks, tmp_path / "run") == []
 
     def test_setting_gloo_cannot_do_is_rejected_by_key(
         self, launcher: Launcher, tmp_path: Path

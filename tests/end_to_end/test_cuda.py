@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, die, newest, parted, train
+from harness import KillAfter, SaveEachStep, differences_of_runs, newest, run_until_killed, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,11 +25,13 @@ def test_killed_and_resumed_on_cuda(
     )
     train(tmp_path / "unbroken", *words)
     train(tmp_path / "again", *words)
-    assert parted(tmp_path / "unbroken", tmp_path / "again") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "again") == []
     for step in (3, 6, 12):
-        die(tmp_path / str(step), *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+        run_until_killed(
+            tmp_path / str(step), *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)}
+        )
         train(tmp_path / str(step), *words)
-        assert parted(tmp_path / "unbroken", tmp_path / str(step)) == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / str(step)) == []
 
 
 def test_auto_means_cuda_and_pinned_batches_arrive(tmp_path: Path) -> None:

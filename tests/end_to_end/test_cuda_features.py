@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, die, parted, train
+from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 
 from phasetrain.commands.extract.feature_files import read_columns
 from phasetrain.commands.extract.linear_probe import ProbeSettings, probe
@@ -31,9 +31,11 @@ def test_killed_and_resumed_with_mixup(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     words = ("MACHINE.device=cuda", "DATA.TRAIN.batch_transforms=[mixup, cutmix]")
     train(tmp_path / "unbroken", *words)
-    die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+    run_until_killed(
+        tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+    )
     train(tmp_path / "killed", *words)
-    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
 
 def test_features_and_probes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, newest, parted, status
+from harness import SMALL, differences_of_runs, newest, status
 
 ROOT = Path(__file__).parents[2]
 DEVICES = torch.cuda.device_count()
@@ -51,11 +51,11 @@ def killed_and_resumed(folder: Path, words: Sequence[str], processes: int = 1) -
     for name in ("unbroken", "again"):
         done = launched(folder / name, *words, processes=processes)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert parted(folder / "unbroken", folder / "again") == []
+    assert differences_of_runs(folder / "unbroken", folder / "again") == []
     assert launched(folder / "run", *words, *struck, processes=processes).returncode != 0
     done = launched(folder / "run", *words, *struck, processes=processes)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert parted(folder / "unbroken", folder / "run") == []
+    assert differences_of_runs(folder / "unbroken", folder / "run") == []
     assert status(folder / "run")["state"] == "finished"
 
 

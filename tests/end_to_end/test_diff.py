@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, die, train
+from harness import KillAfter, SaveEachStep, run_until_killed, train
 from raising import raises
 
 from phasetrain.commands.cli import main
@@ -58,7 +58,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, recorded: RecordIds) -> P
 def killed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the same run, killed after its third update with a checkpoint."""
     folder = tmp_path_factory.mktemp("killed")
-    die(folder, *SHORT, hooks={"save": SaveEachStep(), "kill": KillAfter(KILLED_AFTER)})
+    run_until_killed(
+        folder, *SHORT, hooks={"save": SaveEachStep(), "kill": KillAfter(KILLED_AFTER)}
+    )
     return folder
 
 

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from failing_calls import Fault
 from faulty import ONE, Starter
-from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    leftovers,
+    newest,
+    run_until_killed,
+    train,
+)
 
 from phasetrain.data import DATASETS
 from phasetrain.data.datasets.digits import load_digits
@@ -77,7 +86,9 @@ class TestOtherData:
     def test_changed_data_is_rejected_with_both_fingerprints_and_may_be_allowed(
         self, picked: list[int], tmp_path: Path, change: str
     ) -> None:
-        die(tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(
+            tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+        )
         before = Picked(INDICES).fingerprint()
         picked[:] = {"shrunk": range(150), "grown": range(250), "reordered": reversed(range(200))}[
             change
@@ -101,7 +112,9 @@ class TestOtherData:
 
     @pytest.mark.slow
     def test_equal_data_resumes(self, picked: list[int], tmp_path: Path) -> None:
-        die(tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(
+            tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+        )
         picked[:] = list(range(200))
         assert train(tmp_path, *self.WORDS).state == "finished"
 
@@ -125,7 +138,7 @@ class TestAnotherBatchSize:
         before, after = Ids(), Ids()
         size = "DATA.TRAIN.batch_size"
         hooks = {"ids": before, "save": SaveEachStep(), "kill": KillAfter(at)}
-        die(tmp_path, *self.WORDS, f"{size}={first}", hooks=hooks)
+        run_until_killed(tmp_path, *self.WORDS, f"{size}={first}", hooks=hooks)
         done = newest(tmp_path).manifest.state["updates"]
         assert done == min(at, -(-200 // first))
         before.seen = {
@@ -168,7 +181,7 @@ class TestARestartLoop:
         return ended.code, ended.output
 
     def test_restart_loop_is_rejected_after_too_many_attempts(
-        self, starter: Starter, calm: Path, tmp_path: Path
+        self, starter: Starter, unbroken: Path, tmp_path: Path
     ) -> None:
         if not starter.faults:
             pytest.skip(
@@ -183,10 +196,10 @@ class TestARestartLoop:
             assert json.loads((folder / "status.json").read_text())["exit_code"] == 6
             assert leftovers(folder) == []
         assert self.attempt(starter, folder, "RUN.give_up_after=null", kill=False)[0] == 0
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     def test_a_checkpoint_resets_the_count(
-        self, starter: Starter, calm: Path, tmp_path: Path
+        self, starter: Starter, unbroken: Path, tmp_path: Path
     ) -> None:
         if not starter.faults:
             pytest.skip(
@@ -200,7 +213,7 @@ class TestARestartLoop:
             assert ended.code == -signal.SIGKILL, ended.output
         code, output = self.attempt(starter, folder, *words, kill=False)
         assert code == 0, output
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
 
 def test_no_number_of_preemptions_with_a_save_is_a_loop(tmp_path: Path) -> None:

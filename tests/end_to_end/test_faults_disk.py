@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from failing_calls import Fault
 from faulty import ONE, Ended, Starter, open_folder, small_disk
-from harness import SMALL, is_clean, leftovers, newest, parted, records, status, train
+from harness import SMALL, differences_of_runs, is_clean, leftovers, newest, records, status, train
 
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import CheckpointHook, Hook, Run
@@ -59,7 +59,7 @@ class TestASystemCallThatFailsOnce:
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(("call", "error", "number"), ONCE)
     def test_training_continues_after_a_failed_save(
-        self, faults: Starter, calm: Path, tmp_path: Path, call: str, error: str, number: int
+        self, faults: Starter, unbroken: Path, tmp_path: Path, call: str, error: str, number: int
     ) -> None:
         folder = tmp_path / "run"
         fault = Fault(call, "/checkpoints/", error, number, number)
@@ -70,10 +70,10 @@ class TestASystemCallThatFailsOnce:
         told = status(folder)
         assert (told["state"], told["exit_code"], told["save_failures"]) == ("finished", 0, 1)
         assert is_clean(ended, folder)
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     def test_run_ends_after_a_failed_save_if_asked_to(
-        self, faults: Starter, calm: Path, tmp_path: Path
+        self, faults: Starter, unbroken: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
         stop = "CHECKPOINT.on_save_error=stop"
@@ -89,13 +89,13 @@ class TestASystemCallThatFailsOnce:
         before = newest(folder).manifest.state["updates"]
         assert before > 0
         assert faults.run(folder, *WORDS, stop).code == 0
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     @pytest.mark.slow
     @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
     @pytest.mark.parametrize("call", ["open", "write", "fsync", "rename", "mkdir", "unlink"])
     def test_failure_at_every_operation_loses_nothing(
-        self, faults: Starter, calm: Path, tmp_path: Path, call: str, error: str
+        self, faults: Starter, unbroken: Path, tmp_path: Path, call: str, error: str
     ) -> None:
         """Fails each call of the first two saves, and some calls that delete older checkpoints."""
         for number in [*range(1, 14), 20, 30, 40]:
@@ -111,7 +111,7 @@ class TestASystemCallThatFailsOnce:
                 ended = faults.run(folder, *WORDS)
                 assert ended.code == 0, ended.output
             assert is_clean(ended, folder)
-            assert parted(calm, folder) == []
+            assert differences_of_runs(unbroken, folder) == []
 
 
 @pytest.mark.by_default(1)
@@ -120,7 +120,7 @@ class TestASystemCallThatFailsOnce:
     [("write", "ENOSPC", 5), ("fsync", "EIO", 9), ("rename", "EROFS", 3)],
 )
 def test_disk_that_keeps_failing_loses_no_checkpoint(
-    faults: Starter, calm: Path, tmp_path: Path, call: str, error: str, first: int
+    faults: Starter, unbroken: Path, tmp_path: Path, call: str, error: str, first: int
 ) -> None:
     folder = tmp_path / "run"
     ended = faults.run(folder, *WORDS, faults=(Fault(call, "/checkpoints/", error, first),))
@@ -135,7 +135,7 @@ def test_disk_that_keeps_failing_loses_no_checkpoint(
     again = faults.run(folder, *WORDS)
     assert again.code == 0, again.output
     assert last.path in again.output
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
 
 
 @pytest.mark.by_default(1)
@@ -146,18 +146,20 @@ def test_disk_that_keeps_failing_loses_no_checkpoint(
     "call", ["write", *(pytest.param(call, marks=pytest.mark.slow) for call in ("fsync", "rename"))]
 )
 def test_files_unwritable_for_a_while_change_no_bit(
-    faults: Starter, calm: Path, tmp_path: Path, path: str, call: str
+    faults: Starter, unbroken: Path, tmp_path: Path, path: str, call: str
 ) -> None:
     folder = tmp_path / "run"
     ended = faults.run(folder, *WORDS, faults=(Fault(call, f"/run/{path}", "ENOSPC", 3, 6),))
     assert ended.code == 0, ended.output
     assert status(folder)["state"] == "finished"
     assert is_clean(ended, folder)
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
 
 
 @pytest.mark.slow
-def test_unwritable_status_is_only_a_warning(faults: Starter, calm: Path, tmp_path: Path) -> None:
+def test_unwritable_status_is_only_a_warning(
+    faults: Starter, unbroken: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     ended = faults.run(folder, *WORDS, faults=(Fault("rename", "/run/status.json", "EIO", 2),))
     assert ended.code == 0, ended.output
@@ -167,13 +169,13 @@ def test_unwritable_status_is_only_a_warning(faults: Starter, calm: Path, tmp_pa
     )  # the final state could not be written here, but is in the checkpoint
     assert newest(folder).manifest.state["finished"] == "completed"
     assert is_clean(ended, folder)
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
 
 
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("path", ["owner.json", "run.lock"])
 def test_lock_that_cannot_be_removed_blocks_nobody(
-    faults: Starter, calm: Path, tmp_path: Path, path: str
+    faults: Starter, unbroken: Path, tmp_path: Path, path: str
 ) -> None:
     folder = tmp_path / "run"
     ended = faults.run(folder, *WORDS, faults=(Fault("unlink", f"/run/{path}", "EIO"),))
@@ -185,7 +187,7 @@ def test_lock_that_cannot_be_removed_blocks_nobody(
 
 
 def test_unwritable_metrics_hold_checkpoints_back(
-    faults: Starter, calm: Path, tmp_path: Path
+    faults: Starter, unbroken: Path, tmp_path: Path
 ) -> None:
     """A checkpoint that covers unwritten lines would lose them forever."""
     folder = tmp_path / "run"
@@ -194,7 +196,7 @@ def test_unwritable_metrics_hold_checkpoints_back(
     assert os.strerror(errno.ENOSPC) in ended.output
     assert is_clean(ended, folder)
     assert faults.run(folder, *WORDS).code == 0
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
 
 
 WIDE = ("MODEL.width=16", "PHASES.limit.test=1")
@@ -238,7 +240,7 @@ class TestARealLimit:
         assert status(folder)["save_failures"] >= 2
         assert is_clean(ended, folder)
         assert [r["updates"] for r in records(folder) if r["kind"] == "step"] == list(range(1, 16))
-        assert parted(wide, folder) == []
+        assert differences_of_runs(wide, folder) == []
 
     @pytest.mark.slow
     def test_disk_that_stays_full_keeps_the_last_checkpoint(
@@ -260,7 +262,7 @@ class TestARealLimit:
                 ended = starter.run(folder, *WORDS, *WIDE)
                 assert ended.code == 0, ended.output
                 assert is_clean(ended, folder)
-                assert parted(wide, folder) == []
+                assert differences_of_runs(wide, folder) == []
         except PermissionError as error:
             pytest.skip(f"this user may not mount a small disk: {error}")
 
@@ -306,7 +308,7 @@ class TestAFolderThatMayNotBeWritten:
 
     @pytest.mark.slow
     def test_folder_that_becomes_read_only_keeps_the_last_checkpoint(
-        self, faults: Starter, calm: Path, tmp_path: Path
+        self, faults: Starter, unbroken: Path, tmp_path: Path
     ) -> None:
         """From the second save on, every call fails that changes a name or opens a file for
         writing."""
@@ -320,7 +322,7 @@ class TestAFolderThatMayNotBeWritten:
         assert ended.code == 1
         assert says(ended, folder, "EROFS")
         assert faults.run(folder, *WORDS).code == 0
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
 
 def test_background_failure_is_reported_at_the_next_step_boundary(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damaged import NEWEST, PREVIOUS, found
+from damaged import NEWEST, PREVIOUS, newest_valid_name
 from faulty import ONE, Starter
 from harness import SMALL, newest
 
@@ -84,24 +84,24 @@ class TestHostileOnes:
 
     @pytest.mark.parametrize("kind", CONTENTS)
     def test_replaced_content_is_rejected_and_never_executed(
-        self, mine: Path, tmp_path: Path, kind: str
+        self, killed_copy: Path, tmp_path: Path, kind: str
     ) -> None:
         name, change = self.CONTENTS[kind]
-        path = mine / "checkpoints" / NEWEST / name
+        path = killed_copy / "checkpoints" / NEWEST / name
         path.write_bytes(change(path.read_bytes()))
         resign(path.parent)
-        assert found(mine) == PREVIOUS
+        assert newest_valid_name(killed_copy) == PREVIOUS
         assert not (tmp_path / CANARY).exists()
 
     @pytest.mark.parametrize(
         "name", ["../stolen", "/etc/passwd", "a/b", "..", ".hidden", "", "x\0y", "a\\b"]
     )
-    def test_file_name_outside_its_folder_is_rejected(self, mine: Path, name: str) -> None:
+    def test_file_name_outside_its_folder_is_rejected(self, killed_copy: Path, name: str) -> None:
         resign(
-            mine / "checkpoints" / NEWEST,
+            killed_copy / "checkpoints" / NEWEST,
             lambda body: body["files"].update({name: {"size": 1, "digest": "0"}}),
         )
-        assert found(mine) == PREVIOUS
+        assert newest_valid_name(killed_copy) == PREVIOUS
 
     CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
         "phase": lambda body: body["state"].update(phase=-1),
@@ -114,14 +114,14 @@ class TestHostileOnes:
     }
 
     @pytest.mark.parametrize("change", CHANGES)
-    def test_senseless_manifest_is_rejected(self, mine: Path, change: str) -> None:
-        resign(mine / "checkpoints" / NEWEST, self.CHANGES[change])
-        assert found(mine) == PREVIOUS
+    def test_senseless_manifest_is_rejected(self, killed_copy: Path, change: str) -> None:
+        resign(killed_copy / "checkpoints" / NEWEST, self.CHANGES[change])
+        assert newest_valid_name(killed_copy) == PREVIOUS
 
     def test_config_is_compared_and_never_executed(
-        self, mine: Path, tmp_path: Path, starter: Starter
+        self, killed_copy: Path, tmp_path: Path, starter: Starter
     ) -> None:
-        folder = mine / "checkpoints" / NEWEST
+        folder = killed_copy / "checkpoints" / NEWEST
         promised = json.loads((folder / "promised.json").read_text())
         canary = str(tmp_path / CANARY)
         promised["config"]["MODEL"] = {
@@ -132,7 +132,7 @@ class TestHostileOnes:
         promised["config"]["RUN"]["imports"] = ["antigravity"]
         (folder / "promised.json").write_text(json.dumps(promised))
         resign(folder)
-        ended = starter.run(mine, *SMALL, ONE)
+        ended = starter.run(killed_copy, *SMALL, ONE)
         assert ended.code == 3, ended.output
         assert "MODEL.name: " in ended.output
         assert "'os.system'" in ended.output
@@ -142,7 +142,7 @@ class TestHostileOnes:
         pickle.loads(pickle.dumps(Bomb()))
         assert (tmp_path / CANARY).exists()
 
-    def test_resigned_without_a_change_it_is_used(self, mine: Path) -> None:
-        resign(mine / "checkpoints" / NEWEST)
-        loaded = newest(mine)
+    def test_resigned_without_a_change_it_is_used(self, killed_copy: Path) -> None:
+        resign(killed_copy / "checkpoints" / NEWEST)
+        loaded = newest(killed_copy)
         assert Path(loaded.path).name == NEWEST

@@ -11,10 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damaged import NEWEST, OLDEST, PREVIOUS, found
+from damaged import NEWEST, OLDEST, PREVIOUS, newest_valid_name
 from failing_calls import Fault
 from faulty import ONE, Starter
-from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    leftovers,
+    newest,
+    run_until_killed,
+    train,
+)
 
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.api import run
@@ -25,7 +34,7 @@ from phasetrain.runtime.terminal import Terminal
 FILES = ("tensors.safetensors", "state.json", "promised.json", "manifest.json")
 
 
-def flip(path: Path, bit: int) -> None:
+def flip_bit(path: Path, bit: int) -> None:
     """Flip one bit of a file; a second call restores it."""
     with path.open("r+b") as file:
         file.seek(bit // 8)
@@ -34,7 +43,7 @@ def flip(path: Path, bit: int) -> None:
         file.write(bytes([byte ^ (1 << bit % 8)]))
 
 
-def said(folder: Path, *words: str) -> str:
+def resume_and_capture(folder: Path, *words: str) -> str:
     """Resume a run and return its output."""
     output = io.StringIO()
     result = run([*SMALL, ONE, f"RUN.dir={folder}", *words], terminal=Terminal(output, live=False))
@@ -43,132 +52,132 @@ def said(folder: Path, *words: str) -> str:
 
 
 def test_flipped_bit_is_reported_on_the_command_line(
-    starter: Starter, calm: Path, mine: Path
+    starter: Starter, unbroken: Path, killed_copy: Path
 ) -> None:
-    tensors = mine / "checkpoints" / NEWEST / "tensors.safetensors"
-    flip(tensors, 8 * tensors.stat().st_size - 7)
+    tensors = killed_copy / "checkpoints" / NEWEST / "tensors.safetensors"
+    flip_bit(tensors, 8 * tensors.stat().st_size - 7)
     record = json.loads((tensors.parent / "manifest.json").read_text())["body"]["files"][
         tensors.name
     ]
-    ended = starter.run(mine, *SMALL, ONE)
+    ended = starter.run(killed_copy, *SMALL, ONE)
     assert ended.code == 0, ended.output
     text = " ".join(ended.output.split())
     assert all(part in text for part in (NEWEST, tensors.name, record["digest"]))
-    assert f"{mine}/checkpoints/{PREVIOUS} " in text
-    assert parted(calm, mine) == []
-    assert leftovers(mine) == []
+    assert f"{killed_copy}/checkpoints/{PREVIOUS} " in text
+    assert differences_of_runs(unbroken, killed_copy) == []
+    assert leftovers(killed_copy) == []
 
 
 class TestDamage:
     @pytest.mark.by_default(2)
     @pytest.mark.parametrize("name", FILES)
-    def test_flipped_bits_are_detected(self, mine: Path, name: str) -> None:
-        path = mine / "checkpoints" / NEWEST / name
-        assert found(mine) == NEWEST  # before any
+    def test_flipped_bits_are_detected(self, killed_copy: Path, name: str) -> None:
+        path = killed_copy / "checkpoints" / NEWEST / name
+        assert newest_valid_name(killed_copy) == NEWEST  # before any
         dice = random.Random(name)
         for bit in dice.sample(range(8 * path.stat().st_size), 100):
-            flip(path, bit)
-            assert found(mine) == PREVIOUS, f"bit {bit}"
-            flip(path, bit)
-        assert found(mine) == NEWEST
+            flip_bit(path, bit)
+            assert newest_valid_name(killed_copy) == PREVIOUS, f"bit {bit}"
+            flip_bit(path, bit)
+        assert newest_valid_name(killed_copy) == NEWEST
 
     @pytest.mark.parametrize("name", FILES)
-    def test_truncated_file_is_detected(self, mine: Path, name: str) -> None:
-        path = mine / "checkpoints" / NEWEST / name
+    def test_truncated_file_is_detected(self, killed_copy: Path, name: str) -> None:
+        path = killed_copy / "checkpoints" / NEWEST / name
         content = path.read_bytes()
         for sixteenth in range(16):
             path.write_bytes(content[: len(content) * sixteenth // 16])
-            assert found(mine) == PREVIOUS, f"{sixteenth} sixteenths"
+            assert newest_valid_name(killed_copy) == PREVIOUS, f"{sixteenth} sixteenths"
         path.write_bytes(content)
-        assert found(mine) == NEWEST
+        assert newest_valid_name(killed_copy) == NEWEST
 
     @pytest.mark.parametrize("name", FILES)
     def test_file_that_is_longer_missing_or_a_folder_is_detected(
-        self, mine: Path, name: str
+        self, killed_copy: Path, name: str
     ) -> None:
-        path = mine / "checkpoints" / NEWEST / name
+        path = killed_copy / "checkpoints" / NEWEST / name
         content = path.read_bytes()
         path.write_bytes(content + b"\0")
-        assert found(mine) == PREVIOUS
+        assert newest_valid_name(killed_copy) == PREVIOUS
         path.unlink()
-        assert found(mine) == PREVIOUS
+        assert newest_valid_name(killed_copy) == PREVIOUS
         path.mkdir()
-        assert found(mine) == PREVIOUS
+        assert newest_valid_name(killed_copy) == PREVIOUS
         path.rmdir()
         path.symlink_to(path)
-        assert found(mine) == PREVIOUS
+        assert newest_valid_name(killed_copy) == PREVIOUS
         path.unlink()
         path.write_bytes(content)
-        assert found(mine) == NEWEST
+        assert newest_valid_name(killed_copy) == NEWEST
 
     @pytest.mark.parametrize("name", FILES[:3])
     def test_file_exchanged_with_another_checkpoint_is_detected(
-        self, mine: Path, name: str
+        self, killed_copy: Path, name: str
     ) -> None:
-        one, other = (mine / "checkpoints" / folder / name for folder in (NEWEST, PREVIOUS))
+        one, other = (killed_copy / "checkpoints" / folder / name for folder in (NEWEST, PREVIOUS))
         if one.read_bytes() == other.read_bytes():
             assert name == "promised.json"  # the same content in both: nothing is mixed up
             return
-        shutil.move(one, mine / "aside")
+        shutil.move(one, killed_copy / "aside")
         shutil.move(other, one)
-        shutil.move(mine / "aside", other)
-        assert found(mine) == OLDEST
+        shutil.move(killed_copy / "aside", other)
+        assert newest_valid_name(killed_copy) == OLDEST
 
     def test_position_comes_from_the_manifest_and_not_from_the_folder_name(
-        self, calm: Path, mine: Path
+        self, unbroken: Path, killed_copy: Path
     ) -> None:
         """Position and commit number are in the manifest; the folder name does not count."""
-        one, other = (mine / "checkpoints" / folder for folder in (NEWEST, PREVIOUS))
-        one.rename(mine / "aside")
+        one, other = (killed_copy / "checkpoints" / folder for folder in (NEWEST, PREVIOUS))
+        one.rename(killed_copy / "aside")
         other.rename(one)
-        (mine / "aside").rename(other)
-        assert found(mine) == PREVIOUS
-        assert newest(mine).manifest.state["step"] == 2
-        said(mine)
-        assert parted(calm, mine) == []
+        (killed_copy / "aside").rename(other)
+        assert newest_valid_name(killed_copy) == PREVIOUS
+        assert newest(killed_copy).manifest.state["step"] == 2
+        resume_and_capture(killed_copy)
+        assert differences_of_runs(unbroken, killed_copy) == []
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         "copy", [f"{NEWEST}-c99", "p0009-s00000000", f"{NEWEST} (copy)", f"{NEWEST}.bak"]
     )
     def test_copy_of_an_old_checkpoint_under_a_higher_name_is_not_newest(
-        self, calm: Path, mine: Path, copy: str
+        self, unbroken: Path, killed_copy: Path, copy: str
     ) -> None:
-        shutil.copytree(mine / "checkpoints" / PREVIOUS, mine / "checkpoints" / copy)
-        assert found(mine) == NEWEST
-        said(mine)
-        assert parted(calm, mine) == []
+        shutil.copytree(killed_copy / "checkpoints" / PREVIOUS, killed_copy / "checkpoints" / copy)
+        assert newest_valid_name(killed_copy) == NEWEST
+        resume_and_capture(killed_copy)
+        assert differences_of_runs(unbroken, killed_copy) == []
 
-    def test_foreign_files_are_ignored_and_kept(self, calm: Path, mine: Path) -> None:
-        root = mine / "checkpoints"
+    def test_foreign_files_are_ignored_and_kept(self, unbroken: Path, killed_copy: Path) -> None:
+        root = killed_copy / "checkpoints"
         (root / NEWEST / "rank1.safetensors").write_bytes(b"stale")
         (root / NEWEST / "more").mkdir()
         (root / "p0009-s00000000").mkdir()
         (root / "p0009-s00000001").write_bytes(b"a file")
         (root / "notes.txt").write_text("mine")
-        assert found(mine) == NEWEST
-        said(mine)
-        assert parted(calm, mine) == []
+        assert newest_valid_name(killed_copy) == NEWEST
+        resume_and_capture(killed_copy)
+        assert differences_of_runs(unbroken, killed_copy) == []
         assert (root / "notes.txt").exists()
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("damaged", [(NEWEST, PREVIOUS), (NEWEST,)])
     def test_run_resumes_exactly_past_damaged_checkpoints(
-        self, calm: Path, mine: Path, damaged: tuple[str, ...]
+        self, unbroken: Path, killed_copy: Path, damaged: tuple[str, ...]
     ) -> None:
         for name in damaged:
-            path = mine / "checkpoints" / name / "state.json"
+            path = killed_copy / "checkpoints" / name / "state.json"
             path.write_bytes(path.read_bytes()[:-1])
-        text = said(mine)
+        text = resume_and_capture(killed_copy)
         assert all(name in text for name in (*damaged, "state.json"))
-        assert parted(calm, mine) == []
-        assert leftovers(mine) == []
+        assert differences_of_runs(unbroken, killed_copy) == []
+        assert leftovers(killed_copy) == []
 
-    def test_without_verification_a_flip_is_not_seen(self, mine: Path) -> None:
+    def test_without_verification_a_flip_is_not_seen(self, killed_copy: Path) -> None:
         """Negative control: only the digest detects a flipped bit."""
-        path = mine / "checkpoints" / NEWEST / "tensors.safetensors"
-        flip(path, 8 * path.stat().st_size - 7)
-        checkpointer = Checkpointer(f"{mine}/checkpoints", Storage(), verify="size")
+        path = killed_copy / "checkpoints" / NEWEST / "tensors.safetensors"
+        flip_bit(path, 8 * path.stat().st_size - 7)
+        checkpointer = Checkpointer(f"{killed_copy}/checkpoints", Storage(), verify="size")
         loaded = checkpointer.load_newest()
         assert loaded is not None
         assert Path(loaded.path).name == NEWEST
@@ -190,20 +199,20 @@ class TestThePointer:
     @pytest.mark.by_default("looping")
     @pytest.mark.parametrize("lie", LIES)
     def test_newest_checkpoint_is_used_whatever_the_pointer_says(
-        self, calm: Path, mine: Path, lie: str
+        self, unbroken: Path, killed_copy: Path, lie: str
     ) -> None:
-        latest = mine / "checkpoints" / "latest"
+        latest = killed_copy / "checkpoints" / "latest"
         latest.unlink()
         self.LIES[lie](latest)
-        assert f" {mine}/checkpoints/{NEWEST} " in said(mine)
+        assert f" {killed_copy}/checkpoints/{NEWEST} " in resume_and_capture(killed_copy)
         if lie != "folder":  # a folder may belong to the user; it stays, with a warning
             assert latest.read_text() == "p0006-s00000000"
-        assert parted(calm, mine) == []
+        assert differences_of_runs(unbroken, killed_copy) == []
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(("path", "number"), [("checkpoints/latest", 3), ("status.json", 5)])
     def test_killed_between_commit_and_pointer(
-        self, calm: Path, tmp_path: Path, starter: Starter, path: str, number: int
+        self, unbroken: Path, tmp_path: Path, starter: Starter, path: str, number: int
     ) -> None:
         if not starter.faults:
             pytest.skip(
@@ -214,12 +223,12 @@ class TestThePointer:
         killed = Fault("rename", f"/run/{path}", "KILL", number, number)
         assert starter.run(folder, *words, faults=(killed,)).code == -9
         known = json.loads((folder / "status.json").read_text())["checkpoint"]
-        latest, now = (folder / "checkpoints/latest").read_text(), found(folder)
+        latest, now = (folder / "checkpoints/latest").read_text(), newest_valid_name(folder)
         assert known < now  # status.json is behind
         assert (latest < now) == path.endswith("latest")
         assert starter.run(folder, *words).code == 0
         assert (folder / "checkpoints/latest").read_text() == "p0006-s00000000"
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
         assert leftovers(folder) == []
 
 
@@ -227,7 +236,7 @@ class TestTheClock:
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
     def test_clock_jumps_change_no_bit(
-        self, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+        self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
     ) -> None:
         clock, jumps = time.time, [0.0]
 
@@ -237,26 +246,28 @@ class TestTheClock:
 
         monkeypatch.setattr(time, "time", jumping)
         for steps in (3, 4):
-            die(tmp_path, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(steps)})
+            run_until_killed(
+                tmp_path, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(steps)}
+            )
         assert newest(tmp_path).manifest.state["updates"] == 5  # 3, then 2 and two of a test
         train(tmp_path, ONE)
-        assert parted(calm, tmp_path) == []
+        assert differences_of_runs(unbroken, tmp_path) == []
 
     @pytest.mark.parametrize("times", ["equal", "reversed"])
-    def test_file_times_do_not_matter(self, mine: Path, times: str) -> None:
-        for age, folder in enumerate(sorted((mine / "checkpoints").glob("p*"))):
+    def test_file_times_do_not_matter(self, killed_copy: Path, times: str) -> None:
+        for age, folder in enumerate(sorted((killed_copy / "checkpoints").glob("p*"))):
             for path in (*folder.iterdir(), folder):
                 when = 1e9 if times == "equal" else 1e9 - 3600 * age
                 os.utime(path, (when, when))
-        assert found(mine) == NEWEST
+        assert newest_valid_name(killed_copy) == NEWEST
 
 
 class TestOnlyDamagedOnes:
     @pytest.fixture
-    def ruined(self, mine: Path) -> Path:
-        for path in mine.glob("checkpoints/p*/tensors.safetensors"):
-            flip(path, 4000)
-        return mine
+    def ruined(self, killed_copy: Path) -> Path:
+        for path in killed_copy.glob("checkpoints/p*/tensors.safetensors"):
+            flip_bit(path, 4000)
+        return killed_copy
 
     def test_run_does_not_restart_by_itself(self, ruined: Path, starter: Starter) -> None:
         before = sorted(ruined.glob("checkpoints/p*/*"))
@@ -270,31 +281,33 @@ class TestOnlyDamagedOnes:
         assert (told["state"], told["exit_code"]) == ("failed", 5)
         assert (ended.alive, leftovers(ruined)) == ([], [])
 
-    def test_run_restarts_with_consent(self, calm: Path, ruined: Path) -> None:
-        assert "RUN.allow" in said(ruined, "RUN.allow=[no_valid]")
-        assert parted(calm, ruined) == []
+    def test_run_restarts_with_consent(self, unbroken: Path, ruined: Path) -> None:
+        assert "RUN.allow" in resume_and_capture(ruined, "RUN.allow=[no_valid]")
+        assert differences_of_runs(unbroken, ruined) == []
 
 
 class TestTornLogs:
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("torn", [b'{"kind": "st', b"\xff\xfe\0", b"x" * 10_000])
     def test_lines_beyond_the_checkpoint_are_cut_off(
-        self, calm: Path, mine: Path, torn: bytes
+        self, unbroken: Path, killed_copy: Path, torn: bytes
     ) -> None:
         for name in ("metrics.jsonl", "steps.ledger", "log.txt"):
-            with (mine / name).open("ab") as file:
+            with (killed_copy / name).open("ab") as file:
                 file.write(torn)
-        said(mine)
-        assert parted(calm, mine) == []
-        assert (mine / "steps.ledger").read_bytes() == (calm / "steps.ledger").read_bytes()
-        last = (mine / "log.txt").read_bytes().splitlines()[-1]
-        assert json.loads((mine / "status.json").read_text())["digest"].encode() in last
+        resume_and_capture(killed_copy)
+        assert differences_of_runs(unbroken, killed_copy) == []
+        assert (killed_copy / "steps.ledger").read_bytes() == (
+            unbroken / "steps.ledger"
+        ).read_bytes()
+        last = (killed_copy / "log.txt").read_bytes().splitlines()[-1]
+        assert json.loads((killed_copy / "status.json").read_text())["digest"].encode() in last
         assert not last.startswith(torn)
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("torn", ["", "{", "[]", '{"attempt": "x", "time": 3}', "\0"])
-    def test_torn_status_is_ignored(self, calm: Path, mine: Path, torn: str) -> None:
-        (mine / "status.json").write_text(torn)
-        said(mine)
-        assert parted(calm, mine) == []
-        assert json.loads((mine / "status.json").read_text())["state"] == "finished"
+    def test_torn_status_is_ignored(self, unbroken: Path, killed_copy: Path, torn: str) -> None:
+        (killed_copy / "status.json").write_text(torn)
+        resume_and_capture(killed_copy)
+        assert differences_of_runs(unbroken, killed_copy) == []
+        assert json.loads((killed_copy / "status.json").read_text())["state"] == "finished"

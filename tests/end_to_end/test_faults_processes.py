@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from failing_calls import Fault
 from fork_server import ForkServer
-from harness import SMALL, leftovers, newest, parted, status
+from harness import SMALL, differences_of_runs, leftovers, newest, status
 from processes import Finished, Launcher
 from raising import raises
 
@@ -49,7 +49,7 @@ class TestSignals:
     def test_signal_to_one_rank_stops_all_at_the_same_step_with_a_save(
         self,
         launcher: Launcher,
-        calm3: Path,
+        unbroken_by_three_ranks: Path,
         tmp_path: Path,
         rank: int,
         how: str,
@@ -70,11 +70,11 @@ class TestSignals:
         assert (status(folder)["state"], status(folder)["exit_code"]) == ("preempted", code)
         assert [path.name for path in (folder / "checkpoints").glob("p*")] != []
         second = launcher.run(folder, 3, *words)
-        assert (second.codes, parted(calm3, folder)) == ([0] * 3, [])
+        assert (second.codes, differences_of_runs(unbroken_by_three_ranks, folder)) == ([0] * 3, [])
 
     @pytest.mark.slow
     def test_sigusr1_to_another_rank_saves_and_training_continues(
-        self, launcher: Launcher, calm3: Path, tmp_path: Path
+        self, launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
         words = (
@@ -85,7 +85,7 @@ class TestSignals:
         assert launcher.run(folder, 3, *WORDS, strike(2, 7, "usr1"), *words).codes == [0] * 3
         assert len(list((folder / "checkpoints").glob("p*"))) == 1
         assert launcher.run(folder, 3, *WORDS, strike(2, 7, "usr1")).codes == [0] * 3
-        assert parted(calm3, folder) == []
+        assert differences_of_runs(unbroken_by_three_ranks, folder) == []
 
     @pytest.mark.slow
     @pytest.mark.parametrize("rank", [1, 0])
@@ -192,7 +192,7 @@ class TestKilled:
 
     @pytest.mark.slow
     def test_rank_0_killed_while_it_writes_a_checkpoint(
-        self, launcher: Launcher, calm3: Path, tmp_path: Path
+        self, launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
         words = (*WORDS, "CHECKPOINT.every_updates=1", strike(0, 9, event="save"))
@@ -200,7 +200,7 @@ class TestKilled:
         assert done.codes == [-signal.SIGKILL, 1, 1], done.outputs
         assert max(done.ends) - done.ends[0] < WITHIN_SECONDS
         assert launcher.run(folder, 3, *words).codes == [0] * 3
-        assert parted(calm3, folder) == []
+        assert differences_of_runs(unbroken_by_three_ranks, folder) == []
         assert leftovers(folder) == []
 
 
@@ -226,12 +226,12 @@ class TestStoppedAndSlow:
 
     @pytest.mark.slow
     def test_slow_rank_is_no_failure_below_the_timeout(
-        self, launcher: Launcher, calm3: Path, tmp_path: Path
+        self, launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
         words = (strike(1, 3, "sleep", seconds=2.0), "DISTRIBUTED.timeout_seconds=4")
         assert launcher.run(folder, 3, *WORDS, *words).codes == [0] * 3
-        assert parted(calm3, folder) == []
+        assert differences_of_runs(unbroken_by_three_ranks, folder) == []
 
 
 class TestNumerics:
@@ -380,7 +380,7 @@ class TestTheFolder:
 
     @pytest.mark.slow
     def test_rank_0_killed_within_a_commit_loses_no_checkpoint(
-        self, launcher: Launcher, calm3: Path, tmp_path: Path
+        self, launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
     ) -> None:
         if not launcher.faults:
             pytest.skip("needs gcc")
@@ -398,7 +398,10 @@ class TestTheFolder:
             assert done.codes in ([-signal.SIGKILL, 1, 1], [0] * 3), (call, at, done.outputs)
             struck += done.codes[0] != 0
             assert launcher.run(folder, 3, *words).codes == [0] * 3, (call, at)
-            assert (parted(calm3, folder), leftovers(folder)) == ([], []), (call, at)
+            assert (differences_of_runs(unbroken_by_three_ranks, folder), leftovers(folder)) == (
+                [],
+                [],
+            ), (call, at)
         assert struck > 12
 
     def test_checkpoint_that_one_rank_never_sees_fails_the_resume(self, tmp_path: Path) -> None:
@@ -408,7 +411,7 @@ class TestTheFolder:
 
     @pytest.mark.slow
     def test_checkpoint_that_another_rank_sees_late_is_waited_for(
-        self, launcher: Launcher, calm3: Path, tmp_path: Path
+        self, launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
     ) -> None:
         if not launcher.faults:
             pytest.skip("needs gcc")
@@ -419,7 +422,7 @@ class TestTheFolder:
         done = launcher.run(folder, 3, *WORDS, faults={1: late})
         assert done.codes == [0] * 3, done.outputs
         assert time.monotonic() - began > 1.0
-        assert parted(calm3, folder) == []
+        assert differences_of_runs(unbroken_by_three_ranks, folder) == []
 
 
 def wait_for(path: Path) -> None:

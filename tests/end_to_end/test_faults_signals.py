@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from failing_calls import Fault
 from faulty import ONE, Starter
-from harness import SMALL, is_clean, newest, parted, status, train
+from harness import SMALL, differences_of_runs, is_clean, newest, status, train
 
 WORDS = (*SMALL, ONE, "RUN.imports=[faulty_parts]")
 TROUBLED = (
@@ -39,7 +39,7 @@ MOMENTS = {
 """Moment of the signal -> its event, and the number of completed updates after the stop."""
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not condition():
@@ -73,7 +73,13 @@ class TestAStop:
     )
     @pytest.mark.parametrize("moment", MOMENTS)
     def test_signal_to_the_process_group_saves_and_resumes_exactly(
-        self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int, workers: int
+        self,
+        starter: Starter,
+        unbroken: Path,
+        tmp_path: Path,
+        moment: str,
+        number: int,
+        workers: int,
     ) -> None:
         folder, (event, updates) = tmp_path / "run", MOMENTS[moment]
         ended = starter.run(folder, *WORDS, f"DATA.TRAIN.workers={workers}", fault(event, number))
@@ -95,7 +101,7 @@ class TestAStop:
             assert newest(folder).manifest.state["updates"] == told["updates"]
         again = starter.run(folder, *WORDS)
         assert again.code == 0, again.output
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     def test_signal_while_data_is_built_leaves_no_checkpoint(
         self, starter: Starter, troubled: Path, tmp_path: Path
@@ -109,7 +115,7 @@ class TestAStop:
         assert is_clean(ended, folder)
         (tmp_path / "trouble").unlink()
         assert starter.run(folder, *TROUBLED).code == 0
-        assert parted(troubled, folder) == []
+        assert differences_of_runs(troubled, folder) == []
 
     @pytest.mark.parametrize(
         ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)]
@@ -126,14 +132,14 @@ class TestAStop:
         assert not (tmp_path / "run").exists()
 
     def test_signal_at_the_end_changes_nothing(
-        self, starter: Starter, calm: Path, tmp_path: Path
+        self, starter: Starter, unbroken: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
         ended = starter.run(folder, *WORDS, fault("event: on_end"))
         assert ended.code == 0, ended.output
         assert status(folder)["state"] == "finished"
         assert is_clean(ended, folder)
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("moment", ["a train step", "a test step", "a save"])
@@ -141,7 +147,7 @@ class TestAStop:
         "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
     )
     def test_second_signal_ends_the_run_at_once(
-        self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int
+        self, starter: Starter, unbroken: Path, tmp_path: Path, moment: str, number: int
     ) -> None:
         folder = tmp_path / "run"
         words = ("DATA.TRAIN.workers=2", "CHECKPOINT.every_updates=2")
@@ -150,7 +156,7 @@ class TestAStop:
         assert (status(folder)["state"], status(folder)["exit_code"]) == ("preempted", 128 + number)
         assert is_clean(ended, folder)
         assert starter.run(folder, *WORDS).code == 0
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
 
 class TestASaveUnderWay:
@@ -166,7 +172,7 @@ class TestASaveUnderWay:
         return (Fault("fsync", "/checkpoints/", milliseconds=150),)
 
     def test_stop_waits_for_the_save_under_way(
-        self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
+        self, starter: Starter, unbroken: Path, tmp_path: Path, slow: tuple[Fault, ...]
     ) -> None:
         folder = tmp_path / "run"
         ended = starter.run(folder, *self.WORDS, fault(self.AT), faults=slow)
@@ -175,10 +181,10 @@ class TestASaveUnderWay:
         assert names == ["p0000-s00000002", "p0000-s00000003"]
         assert is_clean(ended, folder)
         assert starter.run(folder, *self.WORDS).code == 0
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     def test_second_signal_gives_up_the_save(
-        self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
+        self, starter: Starter, unbroken: Path, tmp_path: Path, slow: tuple[Fault, ...]
     ) -> None:
         folder = tmp_path / "run"
         ended = starter.run(folder, *self.WORDS, fault(self.AT, times=2), faults=slow)
@@ -186,11 +192,11 @@ class TestASaveUnderWay:
         assert list((folder / "checkpoints").iterdir()) == []
         assert is_clean(ended, folder)
         assert starter.run(folder, *self.WORDS).code == 0
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     @pytest.mark.slow
     def test_save_at_the_end_is_skipped_if_grace_is_too_short(
-        self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
+        self, starter: Starter, unbroken: Path, tmp_path: Path, slow: tuple[Fault, ...]
     ) -> None:
         folder = tmp_path / "run"
         at = "event: on_forward, updates: 6, split: train"
@@ -202,7 +208,7 @@ class TestASaveUnderWay:
         assert newest(folder).manifest.state["updates"] == 6
         assert is_clean(ended, folder)
         assert starter.run(folder, *self.WORDS).code == 0
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
 
 class TestWhatDoesNotStop:
@@ -217,7 +223,7 @@ class TestWhatDoesNotStop:
     )
     @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
     def test_user_signal_to_the_process_group_does_not_stop_the_run(
-        self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int
+        self, starter: Starter, unbroken: Path, tmp_path: Path, moment: str, number: int
     ) -> None:
         folder = tmp_path / "run"
         words = ("DATA.TRAIN.workers=2", "CHECKPOINT.every_epochs=null", "CHECKPOINT.keep_last=9")
@@ -235,7 +241,7 @@ class TestWhatDoesNotStop:
         if number == signal.SIGUSR2:
             assert "run_phase" in (folder / "stacks.txt").read_text() or moment == "the start"
         assert is_clean(ended, folder)
-        assert parted(calm, folder) == []
+        assert differences_of_runs(unbroken, folder) == []
 
     @pytest.mark.slow
     def test_user_signal_before_torch_is_imported_does_not_kill(self, tmp_path: Path) -> None:
@@ -302,7 +308,7 @@ class TestWorkers:
         (tmp_path / "trouble").unlink()
         again = starter.run(folder, *TROUBLED)
         assert again.code == 0, again.output
-        assert parted(troubled, folder) == []
+        assert differences_of_runs(troubled, folder) == []
 
     @pytest.mark.slow
     def test_worker_that_dies_during_a_handover_is_reported_without_another_traceback(
@@ -335,7 +341,7 @@ class TestWorkers:
         assert (last.facts.why, last.state["updates"] > 6) == ("exception", True)
         assert is_clean(ended, folder)
         assert starter.run(folder, *TROUBLED).code == 0
-        assert parted(troubled, folder) == []
+        assert differences_of_runs(troubled, folder) == []
 
     @pytest.mark.slow
     def test_without_a_save_on_an_exception_the_epoch_is_lost(
@@ -347,7 +353,7 @@ class TestWorkers:
         assert not (folder / "checkpoints").exists()
         (tmp_path / "trouble").unlink()
         assert starter.run(folder, *TROUBLED).code == 0
-        assert parted(troubled, folder) == []
+        assert differences_of_runs(troubled, folder) == []
 
     @pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.slow), 2])
     def test_signal_to_the_group_while_a_worker_hangs(
@@ -356,7 +362,7 @@ class TestWorkers:
         (tmp_path / "trouble").write_text("hang 200")
         folder = tmp_path / "run"
         pid = starter.start(folder, *TROUBLED, ONE_WORKER)
-        until((tmp_path / "met").exists)
+        wait_until((tmp_path / "met").exists)
         time.sleep(0.5)  # until the prefetched batches are used up
         for _ in range(signals):
             os.killpg(pid, signal.SIGTERM)
@@ -369,7 +375,7 @@ class TestWorkers:
         assert is_clean(ended, folder)
         (tmp_path / "trouble").unlink()
         assert starter.run(folder, *TROUBLED).code == 0
-        assert parted(troubled, folder) == []
+        assert differences_of_runs(troubled, folder) == []
 
 
 @pytest.mark.by_default(1)

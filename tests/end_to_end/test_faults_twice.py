@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 from faulty import ONE
-from harness import STEPS, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
+from harness import (
+    STEPS,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    leftovers,
+    newest,
+    run_until_killed,
+    train,
+)
 
 from phasetrain.hooks import CheckpointHook, Hook
 
@@ -14,7 +23,7 @@ from phasetrain.hooks import CheckpointHook, Hook
 def killed(folder: Path, steps: list[int]) -> None:
     """Kill attempts that save each step, each after the given number of steps, then finish."""
     for count in steps:
-        die(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(count)})
+        run_until_killed(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(count)})
     assert train(folder, ONE, hooks={"save": SaveEachStep()}).state == "finished"
 
 
@@ -51,25 +60,25 @@ def test_the_chains_hold_every_pair(gaps: set[int]) -> None:
     ids=lambda counts: f"{counts[0]}-{'-'.join(map(str, counts[1:3]))}",
 )
 def test_killed_again_and_again_right_after_a_resume_and_later(
-    calm: Path, tmp_path: Path, counts: list[int]
+    unbroken: Path, tmp_path: Path, counts: list[int]
 ) -> None:
     killed(tmp_path, counts)
-    assert parted(calm, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
     assert leftovers(tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(STEPS))
-def test_killed_at_every_pair_of_steps(calm: Path, tmp_path: Path, step: int) -> None:
+def test_killed_at_every_pair_of_steps(unbroken: Path, tmp_path: Path, step: int) -> None:
     for gap in range(STEPS - step):
         killed(tmp_path / str(gap), [step, gap])
-        assert parted(calm, tmp_path / str(gap)) == []
+        assert differences_of_runs(unbroken, tmp_path / str(gap)) == []
         assert leftovers(tmp_path / str(gap)) == []
 
 
 @pytest.mark.slow
 def test_position_stored_as_a_distance_is_detected(
-    calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control that only a second kill shows: the position is counted from the last
     resume."""
@@ -87,11 +96,11 @@ def test_position_stored_as_a_distance_is_detected(
 
     monkeypatch.setattr(CheckpointHook, "save", save)
     for _ in range(2):
-        die(
+        run_until_killed(
             tmp_path,
             ONE,
             hooks={"since": SinceTheResume(), "save": SaveEachStep(), "kill": KillAfter(2)},
         )
     assert newest(tmp_path).manifest.state["step"] == 2  # after four
     train(tmp_path, ONE, hooks={"since": SinceTheResume(), "save": SaveEachStep()})
-    assert parted(calm, tmp_path) != []
+    assert differences_of_runs(unbroken, tmp_path) != []

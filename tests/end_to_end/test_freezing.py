@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    run_until_killed,
+    train,
+)
 from processes import Launcher
 from raising import raises
 from test_processes import ONE, STRIKE
@@ -204,10 +212,12 @@ class TestStages:
             stages,
             "MODEL.freeze_updates=[{match: head.bias, for: 1}]",
         )
-        train(tmp_path / "calm", *words)
-        die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(at)})
+        train(tmp_path / "unbroken", *words)
+        run_until_killed(
+            tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(at)}
+        )
         train(tmp_path / "run", *words)
-        assert parted(tmp_path / "calm", tmp_path / "run") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
 @pytest.mark.slow
@@ -266,12 +276,12 @@ class TestRejected:
 def test_frozen_weights_stay_on_three_ranks(launcher: Launcher, tmp_path: Path) -> None:
     words = (*SMALL, ONE, *DECAY, "PHASES.epochs=2", "MODEL.freeze=[features.0, features.1]")
     words = (*words, "MODEL.freeze_updates=[{match: features.3, for: 6}]")
-    assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
+    assert launcher.run(tmp_path / "unbroken", 3, *words).codes == [0, 0, 0]
     strike = (STRIKE, "HOOKS.strike={rank: 2, update: 5}", "CHECKPOINT.every_updates=1")
     assert launcher.run(tmp_path / "run", 3, *words, *strike).codes[2] == -9
     assert launcher.run(tmp_path / "run", 3, *words, *strike).codes == [0, 0, 0]
-    assert parted(tmp_path / "calm", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
     train(tmp_path / "start", "PHASES.epochs=1", "PHASES.limit.train=1", "OPTIMIZER.lr=0")
-    one, other = (newest(tmp_path / name).state["task"]["model"] for name in ("start", "calm"))
+    one, other = (newest(tmp_path / name).state["task"]["model"] for name in ("start", "unbroken"))
     assert torch.equal(one["features.0.weight"], other["features.0.weight"])
     assert not torch.equal(one["features.3.weight"], other["features.3.weight"])

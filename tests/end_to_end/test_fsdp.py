@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, newest, parted, records, status
+from harness import SMALL, differences_of_runs, newest, records, status
 from processes import Finished, Launcher
 from safetensors.torch import load_file
 
@@ -42,7 +42,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return newest(folder).state["task"]["model"]
 
 
-def measured(folder: Path) -> dict[str, Any]:
+def read_test_records(folder: Path) -> dict[str, Any]:
     return [
         record
         for record in records(folder)
@@ -51,7 +51,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken_by_three_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run of three processes under fsdp that met no fault."""
     folder = tmp_path_factory.mktemp("fsdp3") / "run"
     ok(launcher.run(folder, 3, *SHORT, FSDP))
@@ -78,7 +78,7 @@ def test_weights_of_two_ranks_have_the_bits_of_ddp_without_fused_kernels(
     assert losses(tmp_path / "fsdp") == losses(tmp_path / "ddp")
     assert status(tmp_path / "fsdp")["digest"] == status(tmp_path / "ddp")["digest"]
     assert hash_state(weights(tmp_path / "fsdp")) == status(tmp_path / "ddp")["digest"]
-    assert measured(tmp_path / "fsdp") == measured(tmp_path / "ddp")
+    assert read_test_records(tmp_path / "fsdp") == read_test_records(tmp_path / "ddp")
     consolidate(newest(tmp_path / "fsdp").path, str(tmp_path / "weights.safetensors"))
     assert (
         hash_state(load_file(tmp_path / "weights.safetensors"))
@@ -127,7 +127,7 @@ def test_losses_and_weights_equal_those_of_ddp_to_a_millionth(
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "update"), [(0, 7), (1, 8), (2, 3)])
 def test_run_is_bit_identical_after_one_rank_is_killed(
-    launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, update: int
+    launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path, rank: int, update: int
 ) -> None:
     folder = tmp_path / "run"
     strike = f"HOOKS.strike={{rank: {rank}, update: {update}}}"
@@ -140,7 +140,7 @@ def test_run_is_bit_identical_after_one_rank_is_killed(
     assert broken.seconds < 30
     assert broken.alive == []
     ok(launcher.run(folder, 3, *words))
-    assert parted(calm3, folder) == []
+    assert differences_of_runs(unbroken_by_three_ranks, folder) == []
     assert status(folder)["state"] == "finished"
 
 
@@ -161,7 +161,9 @@ def test_run_resumes_without_fsdp_and_then_with_it(
     chain(launcher, tmp_path / "run", [(2, "fsdp"), (1, "none"), (2, "fsdp")])
 
     assert losses(tmp_path / "run") == pytest.approx(losses(unbroken), abs=1e-6)
-    assert measured(tmp_path / "run")["accuracy"] == measured(unbroken)["accuracy"]
+    assert (
+        read_test_records(tmp_path / "run")["accuracy"] == read_test_records(unbroken)["accuracy"]
+    )
     for name, tensor in weights(unbroken).items():
         torch.testing.assert_close(weights(tmp_path / "run")[name], tensor, rtol=0, atol=1e-6)
 
@@ -179,16 +181,16 @@ def test_run_resumes_under_every_other_strategy(
 
 @pytest.mark.slow
 def test_one_rank_tests_a_checkpoint_of_several(
-    launcher: Launcher, calm3: Path, tmp_path: Path
+    launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(calm3, folder, symlinks=True)
+    shutil.copytree(unbroken_by_three_ranks, folder, symlinks=True)
 
     ok(launcher.run(folder, 1, *SHORT, FSDP, "RUN.engine=test"))
     ok(launcher.run(folder, 2, *SHORT, FSDP, "RUN.engine=test", "RUN.checkpoint=latest"))
 
     found = json.loads((folder / "test-p0004-s00000000.json").read_text())["metrics"]
-    assert found["test/accuracy"] == measured(calm3)["accuracy"]
+    assert found["test/accuracy"] == read_test_records(unbroken_by_three_ranks)["accuracy"]
 
 
 @pytest.mark.slow
@@ -230,7 +232,7 @@ def test_full_disk_ends_a_run_with_on_save_error_stop(launcher: Launcher, tmp_pa
     [(0, "manifest"), pytest.param(1, "tensors", marks=pytest.mark.slow)],
 )
 def test_all_ranks_end_if_one_is_killed_in_a_save(
-    launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, name: str
+    launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path, rank: int, name: str
 ) -> None:
     folder = tmp_path / "run"
     disk = f"HOOKS.disk={{rank: {rank}, file: {name}, update: 10, how: kill}}"
@@ -242,7 +244,7 @@ def test_all_ranks_end_if_one_is_killed_in_a_save(
     assert broken.seconds < 30
     assert newest(folder).manifest.state["updates"] == 5
     ok(launcher.run(folder, 3, *words))
-    assert parted(calm3, folder) == []
+    assert differences_of_runs(unbroken_by_three_ranks, folder) == []
 
 
 @pytest.mark.slow
@@ -271,7 +273,7 @@ def test_rank_stopped_in_a_save_ends_the_others_at_the_timeout(
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "flipped"])
 def test_checkpoint_with_a_damaged_shard_is_skipped_and_never_mixed_with_others(
-    launcher: Launcher, calm3: Path, tmp_path: Path, damage: str
+    launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path, damage: str
 ) -> None:
     folder = tmp_path / "run"
     words = (
@@ -297,4 +299,4 @@ def test_checkpoint_with_a_damaged_shard_is_skipped_and_never_mixed_with_others(
     text = (folder / "log.txt").read_text()
     assert f"checkpoint {saved[-1]} was skipped: {shard}" in text
     assert f"resume  from {saved[-2]} " in text
-    assert parted(calm3, folder) == []
+    assert differences_of_runs(unbroken_by_three_ranks, folder) == []

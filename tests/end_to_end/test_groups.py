@@ -3,7 +3,15 @@
 from pathlib import Path
 
 import pytest
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    run_until_killed,
+    train,
+)
 from processes import Launcher
 from test_processes import ONE
 
@@ -20,11 +28,11 @@ RULES = (
 @pytest.mark.slow
 def test_run_with_parameter_groups_resumes_exactly(tmp_path: Path) -> None:
     train(tmp_path / "whole", *RULES)
-    die(tmp_path / "run", *RULES, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    run_until_killed(tmp_path / "run", *RULES, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
     train(tmp_path / "run", *RULES)
-    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
     train(tmp_path / "plain")
-    assert parted(tmp_path / "whole", tmp_path / "plain") != []
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "plain") != []
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faulty import ONE, Starter
-from harness import SMALL, is_clean, newest, parted, train
+from harness import SMALL, differences_of_runs, is_clean, newest, train
 
 STALLING = """
 import os, time
@@ -75,7 +75,7 @@ def test_sigterm_in_a_data_stall_saves_and_resumes_exactly(
     again = starter.run(tmp_path / "run", *words)
     assert again.code == 0, again.output
     train(tmp_path / "unbroken", ONE, *LARGE)
-    assert parted(tmp_path / "unbroken", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
 IN_A_LOCK = """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from faulty import ONE, Ended, Starter
-from harness import SMALL, leftovers, parted
+from harness import SMALL, differences_of_runs, leftovers
 from kill_findings import Report
 from kill_suite import reports, start_suite
 
@@ -33,7 +33,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unbroken")
     process = start(folder)
     output, _ = process.communicate(timeout=120)
@@ -71,10 +71,10 @@ def kill_until_done(folder: Path, moments: list[float], *overrides: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_at_random_moments(unbroken: Path, tmp_path: Path, workers: int) -> None:
+def test_killed_at_random_moments(uninterrupted: Path, tmp_path: Path, workers: int) -> None:
     moments = [random.Random(workers).uniform(0.0, 0.4) for _ in range(2)]
     assert kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}") > 0
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(uninterrupted, tmp_path) == []
     assert leftovers(tmp_path) == []
 
 
@@ -82,16 +82,16 @@ def test_killed_at_random_moments(unbroken: Path, tmp_path: Path, workers: int) 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_at_many_random_moments(
-    unbroken: Path, tmp_path: Path, workers: int, seed: int
+    uninterrupted: Path, tmp_path: Path, workers: int, seed: int
 ) -> None:
     generator = random.Random(f"{workers} {seed}")
     moments = [generator.uniform(0.0, 1.5) for _ in range(3)]
     kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}")
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(uninterrupted, tmp_path) == []
     assert leftovers(tmp_path) == []
 
 
-def seen(folder: Path, protocol: str, sees: Callable[[Report], bool]) -> bool:
+def is_detected(folder: Path, protocol: str, sees: Callable[[Report], bool]) -> bool:
     """Return whether the suite detects a broken protocol in up to eight rounds of 20 kills, which
     hit at random."""
     rounds = (
@@ -119,7 +119,7 @@ def kill_after(
 
 
 def test_kills_at_random_moments_change_no_bit(
-    starter: Starter, calm: Path, tmp_path: Path
+    starter: Starter, unbroken: Path, tmp_path: Path
 ) -> None:
     folder, dice = tmp_path / "run", random.Random(0)
     words = (*SMALL, ONE, "CHECKPOINT.every_updates=1")
@@ -132,7 +132,7 @@ def test_kills_at_random_moments_change_no_bit(
     assert -signal.SIGKILL in codes
     assert set(codes) <= {-signal.SIGKILL, 0}
     assert starter.run(folder, *words).code == 0
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
     assert leftovers(folder) == []
 
 
@@ -149,12 +149,12 @@ def test_twenty_kills_of_the_suite_change_no_bit(
 
 @pytest.mark.slow
 def test_suite_sees_a_checkpoint_that_is_written_in_place(tmp_path: Path) -> None:
-    assert seen(tmp_path, "overwrite_in_place", lambda report: bool(report.lost))
+    assert is_detected(tmp_path, "overwrite_in_place", lambda report: bool(report.lost))
 
 
 @pytest.mark.slow
 def test_suite_sees_momentum_that_is_not_restored(tmp_path: Path) -> None:
-    assert seen(tmp_path, "forget_momentum", lambda report: bool(report.wrong))
+    assert is_detected(tmp_path, "forget_momentum", lambda report: bool(report.wrong))
 
 
 @pytest.mark.slow

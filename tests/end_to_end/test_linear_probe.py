@@ -13,7 +13,7 @@ from phasetrain.runtime.terminal import Terminal
 PLAIN = ("DATA.TRAIN.transforms=[]", "DATA.TEST.transforms=[]")  # one image instead of two views
 
 
-def quietly(folder: Path, *words: str) -> None:
+def run_quietly(folder: Path, *words: str) -> None:
     given = ("experiment=digits_simclr", f"RUN.dir={folder}/run", *words)
     run(given, terminal=Terminal(io.StringIO(), live=False))
 
@@ -23,14 +23,14 @@ ALL = ProbeSettings("trunk", device="cpu")
 
 def probed(folder: Path, name: str, *words: str, settings: ProbeSettings = ALL) -> Probed:
     out = f"{folder}/{name}"
-    quietly(
+    run_quietly(
         folder, "RUN.engine=extract", "EXTRACT.layers=[trunk]", f"EXTRACT.dir={out}", *PLAIN, *words
     )
     return probe(f"{out}/train", f"{out}/test", settings)
 
 
 def test_extracted_features_of_a_run_are_probed(tmp_path: Path) -> None:
-    quietly(tmp_path, "PHASES.epochs=1", "PHASES.test_every.epochs=null", "HOOKS.ledger=null")
+    run_quietly(tmp_path, "PHASES.epochs=1", "PHASES.test_every.epochs=null", "HOOKS.ledger=null")
     one = ProbeSettings("trunk", penalties=(1e-2,), device="cpu")
     learned = probed(tmp_path, "learned", settings=one)
     random = probed(tmp_path, "random", "RUN.checkpoint=none", settings=one)
@@ -42,7 +42,7 @@ def test_extracted_features_of_a_run_are_probed(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [20, 60])
 def test_simclr_beats_random_weights_by_ten_points(tmp_path: Path, epochs: int) -> None:
-    quietly(
+    run_quietly(
         tmp_path, f"PHASES.epochs={epochs}", "PHASES.test_every.epochs=null", "HOOKS.ledger=null"
     )
     learned, random = probed(tmp_path, "learned"), probed(tmp_path, "random", "RUN.checkpoint=none")

@@ -11,11 +11,11 @@ from harness import (
     SMALL,
     KillAfter,
     SaveEachStep,
-    die,
+    differences_of_runs,
     leftovers,
     newest,
-    parted,
     records,
+    run_until_killed,
     status,
     train,
 )
@@ -93,7 +93,7 @@ def test_result_status_log_and_pointer_name_the_best_checkpoint(
 def test_last_checkpoint_is_the_last_state(whole: tuple[Path, RunResult], tmp_path: Path) -> None:
     folder, result = whole
     last = train(tmp_path, hooks={"measured": Measured(0.5, 0.9, 0.9)})
-    assert parted(folder, tmp_path) == []
+    assert differences_of_runs(folder, tmp_path) == []
     assert last.digest == hash_state(newest(folder).state["task"]["model"]) != result.digest
 
 
@@ -114,10 +114,10 @@ def test_killed_run_ends_with_the_same_best_weights(
         "save": SaveEachStep(),
         "kill": KillAfter(steps),
     }
-    die(tmp_path / "run", *BEST, hooks=hooks)
+    run_until_killed(tmp_path / "run", *BEST, hooks=hooks)
     result = trained(tmp_path / "run")
     assert result.digest == whole[1].digest
-    assert parted(whole[0], tmp_path / "run") == []
+    assert differences_of_runs(whole[0], tmp_path / "run") == []
 
 
 def test_model_in_memory_and_export_have_the_best_weights(

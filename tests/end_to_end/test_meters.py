@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, records, train
+from harness import SMALL, KillAfter, SaveEachStep, newest, records, run_until_killed, train
 from processes import Launcher
 
 METERS = (
@@ -40,7 +40,7 @@ def last_test(folder: Path) -> dict[str, float]:
 def test_test_resumes_with_three_ranks(launcher: Launcher, tmp_path: Path) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert train(whole, *WORDS).state == "finished"
-    die(folder, *WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(22)})
+    run_until_killed(folder, *WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(22)})
     position = newest(folder).manifest.state
     assert (position["phase"], position["step"]) == (1, 2)
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, die, differences, leftovers, newest, parted, train
+from harness import (
+    KillAfter,
+    SaveEachStep,
+    differences,
+    differences_of_runs,
+    leftovers,
+    newest,
+    run_until_killed,
+    train,
+)
 from raising import raises
 
 from phasetrain.commands.cli import main
@@ -76,20 +85,20 @@ def test_skipped_updates_are_counted_dumped_and_leave_no_trace(unbroken: Path) -
 def test_run_killed_between_skips_resumes_exactly(
     unbroken: Path, tmp_path: Path, step: int
 ) -> None:
-    die(
+    run_until_killed(
         tmp_path,
         *SKIP,
         hooks={"save": SaveEachStep(), "kill": KillAfter(step), "break": Break(BAD)},
     )
     train(tmp_path, *SKIP, hooks={"break": Break(BAD)})
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
     assert dumps(tmp_path) == dumps(unbroken)
 
 
 @pytest.mark.slow
 def test_weights_differ_without_the_skips(unbroken: Path, tmp_path: Path) -> None:
     train(tmp_path, *SKIP)
-    assert parted(unbroken, tmp_path) != []
+    assert differences_of_runs(unbroken, tmp_path) != []
     assert dumps(tmp_path) == []
 
 
@@ -166,7 +175,9 @@ class TestBudget:
     def test_count_of_skips_survives_a_kill(self, tmp_path: Path) -> None:
         words = (*SKIP, "OPTIMIZER.skip_budget=3")
         hooks = {"break": Break({2, 4, 5, 6, 7, 8})}
-        die(tmp_path, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(4), **hooks})
+        run_until_killed(
+            tmp_path, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(4), **hooks}
+        )
         with raises(NumericsError, key="OPTIMIZER.skip_budget", given="3") as caught:
             train(tmp_path, *words, hooks=hooks)
         assert "update 7 " in str(caught.value)
@@ -227,6 +238,8 @@ def test_skips_resume_exactly_under_other_settings(tmp_path: Path, words: tuple[
     train(tmp_path / "unbroken", *words, hooks=hooks)
     assert newest(tmp_path / "unbroken").state["task"]["updater"]["skipped"] >= 3
     assert finite(tmp_path / "unbroken")
-    die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(2), **hooks})
+    run_until_killed(
+        tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(2), **hooks}
+    )
     train(tmp_path / "killed", *words, hooks=hooks)
-    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []

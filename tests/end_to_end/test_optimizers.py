@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    records,
+    run_until_killed,
+    train,
+)
 from processes import Launcher
 from raising import raises
 from test_processes import ONE
@@ -48,13 +57,13 @@ PIECES = ("strategy=zero", "strategy=sharded_ddp", "strategy=fsdp")
 WAYS = (*PIECES, "reduction=ordered")
 
 
-def learned(folder: Path) -> dict[str, torch.Tensor]:
+def model_weights(folder: Path) -> dict[str, torch.Tensor]:
     model: dict[str, torch.Tensor] = newest(folder).state["task"]["model"]
     return model
 
 
-def apart(one: Path, other: Path) -> float:
-    first, second = learned(one), learned(other)
+def largest_difference(one: Path, other: Path) -> float:
+    first, second = model_weights(one), model_weights(other)
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
@@ -67,9 +76,11 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_run_with_several_optimizers_resumes_exactly(several: Path, tmp_path: Path) -> None:
-    die(tmp_path / "run", *SEVERAL, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    run_until_killed(
+        tmp_path / "run", *SEVERAL, hooks={"save": SaveEachStep(), "kill": KillAfter(9)}
+    )
     train(tmp_path / "run", *SEVERAL)
-    assert parted(several, tmp_path / "run") == []
+    assert differences_of_runs(several, tmp_path / "run") == []
 
 
 @pytest.mark.slow
@@ -93,11 +104,11 @@ def test_killed_run_resumes_exactly_and_differs_from_plain(
 ) -> None:
     words = (PARTS, *words)
     train(tmp_path / "whole", *words)
-    die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    run_until_killed(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
     train(tmp_path / "run", *words)
-    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
     train(tmp_path / "plain", PARTS, *plain)
-    assert apart(tmp_path / "whole", tmp_path / "plain") > 1e-4
+    assert largest_difference(tmp_path / "whole", tmp_path / "plain") > 1e-4
 
 
 @pytest.mark.slow
@@ -108,9 +119,9 @@ def test_optimizer_and_schedule_of_timm_resume_exactly(tmp_path: Path) -> None:
     assert rates[:4] == pytest.approx(
         [0.0, 0.001, 0.002, 0.003 * (1 + math.cos(math.pi * 3 / 15)) / 2]
     )
-    die(tmp_path / "run", *TIMM, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    run_until_killed(tmp_path / "run", *TIMM, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
     train(tmp_path / "run", *TIMM)
-    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
 
 def test_logged_lr_is_that_of_the_main_optimizer(several: Path) -> None:
@@ -150,9 +161,9 @@ def test_custom_scaler_resumes_with_its_scale(tmp_path: Path) -> None:
     words = (PARTS, "PHASES.epochs=2", "OPTIMIZER.scaler={name: halving, start: 256.0}")
     train(tmp_path / "whole", *words)
     assert newest(tmp_path / "whole").state["task"]["updater"]["scaler"]["scale"] == 256.0 / 2**10
-    die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    run_until_killed(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
     train(tmp_path / "run", *words)
-    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
 
 class TestThreeProcesses:
@@ -171,7 +182,7 @@ class TestThreeProcesses:
             ended = launcher.run(tmp_path / str(size), size, *words)
             assert ended.codes == [0] * size, ended.outputs
             assert "Warning" not in "".join(ended.outputs), ended.outputs
-        assert apart(tmp_path / "1", tmp_path / "3") < 1e-5
+        assert largest_difference(tmp_path / "1", tmp_path / "3") < 1e-5
 
     @pytest.mark.by_default(1)
     @pytest.mark.slow
@@ -180,11 +191,11 @@ class TestThreeProcesses:
         self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
     ) -> None:
         words = (*SMALL, ONE, PARTS, *words)
-        assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
+        assert launcher.run(tmp_path / "unbroken", 3, *words).codes == [0, 0, 0]
         words = (*words, "HOOKS.strike={rank: 1, update: 8}", "CHECKPOINT.every_updates=2")
         assert launcher.run(tmp_path / "run", 3, *words).codes[1] == -9
         assert launcher.run(tmp_path / "run", 3, *words).codes == [0, 0, 0]
-        assert parted(tmp_path / "calm", tmp_path / "run") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -219,7 +230,7 @@ def test_weights_equal_those_of_one_process_with_ordered_reduction(
     for size in (1, 4):
         ended = launcher.run(tmp_path / str(size), size, *words, "DISTRIBUTED.reduction=ordered")
         assert ended.codes == [0] * size, ended.outputs
-    assert apart(tmp_path / "1", tmp_path / "4") == 0.0
+    assert largest_difference(tmp_path / "1", tmp_path / "4") == 0.0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ ORDERED = (*WORDS, "DISTRIBUTED.reduction=ordered")
 UPDATES = 7
 
 
-def learned(folder: Path) -> dict[str, object]:
+def trained_state(folder: Path) -> dict[str, object]:
     loaded: LoadedCheckpoint = newest(folder)
     return {name: loaded.state["task"][name] for name in ("model", "loss", "updater")}
 
@@ -61,7 +61,7 @@ def two_ranks_native(launcher: Launcher, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_weights_and_losses_of_two_ranks_are_those_of_one(alone: Path, two_ranks: Path) -> None:
-    assert differences(learned(alone), learned(two_ranks), "task") == []
+    assert differences(trained_state(alone), trained_state(two_ranks), "task") == []
     assert len(losses(alone)) == UPDATES
     assert losses(two_ranks) == losses(alone)
 
@@ -71,7 +71,7 @@ def test_weights_and_losses_of_four_ranks_are_those_of_one(
     launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:
     assert launcher.run(tmp_path / "run", 4, *ORDERED).codes == [0] * 4
-    assert differences(learned(alone), learned(tmp_path / "run"), "task") == []
+    assert differences(trained_state(alone), trained_state(tmp_path / "run"), "task") == []
     assert losses(tmp_path / "run") == losses(alone)
 
 
@@ -84,7 +84,7 @@ def test_weights_are_equal_if_the_world_size_changes_on_the_way(
     assert launcher.run(folder, 4, *words, "HOOKS.strike={rank: 3, update: 4}").codes[3] == -9
     assert 1 < newest(folder).manifest.state["updates"] <= 4
     assert train(folder, *ORDERED).updates == UPDATES
-    assert differences(learned(alone), learned(folder), "task") == []
+    assert differences(trained_state(alone), trained_state(folder), "task") == []
 
 
 @pytest.mark.slow
@@ -92,7 +92,9 @@ def test_weights_depend_on_the_world_size_with_native_reduction(
     two_ranks_native: Path, tmp_path: Path
 ) -> None:
     train(tmp_path / "one", *WORDS)
-    assert differences(learned(tmp_path / "one"), learned(two_ranks_native), "task") != []
+    assert (
+        differences(trained_state(tmp_path / "one"), trained_state(two_ranks_native), "task") != []
+    )
 
 
 def test_comparison_and_replay_ignore_the_world_size(

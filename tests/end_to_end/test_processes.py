@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from harness import SMALL, parted, status
+from harness import SMALL, differences_of_runs, status
 from processes import Launcher
 
 ONE = "MACHINE.threads=1"
@@ -13,7 +13,7 @@ STRIKE = "RUN.imports=[process_parts]"
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(("rank", "update"), [(0, 7), (1, 8), (2, 3)])
 def test_run_is_bit_identical_after_one_rank_is_killed(
-    launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, update: int
+    launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path, rank: int, update: int
 ) -> None:
     folder = tmp_path / "run"
     words = (
@@ -30,5 +30,5 @@ def test_run_is_bit_identical_after_one_rank_is_killed(
     assert [code for at, code in enumerate(broken.codes) if at != rank] == [1, 1]
     assert broken.seconds < 30
     assert launcher.run(folder, 3, *words).codes == [0, 0, 0]
-    assert parted(calm3, folder) == []
+    assert differences_of_runs(unbroken_by_three_ranks, folder) == []
     assert status(folder)["state"] == "finished"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SMALL, newest, parted, records
+from harness import SMALL, differences_of_runs, newest, records
 from processes import Launcher
 
 from phasetrain.testing import differences
@@ -20,11 +20,11 @@ WATCHED = (
 FSDP = ("DISTRIBUTED.strategy=fsdp", "DISTRIBUTED.wrap=[features]")
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def activation_lines(folder: Path) -> list[dict[str, Any]]:
     return [line for line in records(folder) if line["kind"] == "activations"]
 
 
-def learned(one: Path, other: Path) -> list[str]:
+def differences_of_tasks(one: Path, other: Path) -> list[str]:
     """Return differences of the ledgers and of the task state of two finished runs."""
     found = differences(newest(one).state["task"], newest(other).state["task"], "task")
     return found + differences(
@@ -45,9 +45,12 @@ def test_three_watched_ranks_are_bit_identical(
     launcher: Launcher, watched: Path, tmp_path: Path
 ) -> None:
     assert launcher.run(tmp_path / "plain", 3, *SMALL, ONE).codes == [0, 0, 0]
-    assert learned(tmp_path / "plain", watched) == []
-    assert [line["updates"] for line in lines(watched)] == [4, 8, 12]
-    assert lines(watched)[0]["outputs"].keys() == lines(watched)[0]["gradients"].keys()
+    assert differences_of_tasks(tmp_path / "plain", watched) == []
+    assert [line["updates"] for line in activation_lines(watched)] == [4, 8, 12]
+    assert (
+        activation_lines(watched)[0]["outputs"].keys()
+        == activation_lines(watched)[0]["gradients"].keys()
+    )
     assert sorted(path.name for path in (watched / "profile").iterdir()) == [
         "attempt1-u00000005.json.gz",
         "attempt1-u00000005.txt",
@@ -66,7 +69,7 @@ def test_killed_run_with_profiling_hooks_resumes_exactly(
     )
     assert launcher.run(tmp_path / "broken", 3, *SMALL, ONE, *WATCHED, *strike).codes == [1, -9, 1]
     assert launcher.run(tmp_path / "broken", 3, *SMALL, ONE, *WATCHED, *strike).codes == [0, 0, 0]
-    assert parted(watched, tmp_path / "broken") == []
+    assert differences_of_runs(watched, tmp_path / "broken") == []
 
 
 @pytest.mark.slow
@@ -81,5 +84,5 @@ def test_sharded_weights_support_activations_but_not_their_gradients(
     assert "HOOKS.activations.gradients" in rejected.outputs[0]
     done = launcher.run(watched, 3, *words, *WATCHED, "HOOKS.activations.gradients=false")
     assert done.codes == [0, 0, 0], done.outputs
-    assert learned(plain, watched) == []
-    assert "features.0/mean" in lines(watched)[0]["outputs"]
+    assert differences_of_tasks(plain, watched) == []
+    assert "features.0/mean" in activation_lines(watched)[0]["outputs"]

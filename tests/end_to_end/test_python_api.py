@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, KillAfter, die, newest, parted, records, train
+from harness import SMALL, KillAfter, differences_of_runs, newest, records, run_until_killed, train
 from raising import raises
 
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
@@ -37,7 +37,7 @@ from phasetrain.tasks import Builder
 ROOT = Path(__file__).parents[2]
 
 
-def quietly(*overrides: str) -> RunResult:
+def run_quietly(*overrides: str) -> RunResult:
     """Run without printing."""
     return run(overrides, terminal=Terminal(io.StringIO(), live=False))
 
@@ -126,7 +126,7 @@ class TestHooks:
             def load_state_dict(self, state: dict[str, Any]) -> None:
                 self.steps = state["steps"]
 
-        die(tmp_path, hooks={"count": Count(), "kill": KillAfter(12)})
+        run_until_killed(tmp_path, hooks={"count": Count(), "kill": KillAfter(12)})
         train(tmp_path, hooks={"count": (count := Count())})
         assert count.steps == 3 * (5 + 2)
 
@@ -193,8 +193,10 @@ class TestNothingIsLeftBehind:
 
         train(tmp_path / "a", "DATA.TRAIN.workers=1", hooks={"look": look})
         train(tmp_path / "b", "MACHINE.threads=1", hooks={"look": look})
-        die(tmp_path / "c", "MACHINE.threads=2", hooks={"look": look, "kill": KillAfter(2)})
-        quietly(f"RUN.dir={tmp_path / 'a'}", "RUN.engine=test", *SMALL)
+        run_until_killed(
+            tmp_path / "c", "MACHINE.threads=2", hooks={"look": look, "kill": KillAfter(2)}
+        )
+        run_quietly(f"RUN.dir={tmp_path / 'a'}", "RUN.engine=test", *SMALL)
         assert traces() == before
         threads, switches, handlers, level, signals = (
             list(column) for column in zip(*seen, strict=True)
@@ -255,7 +257,7 @@ class TestCustomLoop:
             phase=6, step=0, updates=15, samples=360, finished="completed"
         )
         assert hash_model(engine.task.model) == trained[1].digest
-        assert parted(trained[0], tmp_path) == []
+        assert differences_of_runs(trained[0], tmp_path) == []
 
     @pytest.mark.slow
     @pytest.mark.parametrize("updates", [1, 5, 12])
@@ -265,7 +267,7 @@ class TestCustomLoop:
         CustomLoop(tmp_path).run(until=updates)
         assert newest(tmp_path).manifest.state["updates"] == updates
         CustomLoop(tmp_path).run()
-        assert parted(trained[0], tmp_path) == []
+        assert differences_of_runs(trained[0], tmp_path) == []
 
     def test_step_that_is_not_finished_is_reported(self, tmp_path: Path) -> None:
         loop = CustomLoop(tmp_path)
@@ -297,7 +299,7 @@ def test_loop_passed_to_run_resumes_exactly_after_an_error_within_a_step(
         run_loop(tmp_path, fail_at=7)
     assert newest(tmp_path).manifest.state["updates"] == 7
     assert run_loop(tmp_path).digest == trained[1].digest
-    assert parted(trained[0], tmp_path) == []
+    assert differences_of_runs(trained[0], tmp_path) == []
 
 
 class TestEngines:
@@ -315,7 +317,7 @@ class TestEngines:
             return items(self, indices)
 
         monkeypatch.setattr(TensorSamples, "__getitems__", counted)
-        result = quietly(
+        result = run_quietly(
             *SMALL, f"RUN.dir={tmp_path / 'planned'}", "RUN.engine=plan", "RUN.rehearse=false"
         )
         assert (result.state, result.exit_code, read) == ("planned", 0, [])
@@ -327,12 +329,12 @@ class TestEngines:
         ] * 3
         made = json.loads((trained[0] / "plan.json").read_text())
         assert made["phases"] == planned["phases"]
-        quietly(*SMALL, f"RUN.dir={trained[0]}", "RUN.engine=test")
+        run_quietly(*SMALL, f"RUN.dir={trained[0]}", "RUN.engine=test")
         assert read, "the count sees samples that are read"
 
     def test_test_gives_the_metrics_of_the_last_test(self, trained: tuple[Path, RunResult]) -> None:
         folder, result = trained
-        tested = quietly(*SMALL, f"RUN.dir={folder}", "RUN.engine=test")
+        tested = run_quietly(*SMALL, f"RUN.dir={folder}", "RUN.engine=test")
         assert tested.last == only_test_metrics(result)
         assert tested.digest == result.digest
         written = json.loads((folder / "test-p0006-s00000000.json").read_text())
@@ -345,7 +347,7 @@ class TestEngines:
     ) -> None:
         folder, result = trained
         overrides = (*SMALL, f"RUN.dir={folder}", "RUN.engine=test")
-        tested = quietly(*overrides, "PHASES.limit.test=null")
+        tested = run_quietly(*overrides, "PHASES.limit.test=null")
         full = train(tmp_path, "PHASES.limit.test=null")
         assert full.digest == result.digest == tested.digest
         assert tested.last == only_test_metrics(full)

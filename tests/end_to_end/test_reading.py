@@ -4,7 +4,7 @@ kill."""
 from pathlib import Path
 
 import pytest
-from harness import SMALL, newest, parted, train
+from harness import SMALL, differences_of_runs, newest, train
 from processes import Launcher
 
 from phasetrain.commands.extract.feature_files import read_columns
@@ -31,8 +31,8 @@ def test_three_ranks_resume_after_one_is_killed(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
     words = (*WORDS, *CASES[name])
-    calm, folder = tmp_path / "calm", tmp_path / "run"
-    done = launcher.run(calm, 3, *words)
+    unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+    done = launcher.run(unbroken, 3, *words)
     assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
 
     broken = launcher.run(folder, 3, *words, KILL)
@@ -41,7 +41,7 @@ def test_three_ranks_resume_after_one_is_killed(
     assert 0 < newest(folder).manifest.state["updates"] < 15
     again = launcher.run(folder, 3, *words, KILL)
     assert again.codes == [0, 0, 0], again.outputs
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SMALL, parted
+from harness import SMALL, differences_of_runs
 from processes import Launcher
 
 REHEARSED, WITHOUT = "RUN.rehearse=true", "RUN.rehearse=false"
@@ -23,7 +23,7 @@ def test_rehearsal_of_three_ranks_changes_no_bit(launcher: Launcher, tmp_path: P
     for name, word in (("one", REHEARSED), ("other", WITHOUT)):
         done = launcher.run(tmp_path / name, 3, *words, word)
         assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
-    assert parted(tmp_path / "one", tmp_path / "other") == []
+    assert differences_of_runs(tmp_path / "one", tmp_path / "other") == []
     assert plan_of(tmp_path / "one")["rehearsal"]["kinds"][0]["samples"] == 24
 
 

@@ -11,11 +11,11 @@ from harness import (
     KillAfter,
     Killed,
     SaveEachStep,
-    die,
+    differences_of_runs,
     leftovers,
     newest,
-    parted,
     records,
+    run_until_killed,
     train,
 )
 
@@ -56,23 +56,23 @@ def test_two_unbroken_runs_are_equal_and_another_seed_is_not(
     unbroken: Path, tmp_path: Path
 ) -> None:
     train(tmp_path / "same")
-    assert parted(unbroken, tmp_path / "same") == []
+    assert differences_of_runs(unbroken, tmp_path / "same") == []
     train(tmp_path / "other", "RUN.seed=1")
-    assert "metrics.jsonl.0.loss" in parted(unbroken, tmp_path / "other")
+    assert "metrics.jsonl.0.loss" in differences_of_runs(unbroken, tmp_path / "other")
 
 
 def die_after_each(folder: Path, steps: Sequence[int], *overrides: str) -> None:
     """Run in attempts that are killed after the given numbers of steps of the whole run."""
     for before, after in pairwise((0, *steps)):
         hooks = {"save": SaveEachStep(), "kill": KillAfter(after - before)}
-        die(folder, *overrides, hooks=hooks)
+        run_until_killed(folder, *overrides, hooks=hooks)
 
 
 def test_run_killed_at_the_ends_of_phases_resumes_exactly(unbroken: Path, tmp_path: Path) -> None:
     # the first and last steps of phases and of the run, and two between
     die_after_each(tmp_path, (0, 1, 4, 5, 6, 7, 12, 20))
     assert train(tmp_path).state == "finished"
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
     assert leftovers(tmp_path) == []
 
 
@@ -81,10 +81,10 @@ def test_run_killed_at_the_ends_of_phases_resumes_exactly(unbroken: Path, tmp_pa
 def test_killed_at_every_step_and_resumed_from_that_step(
     unbroken: Path, tmp_path: Path, step: int
 ) -> None:
-    die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+    run_until_killed(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
     result = train(tmp_path, hooks={"save": SaveEachStep()})
     assert result.state == "finished"
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
     assert leftovers(tmp_path) == []
 
 
@@ -103,7 +103,7 @@ def test_run_killed_between_checkpoints_repeats_steps_exactly(
         except Killed:
             continue
     assert attempts > 2
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
 
 
 @pytest.mark.by_default(1)
@@ -113,27 +113,27 @@ def test_the_number_of_workers_may_change(
     unbroken: Path, tmp_path: Path, workers: tuple[int, int], step: int
 ) -> None:
     before, after = (f"DATA.TRAIN.workers={n}" for n in workers)
-    die(
+    run_until_killed(
         tmp_path,
         before,
         "DATA.TEST.workers=1",
         hooks={"save": SaveEachStep(), "kill": KillAfter(step)},
     )
     train(tmp_path, after)
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_way_workers_start_may_change(unbroken: Path, tmp_path: Path, method: str) -> None:
-    die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+    run_until_killed(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
     train(
         tmp_path,
         "DATA.TRAIN.workers=2",
         f"DATA.TRAIN.start_method={method}",
         "DATA.TRAIN.prefetch=4",
     )
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
 
 
 @pytest.mark.by_default(1)
@@ -155,7 +155,7 @@ def test_accumulation_clipping_and_adam_resume_exactly(
     train(tmp_path / "unbroken", *overrides)
     die_after_each(tmp_path / "killed", steps, *overrides)
     train(tmp_path / "killed", *overrides)
-    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
 
 @pytest.mark.by_default("fp16")
@@ -167,9 +167,11 @@ def test_half_precision_and_its_scaler_resume_exactly(tmp_path: Path, precision:
     ):  # a scale that overflows at first: skipped updates and the scale itself are state too
         words = (*words, "OPTIMIZER.scaler={name: grad, init_scale: 1e9, growth_interval: 2}")
     train(tmp_path / "unbroken", *words)
-    die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
+    run_until_killed(
+        tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(2)}
+    )
     train(tmp_path / "killed", *words)
-    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
     scaler = newest(tmp_path / "killed").state["task"]["updater"].get("scaler")
     assert scaler is None if precision == "bf16" else scaler["scale"] < 1e9
 
@@ -177,7 +179,7 @@ def test_half_precision_and_its_scaler_resume_exactly(tmp_path: Path, precision:
 def test_meters_of_a_phase_cut_in_half_count_every_sample_once(
     unbroken: Path, tmp_path: Path
 ) -> None:
-    die(
+    run_until_killed(
         tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(6)}
     )  # one of two test steps is done
     assert newest(tmp_path).manifest.state == {
@@ -284,9 +286,11 @@ class TestPartsOfUsers:
         drop = ["~MODEL.width", "~MODEL.dropout"] if model else []
         unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
         train(unbroken, *words, *drop)
-        die(killed, *words, *drop, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(
+            killed, *words, *drop, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+        )
         train(killed, *words, *drop, "DATA.TRAIN.workers=1")
-        assert parted(unbroken, killed) == []
+        assert differences_of_runs(unbroken, killed) == []
 
 
 class TestNegativeControls:
@@ -296,7 +300,7 @@ class TestNegativeControls:
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         steps = PhaseSampler.steps
-        die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
 
         def forgetful(self: PhaseSampler, phase, start=0):  # type: ignore[no-untyped-def]
             shown = list(steps(self, phase, 0))
@@ -304,7 +308,7 @@ class TestNegativeControls:
 
         monkeypatch.setattr(PhaseSampler, "steps", forgetful)
         train(tmp_path)
-        assert "metrics.jsonl.3.loss" in parted(unbroken, tmp_path)
+        assert "metrics.jsonl.3.loss" in differences_of_runs(unbroken, tmp_path)
 
     @pytest.mark.slow
     def test_dropout_seeded_once_per_attempt_is_detected(
@@ -314,19 +318,19 @@ class TestNegativeControls:
         reseed(0)
         train(tmp_path / "unbroken")
         reseed(0)
-        die(tmp_path / "killed", hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(tmp_path / "killed", hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
         reseed(0)
         train(tmp_path / "killed")
         assert any(
             path.startswith("task.model")
-            for path in parted(tmp_path / "unbroken", tmp_path / "killed")
+            for path in differences_of_runs(tmp_path / "unbroken", tmp_path / "killed")
         )
 
     @pytest.mark.slow
     def test_unsaved_momentum_is_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
         load = torch.optim.Optimizer.load_state_dict
         monkeypatch.setattr(
             torch.optim.Optimizer,
@@ -334,16 +338,18 @@ class TestNegativeControls:
             lambda self, state: load(self, {**state, "state": {}}),
         )
         train(tmp_path)
-        assert any(path.startswith("task.model") for path in parted(unbroken, tmp_path))
+        assert any(
+            path.startswith("task.model") for path in differences_of_runs(unbroken, tmp_path)
+        )
 
     @pytest.mark.slow
     def test_reset_meters_are_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
         begin = Task.begin
         monkeypatch.setattr(
             Task, "begin", lambda self, phase, *, fresh: begin(self, phase, fresh=True)
         )
         train(tmp_path)
-        assert any("metrics.accuracy" in path for path in parted(unbroken, tmp_path))
+        assert any("metrics.accuracy" in path for path in differences_of_runs(unbroken, tmp_path))

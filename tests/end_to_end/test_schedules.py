@@ -4,7 +4,15 @@ training."""
 from pathlib import Path
 
 import pytest
-from harness import KillAfter, SaveEachStep, die, newest, parted, records, train
+from harness import (
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    records,
+    run_until_killed,
+    train,
+)
 
 from phasetrain.errors import ConfigError
 
@@ -39,9 +47,9 @@ def test_updates_that_a_scaler_skips_leave_schedules_and_counts_as_planned(tmp_p
 def test_composite_and_momentum_schedules_resume_exactly(tmp_path: Path) -> None:
     words = (COMPOSITE, MOMENTUM, "PHASES.epochs=2")
     train(tmp_path / "whole", *words)
-    die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(6)})
+    run_until_killed(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(6)})
     train(tmp_path / "run", *words)
-    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import newest, parted, records, status
+from harness import differences_of_runs, newest, records, status
 from processes import Launcher
 from self_supervised_parts import ROWS
 
@@ -88,7 +88,7 @@ def test_three_ranks_are_bit_identical_after_one_is_killed(
     strike = ("RUN.imports=[process_parts]", "HOOKS.strike={rank: 1, update: 6}")
     assert launcher.run(tmp_path / "run", 3, *given, *strike).codes[1] == -9
     assert launcher.run(tmp_path / "run", 3, *given, *strike).codes == [0, 0, 0]
-    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
     assert status(tmp_path / "run")["state"] == "finished"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from faulty import ONE, Starter
-from harness import SMALL, is_clean, leftovers, newest, parted, status, train
+from harness import SMALL, differences_of_runs, is_clean, leftovers, newest, status, train
 
 from phasetrain.commands.cli import main
 from phasetrain.hooks import Hook
@@ -66,7 +66,7 @@ def test_a_stop_signal_saves_at_the_step_boundary(
     )
     assert leftovers(tmp_path) == []
     assert train(tmp_path).state == "finished"
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
     told = status(tmp_path)
     assert (told["state"], told["exit_code"], told["attempt"], told["updates"]) == (
         "finished",
@@ -91,7 +91,7 @@ def test_sigusr1_saves_and_training_continues(unbroken: Path, tmp_path: Path, st
     )
     assert result.state == "finished"
     assert seen == [{3: "0.3", 6: "1.1"}[step], "6.0"]
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
 
 
 def test_a_second_stop_signal_ends_the_run_at_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, Killed, SaveEachStep, newest, parted, records
+from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest, records
 from processes import Launcher
 from raising import raises
 
@@ -44,7 +44,7 @@ def train(folder: Path, *words: str, hooks: dict[str, Hook] | None = None) -> Ru
     return run([*SMALL, *words, f"RUN.dir={folder}"], hooks=hooks, terminal=Terminal(live=False))
 
 
-def die(folder: Path, *words: str, steps: int) -> None:
+def run_until_killed(folder: Path, *words: str, steps: int) -> None:
     with pytest.raises(Killed):
         train(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(steps)})
 
@@ -99,17 +99,17 @@ def test_killed_in_every_stage_and_between_them(
 ) -> None:
     words = (SHORT, f"DATA.TRAIN.workers={workers}", f"DATA.TEST.workers={workers}")
     for steps in (2, 3, 2, 3):  # 2, 5 (end of a stage), 7, 10 (end of the next)
-        die(tmp_path, *words, steps=steps)
+        run_until_killed(tmp_path, *words, steps=steps)
     assert train(tmp_path, *words).state == "finished"
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_killed_at_every_step(unbroken: Path, tmp_path: Path, step: int) -> None:
-    die(tmp_path, SHORT, steps=step)
+    run_until_killed(tmp_path, SHORT, steps=step)
     train(tmp_path, SHORT)
-    assert parted(unbroken, tmp_path) == []
+    assert differences_of_runs(unbroken, tmp_path) == []
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_the_whole_experiment_killed_at_random(tmp_path: Path) -> None:
             kills += 1
     assert kills >= 3
     assert again.digest == result.digest
-    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
 
 @pytest.mark.by_default(1)
@@ -139,7 +139,7 @@ def test_the_whole_experiment_killed_at_random(tmp_path: Path) -> None:
 def test_the_comparison_sees_a_resume_that_forgets_the_stage(
     unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    die(tmp_path, SHORT, steps=7)
+    run_until_killed(tmp_path, SHORT, steps=7)
     if fault.startswith("transforms"):
         before = Draw.__new__
         monkeypatch.setattr(Draw, "__new__", lambda *a, **k: before(*a, **{**k, "stage": 0}))
@@ -153,7 +153,7 @@ def test_the_comparison_sees_a_resume_that_forgets_the_stage(
             ),
         )
     train(tmp_path, SHORT)
-    assert parted(unbroken, tmp_path) != []
+    assert differences_of_runs(unbroken, tmp_path) != []
 
 
 def test_early_stopping_compares_tests_of_different_stages(tmp_path: Path) -> None:
@@ -264,11 +264,15 @@ def test_three_ranks_resume_after_one_is_killed(
         "RUN.imports=[process_parts]",
         "CHECKPOINT.every_updates=2",
     ]
-    calm = launcher.run(tmp_path / "calm", number, *words, "HOOKS.strike={rank: 0, update: 999}")
-    assert calm.codes == [0] * number, calm.outputs
+    uninterrupted = launcher.run(
+        tmp_path / "unbroken", number, *words, "HOOKS.strike={rank: 0, update: 999}"
+    )
+    assert uninterrupted.codes == [0] * number, uninterrupted.outputs
     strike = "HOOKS.strike={rank: 1, update: 5}"
     assert launcher.run(tmp_path / "killed", number, *words, strike).codes[1] == -9
     assert launcher.run(tmp_path / "killed", number, *words, strike).codes == [0] * number
-    assert parted(tmp_path / "calm", tmp_path / "killed") == []
-    found = [record["samples"] for record in records(tmp_path / "calm") if record["kind"] == "step"]
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
+    found = [
+        record["samples"] for record in records(tmp_path / "unbroken") if record["kind"] == "step"
+    ]
     assert found == [48, 96, 144, 168, 192, 216]

@@ -24,7 +24,7 @@ LIMIT = 75
 """Calls per update when this was written: 70.6; each costs a fraction of a microsecond."""
 
 
-def calls(*words: str) -> float:
+def calls_per_update(*words: str) -> float:
     """Return the calls of functions of phasetrain per update."""
     made, counted = build_run([*WORDS, *words]), 0
 
@@ -43,7 +43,7 @@ def calls(*words: str) -> float:
 
 
 def test_a_step_makes_few_calls_and_what_is_not_asked_for_makes_none() -> None:
-    plain = calls("OPTIMIZER.on_nonfinite=ignore")
+    plain = calls_per_update("OPTIMIZER.on_nonfinite=ignore")
     assert plain < LIMIT
-    assert plain < calls(), "the guard against what is not finite makes some more"
-    assert calls("OPTIMIZER.on_nonfinite=ignore", "MODEL.ema={}") > plain
+    assert plain < calls_per_update(), "the guard against what is not finite makes some more"
+    assert calls_per_update("OPTIMIZER.on_nonfinite=ignore", "MODEL.ema={}") > plain

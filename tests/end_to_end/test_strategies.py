@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, leftovers, newest, parted, records, status
+from harness import SMALL, differences_of_runs, leftovers, newest, records, status
 from processes import Launcher
 
 from phasetrain.hooks.numerics import read_dump
@@ -43,7 +43,7 @@ def finished(launcher: Launcher, folder: Path, size: int, *words: str) -> Path:
     return folder
 
 
-def learned(folder: Path) -> dict[str, Any]:
+def trained_state(folder: Path) -> dict[str, Any]:
     task = newest(folder).state["task"]
     return {name: task[name] for name in ("model", "loss", "updater")}
 
@@ -70,7 +70,7 @@ class TestFiftyUpdates:
     ) -> None:
         finished(launcher, tmp_path / "run", 3, *FIFTY, *ADAMW, *using(strategy))
         assert newest(fifty).manifest.state["updates"] == 50
-        assert parted(fifty, tmp_path / "run") == []
+        assert differences_of_runs(fifty, tmp_path / "run") == []
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ class TestFiftyUpdates:
     ) -> None:
         for strategy in STRATEGIES:
             finished(launcher, tmp_path / strategy, size, *FIFTY, *words, *using(strategy))
-        assert parted(tmp_path / "ddp", tmp_path / "zero") == []
-        assert parted(tmp_path / "ddp", tmp_path / "sharded_ddp") == []
+        assert differences_of_runs(tmp_path / "ddp", tmp_path / "zero") == []
+        assert differences_of_runs(tmp_path / "ddp", tmp_path / "sharded_ddp") == []
 
     @pytest.mark.slow
     def test_fairscale_buckets_are_silently_wrong(
@@ -91,7 +91,7 @@ class TestFiftyUpdates:
         finished(launcher, tmp_path / "run", 3, *FIFTY, *ADAMW, *using("bucketed"))
         assert losses(tmp_path / "run")[:1] == losses(fifty)[:1]
         assert losses(tmp_path / "run")[3:] != losses(fifty)[3:]
-        right, wrong = learned(fifty)["model"], learned(tmp_path / "run")["model"]
+        right, wrong = trained_state(fifty)["model"], trained_state(tmp_path / "run")["model"]
         assert (
             max(
                 float((wrong[name] - tensor).abs().max())
@@ -119,7 +119,7 @@ class TestFiftyUpdates:
             strike = f"HOOKS.strike={{rank: {rank}, update: {update}}}"
             assert launcher.run(folder, 3, *words, *using(strategy), strike).codes[rank] == -9
         finished(launcher, folder, 3, *words, *using(strategies[2]))
-        assert parted(fifty, folder) == []
+        assert differences_of_runs(fifty, folder) == []
         assert leftovers(folder) == []
 
 
@@ -147,11 +147,11 @@ def test_run_is_bit_identical_after_one_rank_is_killed(
     launcher: Launcher, tmp_path: Path, strategy: str, rank: int, update: int
 ) -> None:
     words = (*SMALL, ONE, PARTS, f"DISTRIBUTED.strategy={strategy}", "CHECKPOINT.every_updates=2")
-    finished(launcher, tmp_path / "calm", 3, *words)
+    finished(launcher, tmp_path / "unbroken", 3, *words)
     strike = f"HOOKS.strike={{rank: {rank}, update: {update}}}"
     assert launcher.run(tmp_path / "run", 3, *words, strike).codes[rank] == -9
     finished(launcher, tmp_path / "run", 3, *words)
-    assert parted(tmp_path / "calm", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
 REORDERED = (
@@ -180,7 +180,7 @@ class TestWarmUp:
         strike = "HOOKS.strike={rank: 1, update: 7}"
         assert launcher.run(tmp_path / "run", 3, *REORDERED, strike).codes[1] == -9
         finished(launcher, tmp_path / "run", 3, *REORDERED, f"DISTRIBUTED.strategy={strategy}")
-        assert (parted(reordered, tmp_path / "run") == []) is same
+        assert (differences_of_runs(reordered, tmp_path / "run") == []) is same
 
 
 SHARPENED = (*PLAIN, "PHASES.epochs=1", "LOSS.name=sharpened", "OPTIMIZER.accumulate=2")
@@ -201,14 +201,14 @@ class TestLossThatTrains:
         self, launcher: Launcher, sharpened: Path, tmp_path: Path, strategy: str
     ) -> None:
         finished(launcher, tmp_path / "run", 3, *SHARPENED, *using(strategy))
-        assert parted(sharpened, tmp_path / "run") == []
+        assert differences_of_runs(sharpened, tmp_path / "run") == []
 
     def test_result_is_that_of_one_rank(
         self, launcher: Launcher, sharpened: Path, tmp_path: Path
     ) -> None:
         finished(launcher, tmp_path / "run", 1, *SHARPENED)
         assert losses(sharpened) == pytest.approx(losses(tmp_path / "run"), rel=1e-5)
-        many, one = learned(sharpened)["loss"], learned(tmp_path / "run")["loss"]
+        many, one = trained_state(sharpened)["loss"], trained_state(tmp_path / "run")["loss"]
         assert float(many["sharpness"]) == pytest.approx(float(one["sharpness"]), rel=1e-5)
         assert float(one["sharpness"]) != 1.0
         assert float(many["calls"]) == float(one["calls"]) == 10.0
@@ -317,10 +317,10 @@ def test_rank_may_own_no_parameter(
     for strategy in STRATEGIES:
         done = launcher.run(tmp_path / strategy, 3, *PLAIN, *model, taint, *using(strategy))
         assert done.codes == [0, 0, 0], done.outputs
-    found = learned(tmp_path / "ddp")
+    found = trained_state(tmp_path / "ddp")
     assert found["updater"]["skipped"] == 2
-    assert differences(found, learned(tmp_path / "zero")) == []
-    assert differences(found, learned(tmp_path / "sharded_ddp")) == []
+    assert differences(found, trained_state(tmp_path / "zero")) == []
+    assert differences(found, trained_state(tmp_path / "sharded_ddp")) == []
 
 
 class TestReplayOfThreeRanks:
@@ -364,10 +364,10 @@ def test_scaler_skips_on_all_ranks_if_one_overflows(
     for strategy in ("ddp", "sharded_ddp"):
         words = (*PLAIN, scaler, taint, f"OPTIMIZER.clip_norm={clip}")
         finished(launcher, tmp_path / strategy, 3, *words, *using(strategy))
-    found = learned(tmp_path / "ddp")
+    found = trained_state(tmp_path / "ddp")
     assert found["updater"]["skipped"] == 2
     assert found["updater"]["scaler"]["scale"] == 512.0  # halved twice, doubled after update 12
-    assert differences(found, learned(tmp_path / "sharded_ddp")) == []
+    assert differences(found, trained_state(tmp_path / "sharded_ddp")) == []
 
 
 class TestDroppedSamples:
@@ -394,7 +394,7 @@ class TestDroppedSamples:
         finished_quietly = [launcher.run(tmp_path / str(size), size, *words) for size in (1, 3)]
         assert [done.codes for done in finished_quietly] == [[0], [0, 0, 0]], finished_quietly
         assert losses(tmp_path / "3") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
-        weights = [learned(tmp_path / size)["model"] for size in ("1", "3")]
+        weights = [trained_state(tmp_path / size)["model"] for size in ("1", "3")]
         for name, tensor in weights[0].items():
             torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6)
 

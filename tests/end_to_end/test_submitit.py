@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import SMALL, parted, status
+from harness import SMALL, differences_of_runs, status
 from kill_findings import session
 from processes import Launcher
 
@@ -42,7 +42,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", **more}
 
 
-def until(what: Callable[[], object], seconds: float = 120.0) -> None:
+def wait_until(what: Callable[[], object], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "it has not come to pass"
@@ -133,9 +133,9 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Submitted]]:
 
 
 @pytest.fixture(scope="module")
-def calm(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def unbroken(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Return the function that gives the folder of a run of some processes that met no fault."""
-    folder, done = tmp_path_factory.mktemp("calm"), {}
+    folder, done = tmp_path_factory.mktemp("unbroken"), {}
 
     def run(size: int) -> Path:
         if size not in done:
@@ -150,19 +150,19 @@ def calm(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Callab
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 def test_preempted_local_job_resumes_bit_identically(
-    submit: Callable[..., Submitted], calm: Callable[[int], Path], size: int
+    submit: Callable[..., Submitted], unbroken: Callable[[int], Path], size: int
 ) -> None:
     one = submit(f"LAUNCH.processes={size}", SLEEP)
     assert "submitted as job " in one.printed
-    until(lambda: updates(one.folder) >= 4)
+    wait_until(lambda: updates(one.folder) >= 4)
     one.preempt()
-    until(lambda: not session(one.leader))
+    wait_until(lambda: not session(one.leader))
     assert "Calling checkpoint method" in one.log()
     assert "Requeued job" in one.log()
     assert "stopped by SIGTERM" in one.log()
     assert "Not checkpointing nor requeuing since I am a slave" in one.log(size - 1) or size == 1
     assert (status(one.folder)["state"], status(one.folder)["attempt"]) == ("finished", 2)
-    assert parted(calm(size), one.folder) == []
+    assert differences_of_runs(unbroken(size), one.folder) == []
 
 
 @pytest.mark.slow
@@ -170,25 +170,27 @@ def test_a_task_that_is_killed_leaves_no_training_alone(submit: Callable[..., Su
     one = submit(
         "HOOKS.strike={rank: 0, update: 4, how: sleep, seconds: 30}", "DATA.TRAIN.workers=1"
     )
-    until(lambda: updates(one.folder) >= 4)
+    wait_until(lambda: updates(one.folder) >= 4)
     for pid in tasks(one.leader):
         os.kill(pid, signal.SIGKILL)
-    until(
+    wait_until(
         lambda: status(one.folder)["state"] == "preempted", 60
     )  # the kernel has sent it a SIGTERM
-    until(lambda: not session(one.leader), 30)
+    wait_until(lambda: not session(one.leader), 30)
 
 
 @pytest.mark.slow
 def test_a_job_ends_with_the_exit_code_of_its_run(submit: Callable[..., Submitted]) -> None:
     one = submit("RUN.resume=must")
-    until(lambda: not session(one.leader))
+    wait_until(lambda: not session(one.leader))
     assert "RUN.resume = 'must'" in one.log()
     assert "Requeued" not in one.log()
 
 
 @pytest.mark.slow
-def test_a_slurm_job_is_requeued_by_scontrol(tmp_path: Path, calm: Callable[[int], Path]) -> None:
+def test_a_slurm_job_is_requeued_by_scontrol(
+    tmp_path: Path, unbroken: Callable[[int], Path]
+) -> None:
     """F10: sbatch, srun and scontrol are small programs here; all else is what a cluster would
     run."""
     commands, folder = tmp_path / "bin", tmp_path / "run"
@@ -217,7 +219,7 @@ def test_a_slurm_job_is_requeued_by_scontrol(tmp_path: Path, calm: Callable[[int
 
     first = start(0)
     try:
-        until(lambda: updates(folder) >= 4)
+        wait_until(lambda: updates(folder) >= 4)
         for pid in tasks(first.pid):
             os.kill(pid, signal.SIGUSR2)
         assert first.wait(120) != 0  # the main task says so to SLURM
@@ -230,7 +232,7 @@ def test_a_slurm_job_is_requeued_by_scontrol(tmp_path: Path, calm: Callable[[int
     second = start(1)
     assert second.wait(120) == 0
     assert (status(folder)["state"], status(folder)["attempt"]) == ("finished", 2)
-    assert parted(calm(3), folder) == []
+    assert differences_of_runs(unbroken(3), folder) == []
     assert (commands / "scontrol.calls").read_text() == "requeue 4711\n"
 
 

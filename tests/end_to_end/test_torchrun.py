@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import SMALL, parted, status
+from harness import SMALL, differences_of_runs, status
 from kill_findings import session
 from processes import Launcher, free_port
 
@@ -82,21 +82,21 @@ class Torchrun:
 
 
 @pytest.fixture(scope="module")
-def calm(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run of three processes that met no fault."""
-    folder = tmp_path_factory.mktemp("calm") / "run"
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
     done = launcher.run(folder, 3, *SMALL, *ONE)
     assert done.codes == [0, 0, 0], done.outputs
     return folder
 
 
 @pytest.mark.slow
-def test_rank_killed_under_torchrun_costs_no_bit(calm: Path, tmp_path: Path) -> None:
+def test_rank_killed_under_torchrun_costs_no_bit(unbroken: Path, tmp_path: Path) -> None:
     strike = "HOOKS.strike={rank: 1, update: 7}"
     with Torchrun(tmp_path / "run", strike, flags=("--max-restarts=3",)) as one:
         assert one.wait() == 0, one.told()
         assert "exitcode: -9" in one.told()
-    assert parted(calm, tmp_path / "run") == []
+    assert differences_of_runs(unbroken, tmp_path / "run") == []
     assert status(tmp_path / "run")["attempt"] == 2
     assert status(tmp_path / "run")["state"] == "finished"
     lines = [line for line in one.told().splitlines() if re.match(r"\d\d:\d\d:\d\d ", line)]
@@ -107,11 +107,11 @@ def test_rank_killed_under_torchrun_costs_no_bit(calm: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_ten_restarts_in_a_row(calm: Path, tmp_path: Path) -> None:
+def test_ten_restarts_in_a_row(unbroken: Path, tmp_path: Path) -> None:
     strikes = [f"HOOKS.s{at}={{name: strike, rank: {at % 3}, update: {at}}}" for at in range(2, 12)]
     with Torchrun(tmp_path / "run", *strikes, flags=("--max-restarts=10",)) as one:
         assert one.wait() == 0, one.told()
-    assert parted(calm, tmp_path / "run") == []
+    assert differences_of_runs(unbroken, tmp_path / "run") == []
     assert status(tmp_path / "run")["attempt"] == 11
 
 
@@ -151,7 +151,7 @@ def test_an_error_before_the_processes_meet_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_to_torchrun_saves(calm: Path, tmp_path: Path) -> None:
+def test_sigterm_to_torchrun_saves(unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     sleep = "HOOKS.strike={rank: 0, update: 4, how: sleep, seconds: 4}"
     with Torchrun(folder, sleep) as one:
@@ -164,7 +164,7 @@ def test_sigterm_to_torchrun_saves(calm: Path, tmp_path: Path) -> None:
     program = ("-m", "phasetrain")  # as good as tools/run.py
     with Torchrun(folder, sleep, program=program) as again:
         assert again.wait() == 0, again.told()
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_sigusr1_to_torchrun_reaches_the_processes_only_where_it_is_told_to(tmp_
 
 
 @pytest.mark.slow
-def test_two_torchruns_stand_for_two_machines(calm: Path, tmp_path: Path) -> None:
+def test_two_torchruns_stand_for_two_machines(unbroken: Path, tmp_path: Path) -> None:
     """Each of them starts a share of the processes; what one has lost both start again."""
     folder = tmp_path / "run"
     flags = (
@@ -224,12 +224,12 @@ def test_two_torchruns_stand_for_two_machines(calm: Path, tmp_path: Path) -> Non
                 os.kill(pid, signal.SIGKILL)
             one.wait(30)
     assert codes == [0, 0], [path.read_text() for path in outputs]
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
     assert status(folder)["attempt"] == 2
 
 
 @pytest.mark.slow
-def test_srun_step_resumes_exactly_after_a_failure(calm: Path, tmp_path: Path) -> None:
+def test_srun_step_resumes_exactly_after_a_failure(unbroken: Path, tmp_path: Path) -> None:
     """Three processes that know of each other by the variables of SLURM alone, the second time
     after a failure."""
     folder = tmp_path / "run"
@@ -242,7 +242,7 @@ def test_srun_step_resumes_exactly_after_a_failure(calm: Path, tmp_path: Path) -
     codes, told = _step_of_srun(tmp_path, f"RUN.dir={folder}", strike)
     assert codes == [0, 0, 0], told
     assert [bool(text) for text in told] == [True, False, False]
-    assert parted(calm, folder) == []
+    assert differences_of_runs(unbroken, folder) == []
 
 
 def _step_of_srun(folder: Path, *words: str) -> tuple[list[int], list[str]]:

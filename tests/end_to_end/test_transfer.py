@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, newest, parted, records
+from harness import KillAfter, SaveEachStep, differences_of_runs, newest, records
 from PIL import Image
 
 from phasetrain.data import DATASETS
@@ -103,8 +103,10 @@ def test_it_resumes_exactly_when_the_first_run_has_gone(
         transfer(tmp_path / "killed", pictures, first)
     finally:
         first.with_name("gone").rename(first)
-    assert parted(unbroken, tmp_path / "killed") == []
+    assert differences_of_runs(unbroken, tmp_path / "killed") == []
     assert (
-        parted(tmp_path / "killed", transfer(tmp_path / "other", pictures, first, "RUN.seed=1"))
+        differences_of_runs(
+            tmp_path / "killed", transfer(tmp_path / "other", pictures, first, "RUN.seed=1")
+        )
         != []
     )

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    records,
+    run_until_killed,
+    train,
+)
 from processes import Launcher
 from raising import raises
 from safetensors.torch import save_file
@@ -59,17 +68,19 @@ class TestStart:
     def test_resume_needs_no_weights_file(self, tmp_path: Path, path: Path) -> None:
         words = (f"MODEL.weights={path}", "PHASES.epochs=1")
         train(tmp_path / "unbroken", *words)
-        die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(
+            tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+        )
         plan = json.loads((tmp_path / "killed" / "plan.json").read_text())
         assert plan["weights"]["sources"][0]["path"] == str(path)
         path.unlink()
         train(tmp_path / "killed", *words)
-        assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
         assert json.loads((tmp_path / "killed" / "plan.json").read_text()) == plan
 
     def test_file_is_needed_until_the_first_save(self, tmp_path: Path, path: Path) -> None:
         words = (f"MODEL.weights={path}",)
-        die(tmp_path / "killed", *words, hooks={"kill": KillAfter(1)})
+        run_until_killed(tmp_path / "killed", *words, hooks={"kill": KillAfter(1)})
         path.unlink()
         with raises(ConfigError, key="MODEL.weights.path"):
             train(tmp_path / "killed", *words)
@@ -234,23 +245,23 @@ class TestReload:
         self, unbroken: Watched, tmp_path: Path, step: int
     ) -> None:
         made = Watched(tmp_path)
-        die(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(step)))
+        run_until_killed(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(step)))
         train(made.folder, *made.words, hooks=made.hooks())
-        assert parted(unbroken.folder, made.folder) == []
+        assert differences_of_runs(unbroken.folder, made.folder) == []
         assert made.history() == unbroken.history()
 
     @pytest.mark.slow
     def test_resume_without_the_record_is_detected(self, unbroken: Watched, tmp_path: Path) -> None:
         made = Watched(tmp_path)
-        die(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(14)))
+        run_until_killed(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(14)))
         (made.folder / "reloads.json").unlink()
         train(made.folder, *made.words, hooks=made.hooks())
         assert made.loads() == [(8, "w-11.safetensors")]
-        assert parted(unbroken.folder, made.folder) != []
+        assert differences_of_runs(unbroken.folder, made.folder) != []
 
     def test_file_changed_since_is_rejected(self, tmp_path: Path) -> None:
         made = Watched(tmp_path)
-        die(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(12)))
+        run_until_killed(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(12)))
         save_file(weights(5), made.watched / "w-10.safetensors")
         made.store = made.watched  # so that nobody puts the old one back
         with pytest.raises(

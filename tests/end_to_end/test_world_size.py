@@ -10,7 +10,7 @@ import pytest
 import torch
 from harness import newest, records, status
 from processes import Finished, Launcher
-from world_parts import told
+from world_parts import read_sample_ids
 
 from phasetrain.runs.ledger import FILE, parse_ledger
 
@@ -77,8 +77,8 @@ def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def same_run(one: Path, other: Path) -> None:
     """See that two runs took the same samples in each step and came to the same end within the
     tolerance."""
-    assert told(one) == told(other)
-    assert (len(told(one)), len(measures(one)), len(samples(one))) == (12 + 6, 2, 12)
+    assert read_sample_ids(one) == read_sample_ids(other)
+    assert (len(read_sample_ids(one)), len(measures(one)), len(samples(one))) == (12 + 6, 2, 12)
     assert samples(one) == samples(other)
     assert losses(one) == pytest.approx(losses(other), rel=TOLERANCE)
     for first, second in zip(measures(one), measures(other), strict=True):
@@ -155,7 +155,7 @@ def test_micro_batches_follow_the_world_size(
     alone = tmp_path / "alone"
     attempt(launcher, alone, 1, *words)
     same_run(alone, folder)
-    assert len(told(folder)[0, 1]) == 24
+    assert len(read_sample_ids(folder)[0, 1]) == 24
 
 
 # One test split of 450 samples in batches that divide among few, and splits smaller than the number
@@ -189,7 +189,7 @@ ONLY_TESTS = (
 COUNTS = {"even": 450, "odd": 450, "micro": 450, "whole": 450, "single": 45, "few": 3, "one": 1}
 
 
-def measured(folder: Path) -> dict[str, dict[str, float]]:
+def phase_metrics(folder: Path) -> dict[str, dict[str, float]]:
     return {
         record["split"]: record["metrics"]
         for record in records(folder)
@@ -220,12 +220,12 @@ def test_metrics_count_every_sample_once(
 ) -> None:
     folder = tmp_path / "run"
     assert launcher.run(folder, size, *ONLY_TESTS).codes == [0] * size
-    same_metrics(measured(folder), measured(tested))
+    same_metrics(phase_metrics(folder), phase_metrics(tested))
 
 
 def test_one_process_counts_every_sample_once(tested: Path) -> None:
-    same_metrics(measured(tested), measured(tested))
-    assert measured(tested)["even"]["accuracy"] == measured(tested)["odd"]["accuracy"]
+    same_metrics(phase_metrics(tested), phase_metrics(tested))
+    assert phase_metrics(tested)["even"]["accuracy"] == phase_metrics(tested)["odd"]["accuracy"]
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_checkpoint_test_counts_every_sample_once(
         part, _, metric = name.partition("/")
         found.setdefault(part, {})[metric] = value
     file.unlink()
-    same_metrics(found, measured(tested))
+    same_metrics(found, phase_metrics(tested))
 
 
 # Batches of 12: the third one of an epoch has one sample, so that most processes have none of it.
@@ -272,8 +272,8 @@ def test_update_of_a_short_batch_is_that_of_one_process(
     folders = {size: tmp_path / f"run{size}" for size in (1, 3)}
     for size, folder in folders.items():
         assert launcher.run(folder, size, *PARTIAL, *words).codes == [0] * size
-        assert [len(ids) for ids in told(folder).values()] == [12, 12, 1, 12, 12, 1]
-        assert told(folder) == told(folders[1])
+        assert [len(ids) for ids in read_sample_ids(folder).values()] == [12, 12, 1, 12, 12, 1]
+        assert read_sample_ids(folder) == read_sample_ids(folders[1])
         assert losses(folder) == pytest.approx(losses(folders[1]), rel=TOLERANCE)
         for name, tensor in weights(folders[1]).items():
             torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-4, atol=1e-6)
@@ -286,7 +286,14 @@ def test_batch_norm_trains_with_short_batches(launcher: Launcher, tmp_path: Path
     done = launcher.run(tmp_path / "run", 3, *PARTIAL, "MODEL=small_cnn")
     assert done.codes == [0, 0, 0], done.outputs
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
-    assert [len(ids) for ids in told(tmp_path / "run").values()] == [12, 12, 1, 12, 12, 1]
+    assert [len(ids) for ids in read_sample_ids(tmp_path / "run").values()] == [
+        12,
+        12,
+        1,
+        12,
+        12,
+        1,
+    ]
 
 
 class TestStreams:
@@ -344,7 +351,7 @@ class TestStreams:
             for opened, count in found.values():
                 assert 2 * total / size * 0.9 <= count <= 2 * total / size * 1.15 + extra
                 assert opened <= 2 * (10 / size + 6 / size + 1) + 27
-        one, three = told(tmp_path / "run1"), told(tmp_path / "run3")
+        one, three = read_sample_ids(tmp_path / "run1"), read_sample_ids(tmp_path / "run3")
         assert one == three
         for phase in (0, 1):
             assert sorted(
@@ -357,14 +364,14 @@ class TestStreams:
         self, launcher: Launcher, files: str, tmp_path: Path, workers: int
     ) -> None:
         words = self.words(files, tmp_path / "log", f"DATA.TRAIN.workers={workers}")
-        calm, folder = tmp_path / "calm", tmp_path / "run"
-        assert launcher.run(calm, 2, *words).codes == [0] * 2
+        unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+        assert launcher.run(unbroken, 2, *words).codes == [0] * 2
         assert launcher.run(folder, 2, *words, "HOOKS.halt={phase: 0, step: 4}").codes == [143] * 2
         assert launcher.run(folder, 2, *words).codes == [0] * 2
-        assert told(calm) == told(folder)
-        assert (calm / FILE).read_bytes() == (folder / FILE).read_bytes()
+        assert read_sample_ids(unbroken) == read_sample_ids(folder)
+        assert (unbroken / FILE).read_bytes() == (folder / FILE).read_bytes()
         assert all(
-            torch.equal(tensor, weights(folder)[name]) for name, tensor in weights(calm).items()
+            torch.equal(tensor, weights(folder)[name]) for name, tensor in weights(unbroken).items()
         )
 
     @pytest.mark.slow
@@ -372,15 +379,15 @@ class TestStreams:
         self, launcher: Launcher, files: str, tmp_path: Path
     ) -> None:
         words = self.words(files, tmp_path / "log", "DATA.TRAIN.workers=1")
-        calm, folder = tmp_path / "calm", tmp_path / "run"
-        assert launcher.run(calm, 1, *words).codes == [0]
+        unbroken, folder = tmp_path / "unbroken", tmp_path / "run"
+        assert launcher.run(unbroken, 1, *words).codes == [0]
         for size, phase, step in ((2, 0, 3), (4, 0, 7), (3, 1, 2)):
             halt = f"HOOKS.halt={{phase: {phase}, step: {step}}}"
             assert launcher.run(folder, size, *words, halt).codes == [143] * size
         assert launcher.run(folder, 1, *words).codes == [0]
-        assert told(calm) == told(folder)
-        assert samples(calm) == samples(folder)
-        assert losses(calm) == pytest.approx(losses(folder), rel=TOLERANCE)
+        assert read_sample_ids(unbroken) == read_sample_ids(folder)
+        assert samples(unbroken) == samples(folder)
+        assert losses(unbroken) == pytest.approx(losses(folder), rel=TOLERANCE)
 
     @pytest.mark.slow
     def test_batch_size_may_not_change_inside_an_epoch(

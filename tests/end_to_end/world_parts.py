@@ -118,7 +118,7 @@ class NotedLines(Lines):
         StreamDataset.__init__(self, stream)
 
 
-def told(folder: Path) -> dict[tuple[int, int], list[int]]:
+def read_sample_ids(folder: Path) -> dict[tuple[int, int], list[int]]:
     """Return the sample indices by phase and step, concatenated over the ranks."""
     found: dict[tuple[int, int], dict[int, list[int]]] = {}
     for file in sorted(folder.parent.glob(f"{folder.name}.ids-*")):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, die, train
+from harness import KillAfter, SaveEachStep, run_until_killed, train
 from raising import raises
 
 from phasetrain.engine.batch import Batch
@@ -114,7 +114,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.fixture(scope="module")
 def killed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
-    die(folder, *CUT, hooks={"kill": KillAfter(8)})
+    run_until_killed(folder, *CUT, hooks={"kill": KillAfter(8)})
     return folder
 
 
@@ -132,7 +132,7 @@ class TestResume:
     def test_a_run_killed_anywhere_has_the_same_bytes(
         self, unbroken: bytes, tmp_path: Path, step: int
     ) -> None:
-        die(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+        run_until_killed(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
         train(tmp_path, *CUT, "DATA.TRAIN.workers=1")
         assert (tmp_path / FILE).read_bytes() == unbroken
 
@@ -168,7 +168,7 @@ class TestResume:
         assert found[0]
         assert not all(found)
         folder = tmp_path / "killed"
-        die(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+        run_until_killed(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
         train(folder, *words, "HOOKS.ledger.deferred=true")
         assert (folder / FILE).read_bytes() == (tmp_path / "unbroken" / FILE).read_bytes()
 
@@ -193,7 +193,7 @@ class TestResume:
         assert [record.updates for record in found.values() if math.isnan(record.loss)] == [2, 4]
         folder = tmp_path / "killed"
         killing = {"break": Break(), "save": SaveEachStep(), "kill": KillAfter(step)}
-        die(folder, *words, hooks=killing)
+        run_until_killed(folder, *words, hooks=killing)
         train(folder, *words, hooks={"break": Break()})
         assert (folder / FILE).read_bytes() == (tmp_path / "unbroken" / FILE).read_bytes()
 
@@ -213,8 +213,8 @@ class TestResume:
         assert found.damaged == ()
 
     def test_an_attempt_without_the_hook_leaves_a_gap(self, tmp_path: Path) -> None:
-        die(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
-        die(
+        run_until_killed(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
+        run_until_killed(
             tmp_path,
             *CUT,
             "HOOKS.ledger=null",

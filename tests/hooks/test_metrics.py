@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SMALL, KillAfter, die, newest, records, status, train
+from harness import SMALL, KillAfter, newest, records, run_until_killed, status, train
 from raising import raises
 
 import phasetrain
@@ -78,7 +78,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def killed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
-    die(folder, hooks={"kill": KillAfter(9)})
+    run_until_killed(folder, hooks={"kill": KillAfter(9)})
     return folder
 
 
@@ -110,7 +110,7 @@ class TestResume:
     def test_run_killed_before_its_first_checkpoint_starts_the_file_again(
         self, tmp_path: Path
     ) -> None:
-        die(tmp_path, hooks={"kill": KillAfter(3)})
+        run_until_killed(tmp_path, hooks={"kill": KillAfter(3)})
         assert len(lines(tmp_path)) == 3
         train(tmp_path, "PHASES.epochs=1")
         assert len(lines(tmp_path)) == 7

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from failpoints import refused
-from harness import SMALL, KillAfter, die, parted, records, status, train
+from harness import SMALL, KillAfter, differences_of_runs, records, run_until_killed, status, train
 
 from phasetrain.commands.api import run
 from phasetrain.engine.batch import Batch
@@ -25,7 +25,7 @@ def predictions(folder: Path) -> Any:
     return json.loads((folder / "predictions.json").read_text())
 
 
-def told(folder: Path) -> str:
+def run_and_capture(folder: Path) -> str:
     """Run a small training to its end and return what it prints, each line break a space."""
     stream = io.StringIO()
     words = (*SMALL, f"RUN.dir={folder}", "PHASES.epochs=1")
@@ -83,7 +83,7 @@ def test_a_run_that_fails_has_a_report_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_attempts_that_were_killed_are_in_the_report(tmp_path: Path) -> None:
-    die(tmp_path, hooks={"kill": KillAfter(9)})
+    run_until_killed(tmp_path, hooks={"kill": KillAfter(9)})
     train(tmp_path, "PHASES.epochs=2", "RUN.allow=[PHASES]")
     attempts = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
     assert [
@@ -108,7 +108,7 @@ def test_a_full_disk_is_warned_of_and_ends_nothing(
         replace(self, path, data, durable=durable)
 
     monkeypatch.setattr(Storage, "replace", full)
-    printed = told(tmp_path)
+    printed = run_and_capture(tmp_path)
     assert status(tmp_path)["state"] == "finished"
     assert "HOOKS.report" in printed
     assert "No space left on device" in printed
@@ -119,7 +119,7 @@ def test_the_last_room_on_a_disk_is_left_for_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DiskSpace, "has_spare", lambda self: False)
-    printed = told(tmp_path)
+    printed = run_and_capture(tmp_path)
     assert printed.count("predictions.json is not written") == 1
     assert printed.count(f"report.html is not written to {tmp_path}") == 1
     assert not {"report.html", "predictions.json"} & {path.name for path in tmp_path.iterdir()}
@@ -133,7 +133,7 @@ def test_whatever_goes_wrong_in_a_report_the_run_is_finished(
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr("phasetrain.hooks.report.write_report", broken)
-    assert "planted" in told(tmp_path)
+    assert "planted" in run_and_capture(tmp_path)
     assert status(tmp_path)["state"] == "finished"
 
 
@@ -154,7 +154,7 @@ def test_a_fault_in_a_test_costs_its_predictions_and_not_the_run(
 def test_equal_bits_with_and_without(tmp_path: Path) -> None:
     train(tmp_path / "with", "PHASES.epochs=1")
     train(tmp_path / "without", "PHASES.epochs=1", "HOOKS.report=null")
-    assert parted(tmp_path / "with", tmp_path / "without") == []
+    assert differences_of_runs(tmp_path / "with", tmp_path / "without") == []
     assert not (tmp_path / "without" / "report.html").exists()
     assert not (tmp_path / "without" / "predictions.json").exists()
 

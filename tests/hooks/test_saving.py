@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 from failpoints import Died, Refusing
-from harness import KillAfter, SaveEachStep, die, leftovers, newest, parted, train
+from harness import (
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    leftovers,
+    newest,
+    run_until_killed,
+    train,
+)
 from raising import raises
 
 from phasetrain.checkpoint import Checkpointer
@@ -186,7 +194,7 @@ class TestErrors:
         assert "WARNING the checkpoint at update 5 " in told[0]
         assert f"(errno {errno.ENOSPC} ENOSPC) at {tmp_path}/checkpoints/p0001" in told[0]
         assert "CHECKPOINT.on_save_error = 'continue'" in told[0]
-        assert parted(tmp_path, unbroken) == []
+        assert differences_of_runs(tmp_path, unbroken) == []
         assert leftovers(tmp_path) == []
 
     def test_failed_save_stops_the_run_at_the_next_step_if_configured(
@@ -206,7 +214,7 @@ class TestErrors:
         assert newest(tmp_path).manifest.state["updates"] == 5
         assert leftovers(tmp_path) == []
         train(tmp_path)
-        assert parted(tmp_path, unbroken) == []
+        assert differences_of_runs(tmp_path, unbroken) == []
 
     @pytest.mark.by_default("true")
     @pytest.mark.parametrize("background", ["true", "false"])
@@ -221,7 +229,7 @@ class TestErrors:
             train(tmp_path, *words, hooks={"door": door})
         assert (status(tmp_path)["state"], status(tmp_path)["exit_code"]) == ("failed", 1)
         train(tmp_path)
-        assert parted(tmp_path, unbroken) == []
+        assert differences_of_runs(tmp_path, unbroken) == []
 
     def test_a_state_that_can_no_longer_be_saved(self, tmp_path: Path) -> None:
         class Late(Hook):
@@ -262,7 +270,7 @@ class TestErrors:
             train(tmp_path, hooks={"door": Door(before)})
         assert newest(tmp_path).manifest.state["updates"] == 5
         train(tmp_path)
-        assert parted(tmp_path, unbroken) == []
+        assert differences_of_runs(tmp_path, unbroken) == []
         assert leftovers(tmp_path) == []
 
 
@@ -306,7 +314,7 @@ class TestSignals:
         )
         assert "the current save was cancelled" in log_of(tmp_path)
         train(tmp_path)
-        assert parted(tmp_path, unbroken) == []
+        assert differences_of_runs(tmp_path, unbroken) == []
 
     @pytest.mark.slow
     def test_signal_waits_for_the_current_save(self, tmp_path: Path, unbroken: Path) -> None:
@@ -322,7 +330,7 @@ class TestSignals:
             "p0001-s00000000", "p0002-s00000001",
         ]  # fmt: skip
         train(tmp_path)
-        assert parted(tmp_path, unbroken) == []
+        assert differences_of_runs(tmp_path, unbroken) == []
 
     @pytest.mark.by_default("1e-9-5")
     @pytest.mark.parametrize(("grace", "updates"), [("1e-9", 5), ("600", 7)])
@@ -368,7 +376,7 @@ class TestWhen:
         assert loaded.manifest.state["updates"] == (7 if asked else 5)
         assert loaded.manifest.facts.why == ("exception" if asked else "epoch")
         train(tmp_path)
-        assert parted(tmp_path, unbroken) == []
+        assert differences_of_runs(tmp_path, unbroken) == []
 
     def test_exception_within_a_step_saves_nothing(self, tmp_path: Path) -> None:
         class Broken(Hook):
@@ -381,9 +389,9 @@ class TestWhen:
         assert newest(tmp_path).manifest.state["updates"] == 5
 
     def test_nothing_is_written_anew_at_the_position_of_a_resume(self, tmp_path: Path) -> None:
-        die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(5)})
+        run_until_killed(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(5)})
         before = sorted((tmp_path / "checkpoints").iterdir())
-        die(tmp_path, hooks={"kill": KillAfter(0)})
+        run_until_killed(tmp_path, hooks={"kill": KillAfter(0)})
         assert sorted((tmp_path / "checkpoints").iterdir()) == before
 
 

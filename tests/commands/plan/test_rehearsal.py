@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SMALL, leftovers, parted, train
+from harness import SMALL, differences_of_runs, leftovers, train
 
 from phasetrain.commands.plan.rehearsal import LONG_SECONDS
 from phasetrain.commands.plan.step_kinds import estimate_seconds, list_step_kinds, sum_seconds
@@ -88,7 +88,7 @@ def plan_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def both(tmp_path: Path, *words: str) -> list[str]:
+def differences_with_and_without(tmp_path: Path, *words: str) -> list[str]:
     """Run with and without a rehearsal, and return in what the runs differ."""
     one, other = tmp_path / "one", tmp_path / "other"
     for folder, word in ((one, REHEARSED), (other, WITHOUT)):
@@ -96,7 +96,7 @@ def both(tmp_path: Path, *words: str) -> list[str]:
         assert leftovers(folder) == []
     assert plan_of(one)["rehearsal"]["kinds"]
     assert plan_of(other)["rehearsal"] is None
-    return parted(one, other)
+    return differences_of_runs(one, other)
 
 
 @pytest.mark.by_default(1)
@@ -104,7 +104,7 @@ def both(tmp_path: Path, *words: str) -> list[str]:
     "words", [("PHASES.epochs=2",), MUCH, ("PHASES.epochs=1", "DATA.TRAIN.workers=2")]
 )
 def test_the_bits_are_those_of_a_run_without_one(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert both(tmp_path, *words) == []
+    assert differences_with_and_without(tmp_path, *words) == []
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_the_bits_are_those_of_a_run_without_one(tmp_path: Path, words: tuple[st
     ],
 )
 def test_the_bits_of_many_kinds_of_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert both(tmp_path, *words) == []
+    assert differences_with_and_without(tmp_path, *words) == []
 
 
 @pytest.mark.slow
@@ -135,13 +135,15 @@ def test_the_bits_of_experiments(tmp_path: Path, name: str) -> None:
     folders = tmp_path / "one", tmp_path / "other"
     for folder, word in zip(folders, (REHEARSED, WITHOUT), strict=True):
         run_quietly([*words, f"RUN.dir={folder}", word])
-    assert parted(*folders) == []
+    assert differences_of_runs(*folders) == []
 
 
 @pytest.mark.usefixtures("parts")
 @pytest.mark.slow
 def test_model_that_counts_its_instances_makes_the_comparison_fail(tmp_path: Path) -> None:
-    found = both(tmp_path, *COUNTING, "MODEL.counts=true", "PHASES.epochs=1")
+    found = differences_with_and_without(
+        tmp_path, *COUNTING, "MODEL.counts=true", "PHASES.epochs=1"
+    )
     assert "task.model.layer.bias" in found
 
 

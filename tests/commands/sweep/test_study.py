@@ -75,7 +75,7 @@ def trials(
     return Trials(SweepOverrides.read([*SPACE, *words]), job, launch), launch
 
 
-def told(folder: Path) -> list[tuple[dict[str, object], float | None, str]]:
+def read_trials(folder: Path) -> list[tuple[dict[str, object], float | None, str]]:
     backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
     study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
     return [(one.params, one.value, one.state.name) for one in study.get_trials()]
@@ -93,14 +93,16 @@ def test_values_lie_in_their_ranges(tmp_path: Path, sampler: str) -> None:
         assert 0.001 <= float(lr) <= 1
         assert width in ("8", "16")
         assert n in ("1", "3", "5", "7")
-    assert {state for _, _, state in told(tmp_path / "a")} == {"COMPLETE"}
+    assert {state for _, _, state in read_trials(tmp_path / "a")} == {"COMPLETE"}
 
 
 @pytest.mark.slow
 def test_tpe_finds_better_values_than_it_began_with(tmp_path: Path) -> None:
     made, _ = trials(tmp_path / "a", "hydra.sweeper.n_trials=40")
     made.run()
-    above = [value - 0.081 for _, value, _ in told(tmp_path / "a")]  # the least loss that can be
+    above = [
+        value - 0.081 for _, value, _ in read_trials(tmp_path / "a")
+    ]  # the least loss that can be
     assert sum(above[30:]) < 0.6 * sum(above[:10])  # ten random ones come first
 
 
@@ -116,10 +118,10 @@ def test_a_killed_sweep_ends_with_the_trials_of_an_unbroken_one(
     with pytest.raises(Killed):
         first.run()
     trials(tmp_path / "broken", *words)[0].run()
-    assert told(tmp_path / "broken") == told(tmp_path / "whole")
+    assert read_trials(tmp_path / "broken") == read_trials(tmp_path / "whole")
     other = ("hydra.sweeper.n_trials=14", f"hydra.sweeper.n_jobs={n_jobs}", "hydra.sweeper.seed=4")
     trials(tmp_path / "other", *other)[0].run()
-    assert told(tmp_path / "other") != told(tmp_path / "whole")
+    assert read_trials(tmp_path / "other") != read_trials(tmp_path / "whole")
 
 
 def test_the_same_command_again_runs_nothing_and_more_trials_go_on(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_the_same_command_again_runs_nothing_and_more_trials_go_on(tmp_path: Pat
     more.run()
     assert len(player.runs) == 2
     trials(tmp_path / "six", "hydra.sweeper.n_trials=6")[0].run()
-    assert told(tmp_path / "a") == told(tmp_path / "six")
+    assert read_trials(tmp_path / "a") == read_trials(tmp_path / "six")
 
 
 def test_failed_runs_do_not_stop_the_others_and_are_tried_once_more_next_time(
@@ -145,7 +147,7 @@ def test_failed_runs_do_not_stop_the_others_and_are_tried_once_more_next_time(
     failed = [run for run in player.runs if "MODEL.width=8" in run]
     assert len(player.runs) == 10
     assert failed
-    assert [state for _, _, state in told(tmp_path / "a")].count("FAIL") == len(failed)
+    assert [state for _, _, state in read_trials(tmp_path / "a")].count("FAIL") == len(failed)
     again, player = trials(tmp_path / "a", *words)
     again.run()
     assert player.runs == failed
@@ -158,7 +160,7 @@ def test_a_launcher_that_cannot_launch_ends_it(tmp_path: Path) -> None:
     made, _ = trials(tmp_path / "a")
     made.launch = lambda runs: 1
     assert made.run() == 1
-    assert [state for _, _, state in told(tmp_path / "a")] == ["RUNNING"]
+    assert [state for _, _, state in read_trials(tmp_path / "a")] == ["RUNNING"]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,7 @@ def test_a_journal_whose_last_line_is_torn_goes_on(tmp_path: Path) -> None:
     made, player = trials(tmp_path / "torn", *words)
     assert made.run() == 0
     assert len(player.runs) == 3  # the last one was not told, and is asked for its result again
-    assert told(tmp_path / "torn") == told(tmp_path / "whole")
+    assert read_trials(tmp_path / "torn") == read_trials(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("content", ["garbage\n", '{"op_code": 99}\n', "\x00\n"])
@@ -254,4 +256,4 @@ def test_a_run_that_is_in_use_elsewhere_leaves_its_trial_open(tmp_path: Path) ->
 
     made.launch = in_use
     assert made.run() == 4
-    assert [state for _, _, state in told(tmp_path / "a")] == ["RUNNING"]
+    assert [state for _, _, state in read_trials(tmp_path / "a")] == ["RUNNING"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KillAfter, Killed, die, train
+from harness import KillAfter, Killed, run_until_killed, train
 
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.engines import print_log
@@ -116,7 +116,10 @@ class TestBreaker:
             assert caught.value.exit_code == 6
             folder = RunFolder(str(tmp_path))
             folder.write_status(
-                "failed", exit_code=6, reason=f"NoProgressError: {caught.value}", **kept(tmp_path)
+                "failed",
+                exit_code=6,
+                reason=f"NoProgressError: {caught.value}",
+                **read_idle_status(tmp_path),
             )
         assert len(sentences) == 1
 
@@ -136,7 +139,7 @@ class TestBreaker:
         assert begin(tmp_path, 0)["idle_attempts"] == 0
 
 
-def kept(path: Path) -> dict[str, Any]:
+def read_idle_status(path: Path) -> dict[str, Any]:
     status = json.loads((path / "status.json").read_text())
     return {name: status[name] for name in ("idle_attempts", "started_from", "cause")}
 
@@ -146,7 +149,7 @@ class TestWholeRuns:
         self, tmp_path: Path
     ) -> None:
         for _ in range(2):
-            die(tmp_path, "RUN.give_up_after=2", hooks={"kill": KillAfter(2)})
+            run_until_killed(tmp_path, "RUN.give_up_after=2", hooks={"kill": KillAfter(2)})
         with pytest.raises(NoProgressError):
             train(tmp_path, "RUN.give_up_after=2")
         status = json.loads((tmp_path / "status.json").read_text())
@@ -175,7 +178,7 @@ class TestWholeRuns:
                 train(tmp_path, "RUN.give_up_after=2", "PHASES.epochs=1")
 
     def test_a_stop_right_after_a_resume_is_no_progress(self, tmp_path: Path) -> None:
-        die(tmp_path, hooks={"kill": KillAfter(9)})
+        run_until_killed(tmp_path, hooks={"kill": KillAfter(9)})
         before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
         again = train(tmp_path, hooks={"stop": StopAtOnce()})
         assert again.state == "preempted"
@@ -185,12 +188,12 @@ class TestWholeRuns:
         words = ("OPTIMIZER.lr=1e30", "OPTIMIZER.SCHEDULES=null", "OPTIMIZER.on_nonfinite=ignore")
         words = (*words, "CHECKPOINT.every_updates=1", "RUN.give_up_after=2")
         for _ in range(3):
-            die(tmp_path, *words, hooks={"kill": KillAfter(4)})
+            run_until_killed(tmp_path, *words, hooks={"kill": KillAfter(4)})
         with pytest.raises(NoProgressError, match=" 2 "):
             train(tmp_path, *words)
 
     def test_redone_steps_and_the_time_of_all_attempts(self, tmp_path: Path) -> None:
-        die(
+        run_until_killed(
             tmp_path, hooks={"kill": KillAfter(9)}
         )  # the checkpoint is of update 5, the kill after update 7
         (tmp_path / "status.json").write_text(

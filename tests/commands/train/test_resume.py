@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, status, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    records,
+    run_until_killed,
+    status,
+    train,
+)
 from raising import raises
 
 from phasetrain.checkpoint import LoadedCheckpoint
@@ -24,10 +34,10 @@ from phasetrain.runtime.terminal import Terminal
 
 def kill(folder: Path, step: int, *words: str) -> None:
     """Kill a run after `step` steps of this attempt, with a checkpoint of that very step."""
-    die(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+    run_until_killed(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
 
 
-def printed(folder: Path, *words: str) -> str:
+def run_and_capture(folder: Path, *words: str) -> str:
     stream = io.StringIO()
     run([*SMALL, f"RUN.dir={folder}", *words], terminal=Terminal(stream, live=False))
     return stream.getvalue()
@@ -116,7 +126,7 @@ class TestFree:
             "RUN.name=other",
         )
         train(tmp_path, *words)
-        assert parted(unbroken, tmp_path) == []
+        assert differences_of_runs(unbroken, tmp_path) == []
 
 
 class TestAdjustable:
@@ -137,7 +147,7 @@ class TestAdjustable:
             train(tmp_path)
         else:
             kill(tmp_path, step)
-        text = printed(tmp_path, "PHASES.epochs=5", "RUN.allow=[PHASES.epochs]")
+        text = run_and_capture(tmp_path, "PHASES.epochs=5", "RUN.allow=[PHASES.epochs]")
         assert "PHASES.epochs: the checkpoint has 3, now 5" in text
         assert "`where` continues at 0." in text
         found = steps(tmp_path)
@@ -224,7 +234,7 @@ class TestAdjustable:
             for step in kills:
                 kill(tmp_path / name, step, *words)
             train(tmp_path / name, *words)
-        assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
     def test_another_learning_rate_holds_from_the_checkpoint_on(
         self, killed: Path, unbroken: Path
@@ -282,7 +292,7 @@ class TestData:
 
     def test_consent_without_a_change_changes_nothing(self, killed: Path, unbroken: Path) -> None:
         train(killed, "RUN.allow=[data]")
-        assert parted(unbroken, killed) == []
+        assert differences_of_runs(unbroken, killed) == []
 
 
 def other_data(monkeypatch: pytest.MonkeyPatch, samples: int = 1024) -> None:
@@ -307,7 +317,7 @@ def killed_with_two_threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestEnvironment:
     def test_difference_is_a_warning(self, killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.__version__", "9.9.9")
-        (found,) = [line for line in printed(killed).splitlines() if "warning: " in line]
+        (found,) = [line for line in run_and_capture(killed).splitlines() if "warning: " in line]
         assert "; since the checkpoint: torch 2." in found
         assert found.endswith("-> 9.9.9")
 
@@ -316,16 +326,16 @@ class TestEnvironment:
     ) -> None:
         train(tmp_path / "unbroken", "PHASES.epochs=1", "MACHINE.threads=2")
         shutil.copytree(killed_with_two_threads, tmp_path / "killed")
-        text = printed(tmp_path / "killed", "PHASES.epochs=1", "MACHINE.threads=null")
+        text = run_and_capture(tmp_path / "killed", "PHASES.epochs=1", "MACHINE.threads=null")
         assert "2 threads" in text
         assert "warning" not in text
-        assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
     def test_another_number_of_threads_is_a_warning(
         self, tmp_path: Path, killed_with_two_threads: Path
     ) -> None:
         shutil.copytree(killed_with_two_threads, tmp_path / "killed")
-        text = printed(tmp_path / "killed", "PHASES.epochs=1", "MACHINE.threads=1")
+        text = run_and_capture(tmp_path / "killed", "PHASES.epochs=1", "MACHINE.threads=1")
         assert "since the checkpoint: threads 2 -> 1" in text
 
 

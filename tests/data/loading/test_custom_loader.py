@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, die, newest, parted, train
+from harness import KillAfter, SaveEachStep, differences_of_runs, newest, run_until_killed, train
 from raising import raises
 from reading_parts import Lengthless, Short, Stateful, Uneven
 
@@ -81,19 +81,23 @@ class TestResume:
             "PHASES.epochs=2",
         )
         train(tmp_path / "one", *words)
-        die(tmp_path / "other", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(5)})
+        run_until_killed(
+            tmp_path / "other", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(5)}
+        )
         assert newest(tmp_path / "other").state["task"]["data.train.loader"]["loader"]["place"] > 0
         train(tmp_path / "other", *words)
-        assert parted(tmp_path / "one", tmp_path / "other") == []
+        assert differences_of_runs(tmp_path / "one", tmp_path / "other") == []
 
     def test_loader_without_state_is_fast_forwarded(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         words = (*NO_TRANSFORMS, PLAIN, "DATA.TRAIN.fast_forward=true")
         train(tmp_path / "one", *words)
-        die(tmp_path / "other", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        run_until_killed(
+            tmp_path / "other", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)}
+        )
         train(tmp_path / "other", *words)
-        assert parted(tmp_path / "one", tmp_path / "other") == []
+        assert differences_of_runs(tmp_path / "one", tmp_path / "other") == []
         log = (tmp_path / "other" / "log.txt").read_text()
         assert re.search(r"DATA\.TRAIN\.fast_forward.* 3 .* 3\b", log)
 

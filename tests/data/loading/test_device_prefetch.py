@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import parted, train
+from harness import differences_of_runs, train
 
 from phasetrain.data.loading.device_prefetch import prefetch_steps, prefetch_to_cuda
 from phasetrain.engine.batch import Batch
@@ -63,7 +63,7 @@ def test_prefetch_to_device_changes_nothing_on_the_cpu(tmp_path: Path) -> None:
     words = ("PHASES.epochs=1", "MACHINE.device=cpu")
     train(tmp_path / "one", *words)
     train(tmp_path / "other", *words, "DATA.TRAIN.prefetch_to_device=true")
-    assert parted(tmp_path / "one", tmp_path / "other") == []
+    assert differences_of_runs(tmp_path / "one", tmp_path / "other") == []
 
 
 @pytest.mark.gpu
@@ -97,4 +97,4 @@ class TestOnCuda:
             "DATA.TRAIN.prefetch_to_device=true",
             "DATA.TEST.prefetch_to_device=true",
         )
-        assert parted(tmp_path / "one", tmp_path / "other") == []
+        assert differences_of_runs(tmp_path / "one", tmp_path / "other") == []

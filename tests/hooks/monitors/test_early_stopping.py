@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KillAfter, SaveEachStep, die, parted, status, train
+from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, status, train
 
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import EarlyStopping
@@ -23,7 +23,7 @@ class Stopped:
         self.reasons.append(reason)
 
 
-def measured(hook: EarlyStopping, *values: float) -> list[str]:
+def stop_reasons(hook: EarlyStopping, *values: float) -> list[str]:
     run: Any = Stopped()
     for value in values:
         hook.on_phase_end(run, TEST, {"loss": value})
@@ -32,26 +32,26 @@ def measured(hook: EarlyStopping, *values: float) -> list[str]:
 
 def test_patience_is_spent_by_measurements_that_bring_nothing() -> None:
     hook = EarlyStopping("-test/loss", patience=2)
-    assert measured(hook, 3.0, 2.0, 2.0, 1.9, 1.9) == []
+    assert stop_reasons(hook, 3.0, 2.0, 2.0, 1.9, 1.9) == []
     assert hook.state_dict() == {"best": -1.9, "spent": 1}
-    [reason] = measured(hook, 5.0)
+    [reason] = stop_reasons(hook, 5.0)
     assert "test/loss" in reason
     assert "1.9 2 times" in reason
 
 
 def test_improvement_has_to_exceed_min_delta() -> None:
-    assert len(measured(EarlyStopping("test/loss", patience=1, min_delta=0.5), 1.0, 1.5)) == 1
-    assert measured(EarlyStopping("test/loss", patience=1, min_delta=0.5), 1.0, 1.6) == []
+    assert len(stop_reasons(EarlyStopping("test/loss", patience=1, min_delta=0.5), 1.0, 1.5)) == 1
+    assert stop_reasons(EarlyStopping("test/loss", patience=1, min_delta=0.5), 1.0, 1.6) == []
 
 
 def test_nan_spends_patience() -> None:
-    [reason] = measured(EarlyStopping("test/loss", patience=1), float("nan"))
+    [reason] = stop_reasons(EarlyStopping("test/loss", patience=1), float("nan"))
     assert "test/loss" in reason
 
 
 def test_state_is_saved_and_loaded() -> None:
     hook, other = EarlyStopping("-test/loss", patience=2), EarlyStopping("-test/loss", patience=2)
-    measured(hook, 2.0, 3.0)
+    stop_reasons(hook, 2.0, 3.0)
     other.load_state_dict(hook.state_dict())
     assert other.state_dict() == {"best": -2.0, "spent": 1}
 
@@ -71,7 +71,9 @@ def test_a_killed_run_stops_where_an_unbroken_one_does(tmp_path: Path) -> None:
     assert "test/loss" in whole.reason
     assert status(tmp_path / "whole")["reason"] == whole.reason
 
-    die(tmp_path / "run", NEVER_BETTER, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    run_until_killed(
+        tmp_path / "run", NEVER_BETTER, hooks={"save": SaveEachStep(), "kill": KillAfter(9)}
+    )
     assert train(tmp_path / "run", NEVER_BETTER).updates == 10
-    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
     assert train(tmp_path / "run", NEVER_BETTER).reason == whole.reason  # finished for good

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, die, newest, parted, records, train
+from harness import (
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    records,
+    run_until_killed,
+    train,
+)
 from raising import raises
 
 from phasetrain.distributed import World
@@ -179,26 +187,26 @@ def test_it_is_in_the_log_and_in_every_record(whole: Path) -> None:
 def test_a_killed_run_lowers_it_where_an_unbroken_one_does(
     tmp_path: Path, whole: Path, steps: int
 ) -> None:
-    die(
+    run_until_killed(
         tmp_path / "run",
         NEVER_BETTER,
         COSINE,
         hooks={"save": SaveEachStep(), "kill": KillAfter(steps)},
     )
     train(tmp_path / "run", NEVER_BETTER, COSINE)
-    assert parted(whole, tmp_path / "run") == []
+    assert differences_of_runs(whole, tmp_path / "run") == []
 
 
 @pytest.mark.slow
 def test_without_its_state_the_resumed_run_differs(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    die(
+    run_until_killed(
         tmp_path / "run", NEVER_BETTER, COSINE, hooks={"save": SaveEachStep(), "kill": KillAfter(9)}
     )
     monkeypatch.setattr(Plateau, "load_state_dict", lambda _hook, _state: None)
     train(tmp_path / "run", NEVER_BETTER, COSINE)
-    assert parted(whole, tmp_path / "run") != []
+    assert differences_of_runs(whole, tmp_path / "run") != []
 
 
 def test_changed_factor_needs_consent(tmp_path: Path, whole: Path) -> None:

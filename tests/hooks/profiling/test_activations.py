@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    records,
+    run_until_killed,
+    train,
+)
 from raising import raises
 from torch import Tensor, nn
 
@@ -45,11 +54,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def activation_lines(folder: Path) -> list[dict[str, Any]]:
     return [line for line in records(folder) if line["kind"] == "activations"]
 
 
-def learned(one: Path, other: Path) -> list[str]:
+def differences_of_tasks(one: Path, other: Path) -> list[str]:
     """Return in what parts of two finished runs differ that learn or count."""
     found = differences(newest(one).state["task"], newest(other).state["task"], "task")
     return found + differences(
@@ -104,11 +113,11 @@ class TestCustomLoop:
         self, watched: Path, tmp_path: Path
     ) -> None:
         assert "HOOKS.activations" not in self.looped(tmp_path, forgets)
-        assert lines(tmp_path) == lines(watched)
+        assert activation_lines(tmp_path) == activation_lines(watched)
 
     def test_without_any_event_there_is_one_warning(self, tmp_path: Path) -> None:
         assert self.looped(tmp_path, silent).count("HOOKS.activations: ") == 1
-        assert lines(tmp_path) == []
+        assert activation_lines(tmp_path) == []
 
 
 class TestChosen:
@@ -243,13 +252,13 @@ class TestMeasured:
 
 class TestARun:
     def test_hook_changes_no_bit(self, plain: Path, watched: Path) -> None:
-        assert learned(plain, watched) == []
+        assert differences_of_tasks(plain, watched) == []
         assert [line for line in records(watched) if line["kind"] != "activations"] == records(
             plain
         )
 
     def test_lines_hold_moments_and_histograms(self, watched: Path) -> None:
-        found = lines(watched)
+        found = activation_lines(watched)
         places = [
             (line["updates"], line["phase"], line["split"], line["epoch"], line["step"])
             for line in found
@@ -290,7 +299,7 @@ class TestARun:
         keeps = Keeps()
         train(tmp_path, hooks={"keeps": keeps})
         for kind, found in keeps.kept.items():
-            fourth, told = found[3].double(), lines(watched)[0][kind]
+            fourth, told = found[3].double(), activation_lines(watched)[0][kind]
             assert told["features.0/mean"] == pytest.approx(
                 float(fourth.mean()), rel=1e-4, abs=1e-9
             )
@@ -300,10 +309,10 @@ class TestARun:
 
     def test_a_run_that_was_killed_has_the_same_lines(self, watched: Path, tmp_path: Path) -> None:
         # After update 4, of which there is a line.
-        die(tmp_path, ALL, hooks={"save": SaveEachStep(), "kill": KillAfter(4)})
+        run_until_killed(tmp_path, ALL, hooks={"save": SaveEachStep(), "kill": KillAfter(4)})
         train(tmp_path, ALL)
-        assert parted(watched, tmp_path) == []
-        assert len(lines(tmp_path)) == 3
+        assert differences_of_runs(watched, tmp_path) == []
+        assert len(activation_lines(tmp_path)) == 3
 
     @pytest.mark.slow
     def test_checkpoint_does_not_contain_the_hook(self) -> None:
@@ -324,8 +333,8 @@ class TestARun:
         words = (*words, "PHASES.epochs=1")
         train(tmp_path / "plain", *words)
         train(tmp_path / "watched", *words, "HOOKS.activations={every_updates: 2, gradients: true}")
-        assert learned(tmp_path / "plain", tmp_path / "watched") == []
-        found = lines(tmp_path / "watched")
+        assert differences_of_tasks(tmp_path / "plain", tmp_path / "watched") == []
+        found = activation_lines(tmp_path / "watched")
         assert [line["updates"] for line in found] == [2, 4]
         assert found[0]["outputs"].keys() == found[0]["gradients"].keys()
 
@@ -364,7 +373,7 @@ class TestARun:
             "HOOKS.activations={every_updates: 3}",
         )
         train(tmp_path, *words, hooks={"spoils": Spoils()})
-        [line] = lines(tmp_path)
+        [line] = activation_lines(tmp_path)
         assert 0 < line["outputs"]["features.0/nonfinite"] < 0.1
         assert isinstance(line["outputs"]["features.0/mean"], float)
 

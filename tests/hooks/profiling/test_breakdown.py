@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 from breakdown_parts import SECONDS
-from harness import SMALL, KillAfter, die, ledger_bytes, parted, records, train
+from harness import (
+    SMALL,
+    KillAfter,
+    differences_of_runs,
+    ledger_bytes,
+    records,
+    run_until_killed,
+    train,
+)
 
 from phasetrain.commands.api import run
 from phasetrain.commands.plan.rehearsal import Silent
@@ -43,23 +51,23 @@ class Wall(Hook):
         self.ended = time.perf_counter()
 
 
-def told(folder: Path) -> dict[str, Any]:
+def read_breakdown(folder: Path) -> dict[str, Any]:
     found = json.loads((folder / "breakdown.json").read_text())
     assert isinstance(found, dict)
     return found
 
 
-def us(folder: Path, split: str = "train") -> dict[str, float]:
+def microseconds_per_step(folder: Path, split: str = "train") -> dict[str, float]:
     """Return the microseconds per step of each part."""
     return {
         part: figures["us_per_step"]
-        for part, figures in told(folder)["splits"][split]["parts"].items()
+        for part, figures in read_breakdown(folder)["splits"][split]["parts"].items()
     }
 
 
 def sane(folder: Path, wall: Wall) -> None:
     """See that no part is negative and that all of them together are the wall time."""
-    splits = told(folder)["splits"]
+    splits = read_breakdown(folder)["splits"]
     for split in splits.values():
         assert set(split["parts"]) == set(PARTS)
         assert min(part["seconds"] for part in split["parts"].values()) >= 0
@@ -68,7 +76,7 @@ def sane(folder: Path, wall: Wall) -> None:
     assert total == pytest.approx(wall.ended - wall.began, rel=0.05, abs=0.002)
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def breakdown_lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line for line in found if line["kind"] == "breakdown"]
 
@@ -81,7 +89,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
 
 class TestReport:
     def test_metrics_have_a_line_for_each_phase(self, timed: tuple[Path, RunResult]) -> None:
-        found = lines(timed[0])
+        found = breakdown_lines(timed[0])
         assert [(line["split"], line["updates"], line["step"]) for line in found] == [
             ("train", 5, 5), ("test", 5, 2), ("train", 10, 5), ("test", 10, 2), ("train", 15, 5), ("test", 15, 2),
         ]  # fmt: skip
@@ -93,7 +101,7 @@ class TestReport:
         assert found[1]["time"]["seconds"]["backward"] == 0
 
     def test_file_holds_totals_of_splits_and_hooks(self, timed: tuple[Path, RunResult]) -> None:
-        found = told(timed[0])
+        found = read_breakdown(timed[0])
         assert (found["updates"], found["device"], found["precision"], found["peak_flops"]) == (
             15,
             "cpu",
@@ -133,10 +141,10 @@ class TestReport:
         assert "FLOP/s in train steps, " in text
         assert "% of the peak of cpu (MFU)" in text
         assert "where the step time went" in (tmp_path / "log.txt").read_text()
-        figures = told(tmp_path)["splits"]["train"]
+        figures = read_breakdown(tmp_path)["splits"]["train"]
         assert figures["mfu"] == pytest.approx(figures["flops_per_second"] / 1e12)
         assert 0 < figures["mfu"] < 1
-        assert lines(tmp_path)[0]["time"]["mfu"] > 0
+        assert breakdown_lines(tmp_path)[0]["time"]["mfu"] > 0
 
     def test_quiet_without_flops_and_hooks(self, tmp_path: Path) -> None:
         shown = io.StringIO()
@@ -144,7 +152,7 @@ class TestReport:
         words += ["HOOKS.breakdown={flops: false, hooks: false}"]
         run(words, terminal=Terminal(shown, live=False))
         assert "where the step time went" not in shown.getvalue()
-        found = told(tmp_path)
+        found = read_breakdown(tmp_path)
         assert (found["flops_per_sample"], found["hooks"]) == ({}, [])
         assert "flops_per_second" not in found["splits"]["train"]
         assert "slowest hooks" not in (tmp_path / "log.txt").read_text()
@@ -158,7 +166,7 @@ class TestWhereTimeGoes:
                 time.sleep(0.005)
 
         train(tmp_path, "PHASES.epochs=1", *QUICK, PLAIN, hooks={"sleeper": Sleeper()})
-        found = told(tmp_path)
+        found = read_breakdown(tmp_path)
         inside = [row for row in found["hooks"] if row["event"] not in ("start", "end")]
         assert (inside[0]["label"], inside[0]["event"], inside[0]["calls"]) == (
             "sleeper",
@@ -166,7 +174,7 @@ class TestWhereTimeGoes:
             7,
         )
         assert 0.005 * 7 <= inside[0]["seconds"] < 0.01 * 7
-        assert us(tmp_path)["hooks"] >= 5000
+        assert microseconds_per_step(tmp_path)["hooks"] >= 5000
 
     @pytest.mark.by_default("backward")
     @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -174,7 +182,7 @@ class TestWhereTimeGoes:
         train(
             tmp_path, "PHASES.epochs=1", *QUICK, PLAIN, f"MODEL={{name: dawdler, where: {where}}}"
         )
-        found = us(tmp_path)
+        found = microseconds_per_step(tmp_path)
         assert found.pop(where) >= 1e6 * SECONDS
         assert max(found.values()) < 1e6 * SECONDS
 
@@ -187,7 +195,7 @@ class TestWhereTimeGoes:
             "DATA.TRAIN.dataset=slow_digits",
             "DATA.TEST.dataset=digits",
         )
-        found = us(tmp_path)
+        found = microseconds_per_step(tmp_path)
         assert found.pop("data") >= 1e6 * 24 * 0.001
         assert max(found.values()) < 1e6 * 24 * 0.001
 
@@ -234,7 +242,7 @@ class TestSanity:
 
     def test_two_passes_count_twice(self, tmp_path: Path) -> None:
         train(tmp_path, "PHASES.epochs=1", *QUICK, ON, "OPTIMIZER.sam.rho=0.1")
-        found = told(tmp_path)
+        found = read_breakdown(tmp_path)
         flops = found["splits"]["train"]["flops_per_second"] * found["splits"]["train"]["seconds"]
         assert flops == pytest.approx(2 * 51168 * 24 * 5)
 
@@ -257,8 +265,8 @@ class TestSanity:
         words = [*SMALL, f"RUN.dir={tmp_path}", *QUICK, PLAIN]
         run(words, loop=loop, hooks={"wall": wall}, terminal=Terminal(io.StringIO(), live=False))
         sane(tmp_path, wall)
-        found = us(tmp_path)
-        assert told(tmp_path)["splits"]["train"]["steps"] == 15
+        found = microseconds_per_step(tmp_path)
+        assert read_breakdown(tmp_path)["splits"]["train"]["steps"] == 15
         assert found["data"] > 0
         assert (found["forward"] > 0) == tells
         assert tells or found["other"] > 2000
@@ -280,9 +288,11 @@ class TestExact:
     def test_killed_run_resumes_exactly(
         self, timed: tuple[Path, RunResult], tmp_path: Path, step: int
     ) -> None:
-        die(tmp_path, ON, "CHECKPOINT.every_updates=2", hooks={"kill": KillAfter(step)})
+        run_until_killed(
+            tmp_path, ON, "CHECKPOINT.every_updates=2", hooks={"kill": KillAfter(step)}
+        )
         train(tmp_path, ON, "CHECKPOINT.every_updates=2")
-        assert parted(timed[0], tmp_path) == []
+        assert differences_of_runs(timed[0], tmp_path) == []
 
     def test_an_error_leaves_the_file_and_no_table(self, tmp_path: Path) -> None:
         class Fails(Hook):
@@ -292,7 +302,7 @@ class TestExact:
 
         with pytest.raises(ArithmeticError):
             train(tmp_path, PLAIN, *QUICK, hooks={"fails": Fails()})
-        assert told(tmp_path)["updates"] == 4
+        assert read_breakdown(tmp_path)["updates"] == 4
         assert "where the step time went" not in (tmp_path / "log.txt").read_text()
 
 
@@ -300,13 +310,13 @@ class TestExact:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_time_of_a_device(tmp_path: Path) -> None:
     train(tmp_path, *QUICK, ON, "MACHINE.device=cuda")
-    found = told(tmp_path)
+    found = read_breakdown(tmp_path)
     assert found["device"] == torch.cuda.get_device_name()
     train_split = found["splits"]["train"]
     device = {part: figures["seconds"] for part, figures in train_split["device_parts"].items()}
     assert min(device[part] for part in ("transfer", "forward", "backward", "update")) > 0
     assert sum(device.values()) == pytest.approx(train_split["seconds"], rel=0.1)
-    assert "device_seconds" in lines(tmp_path)[-2]["time"]
+    assert "device_seconds" in breakdown_lines(tmp_path)[-2]["time"]
 
 
 def test_operations_that_cannot_be_counted_are_logged_and_the_run_finishes(

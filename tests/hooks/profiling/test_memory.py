@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from failpoints import Refusing
-from harness import SMALL, KillAfter, die, records, train
+from harness import SMALL, KillAfter, records, run_until_killed, train
 
 from phasetrain.commands.api import run
 from phasetrain.errors import ConfigError
@@ -46,16 +46,19 @@ def objects() -> Iterator[dict[str, bytes]]:
     MemoryHandler.objects.clear()
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def memory_lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line for line in found if line["kind"] == "memory"]
 
 
 def places(folder: Path) -> list[tuple[int, str, int, int]]:
-    return [(line["updates"], line["split"], line["phase"], line["step"]) for line in lines(folder)]
+    return [
+        (line["updates"], line["split"], line["phase"], line["step"])
+        for line in memory_lines(folder)
+    ]
 
 
-def told(folder: Path | str, *words: str) -> str:
+def run_and_capture(folder: Path | str, *words: str) -> str:
     stream = io.StringIO()
     assert (
         run([*SMALL, f"RUN.dir={folder}", *words], terminal=Terminal(stream, live=False)).state
@@ -72,9 +75,9 @@ EXPECTED = [
 
 
 def test_lines_every_n_updates_and_after_each_phase(tmp_path: Path) -> None:
-    text = told(tmp_path, "HOOKS.memory.every_updates=3", "PHASES.epochs=1")
+    text = run_and_capture(tmp_path, "HOOKS.memory.every_updates=3", "PHASES.epochs=1")
     assert places(tmp_path) == EXPECTED[:3]
-    first = lines(tmp_path)[0]
+    first = memory_lines(tmp_path)[0]
     assert first.keys() == {"kind", "updates", "phase", "split", "epoch", "step", "time"}
     assert first["time"].keys() == {
         "at",
@@ -88,7 +91,9 @@ def test_lines_every_n_updates_and_after_each_phase(tmp_path: Path) -> None:
     assert text.count("HOOKS.memory: gpu is not recorded: MACHINE.device = 'cpu'") == 1
     found = json.loads((tmp_path / "memory.json").read_text())["attempts"]["1"]
     assert (found["updates"], list(found["splits"])) == (5, ["train", "test"])
-    largest = max(line["time"]["rss_bytes"] for line in lines(tmp_path) if line["split"] == "train")
+    largest = max(
+        line["time"]["rss_bytes"] for line in memory_lines(tmp_path) if line["split"] == "train"
+    )
     assert found["splits"]["train"]["rss_bytes"] == largest
     assert found["left_out"] == {"gpu": "MACHINE.device = 'cpu' is not a CUDA device"}
     assert "| memory.json" in (tmp_path / "RUN.md").read_text()
@@ -96,7 +101,7 @@ def test_lines_every_n_updates_and_after_each_phase(tmp_path: Path) -> None:
 
 def test_workers_are_counted(tmp_path: Path) -> None:
     train(tmp_path, "HOOKS.memory.every_updates=2", "DATA.TRAIN.workers=2", "PHASES.epochs=1")
-    found = lines(tmp_path)
+    found = memory_lines(tmp_path)
     assert [line["time"]["workers"] for line in found] == [2, 2, 2, 2]
     assert all(line["time"]["workers_rss_bytes"] > 2 * 20 * 2**20 for line in found)
 
@@ -104,7 +109,7 @@ def test_workers_are_counted(tmp_path: Path) -> None:
 def test_killed_run_has_the_same_lines_and_otherwise_those_of_a_run_without_them(
     plain: Path, tmp_path: Path
 ) -> None:
-    die(tmp_path, "HOOKS.memory.every_updates=3", hooks={"kill": KillAfter(9)})
+    run_until_killed(tmp_path, "HOOKS.memory.every_updates=3", hooks={"kill": KillAfter(9)})
     train(tmp_path, "HOOKS.memory.every_updates=3")
     assert places(tmp_path) == EXPECTED
     attempts = json.loads((tmp_path / "memory.json").read_text())["attempts"]
@@ -120,7 +125,7 @@ def test_checkpoint_does_not_contain_the_hook() -> None:
 
 
 def test_the_table_at_the_end(tmp_path: Path) -> None:
-    text = told(tmp_path, "HOOKS.memory={}", "PHASES.epochs=1", "RUN.verbosity=verbose")
+    text = run_and_capture(tmp_path, "HOOKS.memory={}", "PHASES.epochs=1", "RUN.verbosity=verbose")
     _, _, table = text.partition("peak memory\n")
     head, rule, train_row, test_row = table.splitlines()[:4]
     assert (head.split(), set(rule)) == (["split", "RSS", "peak", "RSS", "workers"], {"-", " "})
@@ -142,7 +147,7 @@ class TestUnsupported:
             f"HOOKS.memory: {tmp_path}/memory.json could not be written: [Errno {errno.ENOSPC}]"
             in stream.getvalue()
         )
-        assert len(lines(tmp_path)) == 2
+        assert len(memory_lines(tmp_path)) == 2
 
     def test_read_a_file_of_its_own_that_somebody_has_damaged(self, tmp_path: Path) -> None:
         train(tmp_path, "PHASES.epochs=1", "HOOKS.memory={}")
@@ -151,7 +156,7 @@ class TestUnsupported:
         assert list(json.loads((tmp_path / "memory.json").read_text())["attempts"]) == ["2"]
 
     def test_memory_is_written_to_object_storage(self, objects: dict[str, bytes]) -> None:
-        told(
+        run_and_capture(
             "mem://weighed",
             "RUN.imports=[phasetrain.testing]",
             "HOOKS.memory={}",
@@ -163,12 +168,12 @@ class TestUnsupported:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(resource_usage, "PROC", tmp_path / "none")
-        text = told(tmp_path / "run", "HOOKS.memory={}", "PHASES.epochs=1")
+        text = run_and_capture(tmp_path / "run", "HOOKS.memory={}", "PHASES.epochs=1")
         assert "HOOKS.memory: rss is not recorded: the memory of a process is read from" in text
-        assert lines(tmp_path / "run")[0]["time"].keys() == {"at"}
+        assert memory_lines(tmp_path / "run")[0]["time"].keys() == {"at"}
 
     def test_snapshot_is_not_recorded_on_cpu(self, tmp_path: Path) -> None:
-        text = told(tmp_path, "HOOKS.memory.snapshot=true", "PHASES.epochs=1")
+        text = run_and_capture(tmp_path, "HOOKS.memory.snapshot=true", "PHASES.epochs=1")
         assert "HOOKS.memory: snapshot is not recorded" in text
         assert not list(tmp_path.glob("*.pickle"))
 
@@ -238,7 +243,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
 class TestCuda:
     def test_peaks_of_each_phase_and_of_nvml_are_recorded(self, tmp_path: Path) -> None:
         train(tmp_path, "MACHINE.device=cuda", "HOOKS.memory={every_updates: 2, snapshot: true}")
-        found = lines(tmp_path)[0]["time"]
+        found = memory_lines(tmp_path)[0]["time"]
         assert 0 < found["cuda_allocated_bytes"] <= found["cuda_peak_allocated_bytes"]
         assert found["cuda_peak_allocated_bytes"] <= found["cuda_peak_reserved_bytes"]
         assert found.keys() >= {"gpu_percent", "gpu_celsius", "gpu_watts", "gpu_used_bytes"}

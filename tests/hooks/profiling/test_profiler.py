@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from failpoints import Refusing
-from harness import SMALL, KillAfter, die, parted, train
+from harness import SMALL, KillAfter, differences_of_runs, run_until_killed, train
 from torch.profiler import ProfilerActivity, profile
 
 from phasetrain.commands.api import run
@@ -55,7 +55,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
     ]
 
 
-def told(folder: Path | str, *words: str, hooks: dict[str, Hook] | None = None) -> str:
+def run_and_capture(folder: Path | str, *words: str, hooks: dict[str, Hook] | None = None) -> str:
     """Run a small training to its end and return what it prints."""
     stream = io.StringIO()
     terminal = Terminal(stream, live=False)
@@ -78,9 +78,9 @@ def test_a_trace_and_a_table_per_cycle_and_one_line_on_the_terminal(
 ) -> None:
     schedule = "{wait: 2, warmup: 1, active: 2, repeat: 2, rows: 3, shapes: true, flops: true}"
 
-    lines = told(tmp_path, f"HOOKS.profiler={schedule}").splitlines()
+    lines = run_and_capture(tmp_path, f"HOOKS.profiler={schedule}").splitlines()
 
-    assert parted(plain, tmp_path) == []
+    assert differences_of_runs(plain, tmp_path) == []
     assert traces(tmp_path) == ["attempt1-u00000005", "attempt1-u00000010"]
     text = (tmp_path / "profile" / "attempt1-u00000010.txt").read_text()
     assert text.startswith("updates 9 to 10 of attempt 1, rank 0\n---")
@@ -92,7 +92,7 @@ def test_a_trace_and_a_table_per_cycle_and_one_line_on_the_terminal(
 
 
 def test_trace_contains_the_operators_of_its_updates(tmp_path: Path) -> None:
-    told(
+    run_and_capture(
         tmp_path,
         "HOOKS.profiler={wait: 3, warmup: 1, active: 2}",
         "PHASES.epochs=2",
@@ -117,7 +117,7 @@ def test_table_is_printed_with_verbose_output(tmp_path: Path) -> None:
         "HOOKS.profiler={wait: 1, warmup: 1, active: 1, sort_by: count, rows: 2}",
         "PHASES.epochs=1",
     )
-    text = told(tmp_path, *words, "RUN.verbosity=verbose")
+    text = run_and_capture(tmp_path, *words, "RUN.verbosity=verbose")
     assert (tmp_path / "profile" / "attempt1-u00000003.txt").read_text() in text
 
 
@@ -125,7 +125,7 @@ class TestEnds:
     """A run that ends within a cycle writes what it has, or nothing, and says which."""
 
     def test_end_within_a_cycle_writes_its_updates(self, tmp_path: Path) -> None:
-        text = told(tmp_path, "HOOKS.profiler={wait: 1, active: 50}", "PHASES.epochs=1")
+        text = run_and_capture(tmp_path, "HOOKS.profiler={wait: 1, active: 50}", "PHASES.epochs=1")
         assert traces(tmp_path) == ["attempt1-u00000005"]
         assert "1 trace in" in text
         assert "2 of 50 updates" in text
@@ -138,13 +138,13 @@ class TestEnds:
     def test_end_before_the_first_cycle_writes_nothing(
         self, tmp_path: Path, schedule: str, start: int
     ) -> None:
-        text = told(tmp_path, f"HOOKS.profiler={schedule}", "PHASES.epochs=1")
+        text = run_and_capture(tmp_path, f"HOOKS.profiler={schedule}", "PHASES.epochs=1")
         assert f"this attempt made 5 updates, and recording starts after {start}\n" in text
         assert not (tmp_path / "profile").exists()
 
     def test_killed_run_resumes_exactly_and_traces_again(self, plain: Path, tmp_path: Path) -> None:
         words = "HOOKS.profiler={wait: 4, warmup: 1, active: 3}"
-        die(
+        run_until_killed(
             tmp_path, words, hooks={"kill": KillAfter(9)}
         )  # within update 8; the checkpoint is of update 5
         assert traces(tmp_path) == ["attempt1-u00000007"]
@@ -152,7 +152,7 @@ class TestEnds:
         assert traces(tmp_path) == ["attempt1-u00000007", "attempt2-u00000013"]
         text = (tmp_path / "profile" / "attempt2-u00000013.txt").read_text()
         assert text.startswith("updates 11 to 13 of attempt 2")
-        assert parted(plain, tmp_path) == []
+        assert differences_of_runs(plain, tmp_path) == []
         assert not torch.autograd._profiler_enabled()
 
     def test_error_of_the_run_writes_its_updates(self, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ class TestWhatGoesWrong:
             def on_start(self, run: Any) -> None:
                 run.folder.storage._before = Refusing("rename", "u00000003.json.gz")
 
-        text = told(
+        text = run_and_capture(
             tmp_path,
             "HOOKS.profiler={wait: 1, warmup: 1, active: 1, repeat: 2}",
             "PHASES.epochs=2",
@@ -227,7 +227,7 @@ class TestWhatGoesWrong:
         monkeypatch.setattr(
             "phasetrain.runs.folder.DiskSpace.free_bytes", lambda space: (1 << 20) + 1000
         )
-        text = told(tmp_path, "HOOKS.profiler={wait: 1, active: 1}", "PHASES.epochs=1")
+        text = run_and_capture(tmp_path, "HOOKS.profiler={wait: 1, active: 1}", "PHASES.epochs=1")
         assert re.search(r"needs [\d,]+ bytes, and 1,049,576 ", text)
         assert not traces(tmp_path)
 
@@ -237,7 +237,7 @@ class TestWhatGoesWrong:
             "HOOKS.profiler={wait: 1, warmup: 1, active: 1}",
             "PHASES.epochs=1",
         )
-        told("mem://traced", *words)
+        run_and_capture("mem://traced", *words)
         assert not open_storage("mem://traced").keeps_files
         names = [
             event["name"]
@@ -302,7 +302,7 @@ def test_settings_are_checked(tmp_path: Path, words: str, given: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_kernels_of_a_device_are_in_the_trace_and_the_table(tmp_path: Path) -> None:
-    told(
+    run_and_capture(
         tmp_path,
         "MACHINE.device=cuda",
         "HOOKS.profiler={wait: 1, warmup: 1, active: 2}",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import SMALL, KillAfter, die
+from harness import SMALL, KillAfter, run_until_killed
 
 from phasetrain.commands.api import run
 from phasetrain.hooks import ConsoleView
@@ -18,7 +18,7 @@ from phasetrain.runtime.terminal import Terminal
 WORDS = (*[word for word in SMALL if word != "HOOKS.console=null"], "PHASES.epochs=2")
 
 
-def printed(folder: Path, *words: str, live: bool = False) -> str:
+def run_and_capture(folder: Path, *words: str, live: bool = False) -> str:
     stream = io.StringIO()
     run([*WORDS, f"RUN.dir={folder}", *words], terminal=Terminal(stream, live=live))
     return stream.getvalue()
@@ -32,7 +32,7 @@ def masked(text: str) -> list[str]:
 
 
 def test_plain_lines_and_those_of_the_log(tmp_path: Path) -> None:
-    lines = masked(printed(tmp_path))
+    lines = masked(run_and_capture(tmp_path))
     first = next(at for at, line in enumerate(lines) if line.startswith("epoch"))
     assert re.fullmatch(r"time    about T to go, until .*", lines[first - 1])
     assert lines[first : first + 3] == [
@@ -57,7 +57,7 @@ def test_plain_lines_and_those_of_the_log(tmp_path: Path) -> None:
 
 
 def test_a_run_without_meters_shows_its_last_training_loss(tmp_path: Path) -> None:
-    text = printed(tmp_path, "METERS=null")
+    text = run_and_capture(tmp_path, "METERS=null")
     losses = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     last = [one["loss"] for one in losses if one["kind"] == "step" and one["updates"] in (5, 10)]
     assert re.findall(r"epoch \d/2  train last loss (\S+)  test  \(", text) == [
@@ -70,16 +70,20 @@ def test_progress_without_a_terminal_comes_every_so_many_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phasetrain.hooks.progress.console.POLL_INTERVAL", 0.0)
-    text = printed(tmp_path / "a", "HOOKS.console.every_seconds=0", "HOOKS.console.every_updates=4")
+    text = run_and_capture(
+        tmp_path / "a", "HOOKS.console.every_seconds=0", "HOOKS.console.every_updates=4"
+    )
     found = [line for line in masked(text) if line.startswith("update")]
     assert len(found) == 2
     pattern = r"update 4/10  epoch 1/2  loss N  lr [N\d.e-]+  [\d,]+ samples/s  data \d+ %  [\d,.]+ [MG]iB  .* left"
     assert re.fullmatch(pattern, found[0])
-    assert "update 4/10" not in printed(tmp_path / "b", "HOOKS.console.every_updates=4")
+    assert "update 4/10" not in run_and_capture(tmp_path / "b", "HOOKS.console.every_updates=4")
 
 
 def test_summary_shows_the_best_metric(tmp_path: Path) -> None:
-    lines = printed(tmp_path, "PHASES.epochs=3", "OPTIMIZER.lr=3.0", "OPTIMIZER.SCHEDULES=null")
+    lines = run_and_capture(
+        tmp_path, "PHASES.epochs=3", "OPTIMIZER.lr=3.0", "OPTIMIZER.SCHEDULES=null"
+    )
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     tests = [one for one in metrics if one["kind"] == "phase" and one["split"] == "test"]
     values = [(one["metrics"]["loss"], 5 * (one["epoch"] + 1)) for one in tests]
@@ -89,9 +93,11 @@ def test_summary_shows_the_best_metric(tmp_path: Path) -> None:
 
 
 def test_the_closing_lines_are_whole_after_a_resume(tmp_path: Path) -> None:
-    whole = printed(tmp_path / "whole")
-    die(tmp_path / "killed", "PHASES.epochs=2", "HOOKS.console={}", hooks={"kill": KillAfter(13)})
-    again = printed(tmp_path / "killed")
+    whole = run_and_capture(tmp_path / "whole")
+    run_until_killed(
+        tmp_path / "killed", "PHASES.epochs=2", "HOOKS.console={}", hooks={"kill": KillAfter(13)}
+    )
+    again = run_and_capture(tmp_path / "killed")
     assert "resume  from " in again
 
     def best(text: str) -> list[str]:
@@ -111,7 +117,7 @@ def test_a_state_of_before_the_best_was_kept() -> None:
 
 
 def test_terminal_shows_updates_and_metrics(tmp_path: Path) -> None:
-    text = printed(tmp_path, live=True)
+    text = run_and_capture(tmp_path, live=True)
     assert "2/2" in text
     assert "test/accuracy" in text
 

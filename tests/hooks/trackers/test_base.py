@@ -97,12 +97,12 @@ def train(folder: Path, *overrides: str, hooks: Any = None) -> Any:
     return harness.train(folder, *QUICK, *overrides, hooks=hooks)
 
 
-def die(folder: Path, hooks: Any) -> None:
+def run_until_killed(folder: Path, hooks: Any) -> None:
     """Run it until it is killed."""
-    harness.die(folder, *QUICK, hooks=hooks)
+    harness.run_until_killed(folder, *QUICK, hooks=hooks)
 
 
-def kept(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def comparable_fields(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what does not differ between equal runs."""
     return [{"number": line["number"], **{key: line[key] for key in KEPT}} for line in lines]
 
@@ -114,7 +114,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     journal = Journal(folder / "journal")
     train(folder / "run", hooks={"noted": Noted(journal)})
     assert journal.ending == "finished"
-    return kept(journal.lines())
+    return comparable_fields(journal.lines())
 
 
 def test_each_step_and_phase_is_a_record(unbroken: list[dict[str, Any]]) -> None:
@@ -153,10 +153,12 @@ class TestExactlyOnce:
     ) -> None:
         path, run = tmp_path / "journal", tmp_path / "run"
         for steps in kills:
-            die(run, hooks={"noted": Noted(Journal(path), live=live), "kill": KillAfter(steps)})
+            run_until_killed(
+                run, hooks={"noted": Noted(Journal(path), live=live), "kill": KillAfter(steps)}
+            )
         last = Journal(path)
         train(run, hooks={"noted": Noted(last, live=live)})
-        assert kept(last.lines()) == unbroken
+        assert comparable_fields(last.lines()) == unbroken
         assert bool(last.notes) == (live and kills != (3, 12))
 
     @pytest.mark.slow
@@ -164,7 +166,7 @@ class TestExactlyOnce:
         self, tmp_path: Path
     ) -> None:
         path, run = tmp_path / "journal", tmp_path / "run"
-        die(run, hooks={"noted": Noted(Journal(path)), "kill": KillAfter(9)})
+        run_until_killed(run, hooks={"noted": Noted(Journal(path)), "kill": KillAfter(9)})
         last = Journal(path, forgetful=True)
         train(run, hooks={"noted": Noted(last)})
         assert (
@@ -173,7 +175,7 @@ class TestExactlyOnce:
 
     def test_nothing_is_sent_before_a_checkpoint_covers_it(self, tmp_path: Path) -> None:
         journal = Journal(tmp_path / "journal")
-        die(tmp_path / "run", hooks={"noted": Noted(journal), "kill": KillAfter(9)})
+        run_until_killed(tmp_path / "run", hooks={"noted": Noted(journal), "kill": KillAfter(9)})
         assert [line["updates"] for line in journal.lines() if line["kind"] == "step"] == [
             1,
             2,
@@ -184,8 +186,8 @@ class TestExactlyOnce:
 
     def test_the_identity_stays_and_a_lost_spool_begins_another_run(self, tmp_path: Path) -> None:
         hooks = [Noted(Journal(tmp_path / f"journal{number}")) for number in range(3)]
-        die(tmp_path / "run", hooks={"noted": hooks[0], "kill": KillAfter(9)})
-        die(tmp_path / "run", hooks={"noted": hooks[1], "kill": KillAfter(3)})
+        run_until_killed(tmp_path / "run", hooks={"noted": hooks[0], "kill": KillAfter(9)})
+        run_until_killed(tmp_path / "run", hooks={"noted": hooks[1], "kill": KillAfter(3)})
         (tmp_path / "run" / "noted.jsonl").unlink()
         train(tmp_path / "run", hooks={"noted": hooks[2]})
         first, second, third = (hook.target.identity for hook in hooks)
@@ -199,7 +201,7 @@ class TestFailing:
     ) -> None:
         journal = Journal(tmp_path / "journal", [1])
         assert train(tmp_path / "run", hooks={"noted": Noted(journal)}).state == "finished"
-        assert kept(journal.lines()) == unbroken
+        assert comparable_fields(journal.lines()) == unbroken
         assert (tmp_path / "run" / "log.txt").read_text().count(
             "HOOKS.noted: the backend failed"
         ) >= 1
@@ -247,22 +249,22 @@ class TestFailing:
         )
         journal.broken.clear()
         assert Noted(journal).deliver(str(tmp_path / "run")) == 21
-        assert kept(journal.lines()) == unbroken
+        assert comparable_fields(journal.lines()) == unbroken
         assert Noted(journal).deliver(str(tmp_path / "run")) == 21
-        assert kept(journal.lines()) == unbroken
+        assert comparable_fields(journal.lines()) == unbroken
 
     def test_the_next_attempt_sends_what_this_one_could_not(
         self, tmp_path: Path, unbroken: Any
     ) -> None:
         journal = Journal(tmp_path / "journal", [10**6])
-        die(
+        run_until_killed(
             tmp_path / "run",
             hooks={"noted": Noted(journal, wait_seconds=0.0), "kill": KillAfter(9)},
         )
         assert "6 of 9 records are not sent" in (tmp_path / "run" / "log.txt").read_text()
         again = Journal(tmp_path / "journal")
         train(tmp_path / "run", hooks={"noted": Noted(again)})
-        assert kept(again.lines()) == unbroken
+        assert comparable_fields(again.lines()) == unbroken
 
     def test_hanging_tracker_does_not_block_the_end(self, tmp_path: Path) -> None:
         class Stuck(Journal):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KillAfter, die, records, train
+from harness import KillAfter, records, run_until_killed, train
 
 from phasetrain.hooks import CSV, Hook
 
@@ -33,7 +33,7 @@ class Late(Hook):
 @pytest.mark.parametrize("kills", [(9,), pytest.param((3, 12), marks=pytest.mark.slow)])
 def test_each_step_and_phase_is_a_row_once(tmp_path: Path, kills: tuple[int, ...]) -> None:
     for steps in kills:
-        die(tmp_path, *WORDS, hooks={"kill": KillAfter(steps), "late": Late()})
+        run_until_killed(tmp_path, *WORDS, hooks={"kill": KillAfter(steps), "late": Late()})
     train(tmp_path, *WORDS, hooks={"late": Late()})
     assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == [
         "test.csv", "train-steps-2.csv", "train-steps.csv", "train.csv",
@@ -51,7 +51,7 @@ def test_each_step_and_phase_is_a_row_once(tmp_path: Path, kills: tuple[int, ...
 
 
 def test_a_file_shorter_than_the_checkpoint_covers_goes_on_with_whole_rows(tmp_path: Path) -> None:
-    die(tmp_path, *WORDS, hooks={"kill": KillAfter(9)})
+    run_until_killed(tmp_path, *WORDS, hooks={"kill": KillAfter(9)})
     file = tmp_path / "csv" / "train-steps.csv"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]) + b"3,0,")
     train(tmp_path, *WORDS)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KillAfter, die, records, train
+from harness import KillAfter, records, run_until_killed, train
 from raising import raises
 
 from phasetrain.errors import ConfigError
@@ -81,7 +81,7 @@ def complete(folder: Path, path: Path) -> bool:
 def test_each_step_once_in_one_run(folder: Path, kills: tuple[int, ...], live: str) -> None:
     words = (*WORDS, f"HOOKS.mlflow.live={live}")
     for steps in kills:
-        die(folder, *words, hooks={"kill": KillAfter(steps)})
+        run_until_killed(folder, *words, hooks={"kill": KillAfter(steps)})
     train(folder, *words)
     assert complete(folder, folder / "mlflow.db")
     with sqlite3.connect(folder / "mlflow.db") as base:

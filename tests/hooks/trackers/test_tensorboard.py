@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, die, records, train
+from harness import KillAfter, records, run_until_killed, train
 from PIL import Image
 from raising import raises
 
@@ -33,7 +33,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 @pytest.mark.parametrize("kills", [(9,), (3, 12), (9, 9)])
 def test_each_step_shows_once(tmp_path: Path, kills: tuple[int, ...]) -> None:
     for steps in kills:
-        die(tmp_path, *WORDS, hooks={"kill": KillAfter(steps)})
+        run_until_killed(tmp_path, *WORDS, hooks={"kill": KillAfter(steps)})
     train(tmp_path, *WORDS)
     found = scalars(tmp_path)
     assert found.keys() == {
@@ -47,7 +47,7 @@ def test_each_step_shows_once(tmp_path: Path, kills: tuple[int, ...]) -> None:
 
 
 def test_a_file_shorter_than_the_checkpoint_covers_is_not_filled_up(tmp_path: Path) -> None:
-    die(tmp_path, *WORDS, hooks={"kill": KillAfter(9)})
+    run_until_killed(tmp_path, *WORDS, hooks={"kill": KillAfter(9)})
     [file] = (tmp_path / "tensorboard").iterdir()
     with open(file, "r+b") as opened:
         opened.truncate(60)
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "PHASES.epochs=2",
     )
     words = (*words, "METERS.confusion_matrix={}")
-    die(folder, *words, hooks={"kill": KillAfter(9)})
+    run_until_killed(folder, *words, hooks={"kill": KillAfter(9)})
     train(folder, *words)
     return folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KillAfter, die, records, train
+from harness import KillAfter, records, run_until_killed, train
 from raising import raises
 
 from phasetrain.errors import ConfigError
@@ -63,7 +63,7 @@ class KillService(Hook):
 class TestOffline:
     @pytest.mark.slow
     def test_each_record_once_though_run_and_service_are_killed(self, tmp_path: Path) -> None:
-        die(tmp_path, *WORDS, hooks={"kill": KillAfter(9)})
+        run_until_killed(tmp_path, *WORDS, hooks={"kill": KillAfter(9)})
         service = KillService()
         assert train(tmp_path, *WORDS, hooks={"service": service}).state == "finished"
         assert service.killed
