@@ -201,7 +201,7 @@ SHAPES: Sequence[Row] = (
     ("METERS.top={name: accuracy, topk: 11}", "METERS.top"),
     (
         ("DATA.TRAIN.dataset=synthetic", "DATA.TRAIN.samples=200", "DATA.TRAIN.input_shape=[3]"),
-        "DATA.TRAIN.transforms do not fit",
+        "the transforms do not fit",
     ),
     ("METERS.cells={name: confusion_matrix, classes: 4}", "METERS.cells"),
     (("MODEL=mlp", "DATA.TRAIN.transforms=[{name: flatten}]", "MODEL.input_shape=[32]"), "MODEL"),
@@ -249,7 +249,7 @@ MONITORS: Sequence[Row] = (
     ("HOOKS.early_stopping={monitor: test@ema/accuracy}", ("test/accuracy",)),
     (("MODEL.ema={}", "CHECKPOINT.best.monitor=test@emma/accuracy"), "test@ema/accuracy"),
     (("DATA.TEST=null", "CHECKPOINT.best.monitor=test/accuracy"), "train/accuracy"),
-    (("METERS=null", "CHECKPOINT.load_best=true"), "there is no meter"),
+    (("METERS=null", "CHECKPOINT.load_best=true"), "the run has no meter"),
 )
 
 RULES: Sequence[Row] = (
@@ -293,7 +293,7 @@ SUMS: Sequence[Row] = (
     ),
     (
         ("PHASES.epochs=null", "PHASES.stages=[{epochs: 1, MODEL: {width: 8}}]"),
-        "this is the same for the whole run",
+        "the same for the whole run",
     ),
     ("DATA.TRAIN.subset.samples=5000", "1442"),
     (("DATA.TRAIN.subset.samples=20", "DATA.TRAIN.batch_size=64"), "to 20 or less"),
