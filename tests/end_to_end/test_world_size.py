@@ -399,7 +399,4 @@ class TestStreams:
             folder, 1, *words, "DATA.TRAIN.batch_size=24", "RUN.allow=[DATA.TRAIN.batch_size]"
         )
         assert done.codes == [3]
-        assert re.search(
-            r"DATA\.TRAIN\.batch_size = 24: the order of DATA\.TRAIN\.sampler depends on it",
-            done.outputs[0],
-        )
+        assert "DATA.TRAIN.batch_size = 24:" in done.outputs[0]
