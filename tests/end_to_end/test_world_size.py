@@ -2,7 +2,6 @@
 sample once."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
