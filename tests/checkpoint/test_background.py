@@ -56,10 +56,10 @@ def test_what_was_raised_is_raised_where_the_result_is_taken(kind: type[BaseExce
 def test_one_at_a_time() -> None:
     job = Background[None]()
     job.start(lambda: None)
-    with pytest.raises(AssertionError, match="the result of the job before was not taken"):
+    with pytest.raises(AssertionError):
         job.start(lambda: None)
     job.take()
-    with pytest.raises(AssertionError, match="there is no job"):
+    with pytest.raises(AssertionError):
         job.take()
 
 

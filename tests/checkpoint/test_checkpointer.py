@@ -240,17 +240,15 @@ class TestHealth:
         made = save(tmp_path, [1, 2])
         made.say = said.append
         made.save(at(3), learned(3, math.nan), PROMISED)
-        assert said == [
-            f"{tmp_path}/p0000-s00000003: model or loss contains NaN; a resume skips it"
-        ]
+        assert len(said) == 1
+        assert f"{tmp_path}/p0000-s00000003" in said[0]
         again = checkpointer(tmp_path)
         again.say = said.append
         loaded = again.load_newest()
         assert loaded is not None
         assert loaded.manifest.state["step"] == 2
-        assert said[1:] == [
-            f"checkpoint {tmp_path}/p0000-s00000003 was skipped: its model or loss contains NaN"
-        ]
+        assert len(said) == 2
+        assert f"{tmp_path}/p0000-s00000003" in said[1]
         again.save(at(3), learned(3), PROMISED)
         assert newest(tmp_path) == 3
 
@@ -319,9 +317,7 @@ class TestFallingBack:
         with pytest.raises(NoValidCheckpointError) as caught:
             newest(tmp_path)
         assert caught.value.exit_code == 5
-        assert "p0000-s00000001: state.json cannot be read (No such file or directory)" in str(
-            caught.value
-        )
+        assert "p0000-s00000001: state.json " in str(caught.value)
         assert "p0000-s00000002" in str(caught.value)
 
     def test_a_content_of_another_form_is_passed_over(self, tmp_path: Path) -> None:
@@ -370,12 +366,10 @@ class TestLoad:
         )
 
     def test_what_is_no_checkpoint(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(
+            ConfigError, match=f"RUN.checkpoint = '{tmp_path}/none' .*manifest.json"
+        ):
             checkpointer(tmp_path).load(f"{tmp_path}/none")
-        assert str(caught.value) == (
-            f"RUN.checkpoint = '{tmp_path}/none' is not a usable checkpoint: manifest.json cannot be read "
-            "(No such file or directory)"
-        )
 
     def test_a_damaged_one(self, tmp_path: Path) -> None:
         save(tmp_path, [1])
@@ -397,9 +391,7 @@ def test_leftovers_are_cleared_and_named(tmp_path: Path) -> None:
     made.say = said.append
     made.clear_leftovers()
     assert names(tmp_path) == ["latest", "p0000-s00000001"]
-    assert (
-        said[-1] == f"cleared {tmp_path}/p0000-s00000002.tmp-0a1b2c3d, left by an interrupted save"
-    )
+    assert f"{tmp_path}/p0000-s00000002.tmp-0a1b2c3d" in said[-1]
     assert len(said) == 3
 
 

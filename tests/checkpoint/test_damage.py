@@ -97,10 +97,9 @@ class TestDamage:
 
     def test_a_folder_without_a_manifest_is_listed_as_rejected(self, folder: Path) -> None:
         (folder / "manifest.json").unlink()
-        assert list_checkpoints(Storage(), str(folder.parent)) == (
-            [],
-            {"p0001-s00000000": "manifest.json cannot be read (No such file or directory)"},
-        )
+        found, rejected = list_checkpoints(Storage(), str(folder.parent))
+        assert (found, list(rejected)) == ([], ["p0001-s00000000"])
+        assert "manifest.json" in rejected["p0001-s00000000"]
 
 
 class TestHostileManifests:

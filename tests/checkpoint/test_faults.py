@@ -190,9 +190,8 @@ class TestRefusing:
 
     @staticmethod
     def check_message(told: str, place: Place, step: int, error: int) -> None:
-        assert told.startswith(
-            f"the checkpoint at update {step} could not be saved in '{place.path}': "
-        )
+        assert f" update {step} " in told
+        assert repr(place.path) in told
         assert f" (errno {error} {errno.errorcode[error]}) at {place.path}" in told
         needed, free = told.rpartition("; it needs ")[2].split(" bytes and ")
         assert int(needed.replace(",", "")) > 100

@@ -89,11 +89,9 @@ class TestStop:
         with pytest.raises(NumericsError) as caught:
             run.run()
         folder = f"{tmp_path}/numerics/u00000004"
-        assert str(caught.value).startswith(
-            "OPTIMIZER.on_nonfinite = 'stop': update 4 is not finite (loss nan; gradients of 0.weight, 0.bias, "
-            "1.weight, 1.bias, 2.weight, 2.bias; samples 12, 13, 14, 15); the weights are those before the update; "
-            f"the step is saved in {folder}; inspect it with RUN.engine=replay RUN.step=4."
-        )
+        assert caught.value.key == "OPTIMIZER.on_nonfinite"
+        for part in ("update 4 ", "0.weight", "2.bias", "12, 13, 14, 15", folder, "RUN.step=4"):
+            assert part in str(caught.value)
         assert (run.state.updates, run.state.step) == (3, 3)
         assert sorted(path.name for path in Path(folder).iterdir()) == [
             "state.json",
@@ -189,7 +187,7 @@ class TestFaults:
         with caplog.at_level(logging.WARNING, "phasetrain"):
             run.run()
         assert run.state.updates == 6
-        assert "HOOKS.numerics: the step could not be dumped to" in caplog.text
+        assert "HOOKS.numerics: " in caplog.text
         assert "No space left on device" in caplog.text
         assert dumps(tmp_path) == []
 
@@ -201,13 +199,13 @@ class TestFaults:
         assert dumps(tmp_path) == []
 
     def test_invalid_dump_is_rejected(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidCheckpointError, match="cannot be read"):
+        with pytest.raises(InvalidCheckpointError, match=f"{tmp_path}/u00000001"):
             read_dump(Storage(), f"{tmp_path}/u00000001")
         with pytest.raises(NumericsError):
             engine(tmp_path, Numerics(), 0).run()
         folder = tmp_path / "numerics" / "u00000001"
         (folder / "state.json").write_text("{}")
-        with pytest.raises(InvalidCheckpointError, match="is not a dump of a step"):
+        with pytest.raises(InvalidCheckpointError, match=str(folder)):
             read_dump(Storage(), str(folder))
 
     def test_keep_is_checked(self) -> None:

@@ -75,9 +75,7 @@ def test_a_part_of_which_the_checkpoint_knows_nothing() -> None:
 
 def test_a_part_of_another_shape() -> None:
     run: Any = Run(model=torch.nn.Linear(2, 1))
-    with pytest.raises(
-        ChangedError, match=r"the state of 'model' does not fit this run: [^.]*size mismatch"
-    ) as caught:
+    with pytest.raises(ChangedError, match=r"'model'[^.]* weight") as caught:
         restore(run, loaded(model={"weight": torch.tensor([[7.0]]), "bias": torch.tensor([8.0])}))
     assert caught.value.exit_code == 3
 

@@ -176,9 +176,8 @@ class TestStatus:
         folder.note(save_failures=1)
         folder.write_status("failed", exit_code=4)
         folder.close()
-        assert folder.lost.startswith(
-            f"RUN.dir = '{tmp_path}' is in use by process {os.getpid()} on elsewhere"
-        )
+        assert folder.lost.startswith(f"RUN.dir = '{tmp_path}' ")
+        assert f" process {os.getpid()} on elsewhere" in folder.lost
         assert (tmp_path / "status.json").read_text() == "theirs"
         assert json.loads((tmp_path / "owner.json").read_text()) == other
 
@@ -251,10 +250,8 @@ class TestDisk:
                 assert not read_only
                 break
         assert len(refused) > 8
-        assert refused[0] == (
-            f"RUN.dir = '{tmp_path}/0' cannot be written: No space left on device (errno 28); set RUN.dir to a folder "
-            "that this user may write to, on a disk with space left"
-        )
+        assert refused[0].startswith(f"RUN.dir = '{tmp_path}/0' ")
+        assert "(errno 28)" in refused[0]
 
     def test_too_little_room(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

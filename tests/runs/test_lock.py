@@ -48,10 +48,10 @@ class TestFiles:
         with pytest.raises(FolderInUseError) as caught:
             opened(tmp_path)
         assert caught.value.exit_code == 4
-        assert str(caught.value) == (
-            f"RUN.dir = '{tmp_path}' is in use by process {os.getpid()} on {socket.gethostname()} (attempt 1); wait "
-            "for it to end, stop it, or choose another folder with RUN.dir=..."
-        )
+        problem = caught.value.problems[0]
+        assert problem.code == "folder.in_use"
+        assert problem.message.startswith(f"RUN.dir = '{tmp_path}' ")
+        assert f"process {os.getpid()} on {socket.gethostname()} (attempt 1)" in problem.message
         assert names(tmp_path) == ["owner.json", "run.lock"]
         first.close()
         opened(tmp_path).close()

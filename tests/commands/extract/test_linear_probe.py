@@ -163,11 +163,11 @@ class TestProbe:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            (replace(SETTINGS, layer="turnk"), "has no 'turnk'; did you mean 'trunk'"),
-            (replace(SETTINGS, neighbours=(0,)), r"neighbours = \[0\]: expected"),
-            (replace(SETTINGS, temperature=0.0), "temperature = 0.0: expected"),
-            (replace(SETTINGS, penalties=()), r"l2 = \[\]: expected"),
-            (replace(SETTINGS, held_out=1.0), "held_out = 1.0 of 30 samples: expected"),
+            (replace(SETTINGS, layer="turnk"), "'turnk'.*'trunk'"),
+            (replace(SETTINGS, neighbours=(0,)), r"neighbours = \[0\]"),
+            (replace(SETTINGS, temperature=0.0), r"temperature = 0\.0"),
+            (replace(SETTINGS, penalties=()), r"l2 = \[\]"),
+            (replace(SETTINGS, held_out=1.0), r"held_out = 1\.0 of 30"),
         ],
     )
     def test_invalid_settings_are_rejected(
@@ -220,4 +220,4 @@ def test_command_prints_a_table_or_the_error(
     assert "linear classifier (l2 = 0.01)" in printed
     assert (tmp_path / "it.json").exists()
     assert main([*words, "--layer", "turnk"]) == 2
-    assert "did you mean 'trunk'" in capsys.readouterr().err
+    assert "'trunk'" in capsys.readouterr().err

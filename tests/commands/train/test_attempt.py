@@ -125,7 +125,7 @@ class TestBreaker:
 
     def test_a_run_that_was_killed_without_a_word(self, tmp_path: Path) -> None:
         begin(tmp_path, 0)
-        with pytest.raises(NoProgressError, match=r"\(the last one: killed without a message\)"):
+        with pytest.raises(NoProgressError, match="killed"):
             begin(tmp_path, 0, 1)
 
     def test_a_status_that_was_damaged_counts_as_none(self, tmp_path: Path) -> None:

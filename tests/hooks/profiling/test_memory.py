@@ -169,7 +169,7 @@ class TestUnsupported:
     ) -> None:
         monkeypatch.setattr(resource_usage, "PROC", tmp_path / "none")
         text = run_and_capture(tmp_path / "run", "HOOKS.memory={}", "PHASES.epochs=1")
-        assert "HOOKS.memory: rss is not recorded: the memory of a process is read from" in text
+        assert "HOOKS.memory: rss is not recorded" in text
         assert memory_lines(tmp_path / "run")[0]["time"].keys() == {"at"}
 
     def test_snapshot_is_not_recorded_on_cpu(self, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 kills."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -232,9 +233,8 @@ class TestFailing:
         sender.start()
         assert sender.close("finished", 10.0) == 0
         assert [line["number"] for line in journal.lines()] == list(range(20))
-        assert journal.notes == (
-            {"redone": "records 1 to 2 were repeated and not sent again"} if has else {}
-        )
+        assert ("1 to 2" in journal.notes.get("redone", "")) == bool(has)
+        assert set(journal.notes) == ({"redone"} if has else set())
         assert journal.sent > 2
 
     def test_tracker_that_always_fails_loses_no_record(self, tmp_path: Path, unbroken: Any) -> None:
@@ -243,10 +243,7 @@ class TestFailing:
         assert result.state == "finished"
         assert result.seconds < 15
         told = (tmp_path / "run" / "log.txt").read_text()
-        assert (
-            "21 of 21 records are not sent (ConnectionError: nobody answers); they are kept in noted.jsonl"
-            in told
-        )
+        assert re.search(r"21 of 21 .*\(ConnectionError: nobody answers\).* noted\.jsonl", told)
         journal.broken.clear()
         assert Noted(journal).deliver(str(tmp_path / "run")) == 21
         assert comparable_fields(journal.lines()) == unbroken
@@ -279,10 +276,8 @@ class TestFailing:
         )
         assert result.state == "finished"
         assert time.monotonic() - began < 15
-        assert (
-            "21 of 21 records are not sent (it did not accept them within 0.2 s)"
-            in (tmp_path / "run" / "log.txt").read_text()
-        )
+        text = (tmp_path / "run" / "log.txt").read_text()
+        assert re.search(r"21 of 21 .* 0\.2 s\)", text)
         gate.set()
 
     def test_only_finished_runs_are_delivered(self, tmp_path: Path) -> None:

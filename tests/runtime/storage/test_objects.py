@@ -41,13 +41,9 @@ class TestOpening:
         assert not found.keeps_files
 
     def test_a_prefix_that_nobody_has_registered(self) -> None:
-        with pytest.raises(ConfigError) as caught:
+        with raises(ConfigError, key="RUN.dir", given="'mam://runs'", suggestion="mem") as caught:
             open_storage("mam://runs")
-        assert str(caught.value) == (
-            "RUN.dir = 'mam://runs': no path handler is registered for mam://; did you mean 'mem'? Known: mem://; "
-            "register an iopath handler with @phasetrain.runtime.storage.HANDLERS.register('mam') in a module of RUN.imports, "
-            "or give a path of this machine"
-        )
+        assert "HANDLERS.register('mam')" in str(caught.value)
 
     def test_handlers_are_a_registry_of_iopath(self) -> None:
         assert HANDLERS["mem"] is MemoryHandler
