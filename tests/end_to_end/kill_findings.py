@@ -41,7 +41,7 @@ class Report:
     seconds: float = 0.0
 
     @property
-    def newest_intact(self) -> bool:
+    def found(self) -> bool:
         """Whether there is any problem."""
         return bool(self.lost or self.wrong or self.left)
 
