@@ -341,4 +341,4 @@ class TestSeveralProcesses:
         assert launcher.run(tmp_path / "run", 3, *using, *strike).codes[2] == -9
         ended = launcher.run(tmp_path / "run", 3, *using, *strike)
         assert ended.codes == [0, 0, 0], ended.outputs
-        assert differences_of_runs(tmp_path / "calm", tmp_path / "run") == []
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
