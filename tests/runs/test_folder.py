@@ -170,8 +170,14 @@ class TestStatus:
         folder = opened(tmp_path)
         folder.write_status("running")
         other = asdict(replace(Owner.here(2), host="elsewhere"))
-        (tmp_path / "owner.json").write_text(json.dumps(other))
-        wait_for(lambda: bool(folder.lost))
+
+        def take_over() -> bool:
+            # Again and again: the folder may be about to renew its own entry after it was read.
+            (tmp_path / "owner.json").write_text(json.dumps(other))
+            time.sleep(0.1)
+            return bool(folder.lost)
+
+        wait_for(take_over)
         (tmp_path / "status.json").write_text("theirs")
         folder.note(save_failures=1)
         folder.write_status("failed", exit_code=4)
