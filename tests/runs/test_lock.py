@@ -75,13 +75,16 @@ class TestFiles:
             holder.kill()
             holder.communicate()
 
-    def test_a_forked_worker_does_not_hold_it(self, tmp_path: Path) -> None:
+    def test_lock_is_free_while_a_forked_worker_of_the_owner_lives(self, tmp_path: Path) -> None:
         folder = opened(tmp_path)
         worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         worker.start()
         folder.close()
         try:
-            opened(tmp_path).close()
+            again = opened(tmp_path)
+            assert worker.is_alive()
+            assert json.loads((tmp_path / "owner.json").read_text())["pid"] == os.getpid()
+            again.close()
         finally:
             worker.kill()
             worker.join()
@@ -125,15 +128,21 @@ class TestFiles:
             assert folder.attempt == 3
             folder.close()
 
-    def test_another_process_that_got_the_pid_of_a_dead_owner(self, tmp_path: Path) -> None:
+    def test_process_with_the_pid_of_a_dead_owner_takes_the_folder_over(
+        self, tmp_path: Path
+    ) -> None:
         owner = replace(Owner.here(1), started=1)
         (tmp_path / "owner.json").write_text(json.dumps(asdict(owner)))
-        opened(tmp_path).close()
+        folder = opened(tmp_path)
+        assert json.loads((tmp_path / "owner.json").read_text())["started"] != 1
+        folder.close()
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"host": "x"}', "3"])
-    def test_a_record_that_cannot_be_read_blocks_nobody(self, tmp_path: Path, text: str) -> None:
+    def test_unreadable_record_is_replaced(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "owner.json").write_text(text)
-        opened(tmp_path).close()
+        folder = opened(tmp_path)
+        assert json.loads((tmp_path / "owner.json").read_text())["pid"] == os.getpid()
+        folder.close()
 
 
 class TestObjects:

@@ -65,11 +65,13 @@ def test_lines(width: int, lines: list[str]) -> None:
     assert max(map(len, stream.getvalue().splitlines())) <= width
 
 
-def test_a_view_of_nothing() -> None:
+def test_empty_view_prints_no_text() -> None:
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), width=40)
+    stream = io.StringIO()
+    console = Console(file=stream, width=40)
     console.print(LiveLines(console, View)._render())
+    assert stream.getvalue().strip() == ""
 
 
 class TestAbove:

@@ -177,8 +177,10 @@ class TestFolders:
 
 
 class TestRemove:
-    def test_what_is_gone_is_fine(self, tmp_path: Path) -> None:
+    def test_removing_a_missing_path_changes_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "other").touch()
         Storage().remove(f"{tmp_path}/none")
+        assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
     def test_links_go_and_what_they_lead_to_stays(self, tmp_path: Path) -> None:
         (tmp_path / "outside").mkdir()
