@@ -7,7 +7,7 @@ begin to differ.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -349,4 +349,4 @@ def merge_ranks(records: Sequence[RankRecord]) -> bytes:
             content = hash_bytes(b"".join(contents))
     # The indices are joined, not their hashes, so that every world size gives the same hash.
     ids = hash_bytes(b"".join(indices for _, indices in records))
-    return replace(first, ids=ids, flags=flags, content=content).encode()
+    return first._replace(ids=ids, flags=flags, content=content).encode()

@@ -7,8 +7,8 @@ killed.
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -57,8 +57,8 @@ class InvalidLedgerError(ValueError):
     """The bytes do not begin with the header of a ledger."""
 
 
-@dataclass(frozen=True)
-class LedgerRecord:
+# A tuple rather than a dataclass, because one is made, changed and packed at every update.
+class LedgerRecord(NamedTuple):
     """One update.
 
     Attributes:
@@ -92,7 +92,7 @@ class LedgerRecord:
     def encode(self) -> bytes:
         """Return the bytes of the record in the file, with a CRC-32 at the end."""
         # A checksum per record: one flipped bit costs one update, not the rest of the file.
-        data = _RECORD.pack(*astuple(self))
+        data = _RECORD.pack(*self)
         return data + _CHECK.pack(crc32(data))
 
     @property
