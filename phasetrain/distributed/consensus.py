@@ -36,18 +36,52 @@ class Consensus:
         self._requests: set[Request] = set()
         self._agreed: set[Request] = set()
         self._reason = ("", False)
+        self._sent = ("", False)
+        # Kept apart from the first reason, which may be an interruption: the run has to end for
+        # good after the resume.
+        self._end = ""
+        self._sent_end = ""
         self._name = ""
         self._in_flight: tuple[Any, torch.Tensor] | None = None
         self.stopping = ""
         self.interrupted = False
 
     def ask_stop(self, reason: str, *, interrupted: bool) -> None:
-        """Request a stop; only the first reason is kept."""
+        """Request a stop; only the first reason takes effect."""
+        if not interrupted and not self._end:
+            self._end = reason
         if not self._reason[0]:
             self._reason = (reason, interrupted)
             self._requests.add("stop")
         if self._world.is_single_process:
             self.stopping, self.interrupted = self._reason
+
+    def pending_end(self, *, at_phase_end: bool) -> tuple[str, int]:
+        """Return the reason for which the run was asked to end for good, or an empty string, and
+        the number of further steps before that takes effect.
+
+        A checkpoint keeps both: a run that is killed before it has ended must end at the same step.
+        A collective call, to be made before `agree` at the same boundary.
+        """
+        if self._world.is_single_process:
+            return self._end, 0
+        found = self._world.all_gather((self._sent_end, self._end))
+        if sent := next((one for one, _ in found if one), ""):
+            return sent, 0
+        reason = next((one for _, one in found if one), "")
+        # At the end of a phase `agree` waits for the requests made at the same boundary.
+        return reason, int(bool(reason) and not at_phase_end)
+
+    def restore_end(self, reason: str, steps: int) -> None:
+        """Restore the result of `pending_end`; every rank has to call."""
+        self._end = reason
+        self._reason = (reason, False)
+        if not steps:
+            self.stopping, self.interrupted = self._reason
+        elif not self._world.is_single_process:
+            # As at the boundary of the checkpoint, where the former attempt has sent the request.
+            self._requests.add("stop")
+            self._send_requests()
 
     def ask_save(self, name: str) -> None:
         """Request a named checkpoint at the next agreed boundary; it is never deleted.
@@ -96,6 +130,8 @@ class Consensus:
             wait: agree on the requests made up to now, not only up to the previous boundary;
                 used at the end of a phase.
         """
+        if self._world.is_single_process:
+            self.stopping, self.interrupted = self._reason
         if self._world.is_single_process or self.stopping:
             return bool(self.stopping)
         self._receive_agreement()
@@ -109,6 +145,8 @@ class Consensus:
         flags = torch.tensor([one in self._requests for one in REQUESTS], dtype=torch.int32)
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
         self._requests.clear()
+        self._sent = self._reason
+        self._sent_end = self._end
         # The tensor is kept with the handle: gloo writes into it until wait() returns.
         self._in_flight = (work, flags)
 
@@ -121,5 +159,6 @@ class Consensus:
         agreed = {one for one, is_set in zip(REQUESTS, flags.tolist(), strict=True) if is_set}
         self._agreed |= agreed - {"stop"}
         if "stop" in agreed:
-            reasons = [one for one in self._world.all_gather(self._reason) if one[0]]
+            # What was sent: a request of the present boundary takes effect at the next one.
+            reasons = [one for one in self._world.all_gather(self._sent) if one[0]]
             self.stopping, self.interrupted = reasons[0]

@@ -27,6 +27,9 @@ class RunState:
         updates: optimizer updates attempted in the run.
         samples: training samples consumed in the run, over all ranks.
         finished: why the run ended for good; empty while it runs or was only interrupted.
+        stopping: in a checkpoint, why a hook has asked to end the run for good; empty if none has.
+        stops_after: in a checkpoint, steps after which the request takes effect: 0, or 1 with
+            several ranks, which agree on it in the step after the request.
     """
 
     phase: int = 0
@@ -34,6 +37,8 @@ class RunState:
     updates: int = 0
     samples: int = 0
     finished: str = ""
+    stopping: str = ""
+    stops_after: int = 0
 
     def finish_step(self, phase: Countable) -> None:
         """Count one more completed step of `phase`."""
@@ -48,8 +53,11 @@ class RunState:
         self.step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as a plain dict."""
-        return asdict(self)
+        """Return the position as a plain dict; a request to stop only if there is one."""
+        state = asdict(self)
+        if not self.stopping:
+            del state["stopping"], state["stops_after"]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict`."""
@@ -58,6 +66,8 @@ class RunState:
         self.updates = int(state["updates"])
         self.samples = int(state["samples"])
         self.finished = str(state["finished"])
+        self.stopping = str(state.get("stopping", ""))
+        self.stops_after = int(state.get("stops_after", 0))
 
 
 class Position(NamedTuple):

@@ -103,6 +103,11 @@ class CheckpointHook(Hook):
         self._measured = run.state.updates, dict(self._loaded.manifest.facts.metrics)
         # The hook lives as long as the run, and would keep the content of the checkpoint in memory.
         run.resumed_from, self._loaded = self._loaded.path, None
+        if run.state.stopping:
+            run.consensus.restore_end(run.state.stopping, run.state.stops_after)
+            # From here on the consensus has it, and the next checkpoint asks the consensus.
+            run.state.stopping = ""
+            run.state.stops_after = 0
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Check before the first step that the whole state can be saved."""
@@ -271,11 +276,15 @@ class CheckpointHook(Hook):
     def _make_draft(self, run: Run, facts: Facts) -> Draft | None:
         """Copy the state that this rank writes; None if it writes nothing."""
         state = collect_state(run)
+        position = run.state
+        if not position.finished:
+            reason, steps = run.consensus.pending_end(at_phase_end=position.step == 0)
+            position = replace(position, stopping=reason, stops_after=steps)
         draft = None
         trouble = ""
         if run.world.is_main or run.task.shards_weights:
             try:
-                draft = self.checkpointer.make_draft(run.state, state, self._promised, facts)
+                draft = self.checkpointer.make_draft(position, state, self._promised, facts)
             except TypeError as error:  # at the start all could be saved
                 trouble = f"the checkpoint at update {run.state.updates} could not be made: {error}"
         if run.task.shards_weights:  # they write together or not at all

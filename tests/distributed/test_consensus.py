@@ -37,6 +37,24 @@ class TestAlone:
         assert consensus.agree()
         assert (consensus.stopping, consensus.interrupted) == ("SIGTERM", True)
 
+    def test_a_request_to_end_for_good_is_pending_even_behind_an_interruption(self) -> None:
+        consensus = Consensus(World())
+        consensus.ask_stop("SIGTERM", interrupted=True)
+        assert consensus.pending_end(at_phase_end=False) == ("", 0)
+        consensus.ask_stop("target reached", interrupted=False)
+        assert consensus.pending_end(at_phase_end=False) == ("target reached", 0)
+
+    def test_a_restored_request_takes_effect_at_its_step(self) -> None:
+        found = []
+        for steps in (0, 1):
+            consensus = Consensus(World())
+            consensus.restore_end("target reached", steps)
+            found.append((consensus.stopping, consensus.agree(), consensus.stopping))
+        assert found == [
+            ("target reached", True, "target reached"),
+            ("", True, "target reached"),
+        ]
+
 
 class TestThree:
     def test_a_wish_to_stop_holds_one_boundary_later(self) -> None:
@@ -89,3 +107,23 @@ class TestThree:
             ("", False, False, False),
         )
         assert together(3, lambda world: of(world, 4, ask)) == [[no, signal, minutes, no]] * 3
+
+    def test_a_pending_request_to_end_takes_effect_at_the_same_step_after_a_resume(self) -> None:
+        def ask(world: World) -> list[tuple[str, int]]:
+            consensus = Consensus(world)
+            found = []
+            for number in range(3):
+                if (world.rank, number) == (2, 1):
+                    consensus.ask_stop("target reached", interrupted=False)
+                found.append(consensus.pending_end(at_phase_end=False))
+                consensus.agree()
+            return found
+
+        def resume(world: World) -> list[bool]:
+            consensus = Consensus(world)
+            consensus.restore_end("target reached", 1)
+            return [bool(consensus.stopping), consensus.agree()]
+
+        asked = [("", 0), ("target reached", 1), ("target reached", 0)]
+        assert together(3, ask) == [asked] * 3
+        assert together(3, resume) == [[False, True]] * 3

@@ -43,3 +43,12 @@ def test_position_survives_json() -> None:
     state, other = RunState(2, 1, 7, 50, "completed"), RunState()
     other.load_state_dict(json.loads(json.dumps(state.state_dict())))
     assert other == state
+
+
+def test_request_to_stop_is_stored_only_if_there_is_one() -> None:
+    state, other = RunState(2, 0, 7, 50, "", "enough", 1), RunState(stopping="another")
+    assert state.state_dict().items() >= {"stopping": "enough", "stops_after": 1}.items()
+    other.load_state_dict(state.state_dict())
+    assert other == state
+    other.load_state_dict(RunState().state_dict())
+    assert other == RunState()

@@ -4,13 +4,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, status, train
+from harness import (
+    KillAfter,
+    Killed,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    run_until_killed,
+    status,
+    train,
+)
 
 from phasetrain.engine.plan import Phase
-from phasetrain.hooks import EarlyStopping
+from phasetrain.hooks import EarlyStopping, Hook
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
 NEVER_BETTER = "HOOKS.early_stopping={monitor: -test/loss, patience: 1, min_delta: 100.0}"
+
+
+class KillAtEnd(Hook):
+    """Kills the run between the checkpoint of its last phase or step and the final one."""
+
+    def on_end(self, run: Any) -> None:
+        raise Killed
+
+
+class StopAtThree(Hook):
+    """Ends the run for good in the middle of an epoch."""
+
+    def on_step(self, run: Any, phase: Phase, out: Any) -> None:
+        if run.state.updates == 3:
+            run.stop("enough")
 
 
 class Stopped:
@@ -77,3 +101,21 @@ def test_a_killed_run_stops_where_an_unbroken_one_does(tmp_path: Path) -> None:
     assert train(tmp_path / "run", NEVER_BETTER).updates == 10
     assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
     assert train(tmp_path / "run", NEVER_BETTER).reason == whole.reason  # finished for good
+
+
+@pytest.mark.parametrize("case", ["phase", "step"])
+def test_run_killed_between_two_commits_ends_where_it_was_to_stop(
+    tmp_path: Path, case: str
+) -> None:
+    words: list[str] = [NEVER_BETTER.replace("-test", "-train")]
+    hooks: dict[str, Hook] = {}
+    if case == "step":
+        words = ["CHECKPOINT.every_updates=3"]
+        hooks = {"stop": StopAtThree()}
+    unbroken = train(tmp_path / "unbroken", *words, hooks=hooks)
+    run_until_killed(tmp_path / "killed", *words, hooks={**hooks, "kill": KillAtEnd()})
+    assert newest(tmp_path / "killed").manifest.state["finished"] == ""
+    resumed = train(tmp_path / "killed", *words, hooks=hooks)
+    assert (resumed.reason, resumed.updates) == (unbroken.reason, unbroken.updates)
+    assert unbroken.updates < 15
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
