@@ -95,7 +95,7 @@ $ LOSS.name=collections.Nothing
 LOSS.name = 'collections.Nothing' (command line): module 'collections' has no callable 'Nothing'
 
 $ experiment=digts
-experiment=digts: there is no file experiment/digts.yaml; did you mean 'digits'? options of experiment: ...
+experiment=digts: there is no file experiment/digts.yaml; did you mean 'digits'? options of experiment: ...; yours go into folder `experiment` of --config-dir DIR (default: ./configs or ./conf); or give a file: phasetrain path/to/digts.yaml
 
 $ MODEL=reznet20
 MODEL=reznet20: there is no file MODEL/reznet20.yaml; did you mean 'resnet20'? options of MODEL: mlp, resnet20, resnet32, resnet56, small_cnn; a part is chosen by name with MODEL.name=reznet20
@@ -104,7 +104,7 @@ $ OPTIMIZER.lr=0.1,0.2
 OPTIMIZER.lr=0.1,0.2 gives several values; add -m to train with each of them, write [a,b] for a list, or quote the value for a text with a comma
 
 $ OPTIMIZER.lr
-'OPTIMIZER.lr' is not an override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key
+'OPTIMIZER.lr' is not an override; expected FILE.yaml, SECTION.key=value, SECTION=GROUP or ~SECTION.key
 
 $ PHASES.epochs=null
 PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10

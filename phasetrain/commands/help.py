@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator
 
 from phasetrain.commands.setup import SLOTS
-from phasetrain.config.compose.sources import ConfigFiles
+from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import default_schema
@@ -14,7 +14,7 @@ from phasetrain.errors import ConfigError, did_you_mean
 
 def general_help(usage: str, config_dir: str | None) -> str:
     """Return flags, groups, sections and exit codes."""
-    files = ConfigFiles(config_dir)
+    files = ConfigFiles(find_config_dir(config_dir))
     groups = "\n".join(
         f"  {group:<12} {', '.join(files.options(group))}" for group in files.groups()
     )
@@ -25,11 +25,12 @@ Trains the configured experiment. Run the same command again to resume an interr
 flags
   -h, --help [SECTION]   this text, or the keys and parts of a section
   --cfg                  print the resolved config and exit
-  --config-dir DIR       a folder with your configs, in one sub-folder per group below
+  --config-dir DIR       a folder with your configs, in one sub-folder per group below;
+                         by default ./configs or ./conf
   --from RUN_FOLDER      repeat a run in a new folder and check that it is bit-identical
   -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01
 
-groups (SECTION=GROUP) and experiments
+groups (SECTION=GROUP) and experiments (experiment=NAME, or a file: phasetrain FILE.yaml)
 {groups}
 
 sections

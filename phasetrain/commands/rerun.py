@@ -20,7 +20,7 @@ from phasetrain.commands.setup import Setup, resolve_config, without_derived
 from phasetrain.commands.train.resume import format_deviations
 from phasetrain.config.changes import ABSENT, LABELS, Change, compare_configs
 from phasetrain.config.compose.override_text import format_literal, key_of
-from phasetrain.config.compose.sources import EXPERIMENT
+from phasetrain.config.compose.sources import EXPERIMENT, is_file_word
 from phasetrain.config.problems import format_value
 from phasetrain.config.schema import part_pattern
 from phasetrain.distributed import find_placement
@@ -163,9 +163,10 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
             "give the folder with --config-dir",
             code="rerun.no_config_dir",
         )
+    words = [str(word) for word in given if key_of(str(word)) not in FOLDER_KEYS]
     return Original(
         path,
-        tuple(str(word) for word in given if key_of(str(word)) not in FOLDER_KEYS),
+        tuple(_find_file(word, str(environment.content.get("folder", "."))) for word in words),
         config_dir or recorded or None,
         {str(key): value for key, value in config.items()},
         environment,
@@ -380,6 +381,13 @@ def _find_free_folder(folder: str) -> str:
 
 def _has_finished(folder: str) -> bool:
     return read_status(folder).state == "finished"
+
+
+def _find_file(word: str, folder: str) -> str:
+    """Return an override; the path of an experiment file that is not here begins at `folder`."""
+    if is_file_word(word) and not Path(word).exists():
+        return str(Path(folder, word))
+    return word
 
 
 def _covers(key: str, path: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed, compose
+from phasetrain.config.compose.sources import find_config_dir
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import collect_problems, raise_all
 from phasetrain.config.rules.derive import Derived, derive
@@ -79,6 +80,9 @@ SUBMITTED_ENGINES = ("train", "test", "extract")
 CONSENTS = ("data", "no_valid")
 """Entries of RUN.allow that are not keys: changed data, and unreadable checkpoints."""
 
+_UNREAD = ("config.invalid_file", "config.missing_file", "config.unknown_file")
+"""Codes of problems with files whose values are missing."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -135,7 +139,7 @@ def resolve_config(
 
     Args:
         overrides: overrides as on the command line.
-        config_dir: a folder with the user's configs.
+        config_dir: a folder with the user's configs; by default see `find_config_dir`.
         terminal: output.
         place: rank of this process; by default it is the only one.
 
@@ -143,6 +147,7 @@ def resolve_config(
         ConfigError: lists all mistakes; nothing has been built.
     """
     schema = default_schema()
+    config_dir = find_config_dir(config_dir, overrides)
     composed = compose(overrides, config_dir=config_dir, schema=schema)
     # Plugins register their parts, which the config may name: before anything is validated.
     for warning in load_plugins():
@@ -187,6 +192,9 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
         ConfigError: see `check_config` and `derive`.
     """
     problems = collect_problems(lambda: check_config(composed, SLOTS, schema))
+    # The rules would report values that are missing because their file could not be read.
+    if any(problem.code in _UNREAD for problem in composed.problems):
+        raise_all(problems)
     if problems:
         # The rules expect valid values. They are tried nevertheless, so that their problems are in
         # the same report.

@@ -298,6 +298,18 @@ class TestChangedFiles:
             read_original(first.folder)
         assert caught.value.code == "rerun.no_config_dir"
 
+    def test_experiment_file_is_found_from_another_folder(
+        self, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "mine.yaml").write_text("RUN: {seed: 3}\n")
+        (copy / "overrides.yaml").write_text("[mine.yaml]")
+        facts = json.loads((copy / "environment.json").read_text())
+        (copy / "environment.json").write_text(json.dumps({**facts, "folder": str(tmp_path)}))
+        monkeypatch.chdir(copy)
+        assert read_original(str(copy)).overrides == (f"{tmp_path}/mine.yaml",)
+        monkeypatch.chdir(tmp_path)
+        assert read_original(str(copy)).overrides == ("mine.yaml",)
+
 
 class TestNotARun:
     def test_a_config_that_is_torn(self, copy: Path) -> None:

@@ -81,7 +81,7 @@ class Command:
                 "overrides",
                 nargs="*",
                 metavar="OVERRIDE",
-                help="experiment=NAME, SECTION=GROUP, SECTION.key=value or ~SECTION.key",
+                help="FILE.yaml, experiment=NAME, SECTION=GROUP, SECTION.key=value or ~SECTION.key",
             )
         return made
 
@@ -123,7 +123,8 @@ def split_command(commands: Sequence[Command], words: Sequence[str]) -> tuple[Co
     groups = {command.name.split()[0] for command in commands}
     name = two if rest[place] in groups else rest[place]
     known = [one for one in by_name if one.startswith(f"{rest[place]} ")] or list(by_name)
-    raise _unknown("command", name, known, "Without a command, expected SECTION.key=value")
+    advice = "Without a command, expected FILE.yaml or SECTION.key=value"
+    raise _unknown("command", name, known, advice)
 
 
 def _place_of_command(words: Sequence[str]) -> int | None:

@@ -7,7 +7,7 @@ from phasetrain.commands.cli import file_commands as files
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import Call, Command
 
-USAGE = "phasetrain [COMMAND] [flags] [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]"
+USAGE = "phasetrain [COMMAND] [flags] [FILE.yaml] [SECTION=GROUP] [SECTION.key=value ...]"
 
 
 def _add_help_arguments(parser: argparse.ArgumentParser) -> None:

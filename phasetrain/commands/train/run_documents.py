@@ -18,6 +18,7 @@ from phasetrain.commands.train.resume import (
     list_packages,
 )
 from phasetrain.config.compose.override_text import key_of, quote_value
+from phasetrain.config.compose.sources import find_config_dir
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.environment import (
     describe_host,
@@ -187,7 +188,9 @@ def _command_words(setup: Setup) -> list[str]:
 
 
 def _config_dir_flags(setup: Setup) -> list[str]:
-    if setup.config_dir:
+    """Return the flag of the user's folder of configs, unless it is found without it."""
+    found = find_config_dir(None, setup.composed.overrides)
+    if setup.config_dir is not None and setup.config_dir != found:
         return ["--config-dir", setup.config_dir]
     return []
 

@@ -33,7 +33,7 @@ class Composed:
         layers: names of the layers, lowest first.
         notes: lines about parameters that were dropped because a layer named another part.
         problems: mistakes in files and overrides.
-        experiment: name of the experiment, empty for `experiment=null`.
+        experiment: name of the experiment, or of its file without the suffix; empty for `experiment=null`.
         overrides: the overrides as given.
     """
 
@@ -82,7 +82,7 @@ def compose(
         layers=(*(layer.name for layer in layers), COMMAND_LINE),
         notes=tuple(merged.notes),
         problems=tuple(problems),
-        experiment=line.experiment or "",
+        experiment=line.file.stem if line.file else line.experiment or "",
         overrides=tuple(overrides),
     )
 
@@ -91,7 +91,9 @@ def _select_layers(files: ConfigFiles, line: CommandLine) -> list[Layer]:
     # Without this, keys of the file that a defaults list names would remain below the selected one.
     replaced = tuple(line.groups)
     layers = []
-    if line.experiment:
+    if line.file is not None:
+        layers = files.select_file(line.file, replaced=replaced)
+    elif line.experiment:
         layers = files.select(EXPERIMENT, line.experiment, replaced=replaced)
     for group, options in line.groups.items():
         for option in options:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+from phasetrain.config.compose.sources import EXPERIMENT, is_file_word
 from phasetrain.config.schema import Schema
 from phasetrain.errors import ConfigError
 
@@ -92,7 +93,9 @@ def format_literal(value: Any, path: str) -> str:
 
 
 def key_of(word: str) -> str:
-    """Return the key of an override."""
+    """Return the key of an override; a word that is an experiment file sets `experiment`."""
+    if is_file_word(word):
+        return EXPERIMENT
     return word.lstrip("+~").partition("=")[0]
 
 

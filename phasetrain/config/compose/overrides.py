@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles
+from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, is_file_word
 from phasetrain.config.schema import LABELLED, WORDS, Schema, part_pattern
 from phasetrain.errors import Problem, did_you_mean
 
@@ -21,6 +22,7 @@ class CommandLine:
 
     Attributes:
         experiment: the selected experiment, None for `experiment=null`.
+        file: an experiment file that was given by its path instead.
         groups: group -> the options selected from it, in order.
         values: nested mapping of the values that are set.
         removals: dotted paths and values of `~path=value`, to be removed from lower layers.
@@ -28,6 +30,7 @@ class CommandLine:
     """
 
     experiment: str | None = DEFAULT_EXPERIMENT
+    file: Path | None = None
     groups: dict[str, list[str]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     removals: list[tuple[str, Any]] = field(default_factory=list)
@@ -39,6 +42,9 @@ def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema)
     line = CommandLine()
     parser = OverridesParser.create()
     for text in overrides:
+        if is_file_word(text):
+            _Reader(line, files, schema).read_file(text)
+            continue
         # One by one, since the parser stops at the first mistake of a list.
         try:
             override = parser.parse_override(text)
@@ -71,10 +77,25 @@ class _Reader:
             self._select(key, [str(option) for option in chosen])
         elif key == EXPERIMENT and override.value() is None:
             self._line.experiment = None
+            self._line.file = None
         elif "/" in key:
             self._add_problem(f"{text}: there is no folder {key} with options", key)
         else:
             self._set_value(key, override)
+
+    def read_file(self, text: str) -> None:
+        """Select an experiment file by its path."""
+        path = Path(text)
+        if path.suffix == ".yml":
+            self._add_problem(f"{text}: expected a file *.yaml; rename it", EXPERIMENT)
+            return
+        if not path.is_file():
+            near = did_you_mean(path.name, _list_files(path.parent)) or "."
+            message = f"{text}: there is no such file{near}"
+            self._add_problem(message, EXPERIMENT, "config.unknown_file")
+            return
+        self._line.experiment = self._files.name_of(path)
+        self._line.file = None if self._line.experiment else path
 
     def _add_problem(self, message: str, key: str, code: str = "config.override") -> None:
         self._line.problems.append(Problem.from_message(message, code, key))
@@ -83,13 +104,22 @@ class _Reader:
         return key == EXPERIMENT or key in self._schema.sections or self._files.is_group(key)
 
     def _select(self, group: str, chosen: list[str]) -> None:
+        if group == EXPERIMENT and chosen[0].endswith((".yaml", ".yml")):
+            message = (
+                f"{EXPERIMENT}={chosen[0]}: expected the name of an experiment; a file is given by "
+                f"its path alone: phasetrain {chosen[0]}"
+            )
+            self._add_problem(message, group, "config.unknown_file")
+            return
         known = self._files.options(group) if self._files.is_group(group) else []
         unknown = [option for option in chosen if option not in known]
         for option in unknown:
             near = did_you_mean(option, known) or ";"
             listed = ", ".join(known) or "none"
             more = ""
-            if group in LABELLED:
+            if group == EXPERIMENT:
+                more = self._explain_experiments(option)
+            elif group in LABELLED:
                 more = f"; expected mapping, from labels to parameters, as in {group}.{option}={{}}"
             elif group in self._schema.sections:
                 more = f"; a part is chosen by name with {group}.name={option}"
@@ -106,8 +136,16 @@ class _Reader:
             return
         elif group == EXPERIMENT:
             self._line.experiment = chosen[0]
+            self._line.file = None
         else:
             self._line.groups[group] = chosen
+
+    def _explain_experiments(self, option: str) -> str:
+        """Return where a custom experiment may be, for the message about one that is missing."""
+        searched = "folder `experiment` of --config-dir DIR (default: ./configs or ./conf)"
+        if self._files.config_dir is not None:
+            searched = f"{self._files.config_dir}/{EXPERIMENT}"
+        return f"; yours go into {searched}; or give a file: phasetrain path/to/{option}.yaml"
 
     def _set_value(self, path: str, override: Override) -> None:
         value = _text_keys(override.value())
@@ -145,6 +183,10 @@ class _Reader:
         self._line.removals.append((path, value))
 
 
+def _list_files(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("*.y*ml")]
+
+
 def _reject(text: str, override: Override) -> str:
     """Return why an override that could be parsed cannot be used, or an empty string."""
     if not override.key_or_group:
@@ -175,7 +217,7 @@ def _unreadable(text: str, error: HydraException) -> Problem:
 
 
 def _no_override(text: str) -> str:
-    return f"{text!r} is not an override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key"
+    return f"{text!r} is not an override; expected FILE.yaml, SECTION.key=value, SECTION=GROUP or ~SECTION.key"
 
 
 def _is_options(value: Any) -> bool:

@@ -10,6 +10,7 @@ changed their signatures since Hydra 1.1.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ EXPERIMENT = "experiment"
 
 _SELECTED = "_selected_"
 """Name of a file that exists in memory only, whose defaults list has the selected option."""
+_GIVEN = f"{EXPERIMENT}/_given_"
+"""Path below which Hydra knows an experiment file that was given by its path. No option can have
+it, so a given `digits.yaml` may start from the built-in experiment `digits`."""
+FOUND_DIRS = ("configs", "conf")
+"""Folders of configs that are found by themselves in the current folder; the first one is used."""
 _PARENT = re.compile(r"In '(?P<parent>[^']+)'")
 
 
@@ -51,6 +57,39 @@ class Layer:
     values: dict[str, Any]
 
 
+def is_file_word(word: str) -> bool:
+    """Return whether a word of the command line is the path of an experiment file."""
+    return word.endswith((".yaml", ".yml")) and "=" not in word and not word.startswith("~")
+
+
+def find_config_dir(config_dir: str | None, overrides: Sequence[str] = ()) -> str | None:
+    """Return the user's folder of configs: the given one, else the one above the folder
+    `experiment` of an experiment file, else `configs` or `conf` in the current folder.
+
+    Args:
+        config_dir: value of `--config-dir`.
+        overrides: words of the command line.
+    """
+    if config_dir is not None:
+        return config_dir
+    for word in filter(is_file_word, overrides):
+        for parent in Path(word).parents:
+            if parent.name == EXPERIMENT:
+                return str(parent.parent)
+    return next((name for name in FOUND_DIRS if _holds_options(Path(name))), None)
+
+
+def _holds_options(folder: Path) -> bool:
+    """Return whether a folder has experiments or options of a section; the package's own folder,
+    which `configs` is in a clone of the source, does not count."""
+    own = Path(str(files(PACKAGE)))
+    if not folder.is_dir() or folder.resolve() == own.resolve():
+        return False
+    return any(
+        one.is_dir() and (one.name == EXPERIMENT or one.name.isupper()) for one in folder.iterdir()
+    )
+
+
 class ConfigFiles:
     """The options of all groups: files of the package, then files of the user's folder.
 
@@ -58,6 +97,7 @@ class ConfigFiles:
         config_dir: folder laid out as `configs/`: `experiment/mine.yaml`, `LOSS/mine.yaml`, ...
 
     Attributes:
+        config_dir: the same.
         problems: files that cannot be used, in the order found.
     """
 
@@ -70,7 +110,8 @@ class ConfigFiles:
             provider="phasetrain", path=f"pkg://{PACKAGE}"
         )
         self._user: FileConfigSource | None = None
-        self._user_dir = config_dir
+        self._given: _GivenFile | None = None
+        self.config_dir = config_dir
         if config_dir is not None and not Path(config_dir).is_dir():
             self._add_problem(f"--config-dir {config_dir}", "there is no such folder")
         elif config_dir is not None:
@@ -107,9 +148,11 @@ class ConfigFiles:
             replaced: groups that the command line selects; their entries in defaults lists are
                 skipped.
         """
-        repository = _Repository(
-            self._sources(), GroupDefault(group=f"/{group}", value=option), replaced
-        )
+        selected = GroupDefault(group=f"/{group}", value=option)
+        sources = self._sources()
+        if self._given is not None:
+            sources = [*sources, self._given]
+        repository = _Repository(sources, selected, replaced)
         layers = [
             self._layer(repository, path, package)
             for path, package in self._order_files(repository, group, option)
@@ -117,6 +160,29 @@ class ConfigFiles:
         for path, sentence in repository.problems:
             self._add_problem(self._label(path), sentence)
         return layers
+
+    def select_file(self, path: Path, *, replaced: Sequence[str] = ()) -> list[Layer]:
+        """Return the layers of an experiment file, lowest first.
+
+        The entries of its defaults list are options, as for an experiment in the user's folder, or
+        files next to it.
+
+        Args:
+            path: an existing file.
+            replaced: see `select`.
+        """
+        self._given = _GivenFile(path)
+        group, _, name = _GIVEN.rpartition("/")
+        return self.select(group, name, replaced=replaced)
+
+    def name_of(self, path: Path) -> str | None:
+        """Return the name under which an experiment file is an option, or None."""
+        if self.config_dir is None:
+            return None
+        folder = Path(self.config_dir, EXPERIMENT).resolve()
+        if path.suffix != ".yaml" or not path.resolve().is_relative_to(folder):
+            return None
+        return path.resolve().relative_to(folder).with_suffix("").as_posix()
 
     def _order_files(
         self, repository: "_Repository", group: str, option: str
@@ -168,12 +234,15 @@ class ConfigFiles:
         return [self._builtin]
 
     def _label(self, path: str) -> str:
+        is_option = any(source.is_config(path) for source in self._sources())
+        if self._given is not None and not is_option and self._given.is_config(path):
+            return str(self._given.find_file(path))
         if (
             self._user is not None
             and self._user.is_config(path)
             and not self._builtin.is_config(path)
         ):
-            return str(Path(self._user_dir or ".") / f"{path}.yaml")
+            return str(Path(self.config_dir or ".") / f"{path}.yaml")
         return f"{path}.yaml"
 
     def _add_problem(self, name: str, sentence: str) -> None:
@@ -199,10 +268,36 @@ class ConfigFiles:
         for group in self._builtin.list("", ObjectType.GROUP):
             for option in _names(self._builtin, group):
                 path = f"{group}/{option}"
-                if user.is_config(path):
-                    own = Path(self._user_dir or ".") / f"{path}.yaml"
+                own = Path(self.config_dir or ".") / f"{path}.yaml"
+                # A clone of the source has the built-in files in ./configs.
+                if user.is_config(path) and own.read_bytes() != _read_builtin(path):
                     text = f"{own} has the name of the built-in {PACKAGE}/{path}.yaml; rename yours"
                     self.problems.append(Problem.from_message(text, "config.conflict", str(own)))
+
+
+class _GivenFile(FileConfigSource):
+    """An experiment file that was given by its path, and the files next to it, as options of the
+    group `experiment`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(provider="user", path=f"file://{path.parent.absolute()}")
+        self._given = path
+
+    def find_file(self, config_path: str) -> Path:
+        """Return the file of an option, which need not exist."""
+        if config_path == _GIVEN:
+            return self._given
+        return self._given.with_name(f"{config_path.removeprefix(f'{EXPERIMENT}/')}.yaml")
+
+    def is_config(self, config_path: str) -> bool:
+        in_group = config_path.startswith(f"{EXPERIMENT}/")
+        return in_group and self.find_file(config_path).is_file()
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path == EXPERIMENT
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        return super().load_config(self.find_file(config_path).name)
 
 
 class _Repository(ConfigRepository):
@@ -220,13 +315,13 @@ class _Repository(ConfigRepository):
         self.sources = sources
         self.problems: list[tuple[str, str]] = []
         self._replaced = frozenset(replaced)
-        first = _empty_file()
+        first = _empty_file(_SELECTED)
         first.defaults_list = [selected]
         self._files: dict[str, ConfigResult | None] = {_SELECTED: first}
 
     def blank(self, config_path: str) -> None:
         """Treat a file as empty from now on."""
-        self._files[config_path] = _empty_file()
+        self._files[config_path] = _empty_file(config_path)
 
     def config_exists(self, config_path: str) -> bool:
         return config_path in self._files or bool(super().config_exists(config_path))
@@ -247,7 +342,7 @@ class _Repository(ConfigRepository):
             OSError,
         ) as error:
             self.problems.append((config_path, _reason(error)))
-            return _empty_file()
+            return _empty_file(config_path)
         if loaded is None:
             return None
         if config_path.startswith(f"{EXPERIMENT}/") and loaded.header.get("package") is None:
@@ -270,12 +365,18 @@ class _Repository(ConfigRepository):
         return group in self._replaced
 
 
-def _empty_file() -> ConfigResult:
+def _read_builtin(path: str) -> bytes:
+    return files(PACKAGE).joinpath(f"{path}.yaml").read_bytes()
+
+
+def _empty_file(config_path: str) -> ConfigResult:
+    # Without the package of an experiment, Hydra would report a section `experiment`.
+    package = "_global_" if config_path.startswith(f"{EXPERIMENT}/") else None
     return ConfigResult(
         provider="phasetrain",
         path="memory://",
         config=OmegaConf.create({}),
-        header={"package": None},
+        header={"package": package},
         defaults_list=[],
     )
 

@@ -12,6 +12,7 @@ from phasetrain.errors import ConfigError
 
 # One path component, which needs no quotes in a shell.
 _NAME = re.compile(r"[\w.+-]+")
+_NOT_IN_NAME = re.compile(r"[^\w.+-]")
 
 
 def derive_length(draft: ConfigDraft) -> None:
@@ -62,7 +63,7 @@ def derive_folder(draft: ConfigDraft, schema: Schema) -> None:
     """Set RUN.name to the name of the experiment, and RUN.dir to runs/{name}-{digest}."""
     run = draft.config["RUN"]
     if run["name"] is None:
-        name = draft.experiment.replace("/", "-") or "run"
+        name = _NOT_IN_NAME.sub("-", draft.experiment) or "run"
         draft.set("RUN.name", name, "name of the experiment")
     elif _NAME.fullmatch(run["name"]) is None:
         draft.reject(

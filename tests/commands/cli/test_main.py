@@ -185,3 +185,27 @@ def test_log_is_printed_only_during_the_run(capsys: pytest.CaptureFixture[str]) 
         logging.getLogger("phasetrain").level,
         logging.getLogger("phasetrain").handlers,
     ) == before
+
+
+def test_experiment_file_is_given_by_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conf" / "OPTIMIZER").mkdir(parents=True)
+    (tmp_path / "conf" / "OPTIMIZER" / "slow.yaml").write_text("{name: sgd, nesterov: true}")
+    text = "defaults: [digits, override /OPTIMIZER: slow, _self_]\nPHASES: {epochs: 7}\n"
+    (tmp_path / "my shop.yaml").write_text(text)
+    assert main(["my shop.yaml", "MODEL.width=8", "--cfg", "--json"]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert config["RUN"]["name"] == "my-shop"
+    assert config["RUN"]["dir"].startswith("runs/my-shop-")
+    assert (config["PHASES"]["epochs"], config["MODEL"]["width"]) == (7, 8)
+    assert config["OPTIMIZER"]["nesterov"] is True, "./conf was found"
+
+
+def test_sub_command_takes_an_experiment_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text("RUN:\n\tname: x\n")
+    assert main(["plan", "bad.yaml", "--json"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert (error["code"], error["key"]) == ("config.invalid_file", "bad.yaml")

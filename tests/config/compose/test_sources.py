@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from phasetrain.config.compose.composed import compose
-from phasetrain.config.compose.sources import ConfigFiles
+from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
 
 
 def test_options_of_user_and_package_are_listed_together(user_dir) -> None:
@@ -95,3 +95,100 @@ def test_empty_file_is_an_empty_layer(user_dir) -> None:
     assert ConfigFiles(user_dir({"LOSS/mine.yaml": "# nothing\n"})).select("LOSS", "mine")[
         0
     ].values == {"LOSS": {}}
+
+
+class TestExperimentFile:
+    def test_values_start_from_options_and_from_files_next_to_it(self, user_dir) -> None:
+        own = user_dir(
+            {
+                "digits.yaml": "defaults: [digits, base, override /LOSS: mine, _self_]\nRUN: {seed: 5}\n",
+                "base.yaml": "RUN: {seed: 3, name: based}\n",
+                "conf/LOSS/mine.yaml": "name: focal\n",
+            }
+        )
+        given = str(own / "digits.yaml")
+        found = compose([given, "MODEL=mlp"], config_dir=own / "conf")
+        assert found.problems == ()
+        assert found.experiment == "digits"
+        assert found.config["RUN"] == {**found.config["RUN"], "seed": 5, "name": "based"}
+        assert found.config["LOSS"]["name"] == "focal"
+        assert found.origins["RUN.seed"] == given
+        assert found.origins["RUN.name"] == str(own / "base.yaml")
+        assert found.config["DATA"]["TRAIN"]["dataset"] == "digits"
+
+    def test_file_of_the_config_folder_is_an_option(self, user_dir) -> None:
+        own = user_dir({"experiment/deep/mine.yaml": "RUN: {seed: 5}\n"})
+        given = f"{own}/experiment/deep/mine.yaml"
+        assert find_config_dir(None, [given]) == str(own)
+        found = compose([given], config_dir=own)
+        assert (found.problems, found.experiment) == ((), "deep/mine")
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("RUN:\n\tname: x\n", "line 2 is not valid YAML"),
+            ("defaults: digits\n", "cannot be read: Invalid defaults list"),
+            ("defaults: [mine]\n", "its defaults list includes the file itself"),
+            ("defaults: [digts]\n", "experiment/digts.yaml"),
+        ],
+    )
+    @pytest.mark.parametrize("folder", ["", "experiment/"])
+    def test_unusable_file_is_the_only_problem(
+        self,
+        user_dir,
+        monkeypatch: pytest.MonkeyPatch,
+        folder: str,
+        text: str,
+        problem: str,
+    ) -> None:
+        own = user_dir({f"{folder}mine.yaml": text})
+        monkeypatch.chdir(own)  # without ./configs
+        given = f"{own}/{folder}mine.yaml"
+        found = compose([given], config_dir=find_config_dir(None, [given]))
+        (only,) = found.problems
+        assert only.key == given
+        assert problem in only.message
+        assert "experiment" not in found.config
+
+    @pytest.mark.parametrize(
+        ("word", "suggestion"), [("mne.yaml", "mine.yaml"), ("mine.yml", ""), ("x/y.yaml", "")]
+    )
+    def test_missing_file_is_named(
+        self, user_dir, monkeypatch: pytest.MonkeyPatch, word: str, suggestion: str
+    ) -> None:
+        monkeypatch.chdir(user_dir({"mine.yaml": "{}"}))
+        (problem,) = compose([word]).problems
+        assert (problem.key, problem.suggestion) == ("experiment", suggestion)
+
+    def test_experiment_that_is_a_path_is_rejected_with_the_right_command(self, user_dir) -> None:
+        own = user_dir({"mine.yaml": "{}"})
+        (problem,) = compose([f"experiment={own}/mine.yaml"]).problems
+        assert problem.code == "config.unknown_file"
+        assert f"phasetrain {own}/mine.yaml" in problem.message
+
+    def test_unknown_experiment_names_the_flag(self) -> None:
+        (problem,) = compose(["experiment=shop"]).problems
+        assert "--config-dir" in problem.message
+
+
+class TestFoundFolder:
+    def test_configs_come_before_conf_and_after_the_given_folder(
+        self, user_dir, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(user_dir({"conf/experiment/a.yaml": "{}"}))
+        assert find_config_dir(None) == "conf"
+        user_dir({"configs/notes/a.yaml": "{}"})
+        assert find_config_dir(None) == "conf", "configs has no options"
+        user_dir({"configs/LOSS/a.yaml": "{}"})
+        assert find_config_dir(None) == "configs"
+        assert find_config_dir(None, ["other/experiment/a.yaml"]) == "other"
+        assert find_config_dir("given", ["other/experiment/a.yaml"]) == "given"
+
+    def test_built_in_files_of_a_clone_do_not_count(
+        self, user_dir, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(Path(__file__).parents[1])
+        monkeypatch.setattr("phasetrain.config.compose.sources.FOUND_DIRS", ["options_for_tests"])
+        assert find_config_dir(None) is None
+        builtin = Path("options_for_tests/LOSS/cross_entropy.yaml").read_text()
+        assert compose([], config_dir=user_dir({"LOSS/cross_entropy.yaml": builtin})).problems == ()
