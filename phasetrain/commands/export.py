@@ -22,6 +22,7 @@ from phasetrain.commands.setup import resolve_config
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.sources import WeightSource
 from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runtime.storage import open_storage
@@ -140,7 +141,7 @@ def read_weights(source: WeightSource) -> Weights:
         "checkpoint": loaded.path.rpartition("/")[2],
         "updates": str(manifest.state["updates"]),
         "model": str(config["MODEL"]["name"]),
-        "config": trajectory_digest(config, default_schema()),
+        "config": trajectory_digest(config, classify_hooks(default_schema(), config)),
         "metrics": json.dumps(dict(manifest.facts.metrics)),
     }
     return Weights(taken, facts, loaded)

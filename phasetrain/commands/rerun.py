@@ -25,6 +25,7 @@ from phasetrain.config.problems import format_value
 from phasetrain.config.schema import part_pattern
 from phasetrain.distributed import find_placement
 from phasetrain.errors import ConfigError
+from phasetrain.hooks.observers import classify_hooks
 from phasetrain.runs.ledger import FILE
 from phasetrain.runs.records import EnvironmentRecord, RunFiles, StatusRecord, read_status
 from phasetrain.runtime.storage import Storage, open_storage
@@ -370,7 +371,8 @@ def _list_changes(original: Original, setup: Setup) -> list[Change]:
     """Return the differences between the config of the original and the same one composed now."""
     given = setup.composed.config
     before = without_derived(dict(original.config), given)
-    return compare_configs(before, without_derived(setup.config.plain(), given), setup.schema)
+    now = without_derived(setup.config.plain(), given)
+    return compare_configs(before, now, classify_hooks(setup.schema, before, now))
 
 
 def _find_free_folder(folder: str) -> str:

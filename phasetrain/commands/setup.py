@@ -12,7 +12,7 @@ from phasetrain.config.compose.sources import find_config_dir
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import collect_problems, raise_all
 from phasetrain.config.rules.derive import Derived, derive
-from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
+from phasetrain.config.schema import Schema, default_schema, is_split
 from phasetrain.config.stages import compose_stages
 from phasetrain.config.validation import Slot, check_config
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
@@ -21,6 +21,7 @@ from phasetrain.distributed import STRATEGIES, Placement, World
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks import HOOKS
 from phasetrain.hooks.monitors.monitor import first_metric
+from phasetrain.hooks.observers import classify_hooks
 from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import HEADS, MODELS
@@ -156,6 +157,8 @@ def resolve_config(
     composed = _import_modules(composed)
     place = place or Placement()
     validate(composed, schema, place)
+    # After the validation, which has imported the modules of hooks that are named by a path.
+    schema = classify_hooks(schema, composed.config)
     derived = _derive(composed, schema, place)
     config = derived.config
     stages = compose_stages(composed, config.plain(), schema)
@@ -258,17 +261,17 @@ def check_allow(allow: Sequence[str], schema: Schema) -> None:
             below one.
     """
     adjustable = [path for path, key in schema.keys.items() if key.resume == "adjustable"]
-    adjustable += STEERING
     for word in allow:
         known = any(
             path == word or path.startswith(f"{word}.") or word.startswith(f"{path}.")
             for path in adjustable
         )
-        if word not in CONSENTS and not known:
-            near = did_you_mean(word, [*CONSENTS, *adjustable]) or "."
+        # A hook that has been removed from the config may be named as well.
+        if word not in CONSENTS and not known and word.partition(".")[0] != "HOOKS":
+            near = did_you_mean(word, [*CONSENTS, *adjustable, "HOOKS"]) or "."
             raise ConfigError(
                 f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable keys: "
-                f"{', '.join(adjustable)}; also allowed: {', '.join(CONSENTS)}",
+                f"{', '.join(adjustable)}, HOOKS; also allowed: {', '.join(CONSENTS)}",
                 code="config.unknown_consent",
             )
 

@@ -33,7 +33,8 @@ checkpoint.
 Keys that are not listed belong to the part that is chosen by `name` (or `dataset`, `strategy`):
 `LOSS.label_smoothing` is a parameter of the loss `cross_entropy`. `phasetrain --help SECTION` lists
 the parts and their parameters. Parameters of parts are forbidden to change, except parameters of
-hooks and strategies, which are free."""
+strategies, which are free, and parameters of hooks: free if the hook only observes the run, else
+adjustable."""
 
 _JSON_TYPES: Mapping[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _JSON_BOUNDS = {

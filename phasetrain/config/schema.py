@@ -1,8 +1,8 @@
 """Look-up of keys by dotted path: their definitions, defaults and classes for resume."""
 
 import re
-from collections.abc import Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy, deepcopy
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -50,11 +50,8 @@ WORDS = (
 LABELLED = ("METERS", "HOOKS", "OPTIMIZER.SCHEDULES", "OPTIMIZER.others")
 """Mappings from a label to a part; null empties them."""
 
-FREE = ("HOOKS", "DISTRIBUTED")
+FREE = ("DISTRIBUTED",)
 """Sections whose parts do not change the trajectory, or only its rounding."""
-
-STEERING = ("HOOKS.plateau",)
-"""Hooks that change the trajectory, so that a change of their parameters needs consent."""
 
 ROUNDING = ("DISTRIBUTED.param_dtype", "DISTRIBUTED.reduce_dtype")
 """Parameters of fsdp that change more than the last bits, so that a change needs consent."""
@@ -77,7 +74,11 @@ class Schema:
         keys: dotted path -> key, in order.
         defaults: nested plain mapping of the defaults.
         sections: names of the sections.
+        observers: labels of the hooks that only observe the run; None: the hooks that are on by
+            default, as long as no config says more.
     """
+
+    observers: frozenset[str] | None = None
 
     def __init__(self, root: type = Config) -> None:
         self.keys: Mapping[str, Key] = MappingProxyType({one.path: one for one in _keys(root, "")})
@@ -89,6 +90,12 @@ class Schema:
         """Return the key at a dotted path, or None; all splits except DATA.TRAIN have the keys of
         DATA.TEST."""
         return self.keys.get(_as_known(path))
+
+    def with_observers(self, labels: Iterable[str]) -> "Schema":
+        """Return the same keys, with the labels of the hooks that only observe the run."""
+        schema = copy(self)
+        schema.observers = frozenset(labels)
+        return schema
 
     def has(self, path: str) -> bool:
         """Return whether a path is a key or a group of keys; all others belong to parts."""
@@ -115,12 +122,14 @@ class Schema:
 
     def resume(self, path: str) -> Resume:
         """Return the class for resume of any dotted path; parameters of parts are forbidden to
-        change except in FREE."""
+        change except in FREE, and except parameters of hooks."""
         section = path.partition(".")[0]
-        if path in ROUNDING or any(path == one or path.startswith(f"{one}.") for one in STEERING):
+        if path in ROUNDING:
             return "adjustable"
+        if section == "HOOKS":
+            return self._resume_of_hook(path)
         # A path below a key, such as OPTIMIZER.SCHEDULES.lr.end, has the class of the key.
-        while path and section != "HOOKS":
+        while path:
             key = self.key(path)
             if key is not None:
                 return key.resume
@@ -128,6 +137,17 @@ class Schema:
         if section in FREE:
             return "free"
         return "forbidden"
+
+    def _resume_of_hook(self, path: str) -> Resume:
+        label = path.split(".")[1:2]
+        if self.observers is None:
+            is_free = not label or f"HOOKS.{label[0]}" in self.keys
+        else:
+            is_free = not label or label[0] in self.observers
+        if is_free:
+            return "free"
+        # The hook may change weights or end the run.
+        return "adjustable"
 
 
 @cache

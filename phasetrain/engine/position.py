@@ -52,6 +52,12 @@ class RunState:
         self.phase += 1
         self.step = 0
 
+    def reopen(self) -> None:
+        """Forget that the run has ended or was asked to end."""
+        self.finished = ""
+        self.stopping = ""
+        self.stops_after = 0
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a plain dict; a request to stop only if there is one."""
         state = asdict(self)

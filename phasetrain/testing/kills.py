@@ -25,6 +25,8 @@ class KillAfter(Hook):
         steps: number of steps that are completed, and saved if requested.
     """
 
+    observe_only = True
+
     def __init__(self, steps: int) -> None:
         self.left = steps
 
@@ -38,6 +40,8 @@ class KillAfter(Hook):
 
 class SaveEachStep(Hook):
     """Requests a checkpoint after every step, including test steps."""
+
+    observe_only = True
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Request it as SIGUSR1 would."""

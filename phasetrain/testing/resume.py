@@ -68,6 +68,8 @@ class KillAt(Hook):
         steps: number of train and test steps.
     """
 
+    observe_only = True
+
     def __init__(self, steps: int) -> None:
         self.steps = steps
 

@@ -23,6 +23,7 @@ class Trace(Hook):
     """
 
     main_only = False  # each rank reads other batches
+    observe_only = True
 
     def __init__(self) -> None:
         self.moments: dict[Place, dict[str, str]] = {}

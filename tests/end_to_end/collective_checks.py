@@ -64,6 +64,7 @@ class Checks(Hook):
     """Asserts the results of all collectives on three ranks."""
 
     main_only = False
+    observe_only = True
 
     def on_start(self, run: Run) -> None:
         world, rank = run.world, run.world.rank
@@ -101,6 +102,8 @@ class Checks(Hook):
 @HOOKS.register("die_in_test")
 class DieInTest(Hook):
     """Kills rank 0 once, after the third step of a test."""
+
+    observe_only = True
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         assert run.folder is not None

@@ -38,6 +38,8 @@ class FaultAt(Hook):
         seconds: sleep after a signal or a kill.
     """
 
+    observe_only = True
+
     def __init__(
         self,
         event: str = "on_forward",

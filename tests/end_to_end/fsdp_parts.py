@@ -25,6 +25,7 @@ class Disk(Hook):
     """
 
     main_only = False
+    observe_only = True
 
     def __init__(
         self, rank: int, file: str, update: int, until: int = 1000, how: str = "full"

@@ -44,6 +44,7 @@ class Strike(Hook):
     """
 
     main_only = False
+    observe_only = True
 
     def __init__(
         self,

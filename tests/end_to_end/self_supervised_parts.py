@@ -94,6 +94,7 @@ class ViewLosses(Hook):
     training or in a test."""
 
     main_only = False
+    observe_only = True
 
     def on_start(self, run: Run) -> None:
         world = run.world

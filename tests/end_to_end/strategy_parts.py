@@ -96,6 +96,7 @@ class Taint(Hook):
     """
 
     main_only = False
+    observe_only = True
 
     def __init__(self, rank: int, updates: list[int], *, gradient: bool = False) -> None:
         self.rank, self.updates, self.gradient = rank, updates, gradient

@@ -11,6 +11,8 @@ from phasetrain.hooks import HOOKS, Hook, Run
 class Noisy(Hook):
     """Prints and warns after every update."""
 
+    observe_only = True
+
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Print a line and raise a warning."""
         if phase.is_train:

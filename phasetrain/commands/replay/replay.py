@@ -26,6 +26,7 @@ from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook, Hooks, LedgerHook, Run
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.numerics import ROOT, folder_name
+from phasetrain.hooks.observers import classify_hooks
 from phasetrain.hooks.run_state import restore
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import (
@@ -129,9 +130,9 @@ def match_run_config(setup: Setup, folder: RunFolder) -> Machine:
     text = folder.storage.read(folder.file("config.yaml")).decode()
     before: Any = OmegaConf.to_container(OmegaConf.create(text))
     allowed = setup.config.RUN.allow
-    found = compare_configs(
-        without_derived(before, setup.composed.config), setup.asked, setup.schema
-    )
+    before = without_derived(before, setup.composed.config)
+    asked = setup.asked
+    found = compare_configs(before, asked, classify_hooks(setup.schema, before, asked))
     rejected = [
         f"{change.path} was {change.old!r} and is {change.new!r}"
         for change in found

@@ -16,6 +16,7 @@ from phasetrain.config.compose.merge import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
+from phasetrain.hooks.observers import classify_hooks
 from phasetrain.runs.ledger import (
     COMPONENTS,
     FILE,
@@ -184,7 +185,9 @@ def diff(one: str, other: str) -> Difference:
     changes: Sequence[Change] = ()
     # A ledger alone has no config: every key would seem to differ from it.
     if a.config and b.config:
-        changes = compare_configs(a.config, b.config, default_schema())
+        changes = compare_configs(
+            a.config, b.config, classify_hooks(default_schema(), a.config, b.config)
+        )
     own: tuple[str, ...] = OF_A_FOLDER
     # the settings of a rank follow from the world size
     if a.environment.get("processes") != b.environment.get("processes"):

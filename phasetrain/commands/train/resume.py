@@ -27,6 +27,7 @@ from phasetrain.engine.plan import Plan, Stage
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError, Problem
 from phasetrain.hooks import Hook
+from phasetrain.hooks.observers import classify_hooks
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
@@ -136,7 +137,7 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
         ChangedError: a forbidden key has changed, or an adjustable one without RUN.allow; the
             message shows both values.
     """
-    found = compare_configs(loaded.promised["config"], setup.asked, setup.schema)
+    found = _list_changes(setup, loaded)
     allowed = tuple(setup.config.RUN.allow)
     rejected = [
         change for change in found if change.resume != "free" and not is_allowed(change, allowed)
@@ -144,6 +145,12 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
     if rejected:
         raise _changed_error(setup, rejected)
     return [change for change in found if change.resume == "adjustable"]
+
+
+def _list_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]:
+    before = loaded.promised["config"]
+    asked = setup.asked
+    return compare_configs(before, asked, classify_hooks(setup.schema, before, asked))
 
 
 def _changed_error(setup: Setup, rejected: Sequence[Change]) -> ChangedError:
@@ -226,12 +233,14 @@ def restore_position(
     allowed = [*data_changes, *map(_format_values, changes)]
     notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
     if data_changes or any(change.path.startswith(PLANNED) for change in changes):
-        state.finished = ""
-        state.stopping = ""
+        state.reopen()
         plan = splice(plan, state, stages)
         notes.append(
             f"the rest of the plan is rebuilt; `where` continues at {plan.where(state):.4f}"
         )
+    elif any(change.path.startswith("HOOKS.") for change in changes):
+        # A hook may have ended the run, and with its new parameters the rest of the plan counts.
+        state.reopen()
     for phase in plan.phases[state.phase :]:
         completed = 0
         if phase.index == state.phase:
@@ -244,7 +253,7 @@ def restore_position(
 def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     """Return a line for each difference since the checkpoint that a resume may have: free keys,
     packages, code."""
-    changes = compare_configs(loaded.promised["config"], setup.asked, setup.schema)
+    changes = _list_changes(setup, loaded)
     lines = [
         f"{change.path}: {format_value(change.old)} -> {format_value(change.new)} "
         f"({_explain_freedom(change)})"
@@ -277,6 +286,8 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
 def _explain_freedom(change: Change) -> str:
     if change.path.startswith("DISTRIBUTED."):
         return "free: the samples of each update stay the same, the last bits of sums may not"
+    if change.path.startswith("MACHINE."):
+        return "free: the bits are the same on equal machines only"
     return "free: the trajectory stays the same"
 
 
@@ -388,7 +399,12 @@ def is_allowed(change: Change, allowed: Sequence[str]) -> bool:
 def _format_change(change: Change) -> str:
     """Return a rejected change with the way to allow it."""
     if change.resume == "adjustable":
-        return f"{_format_values(change)} (adjustable: allow it with {_suggest_allow(change)})"
+        note = ""
+        if change.path.startswith("HOOKS."):
+            note = "; a hook that never changes the training says so with `observe_only = True`"
+        return (
+            f"{_format_values(change)} (adjustable: allow it with {_suggest_allow(change)}{note})"
+        )
     return f"{_format_values(change)} (forbidden)"
 
 
