@@ -4,10 +4,17 @@ Every message is a sentence with the `SECTION.key`, the value that was given, wh
 what to do. Programs and tests read `code` and `problems` instead of the sentence.
 """
 
+import linecache
+import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType
 from typing import ClassVar
 
 _KEY_AND_VALUE = re.compile(
@@ -17,6 +24,17 @@ _KEY_AND_VALUE = re.compile(
     re.DOTALL,
 )
 _SUGGESTION = re.compile(r"did you mean (?P<suggestion>[^?]+)\?")
+
+SHOWN_FRAMES = 3
+"""Maximum number of frames of user code below an error."""
+
+LONGEST_LINE = 100  # characters of a line of code below an error
+
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+_STANDARD_LIBRARY = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 @dataclass(frozen=True)
@@ -30,6 +48,7 @@ class Problem:
         given: the value that was given, as written in YAML, or empty.
         expected: what is expected instead, or empty if the message names no key.
         suggestion: the key or value that was probably meant, or empty.
+        frames: the innermost lines of user code that led to it, see `list_user_frames`.
     """
 
     code: str
@@ -38,9 +57,12 @@ class Problem:
     given: str = ""
     expected: str = ""
     suggestion: str = ""
+    frames: tuple[str, ...] = ()
 
     @classmethod
-    def from_message(cls, message: str, code: str, key: str = "") -> "Problem":
+    def from_message(
+        cls, message: str, code: str, key: str = "", frames: tuple[str, ...] = ()
+    ) -> "Problem":
         """Parse a message of the form `SECTION.key = value: sentence`, or one about a given key."""
         found = _KEY_AND_VALUE.match(message)
         near = _SUGGESTION.search(message)
@@ -51,6 +73,7 @@ class Problem:
             given=(found["given"] or "") if found else "",
             expected=found["rest"] if found else "",
             suggestion=near["suggestion"].strip("'") if near else "",
+            frames=frames,
         )
 
 
@@ -71,7 +94,12 @@ class PhasetrainError(Exception):
     ) -> None:
         super().__init__(message)
         self.code = code or self.default_code
-        self.problems = tuple(problems) or (Problem.from_message(message, self.code),)
+        self.problems = tuple(problems)
+        if not self.problems:
+            # Now, and not when the error is printed: its cause is lost when it is sent to another
+            # process, or collected with other mistakes.
+            frames = list_user_frames(sys.exception())
+            self.problems = (Problem.from_message(message, self.code, frames=frames),)
 
     @property
     def key(self) -> str:
@@ -169,6 +197,75 @@ class PeerError(PhasetrainError):
         super().__init__(reason, code=code)
         self.exit_code = exit_code
         self.ranks = tuple(ranks)
+
+
+def is_user_file(path: str) -> bool:
+    """Check whether a file holds code of the user, which an error should point at.
+
+    All files are the user's, except for the files of phasetrain, of Python's standard library, and
+    of packages below `site-packages` or `dist-packages`, such as torch. Generated code, such as
+    `<string>`, has no file; cells of a notebook have one.
+    """
+    if path.startswith((_PACKAGE, *_STANDARD_LIBRARY)) or any(one in path for one in _INSTALLED):
+        return False
+    return not path.startswith("<") or bool(linecache.getlines(path))
+
+
+def list_user_frames(error: BaseException | None) -> tuple[str, ...]:
+    """Return the innermost calls in the user's files that led to an error, the last one innermost.
+
+    Of an error and its causes, the first one that was raised below user code counts. Callers of
+    phasetrain, such as a script that starts the run, are left out.
+
+    Returns:
+        At most `SHOWN_FRAMES` lines such as `bad.py:10 in BadForward.forward: return self.b(h)`.
+    """
+    for one in _walk_causes(error):
+        calls = [(frame.f_code, line) for frame, line in walk_tb(one.__traceback__)]
+        ours = [at for at, (code, _) in enumerate(calls) if code.co_filename.startswith(_PACKAGE)]
+        below = calls[ours[0] if ours else 0 :]
+        found = [_format_call(*call) for call in below if is_user_file(call[0].co_filename)]
+        if found:
+            return tuple(found[-SHOWN_FRAMES:])
+    return ()
+
+
+def list_problems(error: BaseException) -> tuple[Problem, ...]:
+    """Return the mistakes that an error reports, one for an error of another type.
+
+    Each has the lines of user code that led to it.
+    """
+    if isinstance(error, PhasetrainError):
+        problems = error.problems
+    else:
+        problems = (Problem("internal", f"{type(error).__name__}: {error}"),)
+    if any(problem.frames for problem in problems):
+        return problems
+    # No problem was made from another error: the error itself may have been raised by user code.
+    return (replace(problems[0], frames=list_user_frames(error)), *problems[1:])
+
+
+def needs_traceback(error: BaseException) -> bool:
+    """Check whether the message of an error may not be enough to find its cause: some other code
+    than phasetrain has raised it, or has called phasetrain."""
+    is_sentence = all(isinstance(one, PhasetrainError) for one in _walk_causes(error))
+    return not is_sentence or bool(list_user_frames(error))
+
+
+def _walk_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and so on, as a traceback prints them."""
+    while error is not None:
+        yield error
+        hidden = error.__suppress_context__
+        error = error.__cause__ or (None if hidden else error.__context__)
+
+
+def _format_call(code: CodeType, line: int) -> str:
+    path = Path(code.co_filename)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    text = linecache.getline(code.co_filename, line).strip()[:LONGEST_LINE]
+    return f"{path}:{line} in {code.co_qualname}: {text}".rstrip(": ")
 
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")

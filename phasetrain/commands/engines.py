@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from traceback import format_exception
 from types import MappingProxyType
 
 from phasetrain.commands.extract.extract import extract
@@ -19,7 +20,7 @@ from phasetrain.commands.test import evaluate
 from phasetrain.commands.train.train import Loop, train
 from phasetrain.distributed import check_collective_order, find_placement, join_process_group
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, needs_traceback
 from phasetrain.hooks import Hook
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.terminal import Terminal
@@ -104,7 +105,9 @@ def run_engine(
         if place.rank:
             # every rank would print the same lines; the other ranks only write their log files
             terminal = Terminal(io.StringIO(), live=False)
-    with print_log(terminal):
+    if "RUN.verbosity=verbose" in overrides:
+        terminal.verbosity = "verbose"  # also for an error before the config is resolved
+    with print_log(terminal), _log_traceback():
         setup = resolve_config(overrides, config_dir=config_dir, terminal=terminal, place=place)
         terminal.verbosity = setup.config.RUN.verbosity
         if is_submitted(setup.config):
@@ -147,6 +150,17 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
 def _plan(setup: Setup) -> RunResult:
     content = preview(setup)
     return RunResult("planned", folder=setup.config.RUN.dir, details=content)
+
+
+@contextmanager
+def _log_traceback() -> Iterator[None]:
+    """Print the whole traceback of an error on a verbose terminal."""
+    try:
+        yield
+    except Exception as error:
+        if needs_traceback(error):
+            log.debug("".join(format_exception(error)).rstrip())
+        raise
 
 
 @contextmanager

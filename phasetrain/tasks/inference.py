@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phasetrain.engine.batch import mapped
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
 
 
@@ -60,7 +60,7 @@ class Predictor:
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(
-                f"MODEL: {type(model).__name__} does not take these inputs: {error}"
+                describe_failed_forward(model, error, tensors), code="config.misfit"
             ) from error
 
 

@@ -1,10 +1,21 @@
 """Exceptions with which models, losses and meters reject their inputs."""
 
+from collections.abc import Sequence
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
 from phasetrain.distributed import is_lost_peer
 from phasetrain.errors import ConfigError, is_out_of_memory
+from phasetrain.runtime.format import join_first
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 """Types that torch and custom code raise for wrong shapes, dtypes and values."""
+
+SHOWN_SAMPLES = 3
+"""Maximum number of sample indices in an error."""
 
 
 def raise_unless_misfit(error: Exception) -> None:
@@ -20,3 +31,68 @@ def raise_unless_misfit(error: Exception) -> None:
         or is_lost_peer(error)
     ):
         raise error
+
+
+def describe_failed_forward(
+    model: nn.Module, error: Exception, batch: Any, ids: Sequence[int] = ()
+) -> str:
+    """Return a sentence on a forward pass that has failed: in which layer, and on which input.
+
+    Args:
+        model: the whole model.
+        error: what its forward pass has raised.
+        batch: input of the model.
+        ids: indices of the samples in the batch, if known.
+    """
+    given = describe_shapes(batch)
+    samples = ""
+    if len(ids):
+        samples = f" of samples {join_first(ids, SHOWN_SAMPLES)}"
+    sentence = f"MODEL: {type(model).__name__} fails"
+    found = _find_failed_call(model, error)
+    if found is None:
+        return f"{sentence} on the input {given}{samples}: {error}"
+    name, layer, inputs = found
+    return (
+        f"{sentence} in {name}: {layer} on {inputs}: {error}; the input of the model is "
+        f"{given}{samples}"
+    )
+
+
+def describe_shapes(value: Any) -> str:
+    """Return shape and dtype of a tensor, or of the tensors in a mapping or a list."""
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {describe_shapes(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(describe_shapes, value)) + "]"
+    return type(value).__name__
+
+
+def _find_failed_call(model: nn.Module, error: Exception) -> tuple[str, str, str] | None:
+    """Return name, type and inputs of the innermost module of the model that an error has passed;
+    None if it is the model itself."""
+    names = {id(module): name for name, module in model.named_modules() if name}
+    calls = [frame for frame, _ in walk_tb(error.__traceback__) if _is_module_call(frame)]
+    for frame in reversed(calls):
+        module = frame.f_locals["self"]
+        if id(module) in names:
+            inputs = [*frame.f_locals["args"], *frame.f_locals["kwargs"].values()]
+            shapes = ", ".join(map(describe_shapes, inputs)) or "no input"
+            return names[id(module)], _describe_layer(module), shapes
+    return None
+
+
+def _is_module_call(frame: FrameType) -> bool:
+    # The frame around `forward`: its arguments are still the inputs of the module, whatever names
+    # `forward` has rebound since.
+    return frame.f_code is nn.Module._call_impl.__code__
+
+
+def _describe_layer(module: nn.Module) -> str:
+    """Return `Linear(in_features=33, out_features=10, bias=True)`, or only the class of a module
+    with submodules."""
+    if next(module.children(), None) is None:
+        return " ".join(repr(module).split())
+    return type(module).__name__

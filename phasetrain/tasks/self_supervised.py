@@ -21,7 +21,7 @@ from phasetrain.losses import FreezingLoss, ScheduledLoss, TeacherLoss
 from phasetrain.meters import Meter
 from phasetrain.models import Embedding
 from phasetrain.tasks.base import TASKS, Task
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.passes import GradientPass
 from phasetrain.tasks.state import Stateful
@@ -121,10 +121,11 @@ class SelfSupervised(Task):
             targets = self._embed_with_teacher(views)
         except (*MISFITS, AttributeError) as error:
             raise_unless_misfit(error)
+            sentence = describe_failed_forward(self.parts.model, error, views, batch.ids.tolist())
             raise ConfigError(
-                f"MODEL: {type(self.parts.model).__name__} does not take a list of views "
-                f"{_shapes(views)}: {error}; MODEL.name=trunk_head builds a model of views from a "
-                "trunk and a head"
+                f"{sentence}; a model of this task takes a list of views, such as the one that "
+                "MODEL.name=trunk_head builds from a trunk and a head",
+                code="config.misfit",
             ) from error
         if batch.mask is not None:
             # Padding must not take part in comparisons within the batch.

@@ -10,9 +10,15 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import FromModel, WeightedSum, find_target_counter
 from phasetrain.losses.shape_checks import check_pair
-from phasetrain.runtime.format import join_first
 from phasetrain.tasks.base import TASKS, Task
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import (
+    MISFITS,
+    describe_failed_forward,
+    raise_unless_misfit,
+)
+from phasetrain.tasks.misfits import (
+    describe_shapes as _shape,
+)
 from phasetrain.tasks.parts import Parts
 
 
@@ -61,7 +67,7 @@ class Supervised(Task):
         """Return the model's output for a micro-batch.
 
         Raises:
-            ConfigError: it does not take the input.
+            ConfigError: its forward pass fails; the layer is named.
         """
         try:
             if self._with_target:
@@ -69,10 +75,10 @@ class Supervised(Task):
             return self.model(batch.input)
         except MISFITS as error:
             raise_unless_misfit(error)
-            raise ConfigError(
-                f"MODEL: {_type_name(self.parts.model)} does not take the input "
-                f"{_shape(batch.input)} of samples {_first(batch)}: {error}"
-            ) from error
+            sentence = describe_failed_forward(
+                self.parts.model, error, batch.input, batch.ids.tolist()
+            )
+            raise ConfigError(sentence, code="config.misfit") from error
 
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
         """Return the mean loss of a micro-batch.
@@ -159,17 +165,3 @@ class Supervised(Task):
 
 def _type_name(module: torch.nn.Module) -> str:
     return type(module).__name__
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_shape(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_shape, value)) + "]"
-    return type(value).__name__
-
-
-def _first(batch: Batch) -> str:
-    return join_first(batch.ids.tolist(), 3)

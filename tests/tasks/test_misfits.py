@@ -11,7 +11,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.tasks import Position, Task
-from phasetrain.tasks.misfits import raise_unless_misfit
+from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.testing.build import build_run
 
 CUDA_TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -96,6 +96,49 @@ def test_error_of_a_meter_is_a_config_error() -> None:
 def show(task: Task) -> None:
     batch = Batch(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64), torch.arange(2), 2)
     task.train_step([batch], AT, Silent())
+
+
+class Narrow(nn.Module):
+    """A model with a layer that does not take the output of the layer before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+        self.head = nn.Linear(33, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        return self.head(x)
+
+
+def fail(model: nn.Module, batch: Any) -> Exception:
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        model(batch)
+    return caught.value
+
+
+def test_failed_forward_names_the_layer_its_input_and_few_samples() -> None:
+    batch = torch.zeros(8, 1, 8, 8)
+    error = fail(model := Narrow(), batch)
+    text = describe_failed_forward(model, error, batch, range(100, 108))
+    assert (
+        "Narrow fails in head: Linear(in_features=33, out_features=10, bias=True) on (8, 32)"
+        in text
+    )
+    assert "(8, 1, 8, 8) float32 of samples 100, 101, 102 and 5 more" in text
+
+
+def test_failed_forward_of_a_nested_layer_has_its_whole_name() -> None:
+    batch = torch.zeros(8, 60)
+    error = fail(model := Narrow(), batch)
+    assert "in body.1: Linear(" in describe_failed_forward(model, error, batch)
+
+
+def test_failure_in_the_code_of_the_model_itself_names_its_input_only() -> None:
+    error = ValueError("odd")
+    batch = {"a": torch.zeros(2, 3), "b": [torch.zeros(2, dtype=torch.int64)]}
+    text = describe_failed_forward(fails := Raising(error), fail(fails, batch), batch)
+    assert text == "MODEL: Raising fails on the input {a: (2, 3) float32, b: [(2,) int64]}: odd"
 
 
 def test_error_of_a_worker_is_raised_and_a_misfit_is_not() -> None:

@@ -6,28 +6,44 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from phasetrain.errors import ConfigError, PeerError, PhasetrainError
+from phasetrain.errors import ConfigError, PeerError, PhasetrainError, list_problems
 
 LAUNCHER_SECONDS = 0.3
 """How long a rank that fails because of another rank waits, so that torchrun, which polls every
 0.1 s, sees the first cause first."""
 
 
-def format_error(error: PhasetrainError, environment: Mapping[str, str]) -> str:
+def format_error(error: Exception, environment: Mapping[str, str]) -> str:
     """Return the text that this rank prints for an error, or an empty text.
 
-    A failure of another rank is reported by rank 0 alone; by rank 1 if rank 0 is the one that is
-    gone or hangs.
+    Below the message are the innermost lines of user code that led to it, if any. A failure of
+    another rank is reported by rank 0 alone; by rank 1 if rank 0 is the one that is gone or hangs.
     """
     rank, size = _rank_and_size(environment)
     if isinstance(error, PeerError) and rank:
         is_rank_0_lost = error.code != PeerError.default_code and 0 in error.ranks
         if rank != 1 or not is_rank_0_lost:
             return ""
-    text = "\n".join((str(error), *vars(error).get("__notes__", ())))
+    message = str(error)
+    if not isinstance(error, PhasetrainError):
+        message = f"{type(error).__name__}: {error}".rstrip(": ")
+    text = "\n".join((message, *vars(error).get("__notes__", ()), *_format_frames(error)))
     if rank:
         return f"rank {rank} of {size}: {text}\n"
     return f"{text}\n"
+
+
+def _format_frames(error: Exception) -> list[str]:
+    """Return indented lines of user code, under the number of the mistake if there are several."""
+    lines = list[str]()
+    problems = list_problems(error)
+    for number, problem in enumerate(problems, 1):
+        if problem.frames and len(problems) > 1:
+            lines.append(f"  {number}. at")
+        lines += [f"    {frame}" for frame in problem.frames]
+    if lines:
+        lines.append("    (whole traceback: with -v, and in log.txt once the run has started)")
+    return lines
 
 
 def _rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:

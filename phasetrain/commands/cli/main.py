@@ -20,7 +20,7 @@ from phasetrain.commands.cli.output import (
 )
 from phasetrain.commands.cli.parsing import Call, Command, parse_flags, split_command
 from phasetrain.commands.cli.table import COMMANDS
-from phasetrain.errors import PhasetrainError
+from phasetrain.errors import PhasetrainError, list_problems
 from phasetrain.runs.lock import process_age
 from phasetrain.runtime.clock import Clock
 
@@ -83,12 +83,14 @@ class _Ended:
 
 def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -> _Ended:
     ended = _Ended()
+    runs_user_code = False
     try:
         if "--version" in words:
             ended.outcome = _version()
             return ended
         command, rest = split_command(COMMANDS, _help_as_command(words))
         ended.command = command.name
+        runs_user_code = command.takes_overrides
         call = Call(command.name, parse_flags(command, rest), clock)
         ended.outcome = _run(command, call, owns_process=owns_process)
     except PhasetrainError as error:
@@ -106,7 +108,13 @@ def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -
         ended = _Ended(ended.command, Outcome(code), error, is_reported=False)
     except Exception as error:  # noqa: BLE001 - raised again, once the JSON object is printed
         record_failure(error)  # with the traceback, which torchrun shows as well
-        ended = _Ended(ended.command, Outcome(1), error, is_reported=False)
+        # An error in user code is shown by the lines there. Without any, it is a defect of
+        # phasetrain, and its traceback is needed.
+        frames = [problem.frames for problem in list_problems(error)]
+        is_reported = runs_user_code and any(frames)
+        if is_reported:
+            sys.stderr.write(format_error(error, os.environ))
+        ended = _Ended(ended.command, Outcome(1), error, is_reported=is_reported)
     return ended
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phasetrain.commands.json_values import to_json_value
-from phasetrain.errors import PhasetrainError, Problem
+from phasetrain.errors import Problem, list_problems
 
 SCHEMA = 1
 """Version of the JSON object that `--json` prints; raised if a key is renamed or removed."""
@@ -53,14 +53,9 @@ def write_json(command: str, outcome: Outcome) -> None:
 
 def write_json_error(command: str, error: BaseException, exit_code: int) -> None:
     """Print an error as one JSON object with an entry for each mistake."""
-    if isinstance(error, PhasetrainError):
-        problems = error.problems
-    else:
-        message = f"{type(error).__name__}: {error}"
-        code = "internal"
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            code = "run.stopped"
-        problems = (Problem(code, message),)
+    problems = list_problems(error)
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        problems = (Problem("run.stopped", f"{type(error).__name__}: {error}"),)
     _write_object(command, exit_code, problems, {})
 
 

@@ -13,6 +13,9 @@ from phasetrain.runtime.clock import Clock
 VALUE_FLAGS = ("--config-dir", "--from")
 """Flags that may come before the command and take the next word as their value."""
 
+VERBOSE = "RUN.verbosity=verbose"
+"""The override of the flag `-v`."""
+
 _COMMAND = re.compile(r"[a-z][a-z-]*")
 
 
@@ -32,8 +35,11 @@ class Call:
 
     @property
     def overrides(self) -> list[str]:
-        """The overrides among the words."""
-        return list(self.flags.overrides)
+        """The overrides among the words, and that of the flag `-v`."""
+        given = list(self.flags.overrides)
+        if self.flags.verbose:
+            given.append(VERBOSE)
+        return given
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Command:
         if self.add_arguments is not None:
             self.add_arguments(made)
         if self.takes_overrides:
+            made.add_argument("-v", "--verbose", action="store_true", help=f"same as {VERBOSE}")
             made.add_argument("--config-dir", metavar="DIR", help="folder with your configs")
             made.add_argument(
                 "--cfg", action="store_true", help="print the resolved config and exit"

@@ -32,7 +32,7 @@ from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.builder import build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_loader
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +168,9 @@ class _Extraction:
                 output = self.model(moved.input)
         except MISFITS as error:
             raise_unless_misfit(error)
+            sentence = describe_failed_forward(self.model, error, batch.input, batch.ids.tolist())
             raise ConfigError(
-                f"MODEL: {type(self.model).__name__} does not take the input of samples "
-                f"{batch.ids[:3].tolist()} of DATA.{self.name.upper()}: {error}"
+                f"{sentence}, of DATA.{self.name.upper()}", code="config.misfit"
             ) from error
         columns = {"id": batch.ids, **flatten_outputs("target", batch.target)}
         if self.section.predictions:

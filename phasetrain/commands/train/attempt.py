@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from phasetrain.engine.position import RunState
-from phasetrain.errors import ConfigError, NoProgressError, PhasetrainError
+from phasetrain.errors import ConfigError, NoProgressError, needs_traceback
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.records import StatusRecord
 from phasetrain.runtime.clock import KINDS, Clock, goodput, young_interval
@@ -132,10 +132,10 @@ class Attempt:
 
 
 def write_error(folder: RunFolder, error: BaseException) -> None:
-    """Write an error to the log of this rank, with a traceback unless it is a PhasetrainError."""
-    if isinstance(error, PhasetrainError):
-        text = str(error)
-    else:
+    """Write an error to the log of this rank, with the whole traceback if its cause is not
+    phasetrain."""
+    text = str(error)
+    if needs_traceback(error):
         text = "".join(traceback.format_exception(error)).rstrip()
     at = time.strftime("%Y-%m-%d %H:%M:%S")
     # The folder may be the cause of the error, such as a full disk.

@@ -24,6 +24,7 @@ from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline, mix64
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import is_out_of_memory
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import mix_seed, reseed_all, seed_of
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
@@ -169,10 +170,13 @@ class SampleReader(Dataset[Batch]):
         reseed_all(seed_of(self._seed, "collate", draw.split, draw.epoch, draw.ordinal))
         try:
             inputs, targets = self._collate(samples)
-        except MISFITS as error:
+        except Exception as error:
+            # Any type, because a collate function may index and look up whatever it likes.
             if is_out_of_memory(error):
                 raise
-            raise SampleError(_describe_misfit(draw.split, ids, error)) from error
+            raise SampleError(
+                _describe_misfit(draw.split, ids, error), code="data.collate"
+            ) from error
         return Batch(inputs, targets, torch.tensor(ids), len(samples), bad=bad)
 
     def _collect_readable(self, draw: Draw) -> tuple[list[int], list[Sample], BadPairs]:
@@ -285,4 +289,8 @@ def _check_form(sample: Sample | Unreadable, wanted: str | None) -> Sample | Unr
 
 
 def _describe_misfit(split: str, indices: Sequence[int], error: Exception) -> str:
-    return f"DATA.{split.upper()}: samples {list(indices)} do not form a batch: {error}"
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return (
+        f"DATA.{split.upper()}: samples {join_first(indices, SHOWN)} do not form a batch: "
+        f"{kind}{error}"
+    )

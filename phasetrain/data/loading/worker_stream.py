@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.resource_sharer import DupFd
 from pathlib import Path
+from traceback import format_exception
 from types import FrameType
 from typing import Any, Protocol
 
@@ -112,7 +114,7 @@ class WorkerStream:
             Interrupted: the run is to stop.
         """
         try:
-            batch: Batch | SampleError = next(self._iterator)
+            batch: Batch | _Failure = next(self._iterator)
         # The type depends on the moment at which the worker died.
         except (RuntimeError, ConnectionError, EOFError) as error:
             where = f"DATA.{self._split.upper()}"
@@ -121,8 +123,8 @@ class WorkerStream:
                 f"killed may have run out of memory; {where}.workers=0 shows other causes",
                 code="data.worker_died",
             ) from error
-        if isinstance(batch, SampleError):
-            raise batch
+        if isinstance(batch, _Failure):
+            raise batch.error from WorkerTraceback(batch.traceback)
         return batch
 
     def close(self) -> None:
@@ -156,6 +158,31 @@ class WorkerStream:
                 return found
 
 
+class WorkerTraceback(Exception):  # noqa: N818 - it is shown as the cause of another error
+    """The cause of an error in a worker: its traceback, which only exists as text here.
+
+    Args:
+        text: the traceback.
+    """
+
+    def __str__(self) -> str:
+        """Return the traceback on lines of its own."""
+        return f"in a worker\n{self.args[0]}"
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error in a worker, on its way to the main process.
+
+    Attributes:
+        error: without its cause, which cannot be sent.
+        traceback: its chained traceback.
+    """
+
+    error: SampleError
+    traceback: str
+
+
 class _ErrorCatcher(torch.utils.data.Dataset[Any]):
     """Returns the error of a sample instead of raising it, because torch would wrap it in the
     traceback of a worker."""
@@ -163,16 +190,18 @@ class _ErrorCatcher(torch.utils.data.Dataset[Any]):
     def __init__(self, reader: DrawReader) -> None:
         self._reader = reader
 
-    def __getitem__(self, draw: Draw) -> Batch | SampleError:
+    def __getitem__(self, draw: Draw) -> Batch | _Failure:
         try:
             batch = self._reader[draw]
         except SampleError as error:
-            return SampleError(str(error), code=error.code)
+            text = "".join(format_exception(error))
+            return _Failure(SampleError(str(error), code=error.code, problems=error.problems), text)
         try:
             # The queue would move it to shared memory in a thread that loses the batch on failure.
             return batch.share_memory()
         except (RuntimeError, OSError) as error:
-            return SampleError(_explain_shared_memory(draw.split, error))
+            text = "".join(format_exception(error))
+            return _Failure(SampleError(_explain_shared_memory(draw.split, error)), text)
 
 
 def _explain_shared_memory(split: str, error: Exception) -> str:

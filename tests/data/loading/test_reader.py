@@ -210,7 +210,16 @@ class TestErrors:
 
         with raises(SampleError, key="DATA.TRAIN") as caught:
             reader(Ragged())[draw(1, 3)]
-        assert "[1, 3]" in str(caught.value)
+        assert "samples 1, 3" in str(caught.value)
+
+    def test_large_batches_are_named_by_their_first_samples(self) -> None:
+        def fail(samples: Any) -> Any:
+            raise KeyError("boxes")
+
+        with raises(SampleError, key="DATA.TRAIN", code="data.collate") as caught:
+            reader(OneByOne(), collate=fail)[draw(0, 1, 2, 3, 4)]
+        assert "samples 0, 1, 2 and 2 more" in str(caught.value)
+        assert "KeyError: 'boxes'" in str(caught.value)
 
     def test_error_of_a_batch_transform_names_the_split(self) -> None:
         flat = TensorSamples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
