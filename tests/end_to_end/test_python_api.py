@@ -168,6 +168,13 @@ class TestHooks:
             train(tmp_path / "config", f"HOOKS.{label}={{name: console}}")
 
 
+def join_lease_threads() -> None:
+    """Wait for the lease threads of closed runs, which end shortly after `close`."""
+    for thread in threading.enumerate():
+        if thread.name == "phasetrain-lease":
+            thread.join(timeout=30)
+
+
 class TestNothingIsLeftBehind:
     def test_several_runs_in_one_process_restore_global_state(self, tmp_path: Path) -> None:
         logger = logging.getLogger("phasetrain")
@@ -184,6 +191,7 @@ class TestNothingIsLeftBehind:
                 [signal.getsignal(n) for n in numbers],
             )
 
+        join_lease_threads()
         before = traces()
         seen: list[tuple[Any, ...]] = []
 
@@ -197,6 +205,7 @@ class TestNothingIsLeftBehind:
             tmp_path / "c", "MACHINE.threads=2", hooks={"look": look, "kill": KillAfter(2)}
         )
         run_quietly(f"RUN.dir={tmp_path / 'a'}", "RUN.engine=test", *SMALL)
+        join_lease_threads()
         assert traces() == before
         threads, switches, handlers, level, signals = (
             list(column) for column in zip(*seen, strict=True)

@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ class TestDifferences:
         shutil.copytree(trained, folder)
         ledger = parse_ledger((folder / FILE).read_bytes())
         records = [
-            replace(r, loss=r.loss * (1 + 2e-16) if r.updates == 7 else r.loss)
+            r._replace(loss=r.loss * (1 + 2e-16) if r.updates == 7 else r.loss)
             for r in ledger.values()
         ]
         (folder / FILE).write_bytes(encode_ledger(records))
