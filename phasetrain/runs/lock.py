@@ -1,6 +1,8 @@
-"""The lock of a run folder: a kernel lock on this host, and an owner record for other hosts."""
+"""The lock of a run folder: a kernel lock on this host, and an owner record."""
 
+import errno
 import fcntl
+import logging
 import os
 import socket
 import time
@@ -10,11 +12,17 @@ from pathlib import Path
 from phasetrain.errors import FolderInUseError
 from phasetrain.runtime.storage import Storage
 
+log = logging.getLogger(__name__)
+
 LEASE_SECONDS = 30.0
 """Interval at which the owner of a run folder renews its lease and its heartbeat."""
 
 EXPIRED_SECONDS = 3 * LEASE_SECONDS
 """Age from which on a lease has expired: two renewals in a row were missed."""
+
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems without locks, such as Lustre mounted without `flock`."""
 
 
 def is_lease_expired(renewed_at: float, now: float) -> bool:
@@ -53,19 +61,15 @@ class Owner:
             socket.gethostname(), os.getpid(), process_start(os.getpid()), job, attempt, time.time()
         )
 
-    def blocks(self, other: "Owner", *, locked: bool = True) -> bool:
-        """Return whether this owner keeps `other` from taking the folder over.
-
-        Args:
-            locked: whether `other` holds the kernel lock, so that no owner on this host is alive.
-        """
+    def blocks(self, other: "Owner") -> bool:
+        """Return whether this owner keeps `other` from taking the folder over."""
         if self.host == other.host:
             # pid and start time: the kernel gives the pid of a dead owner to other processes
             if (self.pid, self.started) == (other.pid, other.started):
                 return True
-            return (
-                not locked and self.started is not None and process_start(self.pid) == self.started
-            )
+            # Whoever holds the kernel lock: a process loses it as soon as anything in it, such as
+            # a hook that copies the folder, closes another handle of the file.
+            return self.started is not None and process_start(self.pid) == self.started
         # The scheduler has ended the former attempt of a job before it starts the next one.
         if self.job is not None and self.job == other.job and other.attempt > self.attempt:
             return False
@@ -75,9 +79,9 @@ class Owner:
 class FolderLock:
     """The lock of a run folder.
 
-    On a local file system it is a POSIX record lock, which belongs to the process: forked workers
-    do not hold it, and the kernel releases it when the process dies. Other hosts need not see it;
-    they read the record `owner.json`, which is the only lock on an object store.
+    The record `owner.json` names the owner. On a local file system there is a POSIX record lock as
+    well, for processes that start at the same moment. It belongs to the process: forked workers do
+    not hold it, and the kernel releases it when the process dies. Other hosts need not see it.
 
     Args:
         path: the run folder.
@@ -103,7 +107,7 @@ class FolderLock:
             raise FolderInUseError(self._describe_owner(before))
         if self.storage.keeps_files:
             self._handle = self._acquire_kernel_lock(owner)
-        elif before is not None and before.blocks(owner, locked=False):
+        if self._handle is None and before is not None and before.blocks(owner):
             raise FolderInUseError(self._describe_owner(before))
         self._held = True
         self._write_owner(owner, durable=True)
@@ -160,8 +164,8 @@ class FolderLock:
             os.close(self._handle)
         self._handle = None
 
-    def _acquire_kernel_lock(self, owner: Owner) -> int:
-        """Lock the file and return its handle."""
+    def _acquire_kernel_lock(self, owner: Owner) -> int | None:
+        """Lock the file and return its handle; None if the file system has no locks."""
         # O_CLOEXEC: a program that the run starts must not inherit the handle.
         handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -177,11 +181,19 @@ class FolderLock:
         except (BlockingIOError, FileNotFoundError):
             os.close(handle)
             raise FolderInUseError(self._describe_owner(self._read_owner())) from None
-        except OSError:
-            # such as ENOLCK: without a lock, the file that was created above is of no use
+        except OSError as error:
+            # Without a lock, the file that was created above is of no use.
             os.close(handle)
             Path(self._file).unlink(missing_ok=True)
-            raise
+            if error.errno not in NO_LOCKS:
+                raise
+            log.info(
+                "RUN.dir = %r: the file system has no locks (%s); owner.json alone keeps other "
+                "processes out",
+                self.path,
+                error.strerror,
+            )
+            return None
         return handle
 
     def _read_owner(self) -> Owner | None:
@@ -223,7 +235,11 @@ def process_start(pid: int) -> int | None:
     try:
         # Fields are counted after the last parenthesis: the name of the program, in parentheses,
         # may hold spaces and parentheses.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # A zombie has ended, and its parent may never ask for its exit code.
+        if fields[0] in "ZX":
+            return None
+        return int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
 

@@ -1,6 +1,7 @@
 """One process at a time writes to a run folder, and a dead one is taken over: by its pid, its
 lease, or its job."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -74,6 +75,43 @@ class TestFiles:
         finally:
             holder.kill()
             holder.communicate()
+
+    def test_lock_holds_after_the_owner_has_copied_its_folder(self, tmp_path: Path) -> None:
+        # POSIX drops all locks of a process on a file when it closes any handle of the file.
+        copying = HOLD.replace("print(", "open(sys.argv[1] + '/run.lock').close()\nprint(")
+        holder = subprocess.Popen(
+            [sys.executable, "-c", copying, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == "open\n"
+            with pytest.raises(FolderInUseError, match=f"process {holder.pid} "):
+                opened(tmp_path)
+            holder.send_signal(signal.SIGKILL)
+            # Not waited for: a zombie does not hold the folder.
+            while process_start(holder.pid) is not None:
+                time.sleep(0.01)
+            opened(tmp_path).close()
+        finally:
+            holder.kill()
+            holder.communicate()
+
+    @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+    def test_record_alone_locks_on_a_file_system_without_locks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        def refuse(*args: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr("fcntl.lockf", refuse)
+        folder = opened(tmp_path)
+        assert names(tmp_path) == ["owner.json"]
+        with pytest.raises(FolderInUseError):
+            opened(tmp_path)
+        folder.close()
+        (tmp_path / "owner.json").write_text(json.dumps(asdict(replace(ELSEWHERE, lease=9e99))))
+        with pytest.raises(FolderInUseError, match="process 1 on elsewhere"):
+            opened(tmp_path)
 
     def test_lock_is_free_while_a_forked_worker_of_the_owner_lives(self, tmp_path: Path) -> None:
         folder = opened(tmp_path)
