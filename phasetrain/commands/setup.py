@@ -195,9 +195,9 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
         ConfigError: see `check_config` and `derive`.
     """
     problems = collect_problems(lambda: check_config(composed, SLOTS, schema))
-    # The rules would report values that are missing because their file could not be read.
+    # Values are missing because their file could not be read: no mistake of its own.
     if any(problem.code in _UNREAD for problem in composed.problems):
-        raise_all(problems)
+        raise_all(problem for problem in problems if problem.code != "config.missing_dataset")
     if problems:
         # The rules expect valid values. They are tried nevertheless, so that their problems are in
         # the same report.

@@ -40,7 +40,8 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         raise ConfigError(
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
         )
-    parts = builder.parts(data, builder.plan(data), train=False)
+    plan_of_run = builder.plan(data) if TRAIN in data else Plan(())
+    parts = builder.parts(data, plan_of_run, train=False)
     phases = [make_test_phase(split, limit=setup.config.PHASES.limit.test) for split in tests]
     averages = [
         f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test

@@ -56,6 +56,9 @@ FREE = ("DISTRIBUTED",)
 ROUNDING = ("DISTRIBUTED.param_dtype", "DISTRIBUTED.reduce_dtype")
 """Parameters of fsdp that change more than the last bits, so that a change needs consent."""
 
+UNTRAINED = ("test", "extract")
+"""Values of RUN.engine that need no training data."""
+
 DEFAULT_NAMES = ("METERS.*", "HOOKS.*", "LOSS.losses.*")
 """Places where the label is the default name."""
 

@@ -11,12 +11,13 @@ from phasetrain.config.problems import make_problem, raise_all
 from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
 from phasetrain.config.schema import (
     DEFAULT_NAMES,
-    DEFAULTS,
     LABELLED,
     PARTS,
+    UNTRAINED,
     WORDS,
     Schema,
     is_split,
+    matches,
     part_pattern,
 )
 from phasetrain.config.sections import ENTRIES
@@ -198,20 +199,27 @@ class _KeyChecker:
                 "config.wrong_type", path, value, f"expected keys below it: {children}"
             )
             return
-        # A split without a dataset is rather a misspelt key of DATA.
-        if (
-            path.startswith("DATA.")
-            and path not in ("DATA.TRAIN", "DATA.TEST")
-            and self._report.layer_of(f"{path}.dataset") == DEFAULTS
-        ):
-            name = path.partition(".")[2]
+        if matches(path, "DATA.*") and value.get("dataset") is None:
+            self._check_missing_dataset(path)
+        self.check_section(value, path)
+
+    def _check_missing_dataset(self, path: str) -> None:
+        name = path.partition(".")[2]
+        if name != "TRAIN":
+            # A split without a dataset is rather a misspelt key of DATA.
             near = did_you_mean(name, [other for other in self._config["DATA"] if other != name])
             sentence = (
                 "each upper-case key of DATA except TRAIN is a test split, and this one has no "
                 f"dataset; set {path}.dataset{near}"
             )
-            self._report.add_sentence("config.missing_dataset", path, sentence)
-        self.check_section(value, path)
+        elif lookup(self._config, "RUN.engine") in UNTRAINED:
+            return
+        else:
+            sentence = (
+                "no dataset is set; set DATA.TRAIN.dataset, or start from an experiment, as in "
+                "experiment=digits"
+            )
+        self._report.add_sentence("config.missing_dataset", path, sentence)
 
     def _add_unknown(self, path: str, value: Any, parent: str) -> None:
         below = leaves(value, path) if isinstance(value, Mapping) else {}

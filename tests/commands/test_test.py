@@ -71,6 +71,23 @@ def test_several_test_splits_and_all_batches(trained: tuple[Path, RunResult]) ->
     assert list(found.last) == ["test/accuracy", "test/loss", "other/accuracy", "other/loss"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["DATA.TRAIN.dataset=null"],
+        ["DATA.TRAIN={dataset: idx, images: missing, labels: missing}", "DATA.TRAIN=null"],
+        ["DATA.TEST={dataset: phasetrain.data.datasets.digits.load_digits, split: test}"],
+    ],
+)
+def test_training_data_is_not_needed(trained: tuple[Path, RunResult], words: list[str]) -> None:
+    folder, before = trained
+    found = test(folder, *words)
+    assert before.last is not None
+    assert found.last == {
+        name: value for name, value in before.last.items() if name.startswith("test/")
+    }
+
+
 def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(
     trained: tuple[Path, RunResult],
 ) -> None:

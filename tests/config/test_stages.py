@@ -51,7 +51,9 @@ def test_length_of_the_highest_layer_wins(user_dir: Callable[..., Path]) -> None
     setup = resolve_config([TWO])  # the experiment asks for 12 epochs
     assert (setup.config.PHASES.epochs, len(setup.stages)) == (None, 2)
     assert any(line.startswith("PHASES.epochs: 12 -> null") for line in setup.derived)
-    folder = user_dir({"experiment/staged.yaml": f"# @package _global_\n{STAGED}"})
+    folder = user_dir(
+        {"experiment/staged.yaml": f"# @package _global_\ndefaults: [digits, _self_]\n{STAGED}"}
+    )
     longer = resolve_config(["experiment=staged", "PHASES.epochs=3"], config_dir=str(folder))
     assert (longer.config.PHASES.epochs, longer.stages) == (3, ())
     assert any(line.startswith("PHASES.stages: ") for line in longer.derived)

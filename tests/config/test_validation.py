@@ -94,7 +94,13 @@ def test_key_like_nothing_gets_no_suggestion(slots: list[Slot]) -> None:
 
 def test_unknown_sections_of_files_are_one_problem_each(slots: list[Slot], user_dir) -> None:
     own = user_dir({"experiment/mine.yaml": "trainer: {gpus: 1, nodes: 2}\noptimizer: {lr: 3}\n"})
-    first, second = find_problems(slots, "experiment=mine", "PHASES.epochs=1", config_dir=own)
+    first, second = find_problems(
+        slots,
+        "experiment=mine",
+        "DATA.TRAIN.dataset=digits",
+        "PHASES.epochs=1",
+        config_dir=own,
+    )
     assert (first.key, first.given) == ("trainer", "{'gpus': 1, 'nodes': 2}")
     assert (second.key, second.suggestion) == ("optimizer.lr", "OPTIMIZER.lr")
     assert f"({own}/experiment/mine.yaml)" in second.message
@@ -249,7 +255,7 @@ def test_wrong_type_is_reported(
     ("override", "key"),
     [
         ("DATA.TEST=3", "DATA.TEST"),
-        ("DATA.TRAIN=null", "DATA.TRAIN"),
+        ("DATA.TRAIN=3", "DATA.TRAIN"),
         ("MODEL={name: mlp, hidden: [a]}", "MODEL.hidden"),
         ("LOSS={name: 3}", "LOSS.name"),
     ],
@@ -285,6 +291,25 @@ def test_split_without_a_dataset_is_a_misspelt_key(slots: list[Slot]) -> None:
         "DATA.TRIAN",
         "TRAIN",
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["experiment=null", "PHASES.epochs=1"], "DATA.TRAIN"),
+        (["DATA.TEST.dataset=Free"], "DATA.TRAIN"),
+        (["experiment=null", "DATA.TRAIN.dataset=digits", "DATA.TEST.datset=digits"], "DATA.TEST"),
+    ],
+)
+def test_missing_dataset_is_reported(slots: list[Slot], overrides: list[str], key: str) -> None:
+    found = find_problems(slots, *overrides)
+    assert ("config.missing_dataset", key) in [(one.code, one.key) for one in found]
+
+
+def test_no_training_data_is_needed_without_training(slots: list[Slot]) -> None:
+    words = ("experiment=null", "DATA.TEST.dataset=digits")
+    for engine in ("test", "extract"):
+        check_config(compose([*words, f"RUN.engine={engine}"]), slots, SCHEMA)
 
 
 def test_free_parameters_go_into_one_mapping(slots: list[Slot]) -> None:

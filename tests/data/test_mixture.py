@@ -101,12 +101,15 @@ MIXED_DIGITS = "{dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: %
     ("words", "key", "facts"),
     [
         (
-            [f"DATA.TEST={MIXED_DIGITS % 'synthetic, input_shape: [1, 8, 8], classes: 3'}"],
+            [
+                "experiment=digits",
+                f"DATA.TEST={MIXED_DIGITS % 'synthetic, input_shape: [1, 8, 8], classes: 3'}",
+            ],
             "DATA.TEST",
             r"'b' .*\b3\b.*\b10\b.*'a'",
         ),
         (
-            [f"DATA.TEST={MIXED_DIGITS % 'digit'}"],
+            ["experiment=digits", f"DATA.TEST={MIXED_DIGITS % 'digit'}"],
             "DATA.TEST",
             r"datasets\.b\.name = 'digit':.*'digits'",
         ),

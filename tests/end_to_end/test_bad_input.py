@@ -132,7 +132,7 @@ def test_missing_data_path_is_reported_with_its_split(
     here: Path, key: str, words: list[str], path: str
 ) -> None:
     with raises(ConfigError, code="config.rejected_by_part", key=key) as caught:
-        run([f"{key}.{word}" for word in words])
+        run(["experiment=digits", *(f"{key}.{word}" for word in words)])
     assert f"'{path}'" in str(caught.value)
     assert list(here.iterdir()) == []
 

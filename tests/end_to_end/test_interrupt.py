@@ -55,6 +55,7 @@ def test_sigterm_in_a_data_stall_saves_and_resumes_exactly(
     words = (
         *SMALL,
         ONE,
+        "experiment=digits",
         "RUN.imports=[stalling]",
         "DATA.TRAIN.dataset=stalling",
         *LARGE,

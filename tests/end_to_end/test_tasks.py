@@ -242,7 +242,13 @@ class TestOwnLosses:
 
 
 class TestNoTargets:
-    WORDS = ("RUN.imports=[task_parts]", "DATA.TEST.dataset=unmarked", "PHASES.epochs=1", *QUIET)
+    WORDS = (
+        "experiment=digits",
+        "RUN.imports=[task_parts]",
+        "DATA.TEST.dataset=unmarked",
+        "PHASES.epochs=1",
+        *QUIET,
+    )
 
     def test_test_without_targets_is_rejected_before_training(self, tmp_path: Path) -> None:
         with raises(ConfigError, key="DATA.TEST"):

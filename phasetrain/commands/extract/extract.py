@@ -284,6 +284,11 @@ def _read_in_order(split: SplitData) -> SplitData:
 
 def _select_splits(wanted: Any, data: Mapping[str, SplitData]) -> list[str]:
     """Return the splits that EXTRACT.splits names, in this order; all splits by default."""
+    if not data:
+        raise ConfigError(
+            "RUN.engine = 'extract': DATA has no split; add one, such as DATA.TEST.dataset=...",
+            code="config.missing_dataset",
+        )
     if wanted is None:
         return list(data)
     if not wanted:

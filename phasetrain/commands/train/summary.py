@@ -10,12 +10,17 @@ from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.run_documents import format_command
 from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.compose.merge import lookup
+from phasetrain.config.schema import DEFAULTS
 from phasetrain.config.stages import LENGTHS
-from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.runtime.format import format_duration, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import Pairs
+
+ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", "OPTIMIZER.lr")
+"""Keys that decide what a run is about: their defaults are printed."""
 
 PARTS = 4
 """Maximum number of parts of a timeline to print."""
@@ -45,7 +50,6 @@ def first_lines(
     place = [_name_device(machine), machine.precision, thread_count, size]
     if machine.deterministic:
         place.append("deterministic")
-    sizes = ", ".join(f"{name} {split.length:,}" for name, split in run_plan.data.items())
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     parameters = f"{total:,} parameters"
@@ -54,13 +58,13 @@ def first_lines(
     length = f"{plan.epochs:,} epochs, {plan.updates:,} updates: {format_timeline(plan)}"
     if estimate is not None:
         length += f"; about {format_duration(estimate)}"
-    train = config.DATA.TRAIN
     run = f"{config.RUN.name} in {folder.path}, attempt {folder.attempt}"
     return [
         ("run", f"{run}; the same command resumes it"),
         ("device", f"{', '.join(place)}, seed {config.RUN.seed}"),
-        ("data", f"{train.dataset} ({sizes} samples), {train.batch_size:,} per update"),
+        ("data", f"{_describe_data(run_plan)}, {config.DATA.TRAIN.batch_size:,} per update"),
         ("model", f"{config.MODEL.name}, {parameters}"),
+        *_list_assumed(run_plan.setup),
         ("plan", length),
     ]
 
@@ -132,6 +136,40 @@ def _format_unit(unit: tuple[tuple[str, int], ...]) -> Iterator[str]:
             yield f"{split} {steps:,}"
         else:
             yield f"{count} x {split} {steps:,}"
+
+
+def _describe_data(run_plan: RunPlan) -> str:
+    """Return the dataset and number of samples of each split; a dataset that all splits share is
+    named once."""
+    splits = run_plan.data
+    names = {split.section.dataset for split in splits.values()}
+    if len(names) == 1:
+        sizes = ", ".join(f"{name} {split.length:,}" for name, split in splits.items())
+        text = f"{names.pop()} ({sizes} samples)"
+    else:
+        text = ", ".join(
+            f"{name} {split.section.dataset} ({split.length:,} samples)"
+            for name, split in splits.items()
+        )
+    if list(splits) == [TRAIN]:
+        text += ", no test split (DATA.TEST is not set)"
+    return text
+
+
+def _list_assumed(setup: Setup) -> Pairs:
+    """Return what the run trains with although nobody asked for it, if anything."""
+    given = setup.composed
+    assumed = [
+        f"{key} = {lookup(given.config, key)}"
+        for key in ASSUMABLE
+        if given.origins.get(key, DEFAULTS) in given.assumed
+    ]
+    if not assumed:
+        return []
+    source = "defaults"
+    if given.experiment and given.assumed != {DEFAULTS}:
+        source = f"experiment={given.experiment}, since none is given"
+    return [("default", f"{', '.join(assumed)} ({source})")]
 
 
 def _has_checkpoint(checkpointer: Checkpointer) -> bool:

@@ -35,6 +35,8 @@ class Composed:
         problems: mistakes in files and overrides.
         experiment: name of the experiment, or of its file without the suffix; empty for `experiment=null`.
         overrides: the overrides as given.
+        assumed: names of the layers that apply because nothing was given: the defaults, and the
+            files of the default experiment.
     """
 
     config: dict[str, Any]
@@ -44,6 +46,7 @@ class Composed:
     problems: tuple[Problem, ...]
     experiment: str
     overrides: tuple[str, ...]
+    assumed: frozenset[str] = frozenset({DEFAULTS})
 
 
 def compose(
@@ -61,7 +64,11 @@ def compose(
     line = read_overrides(overrides, files, schema)
     # No file, but the defaults in the sections: a file could contradict them.
     default = Layer(DEFAULTS, schema.defaults)
-    layers = [default, *_select_layers(files, line)]
+    experiment = _select_experiment(files, line)
+    layers = [default, *experiment, *_select_options(files, line)]
+    assumed = {default.name}
+    if not line.names_experiment:
+        assumed |= {layer.name for layer in experiment}
     merged = Merged(schema)
     for layer in layers:
         merged.apply(layer)
@@ -73,6 +80,7 @@ def compose(
         *_remove(merged, line, default),
     ]
     merged.apply(Layer(COMMAND_LINE, line.values))
+    merged.drop_assumed_datasets(assumed)
     merged.finish(default)
     # Last, so that interpolations see the values of the highest layer.
     problems += _resolve(merged)
@@ -84,21 +92,28 @@ def compose(
         problems=tuple(problems),
         experiment=line.file.stem if line.file else line.experiment or "",
         overrides=tuple(overrides),
+        assumed=frozenset(assumed),
     )
 
 
-def _select_layers(files: ConfigFiles, line: CommandLine) -> list[Layer]:
-    # Without this, keys of the file that a defaults list names would remain below the selected one.
+def _select_experiment(files: ConfigFiles, line: CommandLine) -> list[Layer]:
+    # Without `replaced`, keys of the file that a defaults list names would remain below the
+    # selected one.
     replaced = tuple(line.groups)
-    layers = []
     if line.file is not None:
-        layers = files.select_file(line.file, replaced=replaced)
-    elif line.experiment:
-        layers = files.select(EXPERIMENT, line.experiment, replaced=replaced)
-    for group, options in line.groups.items():
-        for option in options:
-            layers += files.select(group, option, replaced=replaced)
-    return layers
+        return files.select_file(line.file, replaced=replaced)
+    if not line.experiment:
+        return []
+    return files.select(EXPERIMENT, line.experiment, replaced=replaced)
+
+
+def _select_options(files: ConfigFiles, line: CommandLine) -> list[Layer]:
+    return [
+        layer
+        for group, options in line.groups.items()
+        for option in options
+        for layer in files.select(group, option, replaced=tuple(line.groups))
+    ]
 
 
 def _remove(merged: Merged, line: CommandLine, default: Layer) -> list[Problem]:

@@ -1,6 +1,6 @@
 """Merge layers into one config, and record which layer set each value."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -78,14 +78,39 @@ class Merged:
             self._restore(path, default)
         return True
 
+    def drop_assumed_datasets(self, assumed: Collection[str]) -> None:
+        """Drop the dataset of DATA.TRAIN or DATA.TEST if only the other split names one: data that
+        nobody asked for must not be mixed with it.
+
+        Args:
+            assumed: layers that apply because nothing was given.
+        """
+        paths = [f"DATA.{split}.dataset" for split in ("TRAIN", "TEST")]
+        names = [self.get(path) for path in paths]
+        chosen = [
+            name is not None and self.origins.get(path) not in assumed
+            for path, name in zip(paths, names, strict=True)
+        ]
+        if names[0] == names[1] or all(chosen) or not any(chosen):
+            return
+        foreign = paths[chosen.index(False)]
+        if foreign in self.origins:
+            self.replace(foreign, None)
+        split = foreign.removesuffix(".dataset")
+        for name in list(self.get(split) or ()):
+            here = f"{split}.{name}"
+            if not self._schema.has(here) and origin_of(self.origins, here) in assumed:
+                self._drop(here)
+
     def finish(self, default: Layer) -> None:
         """Drop labels and splits that are null, and give each split the keys it does not set."""
+        if self.get("DATA.TRAIN") is None:
+            self._restore("DATA.TRAIN", default)
+        self._drop_absent_test()
         # A list, since `_forget` deletes from the origins.
         for path in filter(_may_be_absent, list(self.origins)):
             if self.get(path) is None:
-                parent, _, label = path.rpartition(".")
-                del lookup(self.values, parent)[label]
-                self._forget(path)
+                self._drop(path)
         # An empty mapping is a leaf, and every leaf has an origin.
         for path in LABELLED:
             if self.get(path) == {}:
@@ -170,6 +195,21 @@ class Merged:
                 f"{here}.{name_key} is now {new_name!r} ({layer})"
             )
             self._forget(path)
+
+    def _drop_absent_test(self) -> None:
+        """Drop DATA.TEST if it has no dataset: its other keys have defaults, so that they do not
+        tell whether it is wanted."""
+        test = self.get("DATA.TEST")
+        if not isinstance(test, dict) or test.get("dataset") is not None:
+            return
+        # A parameter without a dataset is kept, for the validation: `datset: idx`.
+        if all(self._schema.has(f"DATA.TEST.{name}") for name in test):
+            self._drop("DATA.TEST")
+
+    def _drop(self, path: str) -> None:
+        parent, _, label = path.rpartition(".")
+        lookup(self.values, parent).pop(label, None)
+        self._forget(path)
 
     def _restore(self, path: str, default: Layer) -> None:
         value = lookup(default.values, path)

@@ -23,6 +23,7 @@ class CommandLine:
     Attributes:
         experiment: the selected experiment, None for `experiment=null`.
         file: an experiment file that was given by its path instead.
+        names_experiment: whether an override selects it, or excludes any.
         groups: group -> the options selected from it, in order.
         values: nested mapping of the values that are set.
         removals: dotted paths and values of `~path=value`, to be removed from lower layers.
@@ -31,6 +32,7 @@ class CommandLine:
 
     experiment: str | None = DEFAULT_EXPERIMENT
     file: Path | None = None
+    names_experiment: bool = False
     groups: dict[str, list[str]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     removals: list[tuple[str, Any]] = field(default_factory=list)
@@ -78,6 +80,7 @@ class _Reader:
         elif key == EXPERIMENT and override.value() is None:
             self._line.experiment = None
             self._line.file = None
+            self._line.names_experiment = True
         elif "/" in key:
             self._add_problem(f"{text}: there is no folder {key} with options", key)
         else:
@@ -96,6 +99,7 @@ class _Reader:
             return
         self._line.experiment = self._files.name_of(path)
         self._line.file = None if self._line.experiment else path
+        self._line.names_experiment = True
 
     def _add_problem(self, message: str, key: str, code: str = "config.override") -> None:
         self._line.problems.append(Problem.from_message(message, code, key))
@@ -137,6 +141,7 @@ class _Reader:
         elif group == EXPERIMENT:
             self._line.experiment = chosen[0]
             self._line.file = None
+            self._line.names_experiment = True
         else:
             self._line.groups[group] = chosen
 

@@ -23,7 +23,7 @@ from phasetrain.config.rules.run import (
     derive_length,
     derive_monitor,
 )
-from phasetrain.config.schema import Schema
+from phasetrain.config.schema import UNTRAINED, Schema
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def derive(
     """
     draft = ConfigDraft(composed)
     # Tests and extraction take any number of processes.
-    trains = draft.config["RUN"]["engine"] not in ("test", "extract")
+    trains = draft.config["RUN"]["engine"] not in UNTRAINED
     derive_length(draft)
     derive_micro_batches(draft, processes if trains else None)
     derive_test_micro_batches(draft)

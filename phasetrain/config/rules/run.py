@@ -24,7 +24,9 @@ def derive_length(draft: ConfigDraft) -> None:
         if phases[key] is not None and phases[key] != []
     }
     if not given:
-        if draft.config["RUN"]["engine"] != "extract":
+        engine = draft.config["RUN"]["engine"]
+        # A test builds the plan of the run for the facts in it, if there is training data.
+        if engine != "extract" and (engine != "test" or draft.get("DATA.TRAIN.dataset")):
             draft.reject(
                 "PHASES",
                 "PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10",

@@ -35,9 +35,10 @@ class SubsetSection(Section):
 class SplitSection(Section):
     """Keys that DATA.TRAIN and the test splits have in common."""
 
-    dataset: str = key(
-        "digits",
-        "name of a dataset, or a dotted path; its parameters are given next to it",
+    dataset: str | None = key(
+        None,
+        "name of a dataset, or a dotted path; its parameters are given next to it; null: the split "
+        "does not exist, and only tests and extraction need no DATA.TRAIN",
         resume="forbidden",
     )
     batch_size: int = key(256, "samples per step, over all ranks", resume="forbidden", ge=1)
@@ -177,8 +178,9 @@ class TrainSplitSection(SplitSection):
 
 @dataclass(frozen=True, kw_only=True)
 class TestSplitSection(SplitSection):
-    """A test split, with the keys of DATA.TRAIN except `batch_transforms`. DATA.TEST=null trains
-    without tests; every other upper-case key of DATA is another test split."""
+    """A test split, with the keys of DATA.TRAIN except `batch_transforms`. Without
+    DATA.TEST.dataset there are no tests; every other upper-case key of DATA is another test
+    split."""
 
     __test__ = False  # pytest would otherwise collect the class, because of its name
 

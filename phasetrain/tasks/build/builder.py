@@ -221,19 +221,20 @@ def collect_facts(
     context: BuildContext, data: Mapping[str, SplitData], plan: Plan
 ) -> dict[str, Any]:
     """Return the values that parts may ask for by name; they depend on the data and the plan."""
-    train = data[TRAIN]
     tests = [split for name, split in data.items() if name != TRAIN]
-    batch_size = train.section.batch_size
+    # A test without training data asks the first test split, such as for the number of classes.
+    described = data.get(TRAIN) or tests[0]
+    train_samples = data[TRAIN].length if TRAIN in data else 0
     per_epoch = _updates_per_epoch(plan)
     # One number only if all stages agree; NaN makes a schedule in epochs fail instead of guessing.
     updates_per_epoch = nan
     if len(set(per_epoch)) == 1:
         updates_per_epoch = per_epoch[0]
     return {
-        **train.facts,
-        "train_samples": train.length,
+        **described.facts,
+        "train_samples": train_samples,
         "test_samples": sum(split.length for split in tests),
-        "batch_size": batch_size,
+        "batch_size": context.config.DATA.TRAIN.batch_size,
         "epochs": plan.epochs,
         "updates": plan.updates,
         "updates_per_epoch": updates_per_epoch,

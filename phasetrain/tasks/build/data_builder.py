@@ -86,15 +86,16 @@ class SplitData:
 
 
 def build_data(context: BuildContext) -> dict[str, SplitData]:
-    """Return the data of every split, `train` first; opens datasets, but reads no sample."""
+    """Return the data of every split, `train` first if there is training data; opens datasets, but
+    reads no sample."""
     sections = context.config.DATA
+    found: dict[str, SplitData] = {}
+    names: dict[str, Any] = {}
     # Train first: test splits take its class names, so that labels mean the same in both.
-    found = {TRAIN: build_split(context, TRAIN, sections.TRAIN, {})}
-    names = {
-        key: found[TRAIN].facts[key]
-        for key in ("classes", "class_names")
-        if key in found[TRAIN].facts
-    }
+    if sections.TRAIN.dataset is not None:
+        train = build_split(context, TRAIN, sections.TRAIN, {})
+        found[TRAIN] = train
+        names = {key: train.facts[key] for key in ("classes", "class_names") if key in train.facts}
     found |= {
         key.lower(): build_split(context, key.lower(), sections[key], names)
         for key in sections

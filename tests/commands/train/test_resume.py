@@ -161,6 +161,7 @@ class TestAdjustable:
         [
             pytest.param(
                 (
+                    "experiment=digits",
                     "DATA.TRAIN={dataset: reading_parts.Named, inputs: image, targets: label}",
                     "DATA.TRAIN.sampler={name: length_bucketed, pool: 3}",
                 ),

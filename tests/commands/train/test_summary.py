@@ -1,16 +1,19 @@
 """What a run says of itself: the time line of its phases, and how it ended."""
 
+import io
 from pathlib import Path
 
 import pytest
 from harness import SMALL, train
 
+from phasetrain.commands.api import run
 from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.commands.train.summary import final_lines, format_timeline
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
 from phasetrain.engine.position import RunState
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import resolve_overrides
 
 TRAIN = Split("train", 220, 10, drop_last=True)
@@ -85,3 +88,46 @@ def test_only_what_was_kept_is_said_to_be_loaded(
     assert rows.pop("weights") == "sha256 ab"
     assert list(rows) == list(told)
     assert all(text in rows[word] for word, text in told.items())
+
+
+def read_header(folder: Path, *words: str) -> dict[str, str]:
+    """Return the lines of a run before its first step."""
+    stream = io.StringIO()
+    run(
+        [*SMALL, "PHASES.epochs=1", "PHASES.limit.train=1", *words, f"RUN.dir={folder}"],
+        terminal=Terminal(stream, live=False),
+    )
+    lines = (line.split(maxsplit=2)[1:] for line in stream.getvalue().splitlines())
+    return {line[0]: line[1] for line in lines if len(line) == 2}
+
+
+SYNTHETIC = "{dataset: synthetic, samples: 48, classes: 10, input_shape: [1, 8, 8]}"
+
+
+@pytest.mark.parametrize(
+    ("words", "data"),
+    [
+        ((), "digits (train 1,442, test 355 samples), 24 per update"),
+        (
+            (f"DATA.TRAIN={SYNTHETIC}",),
+            "synthetic (train 48 samples), no test split (DATA.TEST is not set), 24 per update",
+        ),
+        (
+            (f"DATA.TRAIN={SYNTHETIC}", "experiment=digits"),
+            "train synthetic (48 samples), test digits (355 samples), 24 per update",
+        ),
+    ],
+)
+def test_header_names_the_dataset_of_each_split(
+    tmp_path: Path, words: tuple[str, ...], data: str
+) -> None:
+    assert read_header(tmp_path, *words)["data"] == data
+
+
+def test_header_lists_what_was_not_asked_for(tmp_path: Path) -> None:
+    assert "default" not in read_header(tmp_path / "a", "experiment=digits")
+    assumed = read_header(tmp_path / "b", f"DATA.TRAIN={SYNTHETIC}")["default"]
+    assert assumed == (
+        "LOSS.name = cross_entropy, OPTIMIZER.name = sgd, OPTIMIZER.lr = 0.1 "
+        "(experiment=digits, since none is given)"
+    )

@@ -26,6 +26,30 @@ def test_no_overrides_give_the_default_experiment() -> None:
     assert found.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "train", "test"),
+    [
+        (["DATA.TRAIN.dataset=idx"], "idx", None),
+        (["DATA.TRAIN.dataset=idx", "experiment=digits"], "idx", "digits"),
+        (["DATA.TRAIN.dataset=idx", "DATA.TEST.dataset=digits"], "idx", "digits"),
+        (["DATA.TRAIN.dataset=idx", "experiment=null"], "idx", None),
+        (["DATA.TRAIN.dataset=digits"], "digits", "digits"),
+        (["DATA.TEST.dataset=idx"], None, "idx"),
+        (["DATA.TRAIN=null"], None, "digits"),
+        (["DATA.TEST=null"], "digits", None),
+        (["DATA.TEST.batch_size=8", "experiment=null"], None, None),
+        (["DATA.TEST.batch_size=8"], "digits", "digits"),
+    ],
+)
+def test_no_dataset_joins_one_that_was_chosen(
+    overrides: list[str], train: str | None, test: str | None
+) -> None:
+    data = composed(*overrides).config["DATA"]
+    assert data["TRAIN"]["dataset"] == train
+    assert data.get("TEST", {}).get("dataset") == test
+    assert ("TEST" in data) == (test is not None)
+
+
 def test_every_leaf_has_an_origin() -> None:
     found = composed(
         "DATA.VAL={dataset: digits, split: test}", "METERS.loss=null", "~METERS.accuracy"
@@ -172,7 +196,7 @@ def test_another_name_drops_parameters_in_every_section(user_dir) -> None:
     own = user_dir(
         {
             "experiment/mine.yaml": "METERS: {accuracy: {top: 5}}\nHOOKS: {console: {every_steps: 3}}\n"
-            "OPTIMIZER: {SCHEDULES: {lr: {name: cosine, warmup: 0.1}}}\nDATA: {TRAIN: {split: train}}\n"
+            "OPTIMIZER: {SCHEDULES: {lr: {name: cosine, warmup: 0.1}}}\nDATA: {TRAIN: {dataset: digits, split: train}}\n"
         }
     )
     found = composed(
@@ -259,7 +283,7 @@ def test_tilde_undoes_values_of_lower_layers() -> None:
 def test_tilde_resets_a_section_to_its_defaults() -> None:
     assert composed("~MODEL").config["MODEL"] == MODEL | {"name": "mlp"}
     assert composed("~METERS").config["METERS"] == {}
-    assert composed("~DATA.TRAIN").config["DATA"]["TRAIN"]["dataset"] == "digits"
+    assert composed("~DATA.TRAIN").config["DATA"]["TRAIN"]["dataset"] is None
     assert "TEST" not in composed("~DATA.TEST").config["DATA"]
 
 
@@ -279,7 +303,9 @@ def test_imports_are_the_union_over_layers(user_dir) -> None:
 
 def test_interpolations_are_resolved_and_keep_their_layer(user_dir) -> None:
     own = user_dir(
-        {"experiment/mine.yaml": "DATA:\n  TEST:\n    batch_size: ${DATA.TRAIN.batch_size}\n"}
+        {
+            "experiment/mine.yaml": "DATA:\n  TEST: {dataset: digits, batch_size: '${DATA.TRAIN.batch_size}'}\n"
+        }
     )
     found = composed(
         "experiment=mine",

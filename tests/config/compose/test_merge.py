@@ -122,4 +122,4 @@ class TestGroupsOfKeysInASplit:
         }
         assert found.origins["DATA.VALID.subset.skip"] == "a"
         assert found.origins["DATA.VALID.subset.seed"] == "defaults.yaml"
-        assert found.get("DATA.TEST.subset.skip") == 0
+        assert found.get("DATA.TEST") is None
