@@ -5,10 +5,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
+from phasetrain.optim.first_gradients import step_first_gradients
 from phasetrain.optim.groups import SELECTORS, Group, Weight, check_options, group_weights
 from phasetrain.optim.multi_optimizer import MAIN, assign_weights, refuse_closures
 from phasetrain.optim.update.sparse import check_sparse
@@ -99,6 +101,8 @@ def make_factory(
         made = OPTIMIZERS.build(
             spec.name, spec.params, where=spec.where, facts={**facts, **own}, used=used
         )
+        if isinstance(made, torch.optim.SGD):
+            step_first_gradients(made)
         refuse_closures(made, spec.where)
         check_options(spec.groups, made, spec.where)
         check_sparse(made, spec.groups, sparse, spec.where)
