@@ -1,4 +1,9 @@
-"""Live progress at the foot of a terminal, drawn by rich, and the streams around it."""
+"""Live progress at the foot of a terminal, drawn by rich, and the streams around it.
+
+While live lines are drawn, standard output and standard error are passed on line by line, and
+reading standard input removes the lines first: a prompt, such as that of `breakpoint()`, would be
+overwritten twice a second.
+"""
 
 import io
 import os
@@ -6,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     import rich.console
@@ -119,6 +124,7 @@ class LineRedirect(io.TextIOBase):
         self._say = say
         self._process = os.getpid()
         self._unfinished_line = ""
+        self._is_closed = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -135,7 +141,8 @@ class LineRedirect(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Pass on whole lines, and keep the rest until its end is written."""
-        if os.getpid() != self._process:
+        # A debugger keeps the stream that it has found, and goes on to write to it.
+        if self._is_closed or os.getpid() != self._process:
             return self.stream.write(text)
         *lines, self._unfinished_line = (self._unfinished_line + text).split("\n")
         for line in lines:
@@ -144,15 +151,51 @@ class LineRedirect(io.TextIOBase):
 
     def flush(self) -> None:
         """Do nothing, except in a forked process: lines are printed when they are complete."""
-        if os.getpid() != self._process:
+        if self._is_closed or os.getpid() != self._process:
             self.stream.flush()
 
-    def close_line(self) -> TextIO:
-        """Pass on an unfinished line, and return the original stream."""
-        if self._unfinished_line:
+    def close_line(self, *, as_prompt: bool = False) -> TextIO:
+        """Pass on an unfinished line, and return the original stream, which all later text goes to.
+
+        Args:
+            as_prompt: print the unfinished line without a line end.
+        """
+        self._is_closed = True
+        if self._unfinished_line and as_prompt:
+            self.stream.write(self._unfinished_line)
+            self.stream.flush()
+        elif self._unfinished_line:
             self._say(self._unfinished_line)
-            self._unfinished_line = ""
+        self._unfinished_line = ""
         return self.stream
+
+
+class InputRedirect:
+    """Replaces standard input while live lines are shown.
+
+    Any use of it but a look at its settings is a request for input. `input()` and line editors read
+    the file descriptor instead of the stream, so asking for the descriptor counts as well.
+
+    Args:
+        stream: the original stream.
+        on_read: called before the stream is read.
+    """
+
+    SETTINGS = ("encoding", "errors", "isatty", "closed", "name", "mode", "newlines", "readable")
+
+    def __init__(self, stream: TextIO, on_read: Callable[[], None]) -> None:
+        self.stream = stream
+        self._on_read = on_read
+        self._process = os.getpid()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.SETTINGS and os.getpid() == self._process:
+            self._on_read()
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Any:
+        self._on_read()
+        return iter(self.stream)
 
 
 def redirect_output(say: Callable[[str], None]) -> None:
@@ -163,12 +206,26 @@ def redirect_output(say: Callable[[str], None]) -> None:
         sys.stderr = LineRedirect(say, sys.stderr)
 
 
-def restore_output() -> None:
-    """Undo `redirect_output`."""
+def restore_output(*, as_prompt: bool = False) -> None:
+    """Undo `redirect_output`; `as_prompt` leaves the cursor behind a line without end."""
     if isinstance(sys.stdout, LineRedirect):
-        sys.stdout = sys.stdout.close_line()
+        sys.stdout = sys.stdout.close_line(as_prompt=as_prompt)
     if isinstance(sys.stderr, LineRedirect):
-        sys.stderr = sys.stderr.close_line()
+        sys.stderr = sys.stderr.close_line(as_prompt=as_prompt)
+
+
+def redirect_input(on_read: Callable[[], None]) -> None:
+    """Call `on_read` before this process reads from a terminal, until `restore_input`."""
+    # None in a process without standard streams
+    if sys.stdin is not None and sys.stdin.isatty():
+        sys.stdin = cast(TextIO, InputRedirect(sys.stdin, on_read))
+
+
+def restore_input() -> None:
+    """Undo `redirect_input`."""
+    stdin: object = sys.stdin
+    if isinstance(stdin, InputRedirect):
+        sys.stdin = stdin.stream
 
 
 class LiveLines:
@@ -183,33 +240,62 @@ class LiveLines:
     """
 
     def __init__(self, console: "rich.console.Console", view: Callable[[], View]) -> None:
-        from rich.live import Live
-
         self._console = console
         self._view = view
-        self._live: rich.live.Live = Live(
+        self._live: rich.live.Live | None = None
+        self._say: Callable[[str], None] | None = None
+        self._streams: tuple[object, ...] = ()
+        self._is_paused = False
+
+    def start(self, say: Callable[[str], None]) -> None:
+        """Start to draw; lines that others print meanwhile are passed to `say`.
+
+        The lines are removed while someone reads from the terminal, until `resume`.
+        """
+        from rich.live import Live
+
+        self._say = say
+        # A new one after a pause: rich would erase as many lines as it has drawn before.
+        self._live = Live(
             get_renderable=self._render,
-            console=console,
+            console=self._console,
             refresh_per_second=REFRESHES,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
             vertical_overflow="crop",
         )
-
-    def start(self, say: Callable[[str], None]) -> None:
-        """Start to draw; lines that others print meanwhile are passed to `say`."""
         self._live.start(refresh=True)
         # rich hides the cursor; a killed run could not show it again.
         self._console.show_cursor(show=True)
         redirect_output(say)
+        redirect_input(self._pause)
+        # Kept alive, because `input()` has borrowed them when it asks for the descriptor: without
+        # another reference Python crashes when they are replaced.
+        self._streams = (sys.stdin, sys.stdout)
+
+    def resume(self) -> None:
+        """Draw again after someone has read from the terminal."""
+        if self._is_paused and self._say is not None:
+            self._is_paused = False
+            self.start(self._say)
 
     def stop(self) -> None:
         """Remove the lines."""
+        restore_input()
         restore_output()
-        # In a forked process, the thread to join does not exist.
-        with suppress(RuntimeError):
+        if self._live is not None:
+            # In a forked process, the thread to join does not exist.
+            with suppress(RuntimeError):
+                self._live.stop()
+
+    def _pause(self) -> None:
+        """Remove the lines, and leave the cursor behind a prompt that was printed."""
+        self._is_paused = True
+        restore_input()
+        if self._live is not None:
             self._live.stop()
+        restore_output(as_prompt=True)
 
     def _render(self) -> "rich.console.RenderableType":
         from rich.text import Text

@@ -156,6 +156,11 @@ class Terminal:
             self._lines = LiveLines(self._console, view)
             self._lines.start(self._print_above)
 
+    def resume_live(self) -> None:
+        """Draw the live lines again if they were removed for input, such as for a debugger."""
+        if self._lines is not None:
+            self._lines.resume()
+
     def stop_live(self) -> None:
         """Remove the live lines."""
         if self._lines is not None:

@@ -56,6 +56,7 @@ def on_terminal(
     encoding: str = "utf-8",
     resize: int | None = None,
     close: bytes = b"",
+    answers: Mapping[bytes, bytes] = MappingProxyType({}),
     call: Callable[[], int] | None = None,
 ) -> Screen:
     """Run the command line in a fork of this process whose standard streams are a pseudo-terminal.
@@ -66,6 +67,7 @@ def on_terminal(
         environment: variables of the fork; TERM is xterm-256color.
         encoding: of its standard streams.
         resize: columns from the moment on when the first progress is drawn.
+        answers: prompt -> what is typed a second after it was printed.
         close: closes the terminal as soon as it has been written, and sends SIGHUP so.
         call: what to run in place of the command line.
     """
@@ -74,6 +76,7 @@ def on_terminal(
     if pid == 0:
         os._exit(_forked(words, environment, encoding, columns, call))
     raw = b""
+    to_type = dict(answers)
     while True:
         try:
             found = os.read(terminal, 65_536)
@@ -85,6 +88,9 @@ def on_terminal(
         if resize is not None and b"run" in raw and b"left" in raw:
             _size(terminal, resize)  # the kernel sends SIGWINCH
             resize = None
+        for prompt in [one for one in to_type if one in raw]:
+            time.sleep(1.2)  # live lines would be drawn twice meanwhile
+            os.write(terminal, to_type.pop(prompt))
         if close and close in raw:
             os.close(terminal)
             break
@@ -109,6 +115,7 @@ def _forked(
             os.environ.pop(name, None)
         os.environ.update({"TERM": "xterm-256color", **environment})
         sys.stdout = open(1, "w", encoding=encoding, closefd=False, buffering=1)  # noqa: SIM115
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - closed with the process
         sys.stderr = open(  # noqa: SIM115 - closed with the process
             2, "w", encoding=encoding, errors="backslashreplace", closefd=False, buffering=1
         )

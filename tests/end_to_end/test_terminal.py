@@ -245,6 +245,38 @@ def test_prints_stay_whole_and_warnings_appear_once(tmp_path: Path) -> None:
     assert shown[1].startswith("warned  10 x UserWarning: a library complains (")
 
 
+def bytes_after(screen: Screen, prompt: bytes, answer: bytes) -> bytes:
+    """Return what was written to the terminal between a prompt and the echo of the answer."""
+    return screen.raw.partition(prompt)[2].partition(answer)[0]
+
+
+def test_question_of_a_hook_is_readable_and_the_live_view_comes_back(tmp_path: Path) -> None:
+    found = on_terminal(
+        *WORDS,
+        *("RUN.imports=[terminal_parts]", "HOOKS.asking={}", f"RUN.dir={tmp_path}/run"),
+        columns=160,
+        answers={b"continue? ": b"yes\n"},
+    )
+    assert found.code == 0, found.text
+    assert bytes_after(found, b"continue? ", b"yes") == b""
+    assert "answer YES" in found.lines
+    assert b"\x1b[1A" in found.raw.partition(b"YES")[2]  # live lines are drawn and erased again
+
+
+def test_debugger_has_the_terminal_for_itself(tmp_path: Path) -> None:
+    found = on_terminal(
+        *WORDS,
+        *("RUN.imports=[terminal_parts]", "HOOKS.asking={debug: true}", f"RUN.dir={tmp_path}/run"),
+        columns=160,
+        answers={b"(Pdb) ": b"phase.split * 2\n", b"traintrain": b"continue\n"},
+    )
+    assert found.code == 0, found.text
+    assert bytes_after(found, b"(Pdb) ", b"phase") == b""
+    assert any(line.startswith("(Pdb) phase.split * 2") for line in found.lines)
+    assert "(Pdb) continue" in found.lines
+    assert any(line.startswith("  2/2") for line in found.lines)
+
+
 @pytest.mark.parametrize(
     ("nohup", "code", "state"), [(False, 129, "preempted"), (True, 0, "finished")]
 )

@@ -73,6 +73,7 @@ class ConsoleView(Hook):
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase; before a train phase, print the pending lines."""
+        self.terminal.resume_live()
         if phase.is_train:
             self._lines.end()
         self._starts_split = self._eta.enter(phase, run.state.step, run.plan)
@@ -168,6 +169,8 @@ class ConsoleView(Hook):
 
     def _update_progress(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Read loss and learning rate; print a line of progress without a terminal."""
+        # A step is complete, so nobody is typing an answer.
+        self.terminal.resume_live()
         self._loss = format_metric(float(out.loss))
         self._lr = f"{run.task.updater.lr:.3g}"
         if not self.terminal.live:
