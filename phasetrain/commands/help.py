@@ -1,15 +1,34 @@
-"""Texts of `--help`: flags and groups, or the keys and parts of one section."""
+"""Texts of `phasetrain help`: flags and groups, sections, keys and parts; shell completion."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from phasetrain.commands.setup import SLOTS
 from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
-from phasetrain.config.schema import default_schema
+from phasetrain.config.schema import default_schema, matches
+from phasetrain.config.sections.keys import Key
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.tasks.build.builder import FACTS
+
+_COMPLETION = """\
+# bash completion of phasetrain; in zsh, after: autoload bashcompinit && bashcompinit
+_phasetrain() {{
+    # `=` separates words in bash: the key in front of it is completed with the value.
+    local word=${{COMP_LINE:0:COMP_POINT}}
+    word=${{word##* }}
+    local prefix=${{word%"${{COMP_WORDS[COMP_CWORD]#=}}"}}
+    local found
+    COMPREPLY=()
+    while IFS= read -r found; do
+        COMPREPLY+=("${{found#"$prefix"}}")
+    done < <(compgen -W "$_phasetrain_words" -- "$word")
+}}
+_phasetrain_words="{words}"
+complete -o default -o nospace -F _phasetrain phasetrain
+"""
 
 
 def general_help(usage: str, config_dir: str | None) -> str:
@@ -23,7 +42,8 @@ def general_help(usage: str, config_dir: str | None) -> str:
 Trains the configured experiment. Run the same command again to resume an interrupted run.
 
 flags
-  -h, --help [SECTION]   this text, or the keys and parts of a section
+  -h, --help [TOPIC]     this text, or help on a section, a key or a part: OPTIMIZER, lr, cosine
+  --version              print the version and exit
   --cfg                  print the resolved config and exit
   --config-dir DIR       a folder with your configs, in one sub-folder per group below;
                          by default ./configs or ./conf
@@ -52,52 +72,140 @@ exit codes
   1      any other error"""
 
 
-def section_help(section: str) -> str:
-    """Return the keys of a section with type, default and meaning, and the parts that it can name.
+def topic_help(topic: str) -> str:
+    """Return the help on a section, a key, a group of keys, or a part.
+
+    Args:
+        topic: `OPTIMIZER`, `CHECKPOINT.best`, `OPTIMIZER.lr`, `lr`, `OPTIMIZER.momentum`, `cosine`
+            or a class name of torch, such as `RAdam`.
 
     Raises:
-        ConfigError: there is no such section.
+        ConfigError: there is nothing of this name.
     """
     schema = default_schema()
-    if section not in schema.sections:
-        known = ", ".join(schema.sections)
-        raise ConfigError(
-            f"--help {section}: no such section{did_you_mean(section, schema.sections) or '.'} "
-            f"Known: {known}",
-            code="config.unknown_section",
-        )
+    if topic in schema.sections:
+        return _section_help(topic)
+    found = [*_list_keys(topic), *_list_parts_with(topic), *_list_parts_named(topic)]
+    if found:
+        return "\n\n".join("\n".join(lines) for lines in found)
+    parts = [name for slot in SLOTS for name in slot.registry]
+    near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts]) or "."
+    raise ConfigError(
+        f"help {topic}: no section, key, part or command has this name{near} Sections: "
+        f"{', '.join(schema.sections)}",
+        code="config.unknown_section",
+    )
+
+
+def completion_script(commands: Iterable[str]) -> str:
+    """Return a script for bash that completes commands, options of groups, and keys."""
+    files = ConfigFiles(find_config_dir(None))
+    words = [
+        *commands,
+        *(f"{group}={name}" for group in files.groups() for name in files.options(group)),
+        *(f"{path}=" for path in default_schema().keys),
+    ]
+    return _COMPLETION.format(words=" ".join(words))
+
+
+def _section_help(section: str) -> str:
     lines = [f"keys of {section}"]
-    for path, key in schema.keys.items():
+    for path, key in default_schema().keys.items():
         if path == section or path.startswith(f"{section}."):
-            lines += [
-                f"  {path} = {format_value(key.default)}   "
-                f"({key.type.text}; {key.resume} on resume)",
-                f"      {key.meaning}",
-            ]
-    for slot in SLOTS:
-        if slot.path.partition(".")[0] == section:
-            plural = "es" if slot.registry.kind.endswith("s") else "s"
-            lines += ["", f"{slot.registry.kind}{plural} ({slot.path})"]
-            for name, key in slot.own_keys.items():
-                lines += [
-                    f"  {name} = {format_value(key.default)}   ({key.type.text})",
-                    f"      {key.meaning}",
-                ]
-            lines += _list_parts(slot)
+            lines += _describe_key(path, key)
+    slots = [slot for slot in SLOTS if slot.path.partition(".")[0] == section]
+    # Several places take the same parts, such as OPTIMIZER and OPTIMIZER.others.*.
+    for registry in {id(slot.registry): slot.registry for slot in slots}.values():
+        places = [slot for slot in slots if slot.registry is registry]
+        plural = "es" if registry.kind.endswith("s") else "s"
+        lines += ["", f"{registry.kind}{plural} ({', '.join(slot.path for slot in places)})"]
+        for slot in places:
+            for key in slot.own_keys.values():
+                lines += _describe_key(key.path, key)
+        for name in registry:
+            lines += _describe_part(places[0], name)
     return "\n".join(lines)
 
 
-def _list_parts(slot: Slot) -> Iterator[str]:
-    for name, factory in slot.registry.items():
-        takes = [
-            _format_parameter(p)
-            for key, p in parameters(factory).items()
-            if key not in slot.provided
-        ]
-        yield f"  {name}({', '.join(takes)})"
-        summary = " ".join((factory.__doc__ or "").partition("\n\n")[0].split())
-        if summary:
-            yield f"      {summary}"
+def _list_keys(topic: str) -> Iterator[list[str]]:
+    """Yield the lines of each key with a path, below a path, or with a last name."""
+    schema = default_schema()
+    key = schema.key(topic)
+    if key is not None:
+        yield _describe_key(topic, key)
+        return
+    below = [path for path in schema.keys if path.startswith(f"{topic}.")]
+    for path in below or [path for path in schema.keys if path.endswith(f".{topic}")]:
+        yield _describe_key(path, schema.keys[path])
+    if not below:
+        for slot in SLOTS:
+            for name, own in slot.own_keys.items():
+                if topic == name or matches(topic, own.path):
+                    yield _describe_key(own.path, own)
+
+
+def _list_parts_with(topic: str) -> Iterator[list[str]]:
+    """Yield a heading and the lines of each part that takes the parameter with a path."""
+    place, _, parameter = topic.rpartition(".")
+    heading = [f"{topic} is a parameter of"]
+    for slot in SLOTS:
+        if not place or not matches(place, slot.path.removesuffix("[]")):
+            continue
+        for name, factory in slot.registry.items():
+            if parameter in parameters(factory) and parameter not in slot.provided:
+                yield [*heading, *_describe_part(slot, name)]
+                heading = []
+
+
+def _list_parts_named(topic: str) -> Iterator[list[str]]:
+    """Yield the lines of the parts with a name, with the words that choose them."""
+    # Where a registry has several places, the first one that every run has is shown.
+    slots: dict[int, Slot] = {}
+    for slot in sorted(SLOTS, key=_is_conditional):
+        slots.setdefault(id(slot.registry), slot)
+    for slot in slots.values():
+        registry = slot.registry
+        if "." in topic:
+            continue
+        try:
+            registry.find(topic)
+        except ConfigError:
+            continue
+        lines = _describe_part(slot, topic, in_full=True)
+        yield [f"{registry.kind} for {slot.path}.{slot.key}", *lines]
+
+
+def _is_conditional(slot: Slot) -> bool:
+    return slot.only is not None
+
+
+def _describe_key(path: str, key: Key) -> list[str]:
+    kind = f"{key.type.text}; {key.resume} on resume"
+    return [f"  {path} = {format_value(key.default)}   ({kind})", f"      {key.meaning}"]
+
+
+def _describe_part(slot: Slot, name: str, *, in_full: bool = False) -> list[str]:
+    """Return signature and summary of a part; in full, the whole docstring of one that is not a
+    library's, and the values that the program fills in."""
+    factory = slot.registry.find(name)
+    takes = {
+        key: parameter for key, parameter in parameters(factory).items() if key not in slot.provided
+    }
+    # The parts of DATA are what these facts are found from.
+    facts: list[str] = []
+    if not slot.path.startswith("DATA.") or slot.path == "DATA.TRAIN.batch_transforms[]":
+        facts = [key for key in takes if key in FACTS]
+    shown = [_format_parameter(p) for key, p in takes.items() if key not in facts]
+    lines = [f"  {name}({', '.join(shown)})"]
+    text = inspect.cleandoc(factory.__doc__ or "")
+    if in_full and name in slot.registry:
+        lines += [f"      {line}".rstrip() for line in text.splitlines()]
+    elif text:
+        summary = text.partition("\n\n")[0]
+        lines.append(f"      {' '.join(summary.split())}")
+    if facts and in_full:
+        lines.append(f"      filled in by phasetrain: {', '.join(facts)}")
+    return lines
 
 
 def _format_parameter(parameter: inspect.Parameter) -> str:

@@ -31,7 +31,7 @@ checkpoint.
 - *forbidden*: the resume is rejected, since it would not be the same run.
 
 Keys that are not listed belong to the part that is chosen by `name` (or `dataset`, `strategy`):
-`LOSS.label_smoothing` is a parameter of the loss `cross_entropy`. `phasetrain --help SECTION` lists
+`LOSS.label_smoothing` is a parameter of the loss `cross_entropy`. `phasetrain help SECTION` lists
 the parts and their parameters. Parameters of parts are forbidden to change, except parameters of
 strategies, which are free, and parameters of hooks: free if the hook only observes the run, else
 adjustable."""
@@ -65,11 +65,13 @@ def commented_defaults() -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return a JSON Schema of a composed config."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_json_object(Config, "", closed=True),
+    """Return a JSON Schema of experiment files."""
+    schema = _json_object(Config, "", closed=True)
+    schema["properties"]["defaults"] = {
+        "type": "array",
+        "description": "files that this one starts from; `_self_` is the file itself",
     }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _list_sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:

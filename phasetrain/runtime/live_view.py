@@ -59,6 +59,12 @@ class View:
     pending: str = ""
 
 
+def discard_stdout() -> None:
+    """Write nothing more to standard output, whose reader has gone."""
+    # Otherwise Python reports the broken pipe once more when it flushes the stream at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class LastingStream(io.TextIOBase):
     """A text stream that drops its output once its reader has gone.
 

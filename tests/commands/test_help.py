@@ -1,12 +1,18 @@
-"""What `--help` prints."""
+"""What `phasetrain help` prints."""
+
+import json
+import subprocess
+from pathlib import Path
 
 import pytest
 from raising import raises
 
 from phasetrain.commands.cli import main
-from phasetrain.commands.help import general_help, section_help
+from phasetrain.commands.help import completion_script, general_help, topic_help
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
+from phasetrain.tasks.build.builder import FACTS
+from phasetrain.testing.build import resolve_overrides
 
 
 def test_groups_sections_and_exit_codes() -> None:
@@ -23,7 +29,7 @@ def test_groups_sections_and_exit_codes() -> None:
 
 @pytest.mark.parametrize("section", default_schema().sections)
 def test_every_key_of_every_section(section: str) -> None:
-    text = section_help(section)
+    text = topic_help(section)
     for path, key in default_schema().keys.items():
         if path.split(".")[0] == section:
             assert f"  {path} = " in text
@@ -31,18 +37,91 @@ def test_every_key_of_every_section(section: str) -> None:
 
 
 def test_parts_with_the_parameters_that_a_config_sets() -> None:
-    text = section_help("OPTIMIZER")
-    assert (
-        "optimizers (OPTIMIZER)\n  adam(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, fused=true)"
-        in text
-    )
+    text = topic_help("OPTIMIZER")
+    assert "optimizers (OPTIMIZER, OPTIMIZER.others.*)\n  OPTIMIZER.others.*.lr = 0.1" in text
+    assert "  adam(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, fused=true)" in text
     assert "  none()\n      No scaler" in text
     assert "params" not in text
 
 
+def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
+    lines = topic_help("OPTIMIZER").splitlines()
+    assert lines.count("  cosine(end=0.0, warmup=0.0, warmup_start=0.0)") == 1
+    assert "schedules (OPTIMIZER.SCHEDULES.*, OPTIMIZER.others.*.SCHEDULES.*)" in lines
+
+
+@pytest.mark.parametrize(
+    ("topic", "first", "second"),
+    [
+        ("OPTIMIZER.lr", "  OPTIMIZER.lr = 0.1", "learning rate"),
+        ("clip_norm", "  OPTIMIZER.clip_norm = null", "L2 norm"),
+        ("CHECKPOINT.best", "  CHECKPOINT.best.monitor = null", "lower is better"),
+        ("DATA.VALID.batch_size", "  DATA.VALID.batch_size = 256", "per step"),
+        ("MODEL.width", "MODEL.width is a parameter of", "  small_cnn(width=32, dropout=0.0)"),
+        ("METERS.x.topk", "METERS.x.topk is a parameter of", "  accuracy("),
+        ("OPTIMIZER.others.b.match", "  OPTIMIZER.others.*.match = []", "patterns"),
+        ("idx", "dataset for DATA.*.dataset", "  idx(images, labels, classes=null)"),
+        ("cosine", "schedule for OPTIMIZER.SCHEDULES.*.name", "  cosine(end=0.0, "),
+        ("RAdam", "optimizer for OPTIMIZER.name", "  RAdam(betas="),
+    ],
+)
+def test_key_or_part(topic: str, first: str, second: str) -> None:
+    lines = topic_help(topic).splitlines()
+    assert lines[0].startswith(first)
+    assert second in lines[1]
+
+
+def test_help_on_a_part_separates_what_the_program_fills_in() -> None:
+    text = topic_help("mlp")
+    assert "mlp(hidden=(128,), dropout=0.0)" in text
+    assert "filled in by phasetrain: classes, input_shape" in text
+
+
+@pytest.mark.parametrize("words", [["experiment=digits"], ["experiment=text_tiny"]])
+def test_every_fact_of_a_run_is_known(words: list[str]) -> None:
+    builder = resolve_overrides(words).builder()
+    data = builder.data()
+    assert builder.facts(data, builder.plan(data)).keys() <= FACTS
+
+
+def test_completion_in_bash(tmp_path: Path) -> None:
+    script = (
+        completion_script(["plan"])
+        + """
+try() {
+    COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2))
+    _phasetrain; echo "${COMPREPLY[*]}"
+}
+try 'phasetrain pl' phasetrain pl
+try 'phasetrain OPTIMIZER.l' phasetrain OPTIMIZER.l
+try 'phasetrain -x LOSS=' phasetrain -x LOSS =
+try 'phasetrain LOSS=cr' phasetrain LOSS = cr
+"""
+    )
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == [
+        "plan",
+        "OPTIMIZER.lr= OPTIMIZER.layer_decay=",
+        "cross_entropy label_smoothing",
+        "cross_entropy",
+    ]
+
+
+def test_schema_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["properties"]["OPTIMIZER"]["properties"]["lr"]["minimum"] == 0
+    assert schema["properties"]["defaults"]["type"] == "array"
+
+
+def test_unknown_topic() -> None:
+    with raises(ConfigError, code="config.unknown_section", suggestion="cosine"):
+        topic_help("cosne")
+
+
 def test_an_unknown_section() -> None:
     with raises(ConfigError, code="config.unknown_section", suggestion="LOSS"):
-        section_help("LOS")
+        topic_help("LOS")
 
 
 def test_the_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def test_commented_defaults_are_the_defaults() -> None:
 
 def test_json_schema_has_types_bounds_and_defaults() -> None:
     schema = json_schema()
-    assert list(schema["properties"]) == list(SCHEMA.sections)
+    assert list(schema["properties"]) == [*SCHEMA.sections, "defaults"]
     optimizer = schema["properties"]["OPTIMIZER"]
     assert optimizer["additionalProperties"] is True  # parameters of the optimizer
     assert optimizer["properties"]["layer_decay"]["anyOf"] == [

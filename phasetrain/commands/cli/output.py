@@ -10,6 +10,7 @@ from typing import Any
 
 from phasetrain.commands.json_values import to_json_value
 from phasetrain.errors import Problem, list_problems
+from phasetrain.runtime.live_view import discard_stdout
 
 SCHEMA = 1
 """Version of the JSON object that `--json` prints; raised if a key is renamed or removed."""
@@ -40,10 +41,8 @@ def write_text(text: str) -> None:
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        # `phasetrain runs list | head`: without this, Python reports the error once more when it
-        # flushes standard output at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `phasetrain runs list | head`
+        discard_stdout()
 
 
 def write_json(command: str, outcome: Outcome) -> None:

@@ -1,6 +1,7 @@
 """The table of commands, from which parsing, `--help` and the reference table are made."""
 
 import argparse
+import json
 
 from phasetrain.commands.cli import engine_commands as engine
 from phasetrain.commands.cli import file_commands as files
@@ -12,22 +13,38 @@ USAGE = "phasetrain [COMMAND] [flags] [FILE.yaml] [SECTION=GROUP] [SECTION.key=v
 
 def _add_help_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "topic", nargs="*", metavar="SECTION|COMMAND", help="section of the config, or a command"
+        "topic",
+        nargs="*",
+        metavar="TOPIC",
+        help="a section, a key (OPTIMIZER.lr or lr), a part (cosine) or a command",
+    )
+    parser.add_argument(
+        "--schema", action="store_true", help="print a JSON Schema of the config, for editors"
+    )
+    parser.add_argument(
+        "--completion", action="store_true", help="print a script that completes words in bash"
     )
     parser.add_argument("--config-dir", metavar="DIR", help="folder with your configs")
 
 
 def _run_help(call: Call) -> Outcome:
+    if call.flags.schema:
+        from phasetrain.config.reference import json_schema
+
+        schema = json_schema()
+        return Outcome(text=json.dumps(schema, indent=2), content={"json_schema": schema})
     topic = " ".join(call.flags.topic)
     by_name = {command.name: command for command in COMMANDS}
     if topic in by_name:
         text = by_name[topic].parser().format_help().rstrip()
     else:
         # imports every registry of parts, and with them torch
-        from phasetrain.commands.help import general_help, section_help
+        from phasetrain.commands.help import completion_script, general_help, topic_help
 
-        if topic:
-            text = section_help(topic)
+        if call.flags.completion:
+            text = completion_script(sorted({name.split()[0] for name in by_name}))
+        elif topic:
+            text = topic_help(topic)
         else:
             text = general_help(f"{USAGE}\n\n{list_commands()}", call.flags.config_dir)
     return Outcome(text=text, content={"text": text})
@@ -158,8 +175,8 @@ COMMANDS = (
     ),
     Command(
         "help",
-        "[SECTION|COMMAND]",
-        "show this help, the keys and parts of a section, or the flags of a command",
+        "[TOPIC]",
+        "show this help, or help on a section, a key, a part or a command",
         _run_help,
         add_arguments=_add_help_arguments,
     ),
@@ -177,7 +194,7 @@ def reference_table() -> str:
     """Return the commands as a Markdown table, for the docs."""
     rows = [
         f"| `{' '.join(('phasetrain', command.name, command.synopsis)).rstrip()}` "
-        f"| {command.help} |".replace("SECTION|COMMAND", r"SECTION\|COMMAND")
+        f"| {command.help} |"
         for command in COMMANDS
     ]
     return "\n".join(["| command | purpose |", "|---|---|", *rows])

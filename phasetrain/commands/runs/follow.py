@@ -12,6 +12,7 @@ from phasetrain.commands.runs.list_runs import (
     summarize_run,
 )
 from phasetrain.errors import ConfigError
+from phasetrain.runtime.live_view import discard_stdout
 
 LINE_SECONDS = 30.0
 """Interval between two lines of progress if the output is not a terminal."""
@@ -67,8 +68,8 @@ def watch_run(folder: str, *, every_seconds: float = 1.0) -> int:
     seconds elsewhere.
 
     Returns:
-        The exit code: 0 if the run has finished, 130 after Ctrl-C, which does not stop the run,
-        else 1.
+        The exit code: 0 if the run has finished, or nobody reads the output any more; 130 after
+        Ctrl-C, which does not stop the run; else 1.
     """
     # Imported here, because `follow_run` and lists of runs print nothing through Rich.
     from rich.console import Console
@@ -87,12 +88,15 @@ def watch_run(folder: str, *, every_seconds: float = 1.0) -> int:
                 )
         else:
             ended = follow_run(folder, _write_line, _RareLines(), every_seconds=every_seconds)
+        last_line = describe_progress(ended)
+        if ended.error:
+            last_line += f": {ended.error}"
+        _write_line(last_line)
     except KeyboardInterrupt:
         return 130
-    last_line = describe_progress(ended)
-    if ended.error:
-        last_line += f": {ended.error}"
-    _write_line(last_line)
+    except BrokenPipeError:  # `| head` has read enough
+        discard_stdout()
+        return 0
     return 0 if ended.state == "finished" else 1
 
 

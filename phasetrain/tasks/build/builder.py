@@ -217,6 +217,17 @@ def build_parts(
     )
 
 
+FACTS = frozenset(
+    {
+        *("classes", "class_names", "channels", "input_shape", "vocabulary", "context"),
+        *("train_samples", "test_samples", "train_batches", "test_batches", "batch_size"),
+        *("epochs", "updates", "updates_per_epoch", "world", "device", "precision", "shards"),
+        *("dimensions", "make_model", "make_loss"),
+    }
+)
+"""Names of the values that parts may ask for; a dataset may add more by its `facts()`."""
+
+
 def collect_facts(
     context: BuildContext, data: Mapping[str, SplitData], plan: Plan
 ) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """A run followed while it goes on."""
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -61,3 +64,15 @@ def test_one_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.splitlines()[1].endswith(": no")
     with raises(ConfigError, code="runs.no_run"):
         watch_run(str(tmp_path))
+
+
+def test_output_that_nobody_reads_any_more(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", "failed", reason="no")
+    code = (
+        f"from phasetrain.commands.runs.follow import watch_run; exit(watch_run({str(folder)!r}))"
+    )
+    read, write_end = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=write_end, stderr=subprocess.PIPE)
+    os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (0, b"")
