@@ -66,6 +66,7 @@ class Task(Passes, TaskState, Predictor):
         """Prepare for a phase: set the mode of the model; if `fresh`, reset the meters."""
         parts = self.parts
         self._trains = phase.is_train
+        self.generators.begin_phase()
         self._casts = parts.machine.uses_autocast(train=phase.is_train)
         # Tests use the bare modules: the strategy's wrapper serves the backward pass.
         if phase.is_train:
@@ -145,6 +146,9 @@ class Task(Passes, TaskState, Predictor):
         for average in self.parts.averages.values():
             average.update(at.updates + 1, withheld=withheld)
         events.on_update()
+        if self.generators.watches:
+            self.generators.check_pass()  # an optimizer or a hook may draw as well
+            self.generators.finish_step()
         out = merge_outputs(done.outputs)
         if loss is None:  # no strategy has averaged the loss over ranks
             return out
@@ -187,6 +191,9 @@ class Task(Passes, TaskState, Predictor):
             self.reseed(at, number)
             batch = events.on_batch(micro)
             outputs.append(self._release(events.on_forward(self._autocast_forward(batch))))
+            self.generators.check_pass()
+        if self.generators.watches:
+            self.generators.finish_step()
         return merge_outputs(outputs)
 
     def measure(self, phase: Phase) -> dict[str, float]:
@@ -210,6 +217,7 @@ class Task(Passes, TaskState, Predictor):
         if parts.updater is not None:
             found["updater"] = parts.updater
         found |= {f"updater.{label}": one for label, one in parts.other_updaters.items()}
+        found["generators"] = self.generators
         for average in parts.averages.values():
             found |= average.stateful()
         for split, loader in parts.loaders.items():

@@ -13,7 +13,8 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.position import Position
 from phasetrain.losses import LoggingLoss
 from phasetrain.optim import Updater
-from phasetrain.runtime.machine import mix_seed, reseed, seed_of
+from phasetrain.runtime.machine import mix_seed, seed_of
+from phasetrain.tasks.generator_use import GeneratorUse
 from phasetrain.tasks.metering import update_meters
 from phasetrain.tasks.micro_batch_weighting import MicroBatchWeighting
 from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
@@ -55,6 +56,7 @@ class Passes(ABC):
         meters: label -> meter.
         updaters: all updaters by name: `main`, and with `separate_updaters` the labels of
             OPTIMIZER.others; empty without training.
+        generators: seeds the global generators that passes draw from.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -80,6 +82,7 @@ class Passes(ABC):
         # A separate stream: adding a batch transform does not change the dropout of a run.
         self._mix = seed_of(parts.seed, "mix")
         self._logged = logging_loss(parts.loss)
+        self.generators = GeneratorUse()
 
     @abstractmethod
     def forward(self, batch: Batch) -> StepOutput:
@@ -114,7 +117,9 @@ class Passes(ABC):
         # A checkpoint therefore holds no generator state, and a run resumed at any step, with
         # any number of workers, draws the same numbers. The step is shifted by 16 bits to
         # leave room for the number of the micro-batch.
-        reseed(mix_seed(self._stream(at.split, rank), at.updates, at.step << 16 | number))
+        self.generators.seed(
+            mix_seed(self._stream(at.split, rank), at.updates, at.step << 16 | number)
+        )
 
     def gradient_pass(
         self,
@@ -166,6 +171,7 @@ class Passes(ABC):
             if first:
                 events.on_backward(out)
             outputs.append(self._release(out, measure=first))
+            self.generators.check_pass()
         return GradientPass(outputs, used)
 
     def transform_batch(self, batch: Batch, at: Position, micro: int = 0) -> Batch:
