@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from math import ceil
+from typing import Literal
 
 from phasetrain.engine.plan import (
     AVERAGED,
+    START,
     TRAIN,
     Anchor,
     Phase,
@@ -41,18 +43,25 @@ def interleave(stages: Sequence[Stage]) -> Plan:
     return Plan(_number_phases(_drop_early_averages([*tests, *phases], stages)))
 
 
-def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
+Extension = Literal["continue", "stretch", "cycle"]
+"""How `where` runs after a splice, see PHASES.extend."""
+
+
+def splice(
+    plan: Plan, state: RunState, stages: Sequence[Stage], extend: Extension = "continue"
+) -> Plan:
     """Return the plan of a run that continues from `state` with other settings.
 
     Completed phases stay, the current train phase ends at once, and tests that are due or running
     stay. The rest is planned again, starting after the samples consumed, so that no sample of the
-    epoch is repeated or skipped. `where` continues from its current value to 1; for a finished
-    plan, from its value at the last update.
+    epoch is repeated or skipped.
 
     Args:
         plan: the plan so far.
         state: the position in it.
         stages: stages from now on.
+        extend: `where` continues from its current value to 1 (for a finished plan, from its value
+            at the last update), or is the progress through the whole new plan, or starts at 0.
     """
     _check_stages(stages)
     done = list(plan.phases[: state.phase])
@@ -64,16 +73,21 @@ def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
     # There may be fewer stages now.
     done = [replace(phase, stage=min(phase.stage, len(stages) - 1)) for phase in done]
     at = _Cursor.after(done, state, stages)
-    # Of a finished plan, the position after its last update is past its end and has no `where`.
-    last = min(state.updates, max(plan.updates - 1, 0))
-    anchor = Anchor(
-        state.updates,
-        plan.where_at(last),
-        plan.within(min(at.stage, len(plan.stages) - 1), last),
-    )
     phases = _limit_phases(_plan_phases(stages, at, tested=not done or not done[-1].is_train))
     later = _drop_early_averages(phases, stages, state.updates)
-    return Plan(_number_phases([*done, *later]), anchor)
+    return Plan(_number_phases([*done, *later]), _find_anchor(plan, state, at.stage, extend))
+
+
+def _find_anchor(plan: Plan, state: RunState, stage: int, extend: Extension) -> Anchor:
+    """Return the point from which `where` increases after a splice."""
+    if extend == "stretch":
+        return START
+    if extend == "cycle":
+        return Anchor(state.updates, 0.0, 0.0)
+    # Of a finished plan, the position after its last update is past its end and has no `where`.
+    last = min(state.updates, max(plan.updates - 1, 0))
+    within = plan.within(min(stage, len(plan.stages) - 1), last)
+    return Anchor(state.updates, plan.where_at(last), within)
 
 
 @dataclass

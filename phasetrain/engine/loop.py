@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput, require_output
 from phasetrain.engine.plan import Phase, Plan
-from phasetrain.engine.position import Position, RunState
+from phasetrain.engine.position import COMPLETED, Position, RunState
 from phasetrain.engine.protocols import EngineHooks, PhaseTask
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
@@ -169,7 +169,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             yield
             # Set before `on_end`, so that the last checkpoint says that nothing is left to resume.
             if not self.consensus.interrupted and not self.state.finished:
-                self.state.finished = self.stopping or "completed"
+                self.state.finished = self.stopping or COMPLETED
             self.clock.switch_to("end")
             self.hooks.on_end(self)
         except GeneratorExit as error:  # the caller left its loop over `steps`

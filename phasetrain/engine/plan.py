@@ -218,6 +218,13 @@ class Plan:
         object.__setattr__(self, "stages", tuple(_stage_spans(self.phases)))
 
     @property
+    def cycle_updates(self) -> int:
+        """Updates over which `where` runs from 0 to 1: all, or those since a new cycle began."""
+        if self.anchor.where == 0:
+            return self.updates - self.anchor.updates
+        return self.updates
+
+    @property
     def total_samples(self) -> int:
         """Training samples of the whole run."""
         return sum(phase.samples for phase in self.phases if phase.is_train)

@@ -3,6 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
+COMPLETED = "completed"
+"""Why a run ended that nothing stopped before the end of its plan."""
+
 
 class Countable(Protocol):
     """A phase as the position counts it."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
 
-from phasetrain.engine.interleave import interleave, splice
+from phasetrain.engine.interleave import Extension, interleave, splice
 from phasetrain.engine.plan import Anchor, Phase, PhaseSettings, Plan, Split, Stage, make_test_phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
@@ -354,6 +354,22 @@ class TestSplice:
         assert [p.epoch for p in after.phases if p.is_train] == [0, 1, 2, 3]
         assert after.where(state) == 5 / 6
         assert after.where_at(after.updates - 1) < 1
+
+    @pytest.mark.parametrize(
+        ("extend", "where"),
+        [
+            ("continue", [5 / 6, 8 / 9, 17 / 18]),
+            ("stretch", [6 / 12, 8 / 12, 10 / 12]),
+            ("cycle", [0.0, 1 / 3, 2 / 3]),
+        ],
+    )
+    def test_schedules_of_an_extended_run(self, extend: Extension, where: list[float]) -> None:
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        state = RunState(phase=4, updates=6, samples=36, finished="completed")
+        after = splice(before, state, [Stage(splits(), PhaseSettings(epochs=4))], extend)
+        assert [after.where_at(updates) for updates in (6, 8, 10)] == pytest.approx(where)
+        assert after.cycle_updates == (6 if extend == "cycle" else 12)
+        assert Plan.from_json(after.to_json()) == after
 
     def test_second_splice_covers_each_epoch(self) -> None:
         before = interleave([Stage(splits(drop_last=False), PhaseSettings(epochs=4))])

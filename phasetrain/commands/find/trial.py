@@ -10,7 +10,7 @@ from phasetrain.commands.setup import Setup
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import World
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.position import RunState
+from phasetrain.engine.position import COMPLETED, RunState
 from phasetrain.hooks import Hook, Hooks
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder
@@ -64,7 +64,7 @@ def run_trial(setup: Setup, config: AttrDict, hook: Hook) -> str:
     )
     with setup.machine.apply_settings():
         engine.run()
-    if state.finished == "completed":
+    if state.finished == COMPLETED:
         return ""
     return state.finished
 

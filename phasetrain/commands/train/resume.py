@@ -234,7 +234,7 @@ def restore_position(
     notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
     if data_changes or any(change.path.startswith(PLANNED) for change in changes):
         state.reopen()
-        plan = splice(plan, state, stages)
+        plan = splice(plan, state, stages, setup.config.PHASES.extend)
         notes.append(
             f"the rest of the plan is rebuilt; `where` continues at {plan.where(state):.4f}"
         )

@@ -9,18 +9,21 @@ from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.run_documents import format_command
-from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.merge import lookup
+from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.config.schema import DEFAULTS
 from phasetrain.config.stages import LENGTHS
 from phasetrain.engine.plan import TRAIN, Phase, Plan
-from phasetrain.engine.position import RunState
+from phasetrain.engine.position import COMPLETED, RunState
 from phasetrain.runtime.format import format_duration, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import Pairs
 
 ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", "OPTIMIZER.lr")
 """Keys that decide what a run is about: their defaults are printed."""
+
+RUN_OUT = 0.01
+"""Fraction of the peak of the learning rate below which training longer has no effect."""
 
 PARTS = 4
 """Maximum number of parts of a timeline to print."""
@@ -70,7 +73,13 @@ def first_lines(
 
 
 def final_lines(
-    setup: Setup, state: RunState, digest: str, best: str, checkpointer: Checkpointer
+    setup: Setup,
+    state: RunState,
+    digest: str,
+    best: str,
+    checkpointer: Checkpointer,
+    *,
+    remaining_lr: float = 1.0,
 ) -> Pairs:
     """Return the lines after the last step of a run that has finished.
 
@@ -80,6 +89,8 @@ def final_lines(
         digest: of the weights.
         best: path of the checkpoint from which the weights were loaded, or empty.
         checkpointer: knows whether there is a checkpoint to load and to resume from.
+        remaining_lr: learning rate with which a longer run would continue, as a fraction of its
+            peak.
     """
     folder = setup.config.RUN.dir
     end = f"{state.finished} after {state.updates} updates"
@@ -93,7 +104,7 @@ def final_lines(
         return [("end", end), ("weights", weights)]
     return [
         ("end", f"{end}; everything is in {folder}"),
-        *_explain_longer(setup.config),
+        *_explain_longer(setup, state, remaining_lr),
         ("load", f"phasetrain.load({folder!r}{chosen}) in Python"),
         ("weights", weights),
     ]
@@ -157,14 +168,16 @@ def _describe_data(run_plan: RunPlan) -> str:
 
 
 def _list_assumed(setup: Setup) -> Pairs:
-    """Return what the run trains with although nobody asked for it, if anything."""
+    """Return what a run with other settings trains with although nobody asked for it, if
+    anything."""
     given = setup.composed
     assumed = [
         f"{key} = {lookup(given.config, key)}"
         for key in ASSUMABLE
         if given.origins.get(key, DEFAULTS) in given.assumed
     ]
-    if not assumed:
+    # Of the default experiment itself, the lines above say enough.
+    if not 0 < len(assumed) < len(ASSUMABLE):
         return []
     source = "defaults"
     if given.experiment and given.assumed != {DEFAULTS}:
@@ -180,13 +193,43 @@ def _has_checkpoint(checkpointer: Checkpointer) -> bool:
         return True
 
 
-def _explain_longer(config: AttrDict) -> Pairs:
-    """Return the overrides that train longer."""
-    key = next((key for key in LENGTHS if config.PHASES[key] is not None), None)
-    if key is None or config.PHASES.stages:
+def warn_of_low_lr(plan: Plan, state: RunState, remaining_lr: float) -> str:
+    """Return a warning if a longer run continues with a schedule that has run out, or an empty
+    string.
+
+    Args:
+        plan: the plan, after the change of its length.
+        state: the position from which the run resumes.
+        remaining_lr: highest learning rate from here on, as a fraction of its peak.
+    """
+    is_extended = plan.anchor.updates == state.updates and plan.anchor.where > 0
+    left = plan.updates - state.updates
+    if not is_extended or remaining_lr >= RUN_OUT or not left:
+        return ""
+    return (
+        f"PHASES.extend = 'continue': the schedule of the learning rate has run out, so that it "
+        f"stays below {remaining_lr:.2%} of its peak for the remaining {left:,} updates; start the "
+        "command again with PHASES.extend=stretch, which computes the schedule over the new "
+        "length, or PHASES.extend=cycle, which begins it again, and RUN.allow=[PHASES]"
+    )
+
+
+def _explain_longer(setup: Setup, state: RunState, remaining_lr: float) -> Pairs:
+    """Return the overrides that train longer; none if the run would stop again at once."""
+    phases = setup.config.PHASES
+    key = next((key for key in LENGTHS if phases[key]), None)
+    if key is None or phases.stages or state.finished != COMPLETED:
         return []
-    words = f"PHASES.{key}={2 * config.PHASES[key]} RUN.allow=[PHASES.{key}]"
-    return [("resume", f"to train longer: {words}")]
+    words = [f"PHASES.{key}={2 * phases[key]}"]
+    note = ""
+    if remaining_lr < RUN_OUT:
+        words.append("PHASES.extend=stretch")
+        note = " (or =cycle: the learning rate has run out)"
+    words.append("RUN.allow=[PHASES]")
+    # The length is part of the name that a folder gets if none is given.
+    if "RUN.dir" not in map(key_of, setup.composed.overrides):
+        words.append(f"RUN.dir={quote_value(setup.config.RUN.dir)}")
+    return [("resume", f"to train longer, add: {' '.join(words)}{note}")]
 
 
 def _name_device(machine: Machine) -> str:

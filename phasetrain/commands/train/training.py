@@ -28,7 +28,12 @@ from phasetrain.commands.train.resume import (
     restore_position,
 )
 from phasetrain.commands.train.run_documents import write_documents
-from phasetrain.commands.train.summary import final_lines, first_lines, stopped_lines
+from phasetrain.commands.train.summary import (
+    final_lines,
+    first_lines,
+    stopped_lines,
+    warn_of_low_lr,
+)
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
@@ -257,6 +262,10 @@ class Training:
         if loaded is not None:
             at = f"update {state.updates} of {run_plan.plan.updates}"
             setup.terminal.print_pairs([("resume", f"from {loaded.path} at {at}")])
+            plan = run_plan.plan
+            warning = warn_of_low_lr(plan, state, _remaining_lr(task, plan.where(state)))
+            if warning:
+                log.warning(warning)
         elif not run_plan.plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
@@ -277,7 +286,15 @@ class Training:
             seconds=sum(self.clock.seconds().values()),
         )
         if state.finished:
-            rows = final_lines(self.setup, state, result.digest, best, self.checkpointer)
+            plan = engine.plan
+            rows = final_lines(
+                self.setup,
+                state,
+                result.digest,
+                best,
+                self.checkpointer,
+                remaining_lr=_remaining_lr(engine.task, plan.where_at(max(plan.updates - 1, 0))),
+            )
         else:
             result = self._preempted_result(engine, result)
             rows = stopped_lines(self.setup, state, engine.plan, result.reason)
@@ -306,6 +323,13 @@ class Training:
             # as a shell reports a signal, so that a scheduler tells a preemption from a failure
             code = 128 + signal.Signals[reason]
         return replace(result, state="preempted", exit_code=code, reason=reason)
+
+
+def _remaining_lr(task: Task, where: float) -> float:
+    updater = task.parts.updater
+    if updater is None:
+        return 1.0
+    return updater.schedules.remaining_lr(where)
 
 
 def nothing_to_resume(folder: RunFolder) -> ConfigError:

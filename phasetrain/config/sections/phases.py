@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from phasetrain.config.sections.keys import Section, group, key
 
@@ -54,6 +54,13 @@ class PhasesSection(Section):
         "consecutive parts of the training, each with `epochs`, `updates` or `samples`, optionally "
         "a `name`, and the keys that it changes: transforms, batch size, loss, frozen weights, "
         "learning rate, schedules",
+        resume="adjustable",
+    )
+    extend: Literal["continue", "stretch", "cycle"] = key(
+        "continue",
+        "what schedules do if the length changes on a resume: `continue` from their present value "
+        "to their end, `stretch` over the new length as if it had been planned, or begin a new "
+        "`cycle`, with its warm-up",
         resume="adjustable",
     )
     test_every: TestEverySection = group(TestEverySection)

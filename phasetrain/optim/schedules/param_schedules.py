@@ -14,6 +14,9 @@ ParamGroups = Sequence[dict[str, Any]]
 
 CONSTANT = LinearParamScheduler(1.0, 1.0)
 
+PROBES = 100
+"""Number of points at which a schedule is looked at."""
+
 GroupSchedules = Mapping[int, Mapping[str, ParamScheduler]]
 """Number of a group -> option -> factor as a function of `where`."""
 
@@ -57,6 +60,11 @@ class _ScheduledOption:
     base: float
     schedule: ParamScheduler
     within_stage: bool = False
+
+    def peak(self, begin: float) -> float:
+        """Return the highest value at `PROBES` points of progress in [begin, 1)."""
+        points = (begin + (1 - begin) * step / PROBES for step in range(PROBES))
+        return max(abs(self.base * self.schedule(point)) for point in points)
 
 
 class ParamSchedules:
@@ -109,6 +117,17 @@ class ParamSchedules:
         ]
         self._stages = [[*stage, *constant] for stage in self._stages]
         self.options |= {(one.group, "lr") for one in constant}
+
+    def remaining_lr(self, where: float) -> float:
+        """Return the highest learning rate from `where` on, as a fraction of the highest one of the
+        whole schedule; 1.0 for constant learning rates and for stages with their own schedules."""
+        rates = [one for one in self._stages[0] if one.option == "lr"]
+        if len(self._stages) > 1 or not rates:
+            return 1.0
+        peak = max(one.peak(0.0) for one in rates)
+        if peak == 0:
+            return 1.0
+        return max(one.peak(where) for one in rates) / peak
 
     def apply(self, groups: ParamGroups, where: float, stage: int = 0, within: float = 0.0) -> None:
         """Set the scheduled options of the groups.

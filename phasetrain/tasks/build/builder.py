@@ -168,7 +168,8 @@ def build_parts(
             context,
             model,
             loss,
-            facts,
+            # In a new cycle, durations such as `warmup: 2 epochs` are parts of the cycle.
+            facts | {"updates": plan.cycle_updates},
             strategy,
             collect_stage_facts(context, plan),
             separate=isinstance(kind, type) and issubclass(kind, Task) and kind.separate_updaters,

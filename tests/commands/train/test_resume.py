@@ -237,6 +237,39 @@ class TestAdjustable:
             train(tmp_path / name, *words)
         assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
+    @pytest.mark.parametrize(
+        ("extend", "rate"),
+        [("stretch", 0.0654508), pytest.param("cycle", 0.1, marks=pytest.mark.slow)],
+    )
+    def test_extended_run_trains_again_and_is_resumed_exactly(
+        self, unbroken: Path, tmp_path: Path, extend: str, rate: float
+    ) -> None:
+        words = (
+            "PHASES.epochs=6", f"PHASES.extend={extend}", "RUN.allow=[PHASES]",
+            "OPTIMIZER.SCHEDULES.lr.warmup=1 epochs",
+        )  # fmt: skip
+        for name, kills in (("unbroken", ()), ("killed", (4, 9))):
+            train(tmp_path / name, words[-1])
+            for step in kills:
+                kill(tmp_path / name, step, *words)
+            train(tmp_path / name, *words)
+        assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
+        rates = {r["updates"]: r["lr"] for r in records(tmp_path / "killed") if r["kind"] == "step"}
+        assert max(lr for updates, lr in rates.items() if updates > 15) == pytest.approx(
+            rate, rel=1e-5
+        )
+
+    def test_schedule_that_has_run_out_is_reported_and_can_be_stretched_later(
+        self, tmp_path: Path
+    ) -> None:
+        train(tmp_path, "PHASES.epochs=1", "PHASES.limit.train=20")
+        words = ("PHASES.epochs=2", "PHASES.limit.train=20", "RUN.allow=[PHASES]")
+        stopped = run_and_capture(tmp_path, *words, "RUN.verbosity=normal")
+        assert "PHASES.extend = 'continue'" in stopped
+        again = run_and_capture(tmp_path, *words, "PHASES.extend=stretch")
+        assert "PHASES.extend = " not in again
+        assert "completed after 40 updates" in again
+
     def test_another_learning_rate_holds_from_the_checkpoint_on(
         self, killed: Path, unbroken: Path
     ) -> None:

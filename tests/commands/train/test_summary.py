@@ -65,7 +65,7 @@ def test_a_long_one_is_cut() -> None:
             (),
             {
                 "end": "everything is in",
-                "resume": "to train longer: PHASES.epochs=2",
+                "resume": "to train longer, add: PHASES.epochs=2 RUN.allow=[PHASES]",
                 "load": "phasetrain.load(",
             },
         ),
@@ -131,3 +131,26 @@ def test_header_lists_what_was_not_asked_for(tmp_path: Path) -> None:
         "LOSS.name = cross_entropy, OPTIMIZER.name = sgd, OPTIMIZER.lr = 0.1 "
         "(experiment=digits, since none is given)"
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "remaining", "expected"),
+    [
+        (RunState(finished="completed"), 1.0, "PHASES.epochs=6 RUN.allow=[PHASES] RUN.dir="),
+        (
+            RunState(finished="completed"),
+            0.001,
+            "PHASES.epochs=6 PHASES.extend=stretch RUN.allow=",
+        ),
+        (RunState(finished="early_stopping: no improvement"), 1.0, ""),
+    ],
+)
+def test_hint_to_train_longer_is_given_if_it_works(
+    tmp_path: Path, state: RunState, remaining: float, expected: str
+) -> None:
+    train(tmp_path, "PHASES.epochs=1", "PHASES.limit.train=1")
+    setup = resolve_overrides(SMALL)
+    checkpointer = build_checkpointer(setup, RunFolder(str(tmp_path)))
+    rows = dict(final_lines(setup, state, "ab", "", checkpointer, remaining_lr=remaining))
+    assert ("resume" in rows) == bool(expected)
+    assert expected in rows.get("resume", "")
