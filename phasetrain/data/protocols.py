@@ -20,6 +20,13 @@ class Samples(Protocol):
 
 
 @runtime_checkable
+class Indexed(Protocol):
+    """An object with access by index, whether it has a length or not."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
 class Described(Protocol):
     """A dataset that provides facts about itself and can detect that its content has changed."""
 

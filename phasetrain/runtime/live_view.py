@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class InputRedirect:
     def __getattr__(self, name: str) -> Any:
         if name not in self.SETTINGS and os.getpid() == self._process:
             self._on_read()
-        return getattr(self.stream, name)
+        return attrgetter(name)(self.stream)
 
     def __iter__(self) -> Any:
         self._on_read()

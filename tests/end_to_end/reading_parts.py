@@ -1,12 +1,13 @@
 """Custom datasets, samplers, collate functions and loaders, which tests name by dotted path."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler, default_collate
+from torch.utils.data import IterableDataset, Sampler, default_collate
 
 from phasetrain.data.datasets import load_digits
 
@@ -136,3 +137,43 @@ class Lengthless:
 def one_too_far() -> Any:
     """Return an order whose indices start at 1 instead of 0."""
     return lambda length, seed: np.arange(1, length + 1)
+
+
+class Shuffling(IterableDataset[Any]):
+    """Digits in an order of Python's generator, with noise of torch's; no length."""
+
+    def __init__(self, split: str = "train") -> None:
+        self.samples = load_digits("train" if split == "train" else "test")
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(40))
+        random.shuffle(order)
+        for index in order:
+            image, label = self.samples[index]
+            yield image + 0.1 * torch.rand_like(image), label
+
+
+class CountedShuffling(Shuffling):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return 40
+
+
+class Unsized:
+    """Digits at any index."""
+
+    def __init__(self, split: str = "train") -> None:
+        self.samples = load_digits("train" if split == "train" else "test")
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index % len(self.samples)]
+
+
+def open_nothing() -> None:
+    """A dataset factory that forgets to return."""
+
+
+def open_generator() -> Iterator[Any]:
+    """A dataset that can be read once."""
+    return iter(Shuffling())

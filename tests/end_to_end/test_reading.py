@@ -4,7 +4,15 @@ kill."""
 from pathlib import Path
 
 import pytest
-from harness import SMALL, differences_of_runs, newest, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    run_until_killed,
+    train,
+)
 from processes import Launcher
 
 from phasetrain.commands.extract.feature_files import read_columns
@@ -55,6 +63,18 @@ def test_another_world_size_cannot_resume_inside_a_custom_loader(
     assert other.codes == [3, 3], other.outputs
     assert "a world size of 2, and the checkpoint has batch 1 of epoch 1" in other.outputs[0]
     assert "with a world size of 3" in other.outputs[0]
+
+
+def test_killed_run_of_an_iterable_reads_up_to_its_position(tmp_path: Path) -> None:
+    words = (
+        *("DATA.TRAIN.dataset=reading_parts.Shuffling", "MODEL.classes=10", "MODEL.channels=1"),
+        *("PHASES={epochs: null, updates: 8}", "PHASES.limit.train=null"),
+    )
+    train(tmp_path / "unbroken", *words)
+    hooks = {"save": SaveEachStep(), "kill": KillAfter(5)}
+    run_until_killed(tmp_path / "run", *words, hooks=hooks)
+    train(tmp_path / "run", *words, "DATA.TRAIN.workers=1")
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
 def test_features_of_a_subset_have_the_ids_of_the_dataset(tmp_path: Path) -> None:

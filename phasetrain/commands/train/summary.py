@@ -13,11 +13,13 @@ from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.config.schema import DEFAULTS
 from phasetrain.config.stages import LENGTHS
+from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import COMPLETED, RunState
 from phasetrain.runtime.format import format_duration, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import Pairs
+from phasetrain.tasks import SplitData
 
 ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", "OPTIMIZER.lr")
 """Keys that decide what a run is about: their defaults are printed."""
@@ -155,16 +157,22 @@ def _describe_data(run_plan: RunPlan) -> str:
     splits = run_plan.data
     names = {split.section.dataset for split in splits.values()}
     if len(names) == 1:
-        sizes = ", ".join(f"{name} {split.length:,}" for name, split in splits.items())
+        sizes = ", ".join(f"{name} {_format_length(split)}" for name, split in splits.items())
         text = f"{names.pop()} ({sizes} samples)"
     else:
         text = ", ".join(
-            f"{name} {split.section.dataset} ({split.length:,} samples)"
+            f"{name} {split.section.dataset} ({_format_length(split)} samples)"
             for name, split in splits.items()
         )
     if list(splits) == [TRAIN]:
         text += ", no test split (DATA.TEST is not set)"
     return text
+
+
+def _format_length(split: SplitData) -> str:
+    if split.length >= ENDLESS:
+        return "endless"
+    return f"{split.length:,}"
 
 
 def _list_assumed(setup: Setup) -> Pairs:

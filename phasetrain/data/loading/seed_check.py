@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
+from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Pipeline
@@ -111,6 +112,8 @@ def _select_indices(reader: SampleReader) -> list[int]:
     """Return the indices of some samples in use, spread over all of them, including the first
     one."""
     length = len(reader.dataset) if reader.chosen is None else len(reader.chosen)
+    if isinstance(reader.dataset, ForwardDataset):
+        return list(range(min(SAMPLES, length)))  # all samples before the others would be read
     places = sorted({length * part // SAMPLES for part in range(SAMPLES)})
     if reader.chosen is None:
         return places

@@ -8,15 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasetrain.config.checks import check_at_least
+from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.data.samplers.epoch_stream import ChunkedPass, EpochStream, draw_uniform
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder, make_shuffled
 from phasetrain.data.samplers.source import SampleSource, group_by_class
 from phasetrain.data.transforms.base import Keys
 from phasetrain.runtime.machine import seed_of
-
-ENDLESS = 10**12
-"""Length of a practically endless epoch."""
 
 Draws = Callable[[int, int], Indices]
 """Returns the indices of the draws in [begin, end)."""

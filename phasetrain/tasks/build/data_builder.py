@@ -7,7 +7,6 @@ from typing import Any
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.data import (
-    DATASETS,
     TRANSFORMS,
     CustomLoader,
     LoaderSettings,
@@ -18,9 +17,9 @@ from phasetrain.data import (
     SampleReader,
     WindowedDataset,
 )
-from phasetrain.data.datasets import Described, Role, Samples
+from phasetrain.data.datasets import Described, Samples
+from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
-from phasetrain.data.samplers.named import ENDLESS
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.phase_sampler import HasPassLength, SampleOrder, pass_length
 from phasetrain.data.transforms import Pipeline
@@ -30,6 +29,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
 from phasetrain.runtime.machine import reseed_all, seed_of
+from phasetrain.tasks.build.dataset_builder import STREAM_ADVICE, open_dataset
 from phasetrain.tasks.build.loading_builder import (
     build_collate,
     build_custom_loader,
@@ -38,7 +38,7 @@ from phasetrain.tasks.build.loading_builder import (
     build_source,
     count_workers,
 )
-from phasetrain.tasks.build.sections import DATA_KEYS, BuildContext, parameters_of
+from phasetrain.tasks.build.sections import BuildContext
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
@@ -206,7 +206,7 @@ def build_split(
     # The same numbers for all splits, so that random ones complete each other.
     reseed_all(seed_of(context.seed, "init", "data"))
     if dataset is None:
-        dataset = _open_dataset(context, name, section, facts)
+        dataset = open_dataset(context, name, section, facts)
     transforms = [
         context.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
         for i, item in enumerate(section.transforms)
@@ -250,20 +250,6 @@ def build_split(
         )
     return SplitData(
         section, reader, order, length, known, train=name == TRAIN, windows=windows, loader=loader
-    )
-
-
-def _open_dataset(
-    context: BuildContext, name: str, section: AttrDict, facts: Mapping[str, Any]
-) -> Samples:
-    # A dataset with both parts returns the one for this split, unless the config names another.
-    part = Role("train" if name == TRAIN else "test")
-    return DATASETS.build(
-        section.dataset,
-        parameters_of(section, DATA_KEYS),
-        where=f"DATA.{name.upper()}",
-        facts={**facts, "split": part, "part": part},
-        used=context.used,
     )
 
 
@@ -349,12 +335,21 @@ def phase_settings(config: AttrDict) -> PhaseSettings:
 def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
     """Reject a length in epochs if an epoch never ends."""
     epochs = config.PHASES.epochs
-    if split.length >= ENDLESS and epochs and config.PHASES.limit.train is None:
+    if split.length < ENDLESS or not epochs or config.PHASES.limit.train is not None:
+        return
+    dataset = split.reader.dataset
+    if isinstance(dataset, ForwardDataset):
         raise ConfigError(
-            f"DATA.TRAIN.sampler = {split.section.sampler!r}: an epoch of this sampler never ends, "
-            f"and {where}.epochs = {epochs}; set a length in updates or samples instead "
-            f"({where}.updates=...), or set `samples` of the sampler"
+            f"DATA.TRAIN.dataset = {split.section.dataset!r}: {type(dataset.dataset).__name__} is "
+            f"read forward without end, and {where}.epochs = {epochs}; set a length in updates or "
+            f"samples instead ({where}.updates=...), or {STREAM_ADVICE}",
+            code="data.no_length",
         )
+    raise ConfigError(
+        f"DATA.TRAIN.sampler = {split.section.sampler!r}: an epoch of this sampler never ends, "
+        f"and {where}.epochs = {epochs}; set a length in updates or samples instead "
+        f"({where}.updates=...), or set `samples` of the sampler"
+    )
 
 
 def _facts(dataset: Samples, where: str) -> dict[str, Any]:

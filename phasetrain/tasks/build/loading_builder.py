@@ -20,9 +20,10 @@ from phasetrain.data import (
     ShardedDataset,
     WindowedDataset,
 )
+from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.fields import FieldSelection
-from phasetrain.data.samplers.phase_sampler import BatchOrder, SampleOrder
+from phasetrain.data.samplers.phase_sampler import BatchOrder, SampleOrder, make_sequential
 from phasetrain.data.samplers.source import SubsetBatchOrder, SubsetOrder, select_subset
 from phasetrain.data.samplers.torch_sampler import to_order
 from phasetrain.errors import ConfigError
@@ -60,6 +61,8 @@ def build_order(
     Raises:
         ConfigError: the sampler cannot be built, or does not fit the dataset.
     """
+    if isinstance(source.dataset, ForwardDataset):
+        return make_sequential()
     name = section.sampler if isinstance(section.sampler, str) else section.sampler["name"]
     where = f"{where}.sampler"
     factory = SAMPLERS.find(name, where)
@@ -180,14 +183,17 @@ def count_workers(asked: int | str, reader: SampleReader) -> int:
 
     Args:
         asked: a number, or `auto`: none for data in memory that is gathered by whole batches,
-            otherwise one per core of this process but one, at most 8; under torchrun the ranks of
-            a machine share the cores.
+            otherwise one per core of this process but one, at most 8, or 1 for an iterable; under
+            torchrun the ranks of a machine share the cores.
         reader: reader that the workers run.
     """
     if isinstance(asked, int):
         return asked
     if not reader.draws_at_random:
         return 0
+    most = MOST_WORKERS
+    if isinstance(reader.dataset, ForwardDataset) and reader.dataset.is_iterable:
+        most = 1  # each worker would read all samples
     # Affinity and not the number of cores: a container or a scheduler may grant fewer.
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(0, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // processes - 1))
+    return max(0, min(most, len(os.sched_getaffinity(0)) // processes - 1))

@@ -1,0 +1,149 @@
+"""Datasets without a length: iterables, which can only be read forward, and datasets that are
+indexed without end."""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+from phasetrain.data.protocols import Described, Indexed
+from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
+
+log = logging.getLogger(__name__)
+
+ENDLESS = 10**12
+"""Length of a practically endless epoch."""
+
+LONG_WAY = 1000
+"""Number of samples from which on a message says that they are read and dropped."""
+
+
+class ForwardDataset(Dataset[Any]):
+    """A dataset without a length as one with indices.
+
+    Sample `i` of an iterable is the `i`-th one that it yields; when it ends, it starts again. Each
+    sample is read with the global generators seeded for its index, so an iterable may draw from
+    them and yields the same samples in any process. An index further ahead reads and drops the
+    samples on the way, and one further back starts again: a resume reads up to its position.
+
+    Args:
+        dataset: torch's `IterableDataset` or any other iterable whose iteration can be repeated, or
+            an object with `__getitem__` for any index from 0 on.
+        seed: seed of the random numbers of an iterable.
+        length: number of samples in a pass; None: passes follow one another without end.
+
+    Raises:
+        TypeError: it is neither, or it is an iterator, which can be read only once.
+        ValueError: on access, the iterable yields nothing.
+
+    Example:
+        >>> letters = ForwardDataset(["a", "b"], seed=0)
+        >>> [letters[index] for index in (0, 1, 2)]
+        ['a', 'b', 'a']
+    """
+
+    def __init__(self, dataset: Any, seed: int, length: int | None = None) -> None:
+        self.is_iterable = reads_forward(dataset) or not isinstance(dataset, Indexed)
+        if self.is_iterable and not isinstance(dataset, Iterable):
+            raise TypeError(f"{type(dataset).__name__} has neither __getitem__ nor __iter__")
+        if isinstance(dataset, Iterator):
+            raise TypeError(
+                f"{type(dataset).__name__} is an iterator, which can be read only once; use an "
+                "object whose __iter__ starts over"
+            )
+        self.dataset = dataset
+        self._seed = seed
+        self._length = length or ENDLESS
+        self._iterator: Iterator[Any] | None = None
+        self._next = 0  # index of the next sample of the iterator
+        self._passes = 0
+        self._process = os.getpid()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.is_iterable:
+            return self.dataset[index]
+        # A fork inherits an iterator whose open files are shared with the parent.
+        if self._iterator is None or index < self._next or self._process != os.getpid():
+            self._restart()
+        if index - self._next >= LONG_WAY:
+            log.info("reading %d samples to reach sample %d", index - self._next, index)
+        # Transforms draw after the sample was read, with the seed of the caller.
+        with preserve_generators():
+            while self._next < index:
+                self._read_next()
+            return self._read_next()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Iterators cannot be pickled for spawned workers.
+        return vars(self) | {"_iterator": None}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the facts of the dataset, if it has any."""
+        if isinstance(self.dataset, Described):
+            return self.dataset.facts()
+        return {}
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the dataset, or the name of its class."""
+        if isinstance(self.dataset, Described):
+            return self.dataset.fingerprint()
+        kind = type(self.dataset)
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+    def _restart(self) -> None:
+        self._iterator = None
+        self._next = 0
+        self._passes = 0
+        self._process = os.getpid()
+
+    def _read_next(self) -> Any:
+        """Return the next sample, of the next pass if this one has ended."""
+        found = self._next_or_end()
+        if found is END:
+            self._iterator = None
+            self._passes += 1
+            found = self._next_or_end()
+        if found is END:
+            self._restart()
+            raise ValueError(f"{type(self.dataset).__name__} yields no samples")
+        self._next += 1
+        return found
+
+    def _next_or_end(self) -> Any:
+        try:
+            if self._iterator is None:
+                reseed_all(seed_of(self._seed, "pass", self._passes))
+                self._iterator = iter(self.dataset)
+            reseed_all(seed_of(self._seed, "sample", self._next))
+            return next(self._iterator, END)
+        except BaseException:
+            # A generator that has raised is over, and would look like the end of a pass.
+            self._restart()
+            raise
+
+
+END = object()
+"""Stands for the end of a pass."""
+
+
+def reads_forward(dataset: Any) -> bool:
+    """Check whether a dataset is an iterable without access by index."""
+    # torch's class inherits a __getitem__ that only raises.
+    if isinstance(dataset, IterableDataset):
+        return True
+    return isinstance(dataset, Iterable) and not isinstance(dataset, Indexed)
+
+
+def find_length(dataset: Any) -> int | None:
+    """Return the length of a dataset, or None if it has none."""
+    if not isinstance(dataset, Sized):
+        return None
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):  # a wrapper of a dataset without a length
+        return None

@@ -1,0 +1,112 @@
+"""Opens the dataset of a split, and checks that it is one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.data import DATASETS
+from phasetrain.data.datasets import Role, Samples
+from phasetrain.data.datasets.forward import ForwardDataset, find_length, reads_forward
+from phasetrain.data.protocols import Indexed
+from phasetrain.engine.plan import TRAIN
+from phasetrain.errors import ConfigError
+from phasetrain.runtime.machine import seed_of
+from phasetrain.tasks.build.sections import DATA_KEYS, BuildContext, parameters_of
+
+STREAM_ADVICE = "make it a phasetrain.data.StreamDataset, which knows the lengths of its shards"
+
+
+def open_dataset(
+    context: BuildContext, name: str, section: AttrDict, facts: Mapping[str, Any]
+) -> Samples:
+    """Open the dataset of a split; one without a length or an index becomes a `ForwardDataset`.
+
+    Args:
+        context: config, world and seed.
+        name: name of the split.
+        section: config of the split.
+        facts: facts of the training data, for a test split.
+
+    Raises:
+        ConfigError: the dataset cannot be built or is none, or other keys of the section do not fit
+            one without a length.
+    """
+    # A dataset with both parts returns the one for this split, unless the config names another.
+    part = Role("train" if name == TRAIN else "test")
+    where = f"DATA.{name.upper()}"
+    dataset = DATASETS.build(
+        section.dataset,
+        parameters_of(section, DATA_KEYS),
+        where=where,
+        facts={**facts, "split": part, "part": part},
+        used=context.used,
+    )
+    length = find_length(dataset)
+    if isinstance(dataset, Indexed) and length is not None and not reads_forward(dataset):
+        return dataset
+    given = f"{where}.dataset = {section.dataset!r}"
+    kind = type(dataset).__name__
+    if dataset is None or not (reads_forward(dataset) or isinstance(dataset, Indexed)):
+        raise ConfigError(
+            f"{given}: it returned {kind}, expected a dataset: an object with __len__ and "
+            "__getitem__, or torch's IterableDataset",
+            code="data.no_dataset",
+        )
+    if name != TRAIN and length is None:
+        raise ConfigError(
+            f"{given}: {kind} has no length, and a test is one pass over its samples; give it "
+            f"__len__, or {STREAM_ADVICE}",
+            code="data.no_length",
+        )
+    # The samples of a train pass are not counted even if they could be: another pass has to draw
+    # other random numbers, and an iterable is not told which pass it is in.
+    length = None if name == TRAIN else length
+    seed = seed_of(context.seed, "forward", name)
+    try:
+        found = ForwardDataset(dataset, seed, length)
+    except TypeError as error:
+        raise ConfigError(f"{given}: {error}", code="data.no_dataset") from error
+    _check_section(context, where, section, found)
+    return found
+
+
+def _check_section(
+    context: BuildContext, where: str, section: AttrDict, dataset: ForwardDataset
+) -> None:
+    """Reject keys that need a length or access by index.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    kind = type(dataset.dataset).__name__
+    sampler = section.sampler if isinstance(section.sampler, str) else section.sampler["name"]
+    if sampler not in ("shuffled", "sequential"):  # `shuffled` is the default
+        raise _conflict(f"{where}.sampler = {sampler!r}", f"{kind} is read in its own order")
+    subset = section.subset
+    if subset.samples is not None or subset.balanced or subset.skip:
+        raise _conflict(f"{where}.subset", f"{kind} has no length")
+    if section.loader is not None:
+        raise _conflict(f"{where}.loader", f"{kind} has no length")
+    if not dataset.is_iterable:
+        return
+    if section.on_bad_sample != "raise":
+        raise _conflict(
+            f"{where}.on_bad_sample = {section.on_bad_sample!r}",
+            f"{kind} is an iterable, which ends with its first error",
+        )
+    if context.world.size > 1:
+        raise ConfigError(
+            f"{where}.dataset = {section.dataset!r}: {kind} is an iterable, which one process can "
+            f"read, and the world size is {context.world.size}; {STREAM_ADVICE}",
+            code="data.no_length",
+        )
+    if isinstance(section.workers, int) and section.workers > 1:
+        raise _conflict(
+            f"{where}.workers = {section.workers}",
+            f"{kind} is an iterable, which is read by one worker at most",
+        )
+
+
+def _conflict(given: str, reason: str) -> ConfigError:
+    message = f"{given}: {reason}; leave the key out, or {STREAM_ADVICE}"
+    return ConfigError(message, code="config.conflict")
