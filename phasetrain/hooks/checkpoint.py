@@ -27,10 +27,15 @@ from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.monitors.monitor import Monitor
 from phasetrain.hooks.run_state import collect_state, restore
+from phasetrain.runtime.clock import DAY, young_interval
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Unfinished
 
 log = logging.getLogger(__name__)
+
+SHORTEST_INTERVAL = 30.0
+LONGEST_INTERVAL = 600.0
+"""Bounds of the seconds between saves with every_minutes = auto."""
 
 
 class CheckpointHook(Hook):
@@ -44,6 +49,7 @@ class CheckpointHook(Hook):
         signals: requests from outside to save or stop.
         promised: facts that later attempts compare with theirs.
         loaded: the checkpoint to resume from, already compared with this run; None starts the run.
+        seconds_between_failures: expected time between interruptions, for every_minutes = auto.
 
     Attributes:
         saves, failures: number of saves of this attempt that succeeded and that failed.
@@ -59,6 +65,8 @@ class CheckpointHook(Hook):
         signals: Signals,
         promised: Mapping[str, Any],
         loaded: LoadedCheckpoint | None = None,
+        *,
+        seconds_between_failures: float = DAY,
     ) -> None:
         self.checkpointer = checkpointer
         self.settings = settings
@@ -77,6 +85,9 @@ class CheckpointHook(Hook):
         self._saved_at: tuple[int, int, str] | None = None
         self._writing: Background[Saved | None] = Background()
         self._save_seconds = 0.0
+        self._seconds_between_failures = seconds_between_failures
+        self._started = 0
+        self._stalled = 0.0  # seconds that the training has waited for saves
         self._next_save = math.inf  # on the monotonic clock, for every_minutes
         self._measured: tuple[int, dict[str, float]] = (0, {})
 
@@ -255,6 +266,7 @@ class CheckpointHook(Hook):
         if run.world.broadcast(position == self._saved_at and not name):
             return
         before = run.clock.switch_to("save")
+        began = time.perf_counter()
         self._finish_save(run)
         # After `_finish_save`, since hooks expect `on_saved` of one save before `on_save` of the
         # next.
@@ -265,12 +277,14 @@ class CheckpointHook(Hook):
             metrics = {}
         facts = Facts(why, epochs, metrics=metrics, name=name)
         self._saved_at = position
-        self._restart_timer()
         draft = self._make_draft(run, facts)
         if draft is not None:
             self._writing.start(lambda: self._write_draft(run, draft))
             if not self.settings.background:
                 self._finish_save(run)
+        self._started += 1
+        self._stalled += time.perf_counter() - began
+        self._restart_timer()
         run.clock.switch_to(before)
 
     def _make_draft(self, run: Run, facts: Facts) -> Draft | None:
@@ -337,8 +351,16 @@ class CheckpointHook(Hook):
         log.warning("%s%s", error, effect)
 
     def _restart_timer(self) -> None:
-        if self.settings.every_minutes is not None:
-            self._next_save = time.monotonic() + 60 * self.settings.every_minutes
+        every = self.settings.every_minutes
+        if every is None or (every == "auto" and not has_rule(self.settings)):
+            return
+        if every == "auto":
+            stall = self._stalled / max(1, self._started)
+            best = young_interval(stall, self._seconds_between_failures)
+            seconds = min(max(best, SHORTEST_INTERVAL), LONGEST_INTERVAL)
+        else:
+            seconds = 60 * every
+        self._next_save = time.monotonic() + seconds
 
     def _load_best(self, run: Run) -> None:
         """Load the best weights into the model; the file `best` gets the path of the checkpoint."""
@@ -366,6 +388,13 @@ class CheckpointHook(Hook):
         self.best = (path, dict(loaded.manifest.facts.metrics))
         log.info("loaded the weights of %s, the best by %s", path, monitor)
         run.world.run_on_main(lambda: checkpointer.mark_best(path))
+
+
+def has_rule(settings: CheckpointSection) -> bool:
+    """Return whether a rule saves, other than `every_minutes: auto`, which only adds to others."""
+    rules = (settings.every_updates, settings.every_epochs, settings.best.monitor)
+    by_minutes = settings.every_minutes not in (None, "auto")
+    return settings.at_end or by_minutes or any(rule is not None for rule in rules)
 
 
 def _check_last_save(is_saved: bool) -> None:  # noqa: FBT001 - called in one place

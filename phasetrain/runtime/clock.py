@@ -65,6 +65,10 @@ def goodput(seconds: Mapping[str, float]) -> float:
     return 0.0
 
 
+DAY = 24 * 60 * 60.0
+"""Seconds between interruptions of a run that has not been interrupted yet."""
+
+
 def young_interval(stall_seconds: float, seconds_between_failures: float) -> float:
     """Return the seconds between checkpoints that minimize the lost time (Young 1974,
     doi:10.1145/361147.361115).

@@ -2,7 +2,9 @@
 between two steps."""
 
 import errno
+import io
 import json
+import math
 import os
 import re
 import signal
@@ -15,6 +17,7 @@ import pytest
 import torch
 from failpoints import Died, Refusing
 from harness import (
+    SMALL,
     KillAfter,
     SaveEachStep,
     differences_of_runs,
@@ -26,10 +29,17 @@ from harness import (
 from raising import raises
 
 from phasetrain.checkpoint import Checkpointer
+from phasetrain.commands.api import run
+from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks import CheckpointHook, Hook
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.clock import DAY
+from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Storage
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
+from phasetrain.testing.build import resolve_overrides
 
 Before = Callable[[str, str], None]
 
@@ -354,6 +364,59 @@ class TestWhen:
         train(tmp_path / "rare", "CHECKPOINT.every_minutes=60", "CHECKPOINT.every_epochs=null", "PHASES.epochs=1",
               hooks={"door": other})  # fmt: skip
         assert other.hook.saves == 1
+
+    @pytest.mark.parametrize(
+        ("stall", "between", "words", "seconds"),
+        [
+            (0.0, DAY, (), 30.0),  # nothing is saved yet: the first save comes soon
+            (0.5, DAY, (), 293.9),  # sqrt(2 * 0.5 s * 86,400 s)
+            (9.0, DAY, (), 600.0),
+            (0.5, 3600.0, (), 60.0),
+            (0.5, DAY, ("CHECKPOINT.every_epochs=null", "CHECKPOINT.at_end=false"), math.inf),
+            (0.5, DAY, ("CHECKPOINT.every_minutes=null",), math.inf),
+        ],
+    )
+    def test_interval_follows_the_cost_of_a_save(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        stall: float,
+        between: float,
+        words: tuple[str, ...],
+        seconds: float,
+    ) -> None:
+        monkeypatch.setattr("phasetrain.hooks.checkpoint.time.monotonic", lambda: 0.0)
+        setup = resolve_overrides([*SMALL, "RUN.dir=x", *words])
+        hook = CheckpointHook(
+            build_checkpointer(setup, RunFolder("x")),
+            setup.config.CHECKPOINT,
+            Signals(),
+            {},
+            seconds_between_failures=between,
+        )
+        hook._started = 2
+        hook._stalled = 2 * stall
+        hook._restart_timer()
+        assert hook._next_save == pytest.approx(seconds, abs=0.1)
+
+    def test_run_shorter_than_an_epoch_saves_by_default(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("phasetrain.hooks.checkpoint.SHORTEST_INTERVAL", 1e-9)
+        monkeypatch.setattr("phasetrain.hooks.checkpoint.LONGEST_INTERVAL", 1e-9)
+        words = ("PHASES.epochs=null", "PHASES.updates=4", "PHASES.limit.train=null")
+        run_until_killed(tmp_path, *words, hooks={"kill": KillAfter(3)})
+        assert newest(tmp_path).manifest.facts.why == "minutes"
+        assert "takes effect" not in (tmp_path / "log.txt").read_text()
+        # It changes nothing in the weights when a save happens.
+        again = train(tmp_path, *words)
+        monkeypatch.undo()
+        assert again.digest == train(tmp_path / "unbroken", *words).digest
+
+    def test_attempt_without_a_checkpoint_is_mentioned(self, tmp_path: Path) -> None:
+        run_until_killed(tmp_path, hooks={"kill": KillAfter(2)})
+        stream = io.StringIO()
+        run([*SMALL, f"RUN.dir={tmp_path}"], terminal=Terminal(stream, live=False))
+        assert "attempt 1 left no checkpoint: starting from update 0" in stream.getvalue()
 
     @pytest.mark.by_default("True")
     @pytest.mark.parametrize("asked", [True, False])

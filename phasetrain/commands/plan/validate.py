@@ -16,6 +16,7 @@ from phasetrain.data.loading.seed_check import check_seeded, read_first_target
 from phasetrain.distributed import World
 from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.errors import ConfigError, Problem
+from phasetrain.hooks.checkpoint import has_rule
 from phasetrain.hooks.monitors.monitor import AUTO, Monitor
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim.groups import list_weights
@@ -138,14 +139,7 @@ def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
 
 def is_saving(setup: Setup) -> bool:
     """Return whether section CHECKPOINT has a rule by which the run saves."""
-    section = setup.config.CHECKPOINT
-    rules = (
-        section.every_updates,
-        section.every_epochs,
-        section.every_minutes,
-        section.best.monitor,
-    )
-    return section.at_end or any(rule is not None for rule in rules)
+    return has_rule(setup.config.CHECKPOINT)
 
 
 def list_unused(setup: Setup, plan: Plan) -> list[str]:
@@ -158,7 +152,9 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
     limit = config.PHASES.limit
 
     def beyond(path: str, every: float | None, reached: float, unit: str) -> None:
-        if every is not None and every > reached:
+        # A default may have no effect: nobody has asked for it.
+        is_asked_for = setup.composed.origins.get(path) not in setup.composed.assumed
+        if every is not None and every > reached and is_asked_for:
             found.append(
                 f"{path} = {every}: the run ends after {reached} {unit}, so it never takes effect"
             )

@@ -13,7 +13,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoProgressError, needs_traceback
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.records import StatusRecord
-from phasetrain.runtime.clock import KINDS, Clock, goodput, young_interval
+from phasetrain.runtime.clock import DAY, KINDS, Clock, goodput, young_interval
 from phasetrain.runtime.format import format_duration
 from phasetrain.runtime.live_view import redirect_output, restore_output
 from phasetrain.runtime.storage import LogFile
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C. A person stopped the run, so the attempt does not count as a failure."""
-
-DAY = 86_400.0
 
 
 class Attempt:
@@ -114,18 +112,21 @@ class Attempt:
 
     def _advise_interval(self, spent: Mapping[str, float], saves: int, per_update: float) -> str:
         stall = spent["save"] / saves
+        found = "one interruption a day"
         if self._broken:
-            between = sum(self._sum_attempts(spent).values()) / self._broken
             found = f"{self._broken} interrupted attempts until now"
-        else:
-            between = DAY
-            found = "one interruption a day"
-        interval = young_interval(stall, between)
+        interval = young_interval(stall, self.seconds_between_failures())
         updates = max(1, round(interval / per_update))
         return (
             f"a checkpoint stalls the training for {1000 * stall:.1f} ms: with {found}, one every "
             f"{format_duration(interval)}, or {updates:,} updates, loses the least time (Young)"
         )
+
+    def seconds_between_failures(self) -> float:
+        """Return the mean time between interruptions of the run; a day if there was none."""
+        if not self._broken:
+            return DAY
+        return sum(self._sum_attempts(self.clock.seconds()).values()) / self._broken
 
     def _sum_attempts(self, spent: Mapping[str, float]) -> dict[str, float]:
         return {kind: self._earlier[kind] + spent[kind] for kind in KINDS}

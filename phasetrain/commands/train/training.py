@@ -104,6 +104,7 @@ class Training:
             self.signals,
             build_promise(run_plan, self.deviations),
             loaded,
+            seconds_between_failures=self.attempt.seconds_between_failures(),
         )
         latest = LatestMetrics()
         # The checkpoint hook comes first: a failure in a later hook then loses no checkpoint.
@@ -266,7 +267,11 @@ class Training:
             warning = warn_of_low_lr(plan, state, _remaining_lr(task, plan.where(state)))
             if warning:
                 log.warning(warning)
-        elif not run_plan.plan.phases:
+        elif self.attempt.before.attempt:
+            number = self.attempt.before.attempt
+            line = f"attempt {number} left no checkpoint: starting from update 0"
+            setup.terminal.print_pairs([("resume", line)])
+        if not run_plan.plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
     def _finish(
