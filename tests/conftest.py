@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,8 @@ TURNSTILE = pytest.StashKey[Turnstile]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Restore default signal handling; open the turnstile of a worker of pytest-xdist."""
+    # The key with which runs sign their custom code does not go into the home of the developer.
+    os.environ["XDG_STATE_HOME"] = str(Path(tempfile.gettempdir(), f"phasetrain-{os.getuid()}"))
     # nohup starts a program with SIGHUP ignored, a shell script its background jobs with SIGINT
     # ignored, and both are inherited by the processes that tests start: phasetrain respects an
     # ignored SIGHUP, and the tests that send these signals would wait for nothing.

@@ -179,7 +179,7 @@ class CheckpointReader:
         if not contents.keys() >= {TREE, TENSORS}:
             raise InvalidCheckpointError(f"{TREE} or {TENSORS} is missing from its manifest")
         state = decode(contents[TREE], contents[TENSORS])
-        promised = _parse_json(contents[PROMISED]) if PROMISED in contents else None
+        promised = parse_json(contents[PROMISED]) if PROMISED in contents else None
         if isinstance(state, dict) and manifest.format == 1:  # it had no separate file
             promised = state.pop("promised", None)
         if not isinstance(state, dict) or not isinstance(promised, dict):
@@ -201,7 +201,7 @@ class CheckpointReader:
         loaded = LoadedCheckpoint(
             path,
             manifest,
-            _parse_json(texts[PROMISED]),
+            parse_json(texts[PROMISED]),
             lambda find_targets: shards.read_state(texts[TREE], find_targets),
         )
         # Those that verify_shards has examined are not read again: each rank needs only its
@@ -217,6 +217,7 @@ class CheckpointReader:
             self.say(f"checkpoint {self.root}/{name} was skipped: {reason}")
 
 
-def _parse_json(data: bytes | bytearray) -> Any:
+def parse_json(data: bytes | bytearray) -> Any:
+    """Return the content of promised.json; raises InvalidCheckpointError if it is malformed."""
     with reject_malformed(PROMISED):
         return json.loads(data)

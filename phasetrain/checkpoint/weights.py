@@ -3,8 +3,9 @@
 import logging
 from hashlib import sha256
 
-from phasetrain.checkpoint.commit import MANIFEST, NAME
+from phasetrain.checkpoint.commit import MANIFEST
 from phasetrain.checkpoint.contents import LoadedCheckpoint
+from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.checkpoint.reader import PROMISED, CheckpointReader
 from phasetrain.checkpoint.retention import Retention
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
@@ -14,9 +15,6 @@ from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
-
-FOLDER = "checkpoints"
-"""Folder of the checkpoints in a run folder."""
 
 
 @FORMATS.register("phasetrain")
@@ -69,16 +67,6 @@ def find_checkpoint(source: WeightSource, storage: Storage) -> LoadedCheckpoint:
             f"{join_first(names, 10, empty='nothing')}"
         )
     return loaded
-
-
-def checkpoint_root(storage: Storage, folder: str) -> str | None:
-    """Return the folder of checkpoints in a run folder, or a folder that is one; None without."""
-    names = storage.list_names(folder)
-    if FOLDER in names:
-        return f"{folder}/{FOLDER}"
-    if any(map(NAME.fullmatch, names)):
-        return folder
-    return None
 
 
 def _load_best(source: WeightSource, reader: CheckpointReader) -> LoadedCheckpoint | None:

@@ -25,8 +25,8 @@ def restore_weights(task: Task, loaded: LoadedCheckpoint) -> None:
         task.restore(SavedTask(shared), "learned")
     except ChangedError as error:
         raise ChangedError(
-            f"{loaded.path} is of another MODEL or LOSS than the config describes; give the "
-            f"overrides of its run, which are in overrides.yaml: {error}",
+            f"{loaded.path} is of another MODEL or LOSS than the config describes: {error}; "
+            f"`phasetrain test RUN_FOLDER` takes the config of the run",
             code="checkpoint.other_model",
         ) from error
 

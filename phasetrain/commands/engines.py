@@ -16,8 +16,10 @@ from phasetrain.commands.plan.preview import preview
 from phasetrain.commands.replay.replay import replay
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup, is_submitted, resolve_config
+from phasetrain.commands.stored.stored_config import StoredConfig
 from phasetrain.commands.test import evaluate
 from phasetrain.commands.train.train import Loop, train
+from phasetrain.config.trust import trust_only
 from phasetrain.distributed import check_collective_order, find_placement, join_process_group
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, needs_traceback
@@ -84,6 +86,7 @@ def run_engine(
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
     clock: Clock | None = None,
+    stored: StoredConfig | None = None,
 ) -> RunResult:
     """Run the engine that the config names, without reading back its history.
 
@@ -94,6 +97,7 @@ def run_engine(
         loop: runs the engine of a training; a custom loop iterates over `engine.steps()`.
         terminal: where to print; standard output by default.
         clock: measures this attempt; by default it starts now.
+        stored: the config of a run folder, which the overrides change; see `use_folder`.
 
     Raises:
         PhasetrainError: see `phasetrain.errors`.
@@ -108,7 +112,9 @@ def run_engine(
     if "RUN.verbosity=verbose" in overrides:
         terminal.verbosity = "verbose"  # also for an error before the config is resolved
     with print_log(terminal), _log_traceback():
-        setup = resolve_config(overrides, config_dir=config_dir, terminal=terminal, place=place)
+        setup = resolve_config(
+            overrides, config_dir=config_dir, terminal=terminal, place=place, stored=stored
+        )
         terminal.verbosity = setup.config.RUN.verbosity
         if is_submitted(setup.config):
             from phasetrain.commands.submit import submit
@@ -118,7 +124,9 @@ def run_engine(
             )
         if setup.config.LAUNCH.cluster == "debug":
             log.info("LAUNCH.cluster = debug: the run is not submitted, it runs in this process")
-        return _run_setup(setup, extras)
+        # Parts are built in here: what the config of a folder names stays restricted until then.
+        with trust_only(setup.trusted_paths):
+            return _run_setup(setup, extras)
 
 
 def _run_setup(setup: Setup, extras: Extras) -> RunResult:

@@ -6,7 +6,7 @@ import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
@@ -18,15 +18,19 @@ from torch import Tensor, nn
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
-from phasetrain.commands.setup import resolve_config
+from phasetrain.commands.load import FOR_INFERENCE
+from phasetrain.commands.setup import Setup, resolve_config
+from phasetrain.commands.stored.stored_config import stored_in
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
+from phasetrain.config.trust import trust_only
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.sources import WeightSource
 from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks.misfits import shorten_misfit
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ def export(
     source: Mapping[str, Any] = MappingProxyType({}),
     overrides: Sequence[str] = (),
     config_dir: str | None = None,
+    trust: bool = False,
 ) -> int:
     """Write the model of a checkpoint to a new file, or for `huggingface` to a new folder.
 
@@ -67,13 +72,13 @@ def export(
         path: a checkpoint, or a run folder.
         out: must not exist yet; `PREFIX://...` goes through the registered path handler.
         form: one of `FORMATS`. `torch_export` and `onnx` hold the computation as well, for batches
-            of any size, in test mode: the model is built from `overrides` on the CPU, and for
-            `torch_export` the outputs of the file are compared with the outputs of the model.
+            of any size, in test mode: the model is built from the config of the checkpoint on the
+            CPU, and for `torch_export` the outputs of the file are compared with its outputs.
         source: which checkpoint of a run, and which weights: `checkpoint`, `which`, and patterns
             `include` and `exclude` of names, as in MODEL.weights.
-        overrides: overrides of the run, as in its overrides.yaml; only for `torch_export` and
-            `onnx`.
-        config_dir: folder with your configs.
+        overrides: changes of the config of the checkpoint; only for `torch_export` and `onnx`.
+        config_dir: folder with your configs, from which overrides may choose.
+        trust: run the modules and dotted paths that the config of the checkpoint names.
 
     Returns:
         Number of tensors, or number of bytes for `torch_export` and `onnx`.
@@ -106,7 +111,7 @@ def export(
     if form == "huggingface":
         _write_folder(out, weights)
         return len(weights.tensors)
-    model, example = build_model(weights, overrides, config_dir)
+    model, example = build_model(weights, overrides, config_dir, trust=trust)
     if form == "onnx":
         content = _encode_onnx(model, example)
     else:
@@ -148,18 +153,33 @@ def read_weights(source: WeightSource) -> Weights:
 
 
 def build_model(
-    weights: Weights, overrides: Sequence[str], config_dir: str | None
+    weights: Weights, overrides: Sequence[str], config_dir: str | None, *, trust: bool = False
 ) -> tuple[nn.Module, Tensor]:
-    """Return the model of a config in test mode with these weights, and a batch of its input.
+    """Return the model of a checkpoint in test mode with these weights, and a batch of its input.
+
+    Args:
+        weights: from the checkpoint.
+        overrides: changes of its config.
+        config_dir: folder with your configs.
+        trust: run the code that its config names.
 
     Raises:
-        ConfigError: the weights are of another model, or its input is not a single tensor.
+        ConfigError: the weights are of another model, its input is not a single tensor, or its
+            config names code that is not trusted.
     """
-    # on the CPU, so that the file does not hold CUDA devices
-    words = [*overrides, "MACHINE.device=cpu"]
+    stored = stored_in(weights.loaded, weights.loaded.path)
     setup = resolve_config(
-        words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False)
+        # on the CPU, so that the file does not hold CUDA devices
+        [*FOR_INFERENCE, *overrides, "MACHINE.device=cpu"],
+        config_dir=config_dir,
+        terminal=Terminal(io.StringIO(), live=False),
+        stored=replace(stored, is_trusted=trust),
     )
+    with trust_only(setup.trusted_paths):
+        return _build_model(setup, weights)
+
+
+def _build_model(setup: Setup, weights: Weights) -> tuple[nn.Module, Tensor]:
     builder = setup.builder()
     data = builder.data()
     plan = builder.plan(data)
@@ -169,7 +189,7 @@ def build_model(
     except RuntimeError as error:
         raise ConfigError(
             f"{weights.loaded.path} is of another model than the overrides describe, or tensors "
-            f"were excluded; give the overrides of its run, which are in overrides.yaml: {error}",
+            f"were excluded; remove overrides, --include and --exclude: {shorten_misfit(error)}",
             code="checkpoint.other_model",
         ) from error
     phase = plan.phases[0]

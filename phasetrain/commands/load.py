@@ -10,8 +10,8 @@ from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.choose import restore_weights
 from phasetrain.commands.setup import Setup, resolve_config
-from phasetrain.config.compose.override_text import format_overrides, format_removals
-from phasetrain.config.schema import default_schema
+from phasetrain.commands.stored.stored_config import stored_in
+from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models.sources import WeightSource
@@ -23,7 +23,7 @@ from phasetrain.tasks import Builder, SplitData, Task
 OF_PARTS = ("MODEL.", "LOSS.", "TASK.")
 """Prefixes of the facts in plan.json from which parts were built."""
 
-FOR_INFERENCE = ("experiment=null", "RUN.engine=test", "LAUNCH.cluster=null")
+FOR_INFERENCE = ("RUN.engine=test", "LAUNCH.cluster=null")
 """Overrides that turn the config of a training into one for predictions."""
 
 
@@ -33,6 +33,7 @@ def load(
     *,
     weights: Literal["model", "ema", "swa"] = "model",
     device: str = "auto",
+    trust: bool = False,
 ) -> Task:
     """Return the task of a run with the weights of a checkpoint, in test mode, for
     `task.predict(inputs)`.
@@ -46,25 +47,28 @@ def load(
         checkpoint: `latest`, `best` (by CHECKPOINT.best.monitor of the run), or its name.
         weights: the trained weights, or an average of them (MODEL.ema, MODEL.swa).
         device: see MACHINE.device.
+        trust: run the modules of RUN.imports and the dotted paths that the config of the folder
+            names, if they are not those of a run of this user.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or average, or a part cannot be built here.
+        ConfigError: there is no such run, checkpoint or average, a part cannot be built here, or
+            the folder names code that is not trusted (`trust.needed`).
 
     Example:
         >>> task = phasetrain.load("runs/adamw", "best")
         >>> task.predict(images).argmax(1)
     """
-    loaded = _load_checkpoint(str(folder).rstrip("/"), checkpoint)
-    asked = loaded.promised["config"]
-    words = [
-        *format_overrides(asked),
-        *format_removals(asked, default_schema()),
-        *FOR_INFERENCE,
-        f"MACHINE.device={device}",
-    ]
+    path = str(folder).rstrip("/")
+    loaded = load_checkpoint(path, checkpoint)
+    stored = replace(stored_in(loaded, path), is_trusted=trust)
     # silent: notes about the config are for the person who trains
-    setup = resolve_config(words, terminal=Terminal(io.StringIO(), live=False))
-    task = _build_task(setup, loaded)
+    setup = resolve_config(
+        [*FOR_INFERENCE, f"MACHINE.device={device}"],
+        terminal=Terminal(io.StringIO(), live=False),
+        stored=stored,
+    )
+    with trust_only(setup.trusted_paths):
+        task = _build_task(setup, loaded)
     parts = task.parts
     if weights != "model":
         if weights not in parts.averages:
@@ -125,7 +129,12 @@ def _read_facts(checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:
+def load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:
+    """Return a checkpoint of a run: the newest, the best, or one by its name.
+
+    Raises:
+        ConfigError: there is none.
+    """
     storage = open_storage(folder)
     if not storage.list_names(folder):
         raise ConfigError(

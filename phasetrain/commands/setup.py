@@ -6,14 +6,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from phasetrain.commands.stored.stored_config import StoredConfig
+from phasetrain.commands.stored.trust import check_code
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed, compose
-from phasetrain.config.compose.sources import find_config_dir
+from phasetrain.config.compose.sources import Layer, find_config_dir
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import collect_problems, raise_all
 from phasetrain.config.rules.derive import Derived, derive
 from phasetrain.config.schema import Schema, default_schema, is_split
 from phasetrain.config.stages import compose_stages
+from phasetrain.config.trust import trust_only
 from phasetrain.config.validation import Slot, check_config
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
@@ -102,6 +105,8 @@ class Setup:
         dropped: lines about parameters that were dropped because another part was named.
         derived: lines about derived values.
         stages: config of each stage in PHASES.stages; empty if there are none.
+        stored: the folder whose config this is, with changes; None if it was composed from files.
+        trusted_paths: dotted paths that parts may have outside of known libraries; None for any.
     """
 
     config: ConfigDict
@@ -115,6 +120,8 @@ class Setup:
     dropped: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
     stages: tuple[ConfigDict, ...] = ()
+    stored: StoredConfig | None = None
+    trusted_paths: frozenset[str] | None = None
 
     def builder(self) -> Builder:
         """Return the builder of the parts of this run."""
@@ -135,6 +142,7 @@ def resolve_config(
     config_dir: str | None = None,
     terminal: Terminal | None = None,
     place: Placement | None = None,
+    stored: StoredConfig | None = None,
 ) -> Setup:
     """Compose, validate and derive the config.
 
@@ -143,19 +151,35 @@ def resolve_config(
         config_dir: a folder with the user's configs; by default see `find_config_dir`.
         terminal: output.
         place: rank of this process; by default it is the only one.
+        stored: the config of a run folder, which the overrides change.
 
     Raises:
-        ConfigError: lists all mistakes; nothing has been built.
+        ConfigError: lists all mistakes, or the custom code that a stored config names and that is
+            not trusted; nothing has been built.
     """
     schema = default_schema()
-    config_dir = find_config_dir(config_dir, overrides)
-    composed = compose(overrides, config_dir=config_dir, schema=schema)
+    if stored is None:
+        config_dir = find_config_dir(config_dir, overrides)
+        composed = compose(overrides, config_dir=config_dir, schema=schema)
+        trusted = None
+    else:
+        composed, trusted = _compose_stored(stored, overrides, config_dir)
+        config_dir = config_dir or stored.config_dir
+    with trust_only(trusted):
+        setup = _resolve_composed(composed, schema, place or Placement(), stored)
+    return replace(
+        setup, terminal=terminal or Terminal(), config_dir=config_dir, trusted_paths=trusted
+    )
+
+
+def _resolve_composed(
+    composed: Composed, schema: Schema, place: Placement, stored: StoredConfig | None
+) -> Setup:
     # Plugins register their parts, which the config may name: before anything is validated.
     for warning in load_plugins():
         log.warning(warning)
     # Before the validation, because the imports register the parts that the config names.
-    composed = _import_modules(composed)
-    place = place or Placement()
+    composed = _import_modules(composed, stored)
     validate(composed, schema, place)
     # After the validation, which has imported the modules of hooks that are named by a path.
     schema = classify_hooks(schema, composed.config)
@@ -177,15 +201,35 @@ def resolve_config(
         composed=composed,
         schema=schema,
         machine=_resolve_machine(config, place),
-        terminal=terminal or Terminal(),
+        terminal=Terminal(),
         place=place,
-        config_dir=config_dir,
         dropped=composed.notes,
         derived=derived.lines,
         stages=tuple(
             derive(stage, schema, device=device, processes=world_size).config for stage in stages
         ),
+        stored=stored,
     )
+
+
+def _compose_stored(
+    stored: StoredConfig, overrides: Sequence[str], config_dir: str | None
+) -> tuple[Composed, frozenset[str] | None]:
+    """Return the config of a folder with changes, and the dotted paths that its parts may have;
+    None for any.
+
+    Raises:
+        ConfigError: it names code that is not trusted.
+    """
+    composed = compose(
+        overrides,
+        config_dir=config_dir or stored.find_config_dir(),
+        base=Layer(stored.path, dict(stored.values)),
+    )
+    trusted = None
+    if not stored.is_trusted:
+        trusted = check_code(stored, composed)
+    return replace(composed, overrides=stored.record_overrides(overrides)), trusted
 
 
 def validate(composed: Composed, schema: Schema, place: Placement) -> None:
@@ -302,7 +346,7 @@ def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
     )
 
 
-def _import_modules(composed: Composed) -> Composed:
+def _import_modules(composed: Composed, stored: StoredConfig | None) -> Composed:
     """Import the modules of RUN.imports; imports that fail join the problems."""
     run = composed.config.get("RUN")
     names: Any = None
@@ -310,4 +354,7 @@ def _import_modules(composed: Composed) -> Composed:
         names = run.get("imports")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return composed  # a wrong type is reported by the validation
-    return replace(composed, problems=(*composed.problems, *run_imports(names)))
+    folders = []
+    if stored is not None and stored.start_folder is not None:
+        folders.append(stored.start_folder)
+    return replace(composed, problems=(*composed.problems, *run_imports(names, folders)))

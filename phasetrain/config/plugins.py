@@ -14,18 +14,22 @@ PLUGINS = "phasetrain"
 """Entry point group of installed packages that register parts."""
 
 
-def run_imports(names: Sequence[str]) -> list[Problem]:
+def run_imports(names: Sequence[str], folders: Sequence[str] = ()) -> list[Problem]:
     """Import the modules of `RUN.imports`, so that their parts are registered; the current folder
     is searched too.
+
+    Args:
+        names: modules.
+        folders: searched after the current folder.
 
     Returns:
         one problem per module that failed: its error, and the file and line that raised it.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # Last, so that no file of the folder hides a module of a library. It is not removed, since
-        # spawned data loading workers import the same modules.
-        sys.path.append(here)
+    for folder in (str(Path.cwd()), *folders) if names else (str(Path.cwd()),):
+        if folder not in sys.path:
+            # Last, so that no file of the folder hides a module of a library. It is not removed,
+            # since spawned data loading workers import the same modules.
+            sys.path.append(folder)
     problems = []
     for name in names:
         try:

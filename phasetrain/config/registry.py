@@ -10,6 +10,12 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from phasetrain.config.trust import (
+    is_library_part,
+    is_library_path,
+    is_trusted,
+    make_trust_error,
+)
 from phasetrain.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -226,13 +232,13 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         """Return the part behind a name with a dot: a name behind a bridge, or a dotted path."""
         library, _, rest = name.partition(".")
         if library not in self._bridges:
-            return _import_path(name, key)
+            return import_part(name, key, self.kind)
         bridge = self._bridges[library]
         try:
             _import(library, name, key)
             found = _resolve(bridge, rest, name, key)
             if found is None:
-                return _import_path(name, key)
+                return import_part(name, key, self.kind)
             return found
         except UnknownNameError as error:
             near = did_you_mean(error.name, error.known) or f". It has {len(error.known)} others"
@@ -318,11 +324,26 @@ def _signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
     return named, any(p.kind is p.VAR_KEYWORD for p in found.values())
 
 
-def _import_path(path: str, key: str) -> Factory[Any]:
+def import_part(path: str, key: str, kind: str) -> Factory[Any]:
+    """Return the callable at a dotted path.
+
+    Args:
+        path: module and name in it.
+        key: the config key with the path, for messages.
+        kind: kind of part, which decides what may be imported inside of `trust_only`.
+
+    Raises:
+        ConfigError: there is no such callable, or it is not trusted.
+    """
+    trusted = is_trusted(path)
+    if not trusted and not is_library_path(path):
+        raise make_trust_error(path, key)
     module_name, _, attribute = path.rpartition(".")
     module = _import(module_name, path, key)
     # Not getattr: the `__getattr__` of a module may import further modules and raise anything.
     found = vars(module).get(attribute)
+    if not trusted and not is_library_part(found, kind):
+        raise make_trust_error(path, key)
     if not callable(found):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(

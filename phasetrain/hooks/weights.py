@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from phasetrain.checkpoint.commit import NAME
-from phasetrain.checkpoint.weights import checkpoint_root
+from phasetrain.checkpoint.promised import checkpoint_root
 from phasetrain.distributed import Strategy
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase

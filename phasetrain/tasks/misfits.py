@@ -1,5 +1,6 @@
 """Exceptions with which models, losses and meters reject their inputs."""
 
+import re
 from collections.abc import Sequence
 from traceback import walk_tb
 from types import FrameType
@@ -96,3 +97,23 @@ def _describe_layer(module: nn.Module) -> str:
     if next(module.children(), None) is None:
         return " ".join(repr(module).split())
     return type(module).__name__
+
+
+def shorten_misfit(error: Exception) -> str:
+    """Return why a state does not fit a module, with two names of each kind of mismatch.
+
+    torch lists every tensor of the model, which buries what to do about it.
+    """
+    first, *lines = str(error).strip().splitlines() or [type(error).__name__]
+    if "state_dict" not in first:
+        return first
+    found = []
+    for kind, pattern in (("missing", "Missing key"), ("unexpected", "Unexpected key")):
+        listed = next((line for line in lines if pattern in line), "")
+        if names := re.findall(r'"([^"]*)"', listed):
+            found.append(f"{kind}: {join_first(names, 2)}")
+    shapes = [line.strip() for line in lines if "size mismatch for " in line]
+    names = [re.sub(r"size mismatch for ([^:]*):.*", r"\1", line) for line in shapes]
+    if names:
+        found.append(f"of another shape: {join_first(names, 2)}")
+    return "; ".join(found) or first

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from phasetrain.distributed import Strategy, World, load_buffers
 from phasetrain.errors import ChangedError, is_out_of_memory
 from phasetrain.optim import Updater
+from phasetrain.tasks.misfits import shorten_misfit
 
 
 class Stateful(Protocol):
@@ -186,7 +187,8 @@ def _load_shared(
             if is_out_of_memory(error):
                 raise
             raise ChangedError(
-                f"the state of {name!r} does not fit this run: {error}", code="resume.part_changed"
+                f"the state of {name!r} does not fit this run: {shorten_misfit(error)}",
+                code="resume.part_changed",
             ) from error
 
 

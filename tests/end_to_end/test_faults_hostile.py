@@ -6,16 +6,13 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from damaged import NEWEST, PREVIOUS, newest_valid_name
+from damaged import NEWEST, PREVIOUS, newest_valid_name, resign
 from faulty import ONE, Starter
 from harness import SMALL, newest
-
-from phasetrain.runtime.storage import Storage
 
 CANARY = "canary"
 
@@ -25,20 +22,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return os.system, (f"touch {CANARY}",)
-
-
-def resign(folder: Path, change: Callable[[dict[str, Any]], object] = lambda body: None) -> None:
-    """Update the digests of a manifest to the files of its folder, as an attacker would."""
-    path = folder / "manifest.json"
-    body = json.loads(path.read_text())["body"]
-    for name in body["files"]:
-        body["files"][name] = {
-            "size": (folder / name).stat().st_size,
-            "digest": Storage().read_hashed(str(folder / name))[1],
-        }
-    change(body)
-    digest = sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps({"body": body, "digest": digest}))
 
 
 class TestHostileOnes:

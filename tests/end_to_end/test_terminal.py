@@ -70,7 +70,8 @@ def test_closing_lines_give_results_and_next_commands(default: Screen) -> None:
     )
     assert re.search(r"^time    \d+\.\d s, \d+ % in steps \(goodput\); .*\bstart \d+ %", text, re.M)
     assert "end     completed after 264 updates; everything is in runs/digits-12345678" in text
-    assert "resume  to train longer, add: PHASES.epochs=24 PHASES.extend=stretch" in text
+    resume = "phasetrain resume runs/digits-12345678 PHASES.epochs=24 PHASES.extend=stretch"
+    assert f"resume  {resume}" in re.sub(r"\n +", " ", text)
     assert "load    phasetrain.load('runs/digits-12345678') in Python" in text
     assert re.search(r"^weights sha256 [0-9a-f]{64}$", text, re.M)
 

@@ -11,7 +11,11 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.tasks import Position, Task
-from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
+from phasetrain.tasks.misfits import (
+    describe_failed_forward,
+    raise_unless_misfit,
+    shorten_misfit,
+)
 from phasetrain.testing.build import build_run
 
 CUDA_TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -145,3 +149,22 @@ def test_error_of_a_worker_is_raised_and_a_misfit_is_not() -> None:
     raise_unless_misfit(RuntimeError("shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         raise_unless_misfit(RuntimeError("DataLoader worker (pid 1) exited unexpectedly"))
+
+
+def test_two_names_of_each_kind_of_mismatch_are_shown() -> None:
+    saved = nn.Sequential(*(nn.Linear(2, 2) for _ in range(6)))
+    model = nn.Sequential(*(nn.Linear(2, 3 if place < 3 else 2) for place in range(9)))
+    del model[4:6]
+    state = {f"old.{name}": one for name, one in saved.state_dict().items()} | saved.state_dict()
+    with pytest.raises(RuntimeError) as caught:
+        model.load_state_dict(state)
+    assert shorten_misfit(caught.value) == (
+        "missing: 6.weight, 6.bias; unexpected: old.0.weight, old.0.bias and 10 more; "
+        "of another shape: 0.weight, 0.bias and 4 more"
+    )
+
+
+def test_other_errors_keep_their_first_line() -> None:
+    assert shorten_misfit(KeyError("weight")) == "'weight'"
+    assert shorten_misfit(ValueError("two optimizers\nwith details")) == "two optimizers"
+    assert shorten_misfit(RuntimeError()) == "RuntimeError"

@@ -5,11 +5,14 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasetrain.commands.cli.output import Outcome
-from phasetrain.commands.cli.parsing import Call
+from phasetrain.commands.cli.parsing import TRUST, Call
 from phasetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phasetrain.commands.stored.stored_config import StoredConfig
 
 # The modules of the commands are imported in the functions that run them, because most of them
 # import torch: `--help` and usage errors would take a second longer.
@@ -21,6 +24,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="run_folder", metavar="RUN_FOLDER", help="same as the command rerun"
     )
+    add_folder_flags(parser)
 
 
 def run_train(call: Call) -> Outcome:
@@ -38,27 +42,92 @@ def run_train(call: Call) -> Outcome:
     return _run_words(call, call.overrides)
 
 
+def add_folder_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of commands that take a run folder."""
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of commands that take a checkpoint of a run folder."""
+    parser.add_argument(
+        "--checkpoint",
+        metavar="NAME",
+        help="latest (default), best, a name, or a path; same as RUN.checkpoint",
+    )
+    add_folder_flags(parser)
+
+
+def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run folder."""
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run")
+    add_folder_flags(parser)
+
+
+def run_resume(call: Call) -> Outcome:
+    """Resume the run of a folder with its own config, and changes."""
+    stored, words = _use_folder(call, "train")
+    return _run_words(call, words, stored)
+
+
+def _use_folder(call: Call, engine: str) -> "tuple[StoredConfig | None, list[str]]":
+    """Return the config of the run folder among the words, if there is one, and the overrides."""
+    flags = vars(call.flags)
+    folder: str | None = flags.get("run_folder")
+    changes = call.overrides
+    if folder is None and "trust" in flags:
+        folder, changes = _split_folder(changes)
+    checkpoint = flags.get("checkpoint") or ""
+    if folder is not None:
+        from phasetrain.commands.stored.stored_config import use_folder
+
+        return use_folder(folder, engine, changes, checkpoint, trust=flags["trust"])
+    if checkpoint:
+        from phasetrain.config.compose.override_text import quote_value
+
+        changes.append(f"RUN.checkpoint={quote_value(checkpoint)}")
+    return None, changes
+
+
+def _split_folder(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the first word that is neither an override nor a file, and the other words."""
+    rest = list(words)
+    for place, word in enumerate(words):
+        if "=" not in word and not word.startswith("~") and not word.endswith((".yaml", ".yml")):
+            return rest.pop(place), rest
+    return None, rest
+
+
 def run_engine_named(engine: str) -> Callable[[Call], Outcome]:
-    """Return a command that runs an engine, whatever RUN.engine says in a file."""
+    """Return a command that runs an engine, whatever RUN.engine says in a file.
+
+    Its first word may be a run folder, whose config is then taken.
+    """
 
     def run(call: Call) -> Outcome:
+        stored, changes = _use_folder(call, engine)
+        if stored is not None:
+            return _run_words(call, changes, stored)
         word = f"RUN.engine={engine}"
-        for given in call.overrides:
+        for given in changes:
             # Hydra's prefixes + and ++ set the key as well
             if given.lstrip("+").startswith("RUN.engine=") and given.lstrip("+") != word:
                 raise ConfigError(
                     f"{given}: the command {call.command} sets {word}; remove one of the two",
                     code="cli.conflict",
                 )
-        return _run_words(call, [*call.overrides, word])
+        return _run_words(call, [*changes, word])
 
     return run
 
 
-def _run_words(call: Call, overrides: Sequence[str]) -> Outcome:
+def _run_words(
+    call: Call, overrides: Sequence[str], stored: "StoredConfig | None" = None
+) -> Outcome:
     from phasetrain.commands.engines import run_engine
 
-    result = run_engine(overrides, config_dir=call.flags.config_dir, clock=call.clock)
+    result = run_engine(
+        overrides, config_dir=call.flags.config_dir, clock=call.clock, stored=stored
+    )
     is_main = _is_main()
     # The history of a long run takes a while to read, and only the JSON object shows it.
     if call.flags.json and is_main:
@@ -71,6 +140,7 @@ def _run_words(call: Call, overrides: Sequence[str]) -> Outcome:
 def add_rerun_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run folder."""
     parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the original run")
+    add_folder_flags(parser)
 
 
 def run_rerun(call: Call) -> Outcome:
@@ -83,10 +153,10 @@ def run_rerun(call: Call) -> Outcome:
         verdict = repeat(
             call.flags.run_folder,
             call.overrides,
-            config_dir=call.flags.config_dir,
-            run=lambda words, config_dir: run_engine(
-                words, config_dir=config_dir, clock=call.clock
+            run=lambda words, stored: run_engine(
+                words, config_dir=call.flags.config_dir, clock=call.clock, stored=stored
             ),
+            trust=call.flags.trust,
         )
     content = {
         "original": call.flags.run_folder,
@@ -124,7 +194,12 @@ def print_config(call: Call) -> Outcome:
 
     from phasetrain.commands.setup import resolve_config
 
-    config = resolve_config(call.overrides, config_dir=call.flags.config_dir).config.plain()
+    engine = "train" if call.command in ("resume", "rerun") else call.command
+    stored, words = None, call.overrides
+    if call.command != "train":
+        stored, words = _use_folder(call, engine)
+    setup = resolve_config(words, config_dir=call.flags.config_dir, stored=stored)
+    config = setup.config.plain()
     text = OmegaConf.to_yaml(OmegaConf.create(config))
     return Outcome(text=text, content={"config": config})
 

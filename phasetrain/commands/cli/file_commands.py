@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.commands.cli.output import Outcome
-from phasetrain.commands.cli.parsing import Call
+from phasetrain.commands.cli.parsing import TRUST, Call
 
 DEFAULT_FOLDER = "runs"
 """Folder that `runs list` searches if none is named."""
@@ -158,6 +158,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude", action="append", default=[], metavar="PATTERN", help="tensors to omit"
     )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
 
 
 def run_export(call: Call) -> Outcome:
@@ -178,6 +179,7 @@ def run_export(call: Call) -> Outcome:
         source=source,
         overrides=call.overrides,
         config_dir=flags.config_dir,
+        trust=flags.trust,
     )
     unit = "tensors" if flags.format in ("safetensors", "huggingface") else "bytes"
     content = {"out": flags.out, "format": flags.format, unit: count}

@@ -16,6 +16,9 @@ VALUE_FLAGS = ("--config-dir", "--from")
 VERBOSE = "RUN.verbosity=verbose"
 """The override of the flag `-v`."""
 
+TRUST = "run the modules and dotted paths that the config of the folder names"
+"""Help of the flag --trust."""
+
 _COMMAND = re.compile(r"[a-z][a-z-]*")
 
 

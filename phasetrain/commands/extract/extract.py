@@ -32,7 +32,12 @@ from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.builder import build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_loader
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
+from phasetrain.tasks.misfits import (
+    MISFITS,
+    describe_failed_forward,
+    raise_unless_misfit,
+    shorten_misfit,
+)
 
 log = logging.getLogger(__name__)
 
@@ -326,8 +331,8 @@ def _build_model(
         model.load_state_dict(learned[which])
     except RuntimeError as error:
         raise ChangedError(
-            f"{loaded.path} is of another MODEL than the config describes; give the overrides of "
-            f"its run, which are in overrides.yaml: {error}",
+            f"{loaded.path} is of another MODEL than the config describes: "
+            f"{shorten_misfit(error)}; `phasetrain extract RUN_FOLDER` takes the config of the run",
             code="checkpoint.other_model",
         ) from error
     return model.to(setup.machine.device).eval()

@@ -224,12 +224,13 @@ def restore_position(
             changed in the middle of an epoch whose order depends on it.
     """
     # Digests and config are compared here, before parts are built and weights are restored: a
-    # resume that is refused has cost no time and changed nothing.
+    # resume that is refused has cost no time and changed nothing. The config comes first: another
+    # config usually names other data, and would be reported as data that has changed.
+    changes = check_config_changes(setup, loaded)
     data_changes = check_data_changes(setup, loaded, data)
     plan = Plan.from_json(loaded.promised["plan"])
     state = RunState()
     state.load_state_dict(loaded.manifest.state)
-    changes = check_config_changes(setup, loaded)
     allowed = [*data_changes, *map(_format_values, changes)]
     notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
     if data_changes or any(change.path.startswith(PLANNED) for change in changes):

@@ -12,6 +12,8 @@ from omegaconf import OmegaConf
 
 from phasetrain import __version__
 from phasetrain.commands.setup import Setup
+from phasetrain.commands.stored.stored_config import list_derived
+from phasetrain.commands.stored.trust import SIGNATURE, list_code, sign_code
 from phasetrain.commands.train.resume import (
     describe_environment,
     format_deviations,
@@ -41,9 +43,14 @@ Command:
     {command}
 
 The same command resumes from the newest checkpoint, and returns at once if the run has finished.
-To repeat the run in a new folder and check that every bit is the same:
+These commands need the folder alone; each takes changes such as SECTION.key=value:
 
-    phasetrain rerun {folder}
+    phasetrain resume {folder}
+    phasetrain test {folder} --checkpoint best
+    phasetrain export {folder} OUT --format onnx
+    phasetrain extract {folder} EXTRACT.layers=[NAME]
+    phasetrain report {folder}
+    phasetrain rerun {folder}                (in a new folder; checks that every bit is the same)
 {deviations}
 | file | content |
 |---|---|
@@ -79,8 +86,6 @@ Trackers add files and folders that are named after their label in HOOKS.
     phasetrain runs list .        all runs below a folder: state, progress, best metric, time left
     phasetrain runs follow A      log and progress of a run that is running
     phasetrain runs compare A B   configs, metrics, and the first update at which two runs differ
-    phasetrain report A           report.html
-    phasetrain export A OUT       weights or a model from a checkpoint
 """
 
 MORE = "The weights may differ: this run is not the result of its newest command alone."
@@ -180,6 +185,11 @@ def format_command(setup: Setup) -> str:
     return shlex.join(["phasetrain", *_command_words(setup)])
 
 
+def format_resume(setup: Setup) -> str:
+    """Return the shortest command that resumes the run."""
+    return shlex.join(["phasetrain", "resume", setup.config.RUN.dir])
+
+
 def _command_words(setup: Setup) -> list[str]:
     words = [*_config_dir_flags(setup), *setup.composed.overrides]
     if "RUN.dir" not in map(key_of, words):
@@ -216,6 +226,8 @@ def _describe_attempt(setup: Setup, sources: Mapping[str, SourceTree | None]) ->
         "config_dir": None if setup.config_dir is None else str(Path(setup.config_dir).absolute()),
         "host": describe_host(),
         "devices": list_devices(machine.device.type),
+        "derived": list_derived(setup.asked, setup.config.plain()),
+        SIGNATURE: sign_code([name for _, name in list_code(setup.config.plain())]),
         "seeds": {"RUN.seed": setup.config.RUN.seed},
         "switches": describe_numerics(deterministic=machine.deterministic),
         "variables": list_variables(os.environ),

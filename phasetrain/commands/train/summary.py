@@ -8,9 +8,8 @@ import torch
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.run_documents import format_command
+from phasetrain.commands.train.run_documents import format_resume
 from phasetrain.config.compose.merge import lookup
-from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.config.schema import DEFAULTS
 from phasetrain.config.stages import LENGTHS
 from phasetrain.data.datasets.forward import ENDLESS
@@ -115,7 +114,7 @@ def final_lines(
 def stopped_lines(setup: Setup, state: RunState, plan: Plan, reason: str) -> Pairs:
     """Return the lines of a run that was stopped and can be resumed."""
     at = f"update {state.updates} of {plan.updates}"
-    return [("end", f"stopped by {reason} at {at}; resume with: {format_command(setup)}")]
+    return [("end", f"stopped by {reason} at {at}; resume with: {format_resume(setup)}")]
 
 
 def format_timeline(plan: Plan) -> str:
@@ -232,12 +231,9 @@ def _explain_longer(setup: Setup, state: RunState, remaining_lr: float) -> Pairs
     note = ""
     if remaining_lr < RUN_OUT:
         words.append("PHASES.extend=stretch")
-        note = " (or =cycle: the learning rate has run out)"
+        note = " (or =cycle; lr has run out)"
     words.append("RUN.allow=[PHASES]")
-    # The length is part of the name that a folder gets if none is given.
-    if "RUN.dir" not in map(key_of, setup.composed.overrides):
-        words.append(f"RUN.dir={quote_value(setup.config.RUN.dir)}")
-    return [("resume", f"to train longer, add: {' '.join(words)}{note}")]
+    return [("resume", f"{format_resume(setup)} {' '.join(words)}{note}")]
 
 
 def _name_device(machine: Machine) -> str:

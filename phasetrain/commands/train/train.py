@@ -129,11 +129,11 @@ def _finished_result(
     loaded = checkpointer.load_newest()
     if loaded is None or not loaded.manifest.state["finished"]:
         return None
-    # Both raise on a change that is not allowed: a finished run does not hide a mistake.
+    # Both raise on a change that is not allowed: a finished run does not hide a mistake. The config
+    # comes first: another config usually names other data.
+    changes = check_config_changes(setup, loaded)
     data_changes = check_data_changes(setup, loaded, data)
-    if check_config_changes(setup, loaded) or (
-        data_changes and any(split.windows for split in data.values())
-    ):
+    if changes or (data_changes and any(split.windows for split in data.values())):
         return None
     state = loaded.manifest.state
     folder = setup.config.RUN.dir

@@ -37,6 +37,7 @@ class Composed:
         overrides: the overrides as given.
         assumed: names of the layers that apply because nothing was given: the defaults, and the
             files of the default experiment.
+        changes: values of each layer above `base`, see `compose`; empty without a base.
     """
 
     config: dict[str, Any]
@@ -47,10 +48,15 @@ class Composed:
     experiment: str
     overrides: tuple[str, ...]
     assumed: frozenset[str] = frozenset({DEFAULTS})
+    changes: tuple[Mapping[str, Any], ...] = ()
 
 
 def compose(
-    overrides: Sequence[str], *, config_dir: str | Path | None = None, schema: Schema | None = None
+    overrides: Sequence[str],
+    *,
+    config_dir: str | Path | None = None,
+    schema: Schema | None = None,
+    base: Layer | None = None,
 ) -> Composed:
     """Merge defaults, files and overrides; mistakes are collected in `problems`, none is raised.
 
@@ -58,20 +64,31 @@ def compose(
         overrides: overrides such as `LOSS=focal` or `OPTIMIZER.lr=0.1`.
         config_dir: a folder with more options, laid out as `configs/`.
         schema: the keys and their defaults; by default all keys of phasetrain.
+        base: a complete config in the place of an experiment, such as the config of a run folder;
+            its texts are taken literally.
     """
     schema = schema or default_schema()
     files = ConfigFiles(config_dir)
     line = read_overrides(overrides, files, schema)
     # No file, but the defaults in the sections: a file could contradict them.
     default = Layer(DEFAULTS, schema.defaults)
-    experiment = _select_experiment(files, line)
-    layers = [default, *experiment, *_select_options(files, line)]
+    layers = [default]
     assumed = {default.name}
-    if not line.names_experiment:
-        assumed |= {layer.name for layer in experiment}
+    if base is None:
+        experiment = _select_experiment(files, line)
+        layers += experiment
+        if not line.names_experiment:
+            assumed |= {layer.name for layer in experiment}
+    else:
+        layers.append(_without_defaults(base, schema))
+        line.problems += _reject_experiment(line, base)
+        line.experiment = None
+    layers += _select_options(files, line)
     merged = Merged(schema)
     for layer in layers:
         merged.apply(layer)
+        if base is not None and layer.name == base.name:
+            merged.notes.clear()  # its parts replace the default ones, which nobody asked for
     # Removals come before the values of the command line, so that `~A.b A.c=1` keeps A.c.
     problems = [
         *files.problems,
@@ -83,7 +100,7 @@ def compose(
     merged.drop_assumed_datasets(assumed)
     merged.finish(default)
     # Last, so that interpolations see the values of the highest layer.
-    problems += _resolve(merged)
+    problems += _resolve(merged, literal=base.name if base is not None else None)
     return Composed(
         config=merged.values,
         origins=merged.origins,
@@ -93,7 +110,29 @@ def compose(
         experiment=line.file.stem if line.file else line.experiment or "",
         overrides=tuple(overrides),
         assumed=frozenset(assumed),
+        changes=(*(one.values for one in layers[2:]), line.values) if base is not None else (),
     )
+
+
+def _without_defaults(base: Layer, schema: Schema) -> Layer:
+    """Return a complete config as a layer that also removes what it does not have: the hooks,
+    meters and splits of the defaults."""
+    values = dict(base.values)
+    for section in ("DATA", "METERS", "HOOKS"):
+        own = values.get(section) or {}
+        absent = dict.fromkeys(schema.defaults.get(section) or {}, None)
+        values[section] = {**{key: value for key, value in absent.items() if key not in own}, **own}
+    return Layer(base.name, values)
+
+
+def _reject_experiment(line: CommandLine, base: Layer) -> list[Problem]:
+    if not line.names_experiment:
+        return []
+    message = (
+        f"experiment={line.file or line.experiment}: the config is that of {base.name}; expected "
+        "changes of it, as in SECTION.key=value or SECTION=GROUP"
+    )
+    return [Problem.from_message(message, "config.conflict", EXPERIMENT)]
 
 
 def _select_experiment(files: ConfigFiles, line: CommandLine) -> list[Layer]:
@@ -158,9 +197,15 @@ def _write_nested(path: str) -> str:
     return "".join(f"{name}: {{" for name in parents) + f"{last}: ..." + "}" * len(parents)
 
 
-def _resolve(merged: Merged) -> list[Problem]:
+def _resolve(merged: Merged, *, literal: str | None = None) -> list[Problem]:
     """Resolve interpolations, `${...}`; report those that cannot be resolved, and missing values,
-    `???`."""
+    `???`.
+
+    Args:
+        merged: all layers.
+        literal: name of a layer whose texts are not resolved: its config was resolved when it was
+            stored, and `${oc.env:...}` in a folder from elsewhere would read this environment.
+    """
     problems = [
         Problem.from_message(
             f"{path} = ??? ({merged.origins[path]}): a value must be given, as in {path}=...",
@@ -170,7 +215,11 @@ def _resolve(merged: Merged) -> list[Problem]:
         for path, value in leaves(merged.values).items()
         if value == "???"
     ]
-    wanted = [path for path, value in leaves(merged.values).items() if "${" in str(value)]
+    wanted = [
+        path
+        for path, value in leaves(merged.values).items()
+        if "${" in str(value) and merged.origins[path] != literal
+    ]
     # Most configs have no interpolation, and need not pay for building OmegaConf's tree.
     if not wanted:
         return problems

@@ -305,6 +305,16 @@ class TestData:
         assert then in str(caught.value)
         assert caught.value.exit_code == 3
 
+    def test_another_config_is_not_reported_as_changed_data(
+        self, killed: Path, unbroken: Path
+    ) -> None:
+        for folder in (killed, unbroken):
+            with pytest.raises(ChangedError) as caught:
+                train(folder, *self.WORDS)
+            keys = {problem.key for problem in caught.value.problems}
+            assert "DATA.TRAIN.dataset" in keys, caught.value
+            assert {problem.code for problem in caught.value.problems} == {"resume.forbidden_key"}
+
     @pytest.mark.by_default("9-100")
     @pytest.mark.parametrize("samples", [100, 1024, 2000], ids=str)
     @pytest.mark.parametrize("step", [3, 5, 9], ids=str)

@@ -65,7 +65,7 @@ def test_a_long_one_is_cut() -> None:
             (),
             {
                 "end": "everything is in",
-                "resume": "to train longer, add: PHASES.epochs=2 RUN.allow=[PHASES]",
+                "resume": " PHASES.epochs=2 RUN.allow=[PHASES]",
                 "load": "phasetrain.load(",
             },
         ),
@@ -136,7 +136,7 @@ def test_header_lists_what_was_not_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "remaining", "expected"),
     [
-        (RunState(finished="completed"), 1.0, "PHASES.epochs=6 RUN.allow=[PHASES] RUN.dir="),
+        (RunState(finished="completed"), 1.0, "PHASES.epochs=6 RUN.allow=[PHASES]"),
         (
             RunState(finished="completed"),
             0.001,

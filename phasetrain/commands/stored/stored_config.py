@@ -1,0 +1,269 @@
+"""The config that a run folder or a checkpoint has recorded.
+
+`resolve_config(changes, stored=...)` composes it with changes, so that a command needs the folder
+alone: no experiment, no folder of configs, none of the words that started the run.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.promised import checkpoint_root, read_promised
+from phasetrain.config.compose.merge import leaves, lookup
+from phasetrain.config.compose.override_text import format_literal, key_of, quote_value
+from phasetrain.config.compose.sources import is_file_word
+from phasetrain.errors import ConfigError
+from phasetrain.runs.records import EnvironmentRecord, RunFiles
+from phasetrain.runtime.storage import Storage, open_storage
+
+ESSENTIAL = ("RUN", "DATA", "MODEL", "OPTIMIZER")
+"""Sections in the config of every run."""
+
+OF_COMMAND = ("dir", "engine", "resume", "allow", "step", "checkpoint")
+"""Keys of RUN that belong to one command, and that the next command on the folder does not
+inherit."""
+
+WITHOUT_CHECKPOINT = ("train", "plan", "replay")
+"""Values of RUN.engine that work on the config of the newest attempt; a run that saved nothing has
+one as well."""
+
+
+@dataclass(frozen=True)
+class StoredConfig:
+    """The config of a run or of a checkpoint, to compose with changes.
+
+    Attributes:
+        path: run folder or checkpoint, as the user named it.
+        values: every key; null where a rule derived the value, so that it is derived again.
+        folder: the run folder; a checkpoint may have been copied out of its run folder.
+        overrides: overrides of the newest command, without keys of RUN that belong to one command.
+        environment: content of environment.json.
+        allowed: RUN.allow of the newest command.
+        is_trusted: whether the user trusts all code that the config names.
+    """
+
+    path: str
+    values: Mapping[str, Any]
+    folder: str
+    overrides: tuple[str, ...] = ()
+    environment: EnvironmentRecord = field(default_factory=EnvironmentRecord)
+    allowed: tuple[str, ...] = ()
+    is_trusted: bool = False
+
+    @property
+    def config_dir(self) -> str | None:
+        """The folder of configs that the run was started with, if it was."""
+        found = self.environment.config_dir
+        return found if isinstance(found, str) and found else None
+
+    @property
+    def start_folder(self) -> str | None:
+        """The working directory of the newest attempt, in which RUN.imports were found."""
+        found = self.environment.content.get("folder")
+        return found if isinstance(found, str) and found else None
+
+    def find_config_dir(self) -> str | None:
+        """Return the folder of configs if it exists on this machine."""
+        if self.config_dir is not None and Path(self.config_dir).is_dir():
+            return self.config_dir
+        return None
+
+    def record_overrides(self, changes: Sequence[str]) -> tuple[str, ...]:
+        """Return the overrides that are equivalent to this config with changes, for the records of
+        the run: the overrides of its command, followed by the changes."""
+        own = ("RUN.dir", "RUN.engine", "RUN.checkpoint")
+        new = [word for word in changes if key_of(word) not in own]
+        chosen = {key_of(word) for word in new}
+        # A key that is set again, or a group that is selected now (`LOSS=focal`), replaces what
+        # earlier words have set.
+        kept = [
+            word
+            for word in self.overrides
+            if chosen.isdisjoint((key_of(word), key_of(word).partition(".")[0]))
+        ]
+        last = [word for word in changes if key_of(word) == "RUN.dir"][-1:]
+        return (*kept, *new, *last)
+
+
+def use_folder(
+    folder: str, engine: str, changes: Sequence[str] = (), checkpoint: str = "", *, trust: bool
+) -> tuple[StoredConfig, list[str]]:
+    """Return the config of a folder, and the overrides with which an engine works on the folder.
+
+    A training resumes with the config of the newest attempt, and without changes with its consents
+    (RUN.allow) as well. Tests and extractions take the config with which the checkpoint was saved,
+    and run in this process instead of a job.
+
+    Args:
+        folder: folder of a run, or for other engines than `train` of one checkpoint.
+        engine: value of RUN.engine.
+        changes: overrides of the user.
+        checkpoint: value of RUN.checkpoint; empty for the default.
+        trust: whether the user trusts the code that the folder names.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or the changes set RUN.dir.
+    """
+    keys = {key_of(word) for word in changes}
+    if "RUN.dir" in keys:
+        raise ConfigError(
+            f"RUN.dir and the folder {folder!r}: the command works on the folder that it names; "
+            "remove one of the two",
+            code="cli.conflict",
+        )
+    words = []
+    if engine in WITHOUT_CHECKPOINT:
+        stored = read_newest_command(folder)
+        if engine == "train" and stored.allowed and not changes:
+            words.append(f"RUN.allow={format_literal(stored.allowed, 'RUN.allow')}")
+    else:
+        stored = read_checkpoint_config(folder, checkpoint or "latest")
+        if "LAUNCH.cluster" not in keys:
+            words.append("LAUNCH.cluster=null")
+        if stored.folder != stored.path:  # the folder is a checkpoint
+            checkpoint = checkpoint or stored.path
+        if checkpoint:
+            words.append(f"RUN.checkpoint={quote_value(checkpoint)}")
+    own = [f"RUN.dir={quote_value(stored.folder)}", f"RUN.engine={engine}"]
+    return replace(stored, is_trusted=trust), [*own, *words, *changes]
+
+
+def read_newest_command(folder: str) -> StoredConfig:
+    """Return the config of the newest attempt of a run, to resume or repeat it.
+
+    Raises:
+        ConfigError: the folder contains no run.
+    """
+    path = folder.rstrip("/") or folder
+    storage = open_storage(path)
+    _check_exists(path, storage)
+    found = _read_folder(path, storage)
+    config = read_yaml(storage, f"{path}/config.yaml")
+    derived = found.environment.content.get("derived")
+    if not is_complete(config):
+        config = None
+    elif isinstance(derived, list):
+        config = _set_null(config, [str(key) for key in derived])
+    elif checkpoint_root(storage, path) is not None:
+        # Releases before 0.2 did not record which values were derived; checkpoints have null there.
+        config = read_promised(path, "latest", storage).get("config", config)
+    if config is None:
+        raise ConfigError(
+            f"{folder!r}: there is no readable config.yaml in it; expected the folder of a run",
+            code="run.not_found",
+        )
+    allowed = lookup(config, "RUN.allow")
+    consents = tuple(map(str, allowed)) if isinstance(allowed, list) else ()
+    return replace(found, values=_without_command(config), allowed=consents)
+
+
+def read_checkpoint_config(folder: str, checkpoint: str = "latest") -> StoredConfig:
+    """Return the config with which a checkpoint of a run was saved, without reading its weights.
+
+    Args:
+        folder: folder of a run, or of one checkpoint.
+        checkpoint: `latest`, `best`, a name, or the path of a checkpoint.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint.
+    """
+    path = folder.rstrip("/") or folder
+    storage = open_storage(path)
+    _check_exists(path, storage)
+    promised = read_promised(path, checkpoint, storage)
+    return _of_promised(path, promised.get("config"), storage)
+
+
+def stored_in(loaded: LoadedCheckpoint, path: str) -> StoredConfig:
+    """Return the config of a checkpoint that has been loaded.
+
+    Args:
+        loaded: the checkpoint.
+        path: as the user named it.
+    """
+    return _of_promised(path, loaded.promised["config"], open_storage(loaded.path), loaded.path)
+
+
+def _of_promised(path: str, config: Any, storage: Storage, checkpoint: str = "") -> StoredConfig:
+    if not is_complete(config):
+        raise ConfigError(
+            f"{path!r}: the config in its checkpoint is not complete; expected the folder of a run",
+            code="run.not_found",
+        )
+    folder = (checkpoint or path).rpartition("/checkpoints/")[0] or path
+    return replace(_read_folder(folder, storage), path=path, values=_without_command(config))
+
+
+def _check_exists(path: str, storage: Storage) -> None:
+    if not storage.list_names(path):
+        raise ConfigError(
+            f"{path!r}: there is no such folder, or it is empty; expected the folder of a run",
+            code="run.not_found",
+        )
+
+
+def _read_folder(path: str, storage: Storage) -> StoredConfig:
+    given = read_yaml(storage, f"{path}/overrides.yaml")
+    words = [str(word) for word in given] if isinstance(given, list) else []
+    dropped = {f"RUN.{key}" for key in OF_COMMAND}
+    environment = RunFiles(path, storage).environment()
+    started_in = str(environment.content.get("folder", "."))
+    kept = [_find_file(word, started_in) for word in words if key_of(word) not in dropped]
+    return StoredConfig(path, {}, path, tuple(kept), environment)
+
+
+def _find_file(word: str, folder: str) -> str:
+    """Return an override; the path of an experiment file that is not here begins at `folder`."""
+    if is_file_word(word) and not Path(word).exists():
+        return str(Path(folder, word))
+    return word
+
+
+def is_complete(config: Any) -> bool:
+    """Return whether a value is the config of a run."""
+    return isinstance(config, Mapping) and all(
+        isinstance(config.get(section), Mapping) for section in ESSENTIAL
+    )
+
+
+def read_yaml(storage: Storage, path: str) -> Any:
+    """Return the content of a YAML file, or None if it cannot be read."""
+    try:
+        return OmegaConf.to_container(OmegaConf.create(storage.read(path).decode()))
+    # RecursionError: a deeply nested file exhausts the stack of the parser
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError, RecursionError):
+        return None
+
+
+def list_derived(given: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Return the paths that are null in `given` and have a value in the resolved config."""
+    # Name and folder of a run follow from its experiment, which no later command names.
+    fixed = ("RUN.name", "RUN.dir")
+    return [
+        path
+        for path, value in leaves(given).items()
+        if value is None and lookup(config, path) is not None and path not in fixed
+    ]
+
+
+def _set_null(config: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = deepcopy(dict(config))
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        section = lookup(found, parent)
+        if isinstance(section, dict) and name in section:
+            section[name] = None
+    return found
+
+
+def _without_command(config: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = deepcopy(dict(config))
+    found["RUN"] = {key: value for key, value in config["RUN"].items() if key not in OF_COMMAND}
+    return found
