@@ -27,6 +27,15 @@ class Indexed(Protocol):
 
 
 @runtime_checkable
+class BatchAccess(Protocol):
+    """A dataset that reads several samples at once, the way torch's DataLoader asks for them."""
+
+    def __getitems__(self, indices: list[int], /) -> Any:
+        """Return the list of the samples at `indices`, equal to reading them one by one."""
+        ...
+
+
+@runtime_checkable
 class Described(Protocol):
     """A dataset that provides facts about itself and can detect that its content has changed."""
 

@@ -56,14 +56,6 @@ class Batch:
         set."""
         return self._mapped(Tensor.pin_memory)
 
-    def share_memory(self) -> "Batch":
-        """Return the batch in memory that other processes can map; raises RuntimeError where there
-        is no room."""
-        # A worker moves the batch itself: torch's queue would do it in a feeder thread, where
-        # running out of shared memory loses the batch without an error.
-        mapped(self.ids, Tensor.share_memory_)
-        return self._mapped(Tensor.share_memory_)
-
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(
             input=mapped(self.input, change),
@@ -138,16 +130,22 @@ def entry(value: Any, key: str | int | None, where: str) -> Any:
     raise ValueError(f"{where} = {key!r}: no such entry; {there}")
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return `value` with every tensor in it changed; lists, tuples and dicts keep their form."""
-    if isinstance(value, Tensor):
+def mapped(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
+    """Return `value` with every tensor in it changed; lists, tuples and dicts keep their form.
+
+    Args:
+        value: nested lists, tuples and dicts.
+        change: returns the new value.
+        kind: what is changed, if not tensors.
+    """
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
+        return {key: mapped(item, change, kind) for key, item in value.items()}
     if isinstance(value, list):
-        return [mapped(item, change) for item in value]
+        return [mapped(item, change, kind) for item in value]
     if isinstance(value, tuple):
-        items = [mapped(item, change) for item in value]
+        items = [mapped(item, change, kind) for item in value]
         if type(value) is tuple:  # a named tuple
             return tuple(items)
         return type(value)(*items)

@@ -57,6 +57,57 @@ def reseed_all(seed: int) -> None:
     random.seed(seed)
 
 
+class GeneratorWatch:
+    """Tells whether code draws from the global generators of torch, NumPy and Python.
+
+    It compares numbers instead of states, whose copies would cost 150 us: NumPy and Python convert
+    each of their 624 words. NumPy's and Python's generators are not even seeded, which is as slow
+    as reading several samples: they are compared with private generators in the same state.
+
+    Example:
+        >>> watch = GeneratorWatch()
+        >>> watch.start()
+        >>> watch.stop(), watch.start(), random.random() < 1, watch.stop()
+        (False, None, True, True)
+    """
+
+    SEED = 0x5EED
+
+    def __init__(self) -> None:
+        self._python = random.Random()
+        self._numpy = np.random.RandomState()
+        self._torch = _copy_state(torch.Generator().manual_seed(self.SEED))
+
+    def start(self) -> None:
+        """Begin to watch; this changes the state of the generators."""
+        reseed(self.SEED)
+        if not self._is_in_step():
+            random.seed(self.SEED)
+            np.random.seed(self.SEED)
+            self._python.seed(self.SEED)
+            self._numpy.seed(self.SEED)
+
+    def stop(self) -> bool:
+        """Return whether anything was drawn since `start`."""
+        if not self._is_in_step() or _copy_state(torch.default_generator) != self._torch:
+            return True
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return False
+        return any(generator.get_offset() for generator in torch.cuda.default_generators)
+
+    def _is_in_step(self) -> bool:
+        """Draw a number from each generator of NumPy and Python, and return whether they are
+        equal."""
+        return (
+            random.getrandbits(64) == self._python.getrandbits(64)
+            and np.random.random_sample() == self._numpy.random_sample()
+        )
+
+
+def _copy_state(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
 @contextmanager
 def preserve_generators() -> Iterator[None]:
     """Restore the global generators of torch, NumPy and Python on exit, and those of CUDA devices

@@ -32,6 +32,26 @@ class Named:
         return np.arange(len(self)) * 7 % 50
 
 
+class RarelyNoisy:
+    """Digits of which a few get noise from one of the global generators."""
+
+    def __init__(self, split: str = "train") -> None:
+        self.samples = load_digits("train" if split == "train" else "test")
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.samples[index]
+        if index % 300 == 0:
+            image = image + torch.rand(())
+        if index % 300 == 1:
+            image = image + float(np.random.standard_normal())
+        if index % 300 == 2:
+            image = image + random.random()
+        return image, int(label)
+
+
 class Backwards(Sampler[int]):
     """Samples in reverse order, rotated by an offset from torch's generator."""
 

@@ -77,6 +77,20 @@ def test_killed_run_of_an_iterable_reads_up_to_its_position(tmp_path: Path) -> N
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
+def test_dataset_that_draws_rarely_resumes_exactly_with_other_workers(tmp_path: Path) -> None:
+    words = (
+        "DATA.TRAIN.dataset=reading_parts.RarelyNoisy",
+        "DATA.TRAIN.transforms=[]",
+        "MODEL.classes=10",
+        "MACHINE.threads=1",
+    )
+    train(tmp_path / "unbroken", *words, "DATA.TRAIN.workers=2")
+    hooks = {"save": SaveEachStep(), "kill": KillAfter(9)}
+    run_until_killed(tmp_path / "run", *words, "DATA.TRAIN.workers=0", hooks=hooks)
+    train(tmp_path / "run", *words, "DATA.TRAIN.workers=1")
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
+
+
 def test_features_of_a_subset_have_the_ids_of_the_dataset(tmp_path: Path) -> None:
     words = ("DATA.TRAIN.subset={samples: 120, balanced: true}", "PHASES.epochs=1")
     train(tmp_path / "run", *words)

@@ -31,18 +31,24 @@ def stack_samples(samples: Sequence[Any]) -> Any:
     Raises:
         ValueError: two inputs differ in shape; both are named.
     """
-    first = samples[0][0]
-    if isinstance(first, torch.Tensor):
-        odd = next((i for i, sample in enumerate(samples) if sample[0].shape != first.shape), None)
-        if odd is not None:
-            raise ValueError(
-                f"sample {odd} of the batch has shape {tuple(samples[odd][0].shape)}, the first "
-                f"has {tuple(first.shape)}; resize samples to one shape (a transform such as "
-                "resize), or set another collate"
-            )
-    return _collate_values([sample[0] for sample in samples], "inputs"), _collate_targets(
-        [sample[1] for sample in samples]
-    )
+    inputs = [sample[0] for sample in samples]
+    try:
+        batch = _collate_values(inputs, "inputs")
+    except RuntimeError:
+        _check_shapes(inputs)
+        raise
+    return batch, collate_targets([sample[1] for sample in samples])
+
+
+def _check_shapes(inputs: Sequence[Any]) -> None:
+    """Raise ValueError if tensors differ in shape."""
+    shapes = [tuple(one.shape) if isinstance(one, Tensor) else None for one in inputs]
+    odd = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if odd is not None:
+        raise ValueError(
+            f"sample {odd} of the batch has shape {shapes[odd]}, the first has {shapes[0]}; resize "
+            "samples to one shape (a transform such as resize), or set another collate"
+        )
 
 
 @COLLATES.register("list")
@@ -85,7 +91,7 @@ class PadCollate:
         if _are_sequences(targets):
             target = self._pad_tensors(targets, "targets", self.target_value)[0]
         else:
-            target = _collate_targets(targets)
+            target = collate_targets(targets)
         if not isinstance(inputs[0], Mapping):
             values, mask = self._pad_tensors(inputs, "inputs", self.value)
             return (values if self.mask is None else {"input": values, self.mask: mask}), target
@@ -130,9 +136,13 @@ def _are_sequences(values: Sequence[Any]) -> bool:
     return all(isinstance(one, Tensor) and one.ndim > 0 for one in values)
 
 
-def _collate_targets(values: Sequence[Any]) -> Any:
-    """Return the targets of a batch; None if no sample has one."""
-    without = sum(value is None for value in values)
+def collate_targets(values: Sequence[Any]) -> Any:
+    """Return the targets of a batch; None if no sample has one.
+
+    Raises:
+        ValueError: only some samples have one, or they cannot be stacked.
+    """
+    without = len([value for value in values if value is None])
     if 0 < without < len(values):
         raise ValueError(
             f"{without} of {len(values)} samples have the target None, and the others have one"

@@ -70,6 +70,20 @@ class FieldSelection:
             return self._split_pair(sample)
         return self._read_input(sample), self._read_target(sample, index)
 
+    def split_samples(self, samples: Sequence[Any], indices: Sequence[int]) -> Sequence[Any]:
+        """Return input and target of each sample.
+
+        Raises:
+            TypeError, ValueError: see `split_sample`.
+        """
+        takes_pairs = self.inputs is None and self.targets is None and self.label_type == "given"
+        # Most samples are pairs, and a call for each of them would cost a tenth of reading it.
+        if takes_pairs and set(map(type, samples)) == {tuple} and set(map(len, samples)) == {2}:
+            return samples
+        return [
+            self.split_sample(sample, index) for sample, index in zip(samples, indices, strict=True)
+        ]
+
     def select_targets(self, targets: Tensor, ids: Tensor) -> Tensor | None:
         """Return the targets of a batch that was gathered as a whole, `(N,)`."""
         if self.label_type == "given":

@@ -1,11 +1,13 @@
 """Reads a draw: samples, transforms and collation, as a pure function of seed and draw."""
 
+import logging
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import (
@@ -17,15 +19,29 @@ from phasetrain.data.bad_samples import (
     format_samples,
 )
 from phasetrain.data.datasets.base import TensorSamples
-from phasetrain.data.loading.collate import Collate, describe_form, find_common_form, stack_samples
+from phasetrain.data.loading.collate import (
+    Collate,
+    collate_targets,
+    describe_form,
+    find_common_form,
+    stack_samples,
+)
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline, mix64
-from phasetrain.engine.batch import Batch
+from phasetrain.engine.batch import Batch, mapped
 from phasetrain.errors import is_out_of_memory
 from phasetrain.runtime.format import join_first
-from phasetrain.runtime.machine import mix_seed, reseed_all, seed_of
+from phasetrain.runtime.machine import (
+    GeneratorWatch,
+    mix_seed,
+    reseed_all,
+    seed_of,
+)
+
+log = logging.getLogger(__name__)
+
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
 SUBSTITUTES = 10
@@ -42,6 +58,10 @@ class SampleReader(Dataset[Batch]):
     and its index: not of the worker that reads it, nor of the other samples of its batch. The same
     holds for the substitute of a sample that cannot be read.
 
+    Seeding the global generators for each sample would cost more than reading one from memory. As
+    long as the dataset and the transforms draw nothing from them, a batch is only watched; the
+    first batch that draws is read again with seeds, and all later ones are read with seeds.
+
     Args:
         dataset: the samples.
         pipeline: transforms of the input.
@@ -51,6 +71,12 @@ class SampleReader(Dataset[Batch]):
             batches always raises.
         selection: which values of a sample are input and target.
         chosen: indices of the samples in use, if not all; substitutes are among them.
+
+    Attributes:
+        seeds_samples: seed the global generators for each sample; set by the first batch that draws
+            from them.
+        reads_lists: read batches by the dataset's `__getitems__`, which takes a list of indices and
+            returns a list of samples; set by `check_seeded` once it returns the same samples.
     """
 
     def __init__(
@@ -79,9 +105,16 @@ class SampleReader(Dataset[Batch]):
             and collate is stack_samples
             and self.selection.keeps_inputs
         )
+        self.seeds_samples = False
+        self._watch = GeneratorWatch()
+        self.reads_lists = False
         self._given = self.selection == FieldSelection(where=self.selection.where)
         self._plain = not pipeline.transforms
         self._stacks = collate is stack_samples
+        # Transforms of whole batches at the end run on the stacked samples, which costs a tenth.
+        self._batched_from = len(pipeline.transforms)
+        if self._stacks:
+            self._batched_from = pipeline.find_batched_end()
 
     @property
     def draws_at_random(self) -> bool:
@@ -132,7 +165,7 @@ class SampleReader(Dataset[Batch]):
         # augmented differently each time, and neither the batch size nor the world size matters.
         return Keys(mix64(mix64(ordinals ^ base) ^ draw.indices.astype(np.uint64)))
 
-    def read_samples(self, draw: Draw) -> list[Sample | Unreadable]:
+    def read_samples(self, draw: Draw) -> Sequence[Sample | Unreadable]:
         """Return the transformed samples of a draw one by one, with the global generators seeded
         for each.
 
@@ -140,11 +173,15 @@ class SampleReader(Dataset[Batch]):
             SampleError: one cannot be read, and `on_bad_sample` is to raise; otherwise it is
                 `Unreadable`.
         """
-        keys = self.make_keys(draw)
-        return [
-            self._read_sample(draw.split, int(index), seed, Keys(keys.values[at : at + 1]))
-            for at, (index, seed) in enumerate(zip(draw.indices, keys.make_seeds(), strict=True))
-        ]
+        return self._read_seeded(draw, len(self.pipeline.transforms))
+
+    def read_unseeded(self, draw: Draw) -> Sequence[Sample | Unreadable]:
+        """Return the transformed samples of a draw, without seeding the global generators.
+
+        Raises:
+            SampleError: see `read_samples`.
+        """
+        return self._read_unseeded(draw, len(self.pipeline.transforms))
 
     def with_pipeline(self, pipeline: Pipeline) -> "SampleReader":
         """Return a reader of the same samples with other transforms."""
@@ -162,29 +199,154 @@ class SampleReader(Dataset[Batch]):
         )
 
     def _read_batch(self, draw: Draw) -> Batch:
-        ids, samples, bad = self._collect_readable(draw)
+        stacked, found = self._transform_rest(draw, self._read_watched(draw))
+        ids = torch.from_numpy(draw.indices)
+        samples: Sequence[Any] = found
+        bad: BadPairs = ()
+        if stacked is None and self.on_bad_sample != "raise":
+            ids, samples, bad = self._replace_bad_samples(draw, found)
         if not samples:
-            return Batch(None, None, torch.zeros(0, dtype=torch.int64), 0, bad=bad)
-        # A collate function may draw too; its seed is independent of how much the transforms have
-        # drawn.
-        reseed_all(seed_of(self._seed, "collate", draw.split, draw.epoch, draw.ordinal))
+            return Batch(None, None, ids, 0, bad=bad)
         try:
-            inputs, targets = self._collate(samples)
+            if stacked is None:
+                inputs, targets = self._collate_samples(draw, samples)
+            else:
+                inputs, targets = stacked, collate_targets([target for _, target in samples])
         except Exception as error:
             # Any type, because a collate function may index and look up whatever it likes.
             if is_out_of_memory(error):
                 raise
             raise SampleError(
-                _describe_misfit(draw.split, ids, error), code="data.collate"
+                _describe_misfit(draw.split, ids.tolist(), error), code="data.collate"
             ) from error
-        return Batch(inputs, targets, torch.tensor(ids), len(samples), bad=bad)
+        return Batch(inputs, targets, ids, len(samples), bad=bad)
 
-    def _collect_readable(self, draw: Draw) -> tuple[list[int], list[Sample], BadPairs]:
+    def _collate_samples(self, draw: Draw, samples: Sequence[Sample]) -> Any:
+        if not self._stacks:
+            # A collate function may draw too; its seed is independent of how much the transforms
+            # have drawn.
+            reseed_all(seed_of(self._seed, "collate", draw.split, draw.epoch, draw.ordinal))
+        return self._collate(samples)
+
+    def _read_watched(self, draw: Draw) -> Sequence[Sample | Unreadable]:
+        """Return the samples of a draw, without the transforms of whole batches at the end of the
+        pipeline; they are seeded only if something is drawn."""
+        if not self.seeds_samples:
+            self._watch.start()
+            try:
+                found = self._read_unseeded(draw, self._batched_from)
+            except SampleError:
+                # What failed may depend on what was drawn.
+                if not self._watch.stop():
+                    raise
+            else:
+                if not self._watch.stop():
+                    return found
+            self.seeds_samples = True
+        return self._read_seeded(draw, self._batched_from)
+
+    def _read_seeded(self, draw: Draw, end: int) -> Sequence[Sample | Unreadable]:
+        keys = self.make_keys(draw)
+        found = []
+        for at, seed in enumerate(keys.make_seeds()):
+            reseed_all(seed)
+            index = int(draw.indices[at])
+            found.append(self._read_sample(draw.split, index, keys.select(at), end))
+        return found
+
+    def _read_unseeded(self, draw: Draw, end: int) -> Sequence[Sample | Unreadable]:
+        # A batch with an error is read again one by one, to find out which sample it is. With a
+        # dataset in which errors are expected, that would cost more than it gains.
+        if self.reads_lists or self.on_bad_sample == "raise":
+            try:
+                return self._read_at_once(draw, end)
+            except Exception as error:  # noqa: BLE001 - it comes again with the sample's number
+                log.debug("DATA.%s: a batch cannot be read: %r", draw.split.upper(), error)
+        keys = self.make_keys(draw)
+        return [
+            self._read_sample(draw.split, index, keys.select(at), end)
+            for at, index in enumerate(draw.indices.tolist())
+        ]
+
+    def _read_at_once(self, draw: Draw, end: int) -> Sequence[Sample]:
+        """Return the samples of a draw after the first `end` transforms, with as few calls per
+        sample as possible."""
+        indices = draw.indices.tolist()
+        if self.reads_lists:
+            given = self.dataset.__getitems__(indices)
+        else:
+            given = [self.dataset[index] for index in indices]
+        samples = self.selection.split_samples(given, indices)
+        if end:
+            keys = self.make_keys(draw)
+            samples = [
+                (self.pipeline.transform_sample(value, keys.select(at), 0, end), target)
+                for at, (value, target) in enumerate(samples)
+            ]
+        inputs = [value for value, _ in samples]
+        if set(map(type, inputs)) != {Tensor} or not all(map(Tensor.numel, inputs)):
+            for value in inputs:
+                _check_input(value)
+        return samples
+
+    def _transform_rest(
+        self, draw: Draw, found: Sequence[Sample | Unreadable]
+    ) -> tuple[Any, Sequence[Sample | Unreadable]]:
+        """Apply the transforms of whole batches at the end of the pipeline.
+
+        Returns:
+            The stacked inputs, and the samples before. Without such transforms, or if the samples
+            cannot be stacked, None and the samples, transformed one by one.
+        """
+        keys = None
+        for position in range(self._batched_from, len(self.pipeline.transforms)):
+            keys = keys or self.make_keys(draw)
+            stacked = self._transform_stacked(found, keys, position)
+            if stacked is not None:
+                return stacked, found
+            found = [
+                self._transform_one(draw, sample, at, keys.select(at), position)
+                for at, sample in enumerate(found)
+            ]
+        return None, found
+
+    def _transform_stacked(self, found: Sequence[Any], keys: Keys, begin: int) -> Any:
+        """Return the transformed batch of all samples; None if they cannot be stacked."""
+        if any(isinstance(sample, Unreadable) for sample in found):
+            return None
+        inputs = [value for value, _ in found]
+        if not _have_one_form(inputs):
+            return None
+        try:
+            batch = self.pipeline(torch.stack(inputs), keys, begin)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            # One by one, to find out which sample it is.
+            log.debug("samples are transformed one by one", exc_info=True)
+            return None
+        if isinstance(batch, Tensor) and not batch.numel():
+            return None
+        # As stacked samples are: kernels may choose their algorithm by the memory layout.
+        return mapped(batch, Tensor.contiguous)
+
+    def _transform_one(
+        self, draw: Draw, sample: Sample | Unreadable, at: int, key: Keys, position: int
+    ) -> Sample | Unreadable:
+        if isinstance(sample, Unreadable):
+            return sample
+        value, target = sample
+        try:
+            value = self.pipeline.transform_sample(value, key, position, position + 1)
+            return _check_input(value), target
+        except Exception as error:  # noqa: BLE001 - raised again there unless it is tolerated
+            return self._handle_bad_sample(draw.split, int(draw.indices[at]), error)
+
+    def _replace_bad_samples(
+        self, draw: Draw, found: Sequence[Sample | Unreadable]
+    ) -> tuple[Tensor, list[Sample], BadPairs]:
         """Return indices and samples for a batch, and the bad samples that were met."""
-        found = self.read_samples(draw)
         good = [sample for sample in found if not isinstance(sample, Unreadable)]
-        if self.on_bad_sample == "raise":
-            return draw.indices.tolist(), good, ()
         wanted = find_common_form(good) if self._stacks else None
         ids: list[int] = []
         samples: list[Sample] = []
@@ -203,7 +365,7 @@ class SampleReader(Dataset[Batch]):
                 )  # where no sample of the draw itself was good
             ids.append(taken)
             samples.append(sample)
-        return ids, samples, tuple(bad.items())
+        return torch.tensor(ids, dtype=torch.int64), samples, tuple(bad.items())
 
     def _find_substitute(
         self, draw: Draw, ordinal: int, index: int, wanted: str | None, bad: dict[int, str]
@@ -222,9 +384,9 @@ class SampleReader(Dataset[Batch]):
             # The bad sample itself is skipped, so that it is never its own substitute.
             other = int(places[other + (other >= own)])
             key = Keys([mix_seed(word, other)])
-            sample = _check_form(
-                self._read_sample(draw.split, other, key.make_seeds()[0], key), wanted
-            )
+            reseed_all(key.make_seeds()[0])
+            sample = self._read_sample(draw.split, other, key, len(self.pipeline.transforms))
+            sample = _check_form(sample, wanted)
             if not isinstance(sample, Unreadable):
                 return other, sample
             bad.setdefault(other, sample.reason)
@@ -237,20 +399,28 @@ class SampleReader(Dataset[Batch]):
             code="data.no_substitute",
         )
 
-    def _read_sample(self, split: str, index: int, seed: int, key: Keys) -> Sample | Unreadable:
-        reseed_all(seed)
+    def _read_sample(self, split: str, index: int, key: Keys, end: int) -> Sample | Unreadable:
+        """Return a sample after the first `end` transforms."""
         try:
             value, target = self.selection.split_sample(self.dataset[index], index)
-            return _check_input(self.pipeline.transform_sample(value, key)), target
-        except Exception as error:
-            if self.on_bad_sample != "raise":
-                return Unreadable.from_error(error)
-            where = f"DATA.{split.upper()}"
-            raise SampleError(
-                f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; fix it, "
-                f"or set {where}.on_bad_sample to substitute or drop",
-                code="data.unreadable_sample",
-            ) from error
+            return _check_input(self.pipeline.transform_sample(value, key, 0, end)), target
+        except Exception as error:  # noqa: BLE001 - raised again there unless it is tolerated
+            return self._handle_bad_sample(split, index, error)
+
+    def _handle_bad_sample(self, split: str, index: int, error: Exception) -> Unreadable:
+        """Return the placeholder of a bad sample.
+
+        Raises:
+            SampleError: `on_bad_sample` is to raise.
+        """
+        if self.on_bad_sample != "raise":
+            return Unreadable.from_error(error)
+        where = f"DATA.{split.upper()}"
+        raise SampleError(
+            f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; fix it, "
+            f"or set {where}.on_bad_sample to substitute or drop",
+            code="data.unreadable_sample",
+        ) from error
 
 
 def is_reading_here(frame: FrameType | None) -> bool:
@@ -274,11 +444,17 @@ def _is_gathered(dataset: Any) -> bool:
 def _check_input(value: Any) -> Any:
     if value is None:
         raise ValueError("its input is None; the dataset or a transform returns nothing")
-    if (isinstance(value, torch.Tensor) and value.numel() == 0) or (
+    if (isinstance(value, Tensor) and value.numel() == 0) or (
         isinstance(value, np.ndarray) and value.size == 0
     ):
         raise ValueError(f"its input is empty: {describe_form(value)}")
     return value
+
+
+def _have_one_form(inputs: Sequence[Any]) -> bool:
+    """Return whether all inputs are tensors of one shape and type."""
+    forms = {(one.shape, one.dtype) if isinstance(one, Tensor) else None for one in inputs}
+    return len(forms) == 1 and None not in forms
 
 
 def _check_form(sample: Sample | Unreadable, wanted: str | None) -> Sample | Unreadable:

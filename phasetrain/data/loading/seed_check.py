@@ -1,6 +1,7 @@
 """Detects a dataset or transform that ignores its seeds, before a run relies on it."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.protocols import BatchAccess
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError
+from phasetrain.runtime.machine import GeneratorWatch
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +26,8 @@ def check_seeded(reader: SampleReader, name: str) -> None:
     """Read some samples twice with the same seeds, and the first one alone, and compare them.
 
     Built-in parts, which take their randomness from keys, are trusted; samples are only read if the
-    dataset or a transform is foreign.
+    dataset or a transform is foreign. The reader learns whether its samples need seeds, and whether
+    it may read them by the dataset's `__getitems__`.
 
     Args:
         reader: the reader of the split.
@@ -40,6 +44,7 @@ def check_seeded(reader: SampleReader, name: str) -> None:
     # Alone, because a part may depend on the samples read before in the same process.
     alone = _read_samples(reader, indices[:1])
     if _are_identical(together, again) and _are_identical(alone, together):
+        _choose_way_of_reading(reader, indices, together)
         return
     culprit = _find_culprit(reader, name, indices)
     raise ConfigError(
@@ -49,6 +54,30 @@ def check_seeded(reader: SampleReader, name: str) -> None:
         "keys",
         code="config.impure_sample",
     )
+
+
+def _choose_way_of_reading(reader: SampleReader, indices: list[int], seeded: Sequence[Any]) -> None:
+    """Set how the reader reads samples, given some that were read with seeds."""
+    draw = _make_draw(indices)
+    watch = GeneratorWatch()
+    watch.start()
+    unseeded = reader.read_unseeded(draw)
+    # Not only what was drawn counts: a part may derive a generator from `torch.initial_seed()`.
+    if watch.stop() or not _are_identical(seeded, unseeded):
+        reader.seeds_samples = True
+        return
+    if isinstance(reader.dataset, BatchAccess) and _returns_lists(reader.dataset, indices):
+        reader.reads_lists = True
+        reader.reads_lists = _are_identical(seeded, reader.read_unseeded(draw))
+
+
+def _returns_lists(dataset: BatchAccess, indices: list[int]) -> bool:
+    try:
+        samples = dataset.__getitems__(indices)
+    except Exception as error:  # noqa: BLE001 - the samples are then read one by one
+        log.debug("__getitems__ is not used: %r", error)
+        return False
+    return isinstance(samples, list) and len(samples) == len(indices)
 
 
 def read_first_target(reader: SampleReader) -> Any:
@@ -144,13 +173,16 @@ def is_identical(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _read_samples(reader: SampleReader, indices: list[int]) -> list[Any]:
+def _read_samples(reader: SampleReader, indices: list[int]) -> Sequence[Any]:
+    return reader.read_samples(_make_draw(indices))
+
+
+def _make_draw(indices: list[int]) -> Draw:
     # Any fixed draw will do: only samples with equal seeds are compared.
-    draw = Draw("train", 0, 0, np.array(indices, dtype=np.int64))
-    return reader.read_samples(draw)
+    return Draw("train", 0, 0, np.array(indices, dtype=np.int64))
 
 
-def _are_identical(one: list[Any], other: list[Any]) -> bool:
+def _are_identical(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Return whether two lists of samples are equal, ignoring unreadable samples and the longer
     tail."""
     pairs = zip(one, other, strict=False)

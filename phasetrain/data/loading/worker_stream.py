@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.resource_sharer import DupFd
@@ -22,16 +22,21 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from phasetrain.data.bad_samples import SampleError
 from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.samplers.phase_sampler import Draw
-from phasetrain.engine.batch import Batch
+from phasetrain.engine.batch import Batch, mapped
 from phasetrain.runtime.signals import STOPPING, Interrupted, stop_signals
 
 SIGNALS = frozenset({*STOPPING, signal.SIGUSR1, signal.SIGUSR2})
 """Signals that a run may be sent from outside."""
+
+LARGEST_COPY = 4096  # bytes
+COPIED_TYPES = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32})
 
 POLL_SECONDS = 0.2
 """Maximum delay until a wait for a batch notices a request to stop."""
@@ -114,7 +119,7 @@ class WorkerStream:
             Interrupted: the run is to stop.
         """
         try:
-            batch: Batch | _Failure = next(self._iterator)
+            found: Parcel | Batch | _Failure = next(self._iterator)
         # The type depends on the moment at which the worker died.
         except (RuntimeError, ConnectionError, EOFError) as error:
             where = f"DATA.{self._split.upper()}"
@@ -123,9 +128,11 @@ class WorkerStream:
                 f"killed may have run out of memory; {where}.workers=0 shows other causes",
                 code="data.worker_died",
             ) from error
-        if isinstance(batch, _Failure):
-            raise batch.error from WorkerTraceback(batch.traceback)
-        return batch
+        if isinstance(found, _Failure):
+            raise found.error from WorkerTraceback(found.traceback)
+        if isinstance(found, Parcel):
+            return found.unpack()
+        return found
 
     def close(self) -> None:
         """Stop the workers; a worker that hangs is killed."""
@@ -183,6 +190,70 @@ class _Failure:
     traceback: str
 
 
+@dataclass(frozen=True)
+class SmallTensor:
+    """A tensor that is pickled by value."""
+
+    values: NDArray[Any]
+
+
+class Parcel:
+    """A batch on its way from a worker to the main process.
+
+    Large tensors are in shared memory. Small ones are copied: a tensor in shared memory takes a
+    file descriptor, which is sent through a socket of its own and costs 200 us.
+
+    Args:
+        batch: the batch.
+
+    Raises:
+        RuntimeError, OSError: shared memory is exhausted.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        # The queue would move tensors to shared memory in a thread that loses the batch on failure.
+        self._batch = replace(
+            batch,
+            input=mapped(batch.input, _pack_tensor),
+            target=mapped(batch.target, _pack_tensor),
+            ids=mapped(batch.ids, _pack_tensor),
+            mask=mapped(batch.mask, _pack_tensor),
+        )
+
+    def unpack(self) -> Batch:
+        """Return the batch."""
+        batch = self._batch
+        return replace(
+            batch,
+            input=mapped(batch.input, _unpack_tensor, SmallTensor),
+            target=mapped(batch.target, _unpack_tensor, SmallTensor),
+            ids=mapped(batch.ids, _unpack_tensor, SmallTensor),
+            mask=mapped(batch.mask, _unpack_tensor, SmallTensor),
+        )
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in page-locked memory; torch's loader calls it if `pin_memory` is
+        set."""
+        return self.unpack().pin_memory()
+
+
+def _pack_tensor(tensor: Tensor) -> Any:
+    # NumPy lacks some types, and the strides of a copy may differ.
+    if (
+        tensor.numel() * tensor.element_size() <= LARGEST_COPY
+        and tensor.dtype in COPIED_TYPES
+        and type(tensor) is Tensor
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+    ):
+        return SmallTensor(tensor.numpy())
+    return tensor.share_memory_()  # type: ignore[no-untyped-call]
+
+
+def _unpack_tensor(small: SmallTensor) -> Tensor:
+    return torch.from_numpy(small.values)
+
+
 class _ErrorCatcher(torch.utils.data.Dataset[Any]):
     """Returns the error of a sample instead of raising it, because torch would wrap it in the
     traceback of a worker."""
@@ -190,15 +261,14 @@ class _ErrorCatcher(torch.utils.data.Dataset[Any]):
     def __init__(self, reader: DrawReader) -> None:
         self._reader = reader
 
-    def __getitem__(self, draw: Draw) -> Batch | _Failure:
+    def __getitem__(self, draw: Draw) -> Parcel | _Failure:
         try:
             batch = self._reader[draw]
         except SampleError as error:
             text = "".join(format_exception(error))
             return _Failure(SampleError(str(error), code=error.code, problems=error.problems), text)
         try:
-            # The queue would move it to shared memory in a thread that loses the batch on failure.
-            return batch.share_memory()
+            return Parcel(batch)
         except (RuntimeError, OSError) as error:
             text = "".join(format_exception(error))
             return _Failure(SampleError(_explain_shared_memory(draw.split, error)), text)

@@ -60,6 +60,10 @@ class Keys:
     def __len__(self) -> int:
         return len(self.values)
 
+    def select(self, at: int) -> "Keys":
+        """Return the key of the sample at a position of the batch."""
+        return Keys(self.values[at : at + 1])
+
     def fork(self, stream: int) -> "Keys":
         """Return the keys of an independent stream, such as one per position in a pipeline; `stream
         >= 0`."""
@@ -146,15 +150,23 @@ class Pipeline:
         """Whether whole batches can be transformed: all transforms are BatchTransforms."""
         return all(isinstance(transform, BatchTransform) for transform in self.transforms)
 
-    def __call__(self, batch: Any, keys: Keys) -> Any:
-        """Return the transformed batch; the transform at position i gets `keys.fork(i)`.
+    def find_batched_end(self) -> int:
+        """Return the position from which on all transforms are BatchTransforms."""
+        position = len(self.transforms)
+        while position and isinstance(self.transforms[position - 1], BatchTransform):
+            position -= 1
+        return position
+
+    def __call__(self, batch: Any, keys: Keys, begin: int = 0) -> Any:
+        """Return the batch after the transforms from position `begin` on; the transform at position
+        i gets `keys.fork(i)`.
 
         The result is a tensor, or a list of tensors if the last transform makes several views.
 
         Raises:
             TypeError: a transform is not a BatchTransform; use `transform_sample`.
         """
-        for position, transform in enumerate(self.transforms):
+        for position, transform in enumerate(self.transforms[begin:], begin):
             if not isinstance(transform, BatchTransform):
                 raise TypeError(
                     f"transform {position} ({_class_name(transform)}) takes single samples, not "
@@ -165,17 +177,22 @@ class Pipeline:
             batch = transform(batch, keys.fork(position))
         return batch
 
-    def transform_sample(self, sample: Any, key: Keys) -> Any:
-        """Return one transformed sample, bit-identical to the same sample in a batch.
+    def transform_sample(
+        self, sample: Any, key: Keys, begin: int = 0, end: int | None = None
+    ) -> Any:
+        """Return one sample after the transforms `begin` to `end - 1`, all by default;
+        bit-identical to the same sample in a batch.
 
         Args:
             sample: the input of one sample, without a batch dimension.
             key: keys of one sample.
+            begin: position of the first transform.
+            end: position after the last transform; None: all the rest.
 
         Raises:
             TypeError: the input of a BatchTransform is not a tensor.
         """
-        for position, transform in enumerate(self.transforms):
+        for position, transform in enumerate(self.transforms[begin:end], begin):
             if not isinstance(transform, BatchTransform):
                 sample = transform(sample)
             elif isinstance(sample, Tensor):

@@ -25,6 +25,7 @@ from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.loading.collate import COLLATES
 from phasetrain.data.loading.loader import PhaseLoader
 from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.seed_check import is_identical
 from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, PhaseSampler
 from phasetrain.data.transforms import TRANSFORMS
@@ -65,6 +66,34 @@ class Faulty(Samples):
             return None
         value, target = super().__getitem__(index)
         return (value[:0] if index == 4 else value), target
+
+
+class Rare(Samples):
+    """Two of ten samples draw, each from another generator."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        number = {3: np.random.random, 8: random.random}.get(index, float)()
+        return torch.tensor([float(index), number], dtype=torch.float64), os.getpid()
+
+
+class Threads(Samples):
+    """Returns the number of threads of the process that reads."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.zeros(1), torch.get_num_threads()
+
+
+class Mixed(Samples):
+    """Returns tensors of many forms, small and large."""
+
+    def __getitem__(self, index: int) -> Any:
+        value = {
+            "half": torch.full((2,), 0.5, dtype=torch.bfloat16),
+            "large": torch.full((40, 40), float(index)),
+            "nested": [torch.tensor(index), (torch.ones(1, dtype=torch.bool), "text")],
+            "array": np.arange(3),
+        }
+        return value, torch.tensor(index, dtype=torch.int16)
 
 
 class Slow(Samples):
@@ -109,11 +138,15 @@ def loader(
     micro: int = 3,
     on_bad_sample: OnBadSample = "raise",
     world: World = World(),  # noqa: B008 - frozen
+    collate: str = "stack",
     **known: Any,
 ) -> PhaseLoader:
-    collate = COLLATES["stack"]()
     reader = SampleReader(
-        dataset or Samples(), Pipeline(transforms), collate, seed=0, on_bad_sample=on_bad_sample
+        dataset or Samples(),
+        Pipeline(transforms),
+        COLLATES[collate](),
+        seed=0,
+        on_bad_sample=on_bad_sample,
     )
     sampler = PhaseSampler(SAMPLERS[order](), LENGTH, seed=0, micro_batch_size=micro, world=world)
     return PhaseLoader(reader, sampler, plan, LoaderSettings(workers=workers, **known))
@@ -163,6 +196,42 @@ def test_batches_are_equal_for_any_number_of_workers(workers: int) -> None:
     alone, many = loader(0), loader(workers, None)
     for phase in (0, 2, 4):
         assert inputs(read(many, phase)) == inputs(read(alone, phase))
+    many.close()
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_samples_that_draw_rarely_are_equal_for_any_number_of_workers(start: int) -> None:
+    alone, many = loader(0, Rare()), loader(2, Rare())
+    seeded = loader(0, Rare())
+    seeded.reader.seeds_samples = True
+    for phase in (0, 2, 4):
+        expected = inputs(read(seeded, phase, start))
+        assert inputs(read(alone, phase, start)) == expected
+        assert inputs(read(many, phase, start)) == expected
+    many.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_read_on_one_thread(workers: int) -> None:
+    # With more threads, sums over large tensors would differ between workers and this process.
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        made = loader(workers, Threads())
+        assert pids(read(made, 0)) == {1}
+        assert torch.get_num_threads() == 3
+        made.close()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_tensors_of_all_forms_come_from_workers_as_they_are() -> None:
+    samples = Mixed()
+    alone, many = loader(0, samples, collate="list"), loader(1, samples, collate="list")
+    expected, found = read(alone, 0)[0][0], read(many, 0)[0][0]
+    assert is_identical(found.input, expected.input)
+    assert is_identical(found.target, expected.target)
+    assert is_identical(found.ids, expected.ids)
     many.close()
 
 

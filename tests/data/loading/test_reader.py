@@ -2,6 +2,8 @@
 
 import random
 import re
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,10 @@ from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.loading.collate import COLLATES
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.seed_check import is_identical
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms import TRANSFORMS
-from phasetrain.data.transforms.base import Pipeline
+from phasetrain.data.transforms.base import BatchTransform, Keys, Pipeline
 
 IMAGES = TensorSamples(
     torch.arange(6 * 16.0).view(6, 1, 4, 4) / 96, torch.tensor([0, 1, 2, 0, 1, 2])
@@ -412,3 +415,213 @@ class TestChosenSamples:
 
         assert others(np.array([0, 1, 4, 9])) == {0, 4, 9}
         assert others(None) == {0, 2, 4, 5, 6, 8, 9}  # the control
+
+
+class Watched:
+    """Twelve samples, some of which draw; counts the calls per sample."""
+
+    def __init__(self, *drawing: int, draw: Callable[[], float] = random.random) -> None:
+        self.drawing, self.draw = drawing, draw
+        self.calls: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.calls[index] += 1
+        number = self.draw() if index in self.drawing else 0.0
+        return torch.tensor([float(index), number], dtype=torch.float64), index
+
+
+class Lists(Watched):
+    """The same with access to several samples, which counts its own calls."""
+
+    lists = 0
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
+        self.lists += 1
+        return [self[index] for index in indices]
+
+
+GENERATORS: dict[str, Callable[[], float]] = {
+    "torch": lambda: float(torch.rand(())),
+    "torch normal": lambda: float(torch.randn(())),
+    "numpy": np.random.random,
+    "numpy normal": np.random.standard_normal,
+    "python": random.random,
+    "python normal": lambda: random.gauss(0, 1),
+}
+
+
+def read_seeded(dataset: Any, *draws: Draw) -> list[Any]:
+    """Return what the draws are if every sample is seeded."""
+    seeded = reader(dataset)
+    seeded.seeds_samples = True
+    return [seeded[one].input.tolist() for one in draws]
+
+
+class TestWatchedReading:
+    """Samples are only seeded if they draw from a global generator."""
+
+    draws = (draw(0, 5, 2), draw(7, 1, 3, ordinal=3), draw(3, 0, 9, ordinal=6))
+
+    def test_dataset_that_draws_nothing_is_read_once_and_never_seeded(self) -> None:
+        dataset = Watched()
+        reading = reader(dataset)
+        for one in self.draws:
+            reading[one]
+        assert dataset.calls == {0: 2, 5: 1, 2: 1, 7: 1, 1: 1, 3: 2, 9: 1}
+        assert not reading.seeds_samples
+
+    @pytest.mark.parametrize("name", list(GENERATORS))
+    def test_samples_that_draw_rarely_are_seeded(self, name: str) -> None:
+        dataset = Watched(1, draw=GENERATORS[name])
+        reading = reader(dataset)
+        found = [reading[one].input.tolist() for one in self.draws]
+        assert found == read_seeded(Watched(1, draw=GENERATORS[name]), *self.draws)
+        # Only the batch that drew first was read twice.
+        assert dataset.calls == {0: 2, 5: 1, 2: 1, 7: 2, 1: 2, 3: 3, 9: 1}
+        assert reading.seeds_samples
+
+    @pytest.mark.parametrize("name", list(GENERATORS))
+    def test_draws_between_batches_do_not_count(self, name: str) -> None:
+        reading = reader(Watched())
+        for one in self.draws:
+            GENERATORS[name]()
+            reading[one]
+        assert not reading.seeds_samples
+
+    def test_error_that_was_drawn_is_not_raised(self) -> None:
+        def fail_unless_seeded() -> float:
+            found = random.random()
+            if found != expected:
+                raise OSError("unlucky")
+            return found
+
+        expected = read_seeded(Watched(1), draw(1))[0][0][1]
+        assert reader(Watched(1, draw=fail_unless_seeded))[draw(1)].input.tolist() == [
+            [1.0, expected]
+        ]
+
+    def test_bad_samples_are_read_once(self) -> None:
+        class Bad(Watched):
+            def __getitem__(self, index: int) -> tuple[Tensor, int]:
+                found = super().__getitem__(index)
+                if index == 5:
+                    raise OSError("unreadable")
+                return found
+
+        dataset = Bad()
+        batch = reader(dataset, on_bad_sample="drop")[self.draws[0]]
+        assert (batch.ids.tolist(), dataset.calls) == ([0, 2], {0: 1, 5: 1, 2: 1})
+
+    def test_list_access_is_used_once_the_check_allows_it(self) -> None:
+        dataset = Lists()
+        reading = reader(dataset)
+        reading[draw(0, 1)]
+        assert dataset.lists == 0
+        reading.reads_lists = True
+        assert reading[draw(0, 1)].input.tolist() == [[0.0, 0.0], [1.0, 0.0]]
+        assert dataset.lists == 1
+
+    def test_list_access_that_draws_is_read_one_by_one_with_seeds(self) -> None:
+        reading = reader(Lists(1))
+        reading.reads_lists = True
+        found = [reading[one].input.tolist() for one in self.draws]
+        assert found == read_seeded(Watched(1), *self.draws)
+
+    def test_error_of_list_access_names_the_sample(self) -> None:
+        class Bad(Lists):
+            def __getitem__(self, index: int) -> tuple[Tensor, int]:
+                if index == 5:
+                    raise OSError("unreadable")
+                return super().__getitem__(index)
+
+        reading = reader(Bad())
+        reading.reads_lists = True
+        with raises(SampleError, code="data.unreadable_sample") as caught:
+            reading[draw(4, 5)]
+        assert "sample 5" in str(caught.value)
+
+
+def add_noise(image: Tensor) -> Tensor:
+    """Draw from a global generator, as transforms of other libraries do."""
+    return image + torch.rand(())
+
+
+TRANSFORMS_OF_BATCHES: dict[str, dict[str, Any]] = {
+    "normalize": {"mean": [0.3], "std": [0.7]},
+    "noise": {"std": 0.1},
+    "random_shift": {"pixels": 1},
+    "random_flip": {},
+    "random_crop": {"size": 3, "padding": 1},
+    "random_resized_crop": {"size": 3},
+    "random_erase": {},
+    "center_crop": {"size": 2},
+    "resize": {"size": 7},
+    "flatten": {},
+    "multi_crop": {
+        "groups": [
+            {"views": 2, "transforms": [{"name": "random_crop", "size": 3}]},
+            {"views": 1, "transforms": [{"name": "random_crop", "size": 2}]},
+        ]
+    },
+}
+
+
+class TestStackedTransforms:
+    """Batch transforms at the end of a pipeline run on the stacked samples."""
+
+    def read_one_by_one(self, *transforms: Any) -> Any:
+        samples = reader(OneByOne(), *transforms).read_samples(draw(*range(6)))
+        return COLLATES["stack"]()(samples)[0]
+
+    @pytest.mark.parametrize("name", list(TRANSFORMS_OF_BATCHES))
+    def test_bits_and_layout_are_those_of_single_samples(self, name: str) -> None:
+        transform = TRANSFORMS.build(name, TRANSFORMS_OF_BATCHES[name])
+        for transforms in ((transform,), (add_noise, transform)):
+            found = reader(OneByOne(), *transforms)[draw(*range(6))].input
+            assert is_identical(found, self.read_one_by_one(*transforms))
+            views = found if isinstance(found, list) else [found]
+            assert all(view.is_contiguous() for view in views)
+
+    def test_transform_is_called_once_per_batch(self) -> None:
+        calls = []
+
+        class Recorded(BatchTransform):
+            def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
+                calls.append(len(batch))
+                return batch
+
+        reader(OneByOne(), Recorded(), Recorded())[draw(*range(6))]
+        assert calls == [6, 6]
+
+    def test_transforms_after_one_that_makes_equal_shapes_are_stacked(self) -> None:
+        class Sizes(OneByOne):
+            def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+                return IMAGES.inputs[index, :, : 2 + index % 2], IMAGES.targets[index]
+
+        calls = []
+
+        class Recorded(BatchTransform):
+            def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
+                calls.append(len(batch))
+                return batch
+
+        resize = TRANSFORMS.build("resize", {"size": 3})
+        batch = reader(Sizes(), resize, Recorded())[draw(*range(6))]
+        assert (batch.input.shape, calls) == ((6, 1, 3, 3), [6])
+
+    def test_bad_sample_is_found_among_stacked_ones(self) -> None:
+        class Picky(BatchTransform):
+            def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
+                if bool((batch == IMAGES.inputs[3]).all(dim=(1, 2, 3)).any()):
+                    raise ValueError("does not suit")
+                return batch
+
+        batch = reader(OneByOne(), Picky(), on_bad_sample="drop")[draw(*range(6))]
+        assert batch.ids.tolist() == [0, 1, 2, 4, 5]
+        assert batch.bad == ((3, "ValueError: does not suit"),)
+        with raises(SampleError, code="data.unreadable_sample") as caught:
+            reader(OneByOne(), Picky())[draw(*range(6))]
+        assert "sample 3" in str(caught.value)

@@ -292,3 +292,60 @@ def read_by(samples: Any, on_bad_sample: OnBadSample = "raise") -> SampleReader:
     return SampleReader(
         samples, Pipeline(), COLLATES["stack"](), seed=0, on_bad_sample=on_bad_sample
     )
+
+
+class Lists(Samples):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [self[index] for index in indices]
+
+
+class OtherLists(Samples):
+    """Whose two ways of reading disagree."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [(self[index][0] + 1, index) for index in indices]
+
+
+class WholeBatches(Samples):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return torch.zeros(len(indices), 2), torch.tensor(indices)
+
+
+class NoLists(Samples):
+    def __getitems__(self, indices: list[int]) -> Any:
+        raise NotImplementedError
+
+
+class DerivedSeed(Samples):
+    """Draws from a generator seeded with the seed of the global one, which stays as it is."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        generator = torch.Generator().manual_seed(torch.initial_seed())
+        return torch.rand(2, generator=generator), index
+
+
+def choose(dataset: Any) -> tuple[bool, bool]:
+    reader = SampleReader(dataset, Pipeline(), COLLATES["stack"](), seed=0)
+    check_seeded(reader, "mine")
+    return reader.seeds_samples, reader.reads_lists
+
+
+@pytest.mark.parametrize(
+    ("dataset", "seeds", "lists"),
+    [
+        (Samples(), False, False),
+        (Lists(), False, True),
+        (OtherLists(), False, False),
+        (WholeBatches(), False, False),
+        (NoLists(), False, False),
+        (SeededTorch(), True, False),
+        (SeededNumpy(), True, False),
+        (SeededPython(), True, False),
+        (DerivedSeed(), True, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_check_chooses_the_fastest_way_of_reading_that_is_exact(
+    dataset: Any, seeds: bool, lists: bool
+) -> None:
+    assert choose(dataset) == (seeds, lists)
