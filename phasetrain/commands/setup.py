@@ -267,9 +267,17 @@ def find_first_metric(config: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: there is none, or its meter does not say which values are better.
     """
-    tests = [name.lower() for name in config["DATA"] if is_split(name) and name != "TRAIN"]
-    split = next(iter(tests), "")
-    label = next(iter(config["METERS"]), "")
+    tests = [name for name in config["DATA"] if is_split(name) and name != "TRAIN"]
+    # As in the plan: splits that are only tested at the end come last.
+    tests.sort(key=lambda name: config["DATA"][name].get("every") == "end")
+    name = next(iter(tests), "")
+    split = name.lower()
+    measuring = [
+        label
+        for label, section in config["METERS"].items()
+        if section.get("splits") is None or name in section["splits"]
+    ]
+    label = next(iter(measuring), "")
     if not label:
         return first_metric(split, {})
     factory = METERS.find(config["METERS"][label].get("name", label), f"METERS.{label}.name")
@@ -306,7 +314,9 @@ def check_allow(allow: Sequence[str], schema: Schema) -> None:
     """
     adjustable = [path for path, key in schema.keys.items() if key.resume == "adjustable"]
     for word in allow:
-        known = any(
+        # All test splits have the keys of DATA.TEST.
+        of_split = schema.key(word)
+        known = (of_split is not None and of_split.resume == "adjustable") or any(
             path == word or path.startswith(f"{word}.") or word.startswith(f"{path}.")
             for path in adjustable
         )

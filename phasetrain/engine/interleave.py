@@ -1,8 +1,8 @@
 """Divides a run into phases: at the end of an epoch, at a test, at the start of a stage, or
 when a run continues with other settings."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from math import ceil
 from typing import Literal
@@ -17,6 +17,7 @@ from phasetrain.engine.plan import (
     Plan,
     Progress,
     Split,
+    SplitInterval,
     Stage,
     make_test_phase,
 )
@@ -38,8 +39,12 @@ def interleave(stages: Sequence[Stage]) -> Plan:
     """
     _check_stages(stages)
     first = stages[0]
-    tests = _test_phases(first, _Cursor()) if first.settings.test_first else ()
-    phases = _limit_phases(_plan_phases(stages, _Cursor(), tested=True))
+    at = _Cursor(tested={split.name for split in first.tests})
+    tests: list[Phase] = []
+    if first.settings.test_first:
+        at.tested = {split.name for split in first.tests if not split.is_end_only}
+        tests = list(_test_phases(first, at, at.tested))
+    phases = _limit_phases(_plan_phases(stages, at))
     return Plan(_number_phases(_drop_early_averages([*tests, *phases], stages)))
 
 
@@ -73,9 +78,15 @@ def splice(
     # There may be fewer stages now.
     done = [replace(phase, stage=min(phase.stage, len(stages) - 1)) for phase in done]
     at = _Cursor.after(done, state, stages)
-    phases = _limit_phases(_plan_phases(stages, at, tested=not done or not done[-1].is_train))
+    # Before the rest is planned, which moves `at`.
+    anchor = _find_anchor(plan, state, at.stage, extend)
+    at.tested = {split.name for split in stages[at.stage].tests}
+    if done:
+        last_tests = takewhile(lambda phase: not phase.is_train, reversed(done))
+        at.tested = {phase.data for phase in last_tests}
+    phases = _limit_phases(_plan_phases(stages, at))
     later = _drop_early_averages(phases, stages, state.updates)
-    return Plan(_number_phases([*done, *later]), _find_anchor(plan, state, at.stage, extend))
+    return Plan(_number_phases([*done, *later]), anchor)
 
 
 def _find_anchor(plan: Plan, state: RunState, stage: int, extend: Extension) -> Anchor:
@@ -102,6 +113,7 @@ class _Cursor:
         samples: samples consumed in the run.
         stage: current stage.
         before: epoch, updates and samples at the start of the stage.
+        tested: names of the splits that were tested since the last update.
     """
 
     epoch: int = 0
@@ -111,6 +123,7 @@ class _Cursor:
     samples: int = 0
     stage: int = 0
     before: tuple[int, int, int] = (0, 0, 0)
+    tested: set[str] = field(default_factory=set)
 
     @classmethod
     def after(cls, done: list[Phase], state: RunState, stages: Sequence[Stage]) -> "_Cursor":
@@ -141,6 +154,7 @@ class _Cursor:
         self.samples += phase.samples
         self.first += phase.steps
         self.offset += phase.samples
+        self.tested = set()
         if phase.ends_epoch:
             self.next_epoch()
 
@@ -176,14 +190,14 @@ class _Cursor:
         )
 
 
-def _plan_phases(stages: Sequence[Stage], at: _Cursor, *, tested: bool) -> Iterator[Phase]:
-    """Yield the phases from `at` on; `tested` tells whether tests have followed the last update."""
+def _plan_phases(stages: Sequence[Stage], at: _Cursor) -> Iterator[Phase]:
+    """Yield the phases from `at` on."""
     while True:
-        yield from _divide_stage(stages[at.stage], at, tested=tested)
-        if at.stage + 1 == len(stages):
+        is_last = at.stage + 1 == len(stages)
+        yield from _divide_stage(stages[at.stage], at, is_last=is_last)
+        if is_last:
             return
         at.next_stage()
-        tested = True
 
 
 def _limit_phases(phases: Iterator[Phase]) -> list[Phase]:
@@ -198,7 +212,7 @@ def _limit_phases(phases: Iterator[Phase]) -> list[Phase]:
     return found
 
 
-def _divide_stage(stage: Stage, at: _Cursor, *, tested: bool) -> Iterator[Phase]:
+def _divide_stage(stage: Stage, at: _Cursor, *, is_last: bool) -> Iterator[Phase]:
     """Yield the phases of a stage from `at` on."""
     train = stage.splits[TRAIN]
     settings = stage.settings
@@ -214,16 +228,13 @@ def _divide_stage(stage: Stage, at: _Cursor, *, tested: bool) -> Iterator[Phase]
             )
             yield phase
             at.advance(phase)
-            tested = False
         else:
             # An empty window, or a splice with larger batches that finds no whole batch left in
             # the epoch.
             at.next_epoch()
-        if not tested and _is_test_due(settings, at, epoch):
-            yield from _test_phases(stage, at, epoch)
-            tested = True
-    if not tested:
-        yield from _test_phases(stage, at, epoch)
+        yield from _untested_phases(stage, at, _due_splits(stage, at, epoch), epoch)
+    ending = {split.name for split in stage.tests if is_last or split.every is None}
+    yield from _untested_phases(stage, at, ending, epoch)
 
 
 def _pass_end(train: Split, settings: PhaseSettings, at: _Cursor) -> int:
@@ -243,6 +254,9 @@ def _phase_steps(stage: Stage, at: _Cursor, *, left: int) -> int:
     steps = left
     if settings.test_every_updates is not None:
         steps = min(steps, settings.test_every_updates - at.updates % settings.test_every_updates)
+    for split in stage.tests:
+        if split.every is not None and split.every.updates is not None:
+            steps = min(steps, split.every.updates - at.updates % split.every.updates)
     if settings.updates is not None:
         steps = min(steps, at.left(stage))
     if settings.samples is not None:
@@ -258,14 +272,29 @@ def _phase_steps(stage: Stage, at: _Cursor, *, left: int) -> int:
     return steps
 
 
-def _is_test_due(settings: PhaseSettings, at: _Cursor, epoch: int) -> bool:
-    by_epochs = settings.test_every_epochs
-    by_updates = settings.test_every_updates
-    if by_epochs is not None and at.epoch > epoch and at.epoch % by_epochs == 0:
+def _due_splits(stage: Stage, at: _Cursor, epoch: int) -> set[str]:
+    """Return the names of the test splits that are due after a phase of `epoch`."""
+    settings = stage.settings
+    common = SplitInterval(settings.test_every_epochs, settings.test_every_updates)
+    due = set()
+    for split in stage.tests:
+        if _is_interval_over(split.every or common, at, epoch):
+            due.add(split.name)
+    rest = {split.name for split in stage.tests if split.every is None} - due - at.tested
+    # Asked last, and only if the answer counts: it is a function of the user.
+    if (
+        rest
+        and settings.test_when is not None
+        and _ask_predicate(settings.test_when, at.progress())
+    ):
+        due |= rest
+    return due
+
+
+def _is_interval_over(every: SplitInterval, at: _Cursor, epoch: int) -> bool:
+    if every.epochs is not None and at.epoch > epoch and at.epoch % every.epochs == 0:
         return True
-    if settings.test_when is not None and _ask_predicate(settings.test_when, at.progress()):
-        return True
-    return by_updates is not None and at.updates % by_updates == 0
+    return every.updates is not None and at.updates % every.updates == 0
 
 
 def _ask_predicate(when: Callable[[Progress], bool], at: Progress) -> bool:
@@ -284,17 +313,25 @@ def _ask_predicate(when: Callable[[Progress], bool], at: Progress) -> bool:
     return found
 
 
-def _test_phases(stage: Stage, at: _Cursor, epoch: int = 0) -> Iterator[Phase]:
+def _untested_phases(stage: Stage, at: _Cursor, names: set[str], epoch: int) -> Iterator[Phase]:
+    """Yield the tests of those splits that were not tested since the last update."""
+    yield from _test_phases(stage, at, names - at.tested, epoch)
+    at.tested |= names
+
+
+def _test_phases(
+    stage: Stage, at: _Cursor, names: Collection[str], epoch: int = 0
+) -> Iterator[Phase]:
     settings = stage.settings
-    for name, split in stage.splits.items():
+    for split in stage.tests:
         # An empty window has no test; an empty split is an error that `_check_split` reports.
-        if name != TRAIN and (split.samples(epoch) or not split.windows):
+        if split.name in names and (split.samples(epoch) or not split.windows):
             test = replace(
                 make_test_phase(split, epoch=epoch, limit=settings.limit_test), stage=at.stage
             )
             yield test
             for weights in settings.averaged if at.updates else ():
-                yield replace(test, split=f"{name}{AVERAGED}{weights}")
+                yield replace(test, split=f"{split.name}{AVERAGED}{weights}")
 
 
 def _drop_early_averages(

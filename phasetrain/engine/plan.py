@@ -73,6 +73,24 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class SplitInterval:
+    """Interval between the tests of one split; a test always follows the last update.
+
+    Attributes:
+        epochs, updates: how often to test; if both are None, the test after the last update is the
+            only one.
+    """
+
+    epochs: int | None = None
+    updates: int | None = None
+
+    @property
+    def is_end_only(self) -> bool:
+        """Whether the split is only tested after the last update."""
+        return self.epochs is None and self.updates is None
+
+
+@dataclass(frozen=True)
 class Split:
     """A split as the plan sees it.
 
@@ -83,6 +101,7 @@ class Split:
         drop_last: skip a short last batch.
         windows: samples of successive passes, where each goes over a window of the data; after the
             last window comes the first again. Without windows every pass goes over all samples.
+        every: how often the split is tested; None: as `PhaseSettings` says.
     """
 
     name: str
@@ -90,6 +109,12 @@ class Split:
     batch_size: int
     drop_last: bool
     windows: tuple[int, ...] = ()
+    every: SplitInterval | None = None
+
+    @property
+    def is_end_only(self) -> bool:
+        """Whether the split is only tested after the last update."""
+        return self.every is not None and self.every.is_end_only
 
     def samples(self, epoch: int) -> int:
         """Return the samples of a pass."""
@@ -152,7 +177,7 @@ class Stage:
 
     Attributes:
         splits: the split `train` and any number of test splits, in the order in which they are
-            tested.
+            tested, except that splits which are only tested at the end come last.
         settings: its length, and when to test.
         name: in words.
     """
@@ -160,6 +185,13 @@ class Stage:
     splits: Mapping[str, Split]
     settings: PhaseSettings
     name: str = ""
+
+    @property
+    def tests(self) -> tuple[Split, ...]:
+        """The test splits in the order in which they are tested."""
+        tests = [split for name, split in self.splits.items() if name != TRAIN]
+        # The sort is stable. A held-out test at the very end is the last thing that a run does.
+        return tuple(sorted(tests, key=lambda split: split.is_end_only))
 
 
 class Anchor(NamedTuple):

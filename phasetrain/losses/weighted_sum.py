@@ -19,16 +19,18 @@ class WeightedSum(LoggingLoss):
 
     Args:
         losses: label -> parameters of a loss, with its `name` (the label by default), `weight` (1
-            by default), and `output` and `target`: the entry of a mapping or list of outputs or
-            targets that the loss takes (everything by default).
+            by default), `output` and `target`: the entry of a mapping or list of outputs or
+            targets that the loss takes (everything by default), and `splits`: names of the splits
+            for which it is computed (all by default).
         make_loss: fact; builds a loss from its section of the config and the path of that section.
 
     Attributes:
         weights: label -> weight; not part of the state, so they may be set at any time.
 
     Raises:
-        ValueError: there are no losses, or a weight is not a finite number; on a call: an entry is
-            missing, or an output and a target do not fit the named loss.
+        ValueError: there are no losses, a weight is not a finite number, or a loss with weights
+            leaves out the training split; on a call: an entry is missing, or an output and a target
+            do not fit the named loss.
     """
 
     def __init__(
@@ -44,18 +46,37 @@ class WeightedSum(LoggingLoss):
         self.weights: dict[str, float] = {}
         self.losses = nn.ModuleDict()
         self._entries: dict[str, tuple[str | int | None, str | int | None]] = {}
+        self._splits: dict[str, frozenset[str]] = {}
         for label, given in losses.items():
             section = {"name": label, **(given or {})}
             self.weights[label] = _check_weight(label, section.pop("weight", 1.0))
             self._entries[label] = section.pop("output", None), section.pop("target", None)
+            splits = section.pop("splits", None)
             self.losses[label] = make_loss(section, f"LOSS.losses.{label}")
+            if splits is not None:
+                self._splits[label] = frozenset(split.lower() for split in splits)
+                self._check_trained(label)
+        self._active = list(self.losses.items())
+        self._checked = False
+
+    def select_split(self, split: str) -> None:
+        """Compute the losses of a split, given in lower case, from now on; before the first call,
+        all of them."""
+        if not self._splits:
+            return
+        self._active = [
+            (label, loss)
+            for label, loss in self.losses.items()
+            if label not in self._splits or split in self._splits[label]
+        ]
+        # Another split has other targets, so its first batch is checked as well.
         self._checked = False
 
     def forward(self, output: Any, target: Any) -> Tensor:
         """Return the weighted sum, a scalar."""
         terms = []
         self.logs = {}
-        for label, loss in self.losses.items():
+        for label, loss in self._active:
             value = self._compute_term(label, loss, output, target)
             terms.append(self.weights[label] * value)
             self.logs[label] = value.detach()
@@ -65,6 +86,14 @@ class WeightedSum(LoggingLoss):
         if len(terms) > 1:
             return torch.stack(terms).sum()
         return terms[0]
+
+    def _check_trained(self, label: str) -> None:
+        weights = next(self.losses[label].parameters(), None)
+        if weights is not None and "train" not in self._splits[label]:
+            raise ValueError(
+                f"losses.{label}.splits: the loss has weights, which would never be trained; add "
+                "TRAIN to its splits"
+            )
 
     def _compute_term(self, label: str, loss: nn.Module, output: Any, target: Any) -> Tensor:
         where = f"LOSS.losses.{label}"

@@ -168,12 +168,19 @@ class Meter(RankBuffers, ABC):
         better: whether larger or smaller values are better; None: unknown.
         first: name of the metric that represents a meter with several metrics; empty if there is a
             single metric; None if the metrics depend on parameters or data.
+        splits: names of the splits that it measures, in lower case; None: all.
     """
 
     better: ClassVar[Better | None] = None
     first: ClassVar[str | None] = ""
 
     needs_target = True
+    splits: frozenset[str] | None = None
+
+    def measures(self, split: str) -> bool:
+        """Return whether the meter measures a split; an average is tested on `test` as
+        `test@ema`."""
+        return self.splits is None or split.partition("@")[0] in self.splits
 
     def all_reduce(self, world: World) -> "Meter":
         """Return a meter with the samples of all ranks; a collective call."""
@@ -281,6 +288,11 @@ class MeterRegistry(Registry[Meter]):
 
 
 METERS = MeterRegistry()
+
+
+def meters_of(meters: Mapping[str, Meter], split: str) -> dict[str, Meter]:
+    """Return the meters that measure a split, by label."""
+    return {label: meter for label, meter in meters.items() if meter.measures(split)}
 
 
 def split_metric(name: str, meters: Mapping[str, Meter]) -> tuple[str, str]:

@@ -6,13 +6,15 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasetrain.config.registry import Registry
 from phasetrain.distributed.strategies.base import sum_losses
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
+from phasetrain.losses import WeightedSum
+from phasetrain.meters.base import meters_of
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.optim.averaging.averages import Withheld
 from phasetrain.tasks.batchnorm_refresh import refresh_batch_norm
@@ -48,6 +50,8 @@ class Task(Passes, TaskState, Predictor):
         super().__init__(parts)
         self._train_model = parts.model if parts.train_model is None else parts.train_model
         self._train_loss = parts.loss if parts.train_loss is None else parts.train_loss
+        losses = nn.ModuleList([parts.loss, *parts.losses])
+        self._split_losses = [one for one in losses.modules() if isinstance(one, WeightedSum)]
         # A plain attribute, so that a profiler can wrap it, see `around`.
         self._move: Callable[[list[Batch]], list[Batch]] = self._move_to_device
 
@@ -86,15 +90,26 @@ class Task(Passes, TaskState, Predictor):
         # Before every test and not saved: a resume at the test computes the same statistics again.
         if phase.weights:
             average = parts.averages[phase.weights]
+            # It runs forward passes over training data, with the losses of that split.
+            self._select_split(TRAIN)
             refresh_batch_norm(average, phase, parts.loaders[TRAIN], self._world, self.run_forward)
         if not phase.is_train:
             # Each rank has the running statistics of its own samples; all must test the same model.
             self._strategy.prepare_test(self.model, self.loss)
-        self._measures = bool(self.meters) and (parts.train_meters or not phase.is_train)
+        self._select_split(phase.data)
         # A phase that is resumed in its middle continues the sums that its checkpoint has restored.
         if fresh:
             for meter in self.meters.values():
                 meter.reset()
+
+    def _select_split(self, split: str) -> None:
+        """Select the meters and the terms of the loss of a split."""
+        self._measured = {}
+        if self.parts.train_meters or split != TRAIN:
+            self._measured = meters_of(self.meters, split)
+        self._measures = bool(self._measured)
+        for loss in self._split_losses:
+            loss.select_split(split)
 
     def batches(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of a phase from step `start` on, on the device."""
@@ -208,7 +223,7 @@ class Task(Passes, TaskState, Predictor):
             updater.resolve()
         if not self._measures:
             return {}
-        return compute_metrics(self.meters, self._world)
+        return compute_metrics(self._measured, self._world)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return every part that learns or accumulates, by its name in a checkpoint."""

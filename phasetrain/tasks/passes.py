@@ -1,7 +1,7 @@
 """Forward and backward passes over the micro-batches of a step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -12,6 +12,7 @@ from phasetrain.distributed import Strategy
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.position import Position
 from phasetrain.losses import LoggingLoss
+from phasetrain.meters import Meter
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import mix_seed, seed_of
 from phasetrain.tasks.generator_use import GeneratorUse
@@ -73,6 +74,8 @@ class Passes(ABC):
             # Only an overridden count needs a sum over ranks; samples per step are known from the
             # plan.
             self._weights.weight_of = self.weight_of
+        # Those of the split under way; `begin` selects them.
+        self._measured: Mapping[str, Meter] = parts.meters
         self._measures = bool(parts.meters)
         self._show: Callable[[StepOutput], None] = self._update_meters
         self._casts = parts.machine.uses_autocast()
@@ -231,7 +234,7 @@ class Passes(ABC):
         return [batch.to(self._device) for batch in batches]
 
     def _update_meters(self, out: StepOutput) -> None:
-        update_meters(self.meters, self.parts.choices, out)
+        update_meters(self._measured, self.parts.choices, out)
 
 
 def logging_loss(loss: nn.Module) -> LoggingLoss | None:

@@ -10,6 +10,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import FromModel, WeightedSum, find_target_counter
 from phasetrain.losses.shape_checks import check_pair
+from phasetrain.meters.base import meters_of
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.misfits import (
     MISFITS,
@@ -103,7 +104,8 @@ class Supervised(Task):
         if target is not None:
             return
         where = f"DATA.{split.upper()}"
-        meters = [name for name, one in self.meters.items() if one.needs_target]
+        measured = meters_of(self.meters, split)
+        meters = [name for name, one in measured.items() if one.needs_target]
         if self._needs_target:
             needing = f"LOSS ({_type_name(self.parts.loss)})"
         elif meters:

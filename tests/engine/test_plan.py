@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from raising import raises
 
 from phasetrain.engine.interleave import Extension, interleave, splice
-from phasetrain.engine.plan import Anchor, Phase, PhaseSettings, Plan, Split, Stage, make_test_phase
+from phasetrain.engine.plan import (
+    Anchor,
+    Phase,
+    PhaseSettings,
+    Plan,
+    Split,
+    SplitInterval,
+    Stage,
+    make_test_phase,
+)
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 
@@ -273,6 +282,56 @@ def check_splice(
     assert wheres == sorted(wheres)
     assert all(0 <= where < 1 for where in wheres)
     return after
+
+
+class TestSplitIntervals:
+    """Test splits that are not tested as PHASES.test_every says."""
+
+    END = Split("test", 5, 3, drop_last=False, every=SplitInterval())
+    OFTEN = Split("often", 3, 3, drop_last=False, every=SplitInterval(updates=2))
+    RARELY = Split("rarely", 3, 3, drop_last=False, every=SplitInterval(epochs=2))
+    VALID = Split("valid", 3, 3, drop_last=False)
+
+    def names(self, *stages: Stage) -> list[str]:
+        return [f"{p.split}{p.steps if p.is_train else ''}" for p in interleave(stages).phases]
+
+    def test_split_at_the_end_is_tested_once_and_last(self) -> None:
+        stage = Stage(splits(self.END, self.VALID), PhaseSettings(epochs=2, test_first=True))
+        assert self.names(stage) == ["valid", "train3", "valid", "train3", "valid", "test"]
+
+    def test_interval_of_a_split_leaves_the_others_alone(self) -> None:
+        stage = Stage(splits(self.RARELY, self.VALID), PhaseSettings(epochs=3))
+        assert self.names(stage) == [
+            *("train3", "valid", "train3", "rarely", "valid", "train3", "valid", "rarely")
+        ]
+
+    def test_interval_in_updates_divides_epochs(self) -> None:
+        stage = Stage(splits(self.OFTEN), PhaseSettings(epochs=1))
+        assert self.names(stage) == ["train2", "often", "train1", "often"]
+
+    def test_stage_ends_with_the_splits_without_an_interval(self) -> None:
+        stage = Stage(splits(self.END, self.VALID), PhaseSettings(epochs=1, test_every_epochs=None))
+        assert self.names(stage, stage) == ["train3", "valid", "train3", "valid", "test"]
+
+    def test_run_without_updates_tests_all_splits_if_asked_to(self) -> None:
+        stage = Stage(splits(self.END, self.VALID), PhaseSettings(epochs=0, test_first=True))
+        assert self.names(stage) == ["valid", "test"]
+
+    def test_longer_run_is_tested_at_its_new_end(self) -> None:
+        stage = Stage(splits(self.END, self.VALID), PhaseSettings(epochs=1))
+        before = interleave([stage])
+        state = RunState(phase=3, updates=3, samples=18)
+        longer = Stage(stage.splits, PhaseSettings(epochs=2))
+        after = splice(before, state, [longer])
+        assert [phase.split for phase in after.phases[3:]] == ["train", "valid", "test"]
+
+    def test_split_that_is_due_since_a_change_is_tested_after_the_last_update(self) -> None:
+        before = interleave([Stage(splits(self.VALID), PhaseSettings(epochs=1))])
+        state = RunState(phase=2, updates=3, samples=18)
+        after = splice(
+            before, state, [Stage(splits(self.END, self.VALID), PhaseSettings(epochs=1))]
+        )
+        assert [phase.split for phase in after.phases] == ["train", "valid", "test"]
 
 
 class TestSplice:

@@ -49,6 +49,27 @@ def test_each_loss_gets_its_entries_of_output_and_target() -> None:
     assert float(loss(outputs, targets)) == 2.5 + 0.0 + 2.5
 
 
+def test_only_the_losses_of_the_selected_split_are_computed() -> None:
+    loss = made(
+        one={"name": "L1Loss", "target": "x", "splits": ["TRAIN", "FIRST"]},
+        two={"name": "MSELoss", "target": "y", "splits": ["TRAIN"]},
+        three={"name": "MSELoss", "target": "x"},
+    )
+    loss.select_split("first")
+    assert float(loss(A, {"x": B})) == 2.5 + 6.5
+    assert list(loss.pop_logs()) == ["loss_one", "loss_three"]
+    loss.select_split("train")
+    assert float(loss(A, {"x": B, "y": A})) == 2.5 + 0.0 + 6.5
+    loss.select_split("other")
+    with pytest.raises(ValueError, match=r"LOSS\.losses\.three\.target"):
+        loss(A, {"y": B})
+
+
+def test_loss_with_weights_has_to_be_computed_in_training() -> None:
+    with pytest.raises(ValueError, match=r"losses\.own\.splits"):
+        WeightedSum({"own": {"splits": ["TEST"]}}, lambda section, where: nn.Linear(2, 2))
+
+
 def test_gradient_equals_the_gradient_of_the_weighted_sum() -> None:
     value = torch.tensor([1.0, 2.0], requires_grad=True)
     loss = made(near={"name": "MSELoss", "weight": 2.0}, far={"name": "L1Loss", "weight": -1.0})

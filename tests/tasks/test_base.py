@@ -223,6 +223,7 @@ class TestPhases:
 
         made = task()
         made.meters = {"range": Both()}
+        made.begin(TEST, fresh=True)
         assert made.measure(TEST) == {"range_low": 1.0, "range_high": 2.0}
 
     def test_stateful_lists_the_parts_of_a_checkpoint(self) -> None:

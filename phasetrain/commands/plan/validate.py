@@ -18,15 +18,14 @@ from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.errors import ConfigError, Problem
 from phasetrain.hooks.checkpoint import has_rule
 from phasetrain.hooks.monitors.monitor import AUTO, Monitor
-from phasetrain.meters import METERS, Meter
+from phasetrain.meters import Meter
 from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Parts, SplitData, Task
-from phasetrain.tasks.build.builder import build_loss, build_model, load_weights
+from phasetrain.tasks.build.builder import build_loss, build_meter, build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_split
 from phasetrain.tasks.build.optimizer_builder import build_updaters
 from phasetrain.tasks.build.optimizer_factory import list_optimizer_specs
-from phasetrain.tasks.build.sections import METER_KEYS, parameters_of
 from phasetrain.tasks.build.weights_builder import freeze_parameters
 from phasetrain.tasks.inspection import checkpoint_bytes
 
@@ -170,6 +169,10 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
     if tests and not setup.stages:
         beyond("PHASES.test_every.updates", test.updates, plan.updates, "updates")
         beyond("PHASES.test_every.epochs", test.epochs, plan.epochs, "epochs")
+    for name, section in config.DATA.items():
+        every = {} if name == "TRAIN" or section.every in (None, "end") else section.every
+        beyond(f"DATA.{name}.every.updates", every.get("updates"), plan.updates, "updates")
+        beyond(f"DATA.{name}.every.epochs", every.get("epochs"), plan.epochs, "epochs")
     if limit.train is not None and all(
         phase.first + phase.steps < limit.train for phase in plan.phases
     ):
@@ -271,11 +274,7 @@ class _Survey:
     def _build_meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:
         found: dict[str, Meter] = {}
         for label, section in self.setup.config.METERS.items():
-            name = section.get("name", label)
-            params = parameters_of(section, {"name", *METER_KEYS})
-            meter = self._try(
-                partial(METERS.build, name, params, where=f"METERS.{label}", facts=facts)
-            )
+            meter = self._try(partial(build_meter, label, section, facts))
             if meter is not None:
                 found[label] = meter
         return found

@@ -2,6 +2,7 @@
 against the present ones."""
 
 import platform
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -48,8 +49,8 @@ PACKAGES = (
 SHARDING = ("processes", "strategy")
 """Entries of the environment about how ranks share the work."""
 
-PLANNED = ("PHASES.", "DATA.TRAIN.batch_size")
-"""Prefixes of keys whose change rebuilds the rest of the plan."""
+PLANNED = re.compile(r"PHASES\.|DATA\.TRAIN\.batch_size|DATA\.\w+\.every\b")
+"""Keys whose change rebuilds the rest of the plan."""
 
 
 def build_promise(
@@ -233,7 +234,7 @@ def restore_position(
     state.load_state_dict(loaded.manifest.state)
     allowed = [*data_changes, *map(_format_values, changes)]
     notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
-    if data_changes or any(change.path.startswith(PLANNED) for change in changes):
+    if data_changes or any(PLANNED.match(change.path) for change in changes):
         state.reopen()
         plan = splice(plan, state, stages, setup.config.PHASES.extend)
         notes.append(

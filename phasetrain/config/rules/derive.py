@@ -23,6 +23,7 @@ from phasetrain.config.rules.run import (
     derive_length,
     derive_monitor,
 )
+from phasetrain.config.rules.splits import check_splits
 from phasetrain.config.schema import UNTRAINED, Schema
 
 
@@ -75,6 +76,7 @@ def derive(
     # Before share_batch, so that the folder is the same for every world size.
     derive_folder(draft, schema)
     check_launch(draft)
+    check_splits(draft)
     check_distributed(draft, processes)
     # Shares of a wrong batch size would only add errors that follow from the first one.
     if not draft.problems and (trains or processes == 1):

@@ -177,12 +177,28 @@ class TrainSplitSection(SplitSection):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SplitIntervalSection(Section):
+    """Interval between tests of one split. A test always follows the last update."""
+
+    epochs: int | None = key(None, "epochs between tests", resume="adjustable", ge=1)
+    updates: int | None = key(None, "updates between tests", resume="adjustable", ge=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TestSplitSection(SplitSection):
     """A test split, with the keys of DATA.TRAIN except `batch_transforms`. Without
     DATA.TEST.dataset there are no tests; every other upper-case key of DATA is another test
     split."""
 
     __test__ = False  # pytest would otherwise collect the class, because of its name
+
+    every: Literal["end"] | Mapping[str, Any] | None = key(
+        None,
+        "how often the split is tested: `epochs` or `updates` between tests, or end: only after "
+        "the last update; null: as PHASES.test_every says",
+        resume="adjustable",
+        fields=SplitIntervalSection,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

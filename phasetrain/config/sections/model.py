@@ -165,6 +165,9 @@ class MeterSection(Section):
     target: str | int | None = key(
         None, "entry of a mapping or list of targets that it measures", resume="forbidden"
     )
+    splits: tuple[str, ...] | None = key(
+        None, "splits of DATA that it measures, such as [TEST]; null: all", resume="forbidden"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,5 +179,10 @@ class WeightedLossSection(MeterSection):
     )
     target: str | int | None = key(
         None, "entry of a mapping or list of targets that the loss gets", resume="forbidden"
+    )
+    splits: tuple[str, ...] | None = key(
+        None,
+        "splits of DATA for which the loss is computed, such as [TRAIN, TEST]; null: all",
+        resume="forbidden",
     )
     weight: float = key(1.0, "factor of the loss in the sum", resume="forbidden")

@@ -11,7 +11,7 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
 from phasetrain.meters import Meter
-from phasetrain.meters.base import list_metrics, metric_direction, split_metric
+from phasetrain.meters.base import list_metrics, meters_of, metric_direction, split_metric
 from phasetrain.runs.direction import Direction, Objective
 
 log = logging.getLogger(__name__)
@@ -95,8 +95,9 @@ class Monitor:
 
     def _resolve_auto(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
         split = next((phase.split for phase in plan.phases if not phase.is_train), "")
+        kinds = {label: type(meter) for label, meter in meters_of(meters, split).items()}
         try:
-            chosen = first_metric(split, {label: type(meter) for label, meter in meters.items()})
+            chosen = first_metric(split, kinds)
         except ConfigError as error:
             raise ConfigError(f"{self.key} = {AUTO!r}: {error}", code=error.code) from error
         log.info("%s: %s -> %s (the first metric of the first test split)", self.key, AUTO, chosen)
@@ -110,14 +111,19 @@ class Monitor:
         splits = sorted(
             {phase.split for phase in plan.phases if phase.split != "train" or train_meters}
         )
-        label, name = split_metric(objective.name, meters)
-        if objective.split in splits and label:
+        of_split = {split: meters_of(meters, split) for split in splits}
+        label, name = split_metric(objective.name, of_split.get(objective.split, {}))
+        if label:
             known = meters[label].metric_names()
             # None: the names depend on data, so any name may turn out right. Empty: the meter has a
             # single metric, named by the label alone.
             if known is None or name in (known or ("",)):
                 return
-        measured = [f"{split}/{metric}" for split in splits for metric in list_metrics(meters)]
+        measured = [
+            f"{split}/{metric}"
+            for split, found in of_split.items()
+            for metric in list_metrics(found)
+        ]
         near = did_you_mean(objective.metric, measured) or "."
         raise ConfigError(
             f"{self.key} = {self.name!r}: no phase of this run measures it{near} Known: "

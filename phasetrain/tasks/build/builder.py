@@ -438,12 +438,25 @@ def make_loss(
 def build_meters(context: BuildContext, facts: Mapping[str, Any]) -> dict[str, Meter]:
     """Return the meters by label, in the order of their keys."""
 
-    def build(label: str, section: AttrDict) -> Meter:
-        name = section.get("name", label)
-        params = parameters_of(section, {"name", *METER_KEYS})
-        return METERS.build(name, params, where=f"METERS.{label}", facts=facts, used=context.used)
+    return {
+        label: build_meter(label, section, facts, context.used)
+        for label, section in context.config.METERS.items()
+    }
 
-    return {label: build(label, section) for label, section in context.config.METERS.items()}
+
+def build_meter(
+    label: str,
+    section: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    used: dict[str, Any] | None = None,
+) -> Meter:
+    """Return the meter of one entry of METERS; `used` gets the facts that it was given."""
+    name = section.get("name", label)
+    params = parameters_of(section, {"name", *METER_KEYS})
+    meter = METERS.build(name, params, where=f"METERS.{label}", facts=facts, used=used)
+    if section.get("splits") is not None:
+        meter.splits = frozenset(split.lower() for split in section["splits"])
+    return meter
 
 
 def choose_outputs(context: BuildContext) -> dict[str, OutputChoice]:
@@ -451,7 +464,7 @@ def choose_outputs(context: BuildContext) -> dict[str, OutputChoice]:
     return {
         label: OutputChoice(f"METERS.{label}", section.get("output"), section.get("target"))
         for label, section in context.config.METERS.items()
-        if not METER_KEYS.isdisjoint(section)
+        if {"output", "target"} & section.keys()
     }
 
 

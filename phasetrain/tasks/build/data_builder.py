@@ -24,7 +24,7 @@ from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.phase_sampler import HasPassLength, SampleOrder, pass_length
 from phasetrain.data.transforms import Pipeline
 from phasetrain.engine.interleave import interleave
-from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, Stage
+from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
 from phasetrain.errors import ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
@@ -143,10 +143,22 @@ def list_splits(
     context: BuildContext, data: Mapping[str, SplitData], stage: int = 0
 ) -> dict[str, Split]:
     """Return the splits of a stage, as the plan sees them."""
-    return {
-        name: Split(name, at.length, at.section.batch_size, at.section.drop_last, at.windows)
-        for name, at in ((name, split.at(stage)) for name, split in data.items())
-    }
+    found = {}
+    for name, split in data.items():
+        at = split.at(stage)
+        every = None if split.train else _read_interval(at.section.every)
+        found[name] = Split(
+            name, at.length, at.section.batch_size, at.section.drop_last, at.windows, every
+        )
+    return found
+
+
+def _read_interval(every: str | Mapping[str, Any] | None) -> SplitInterval | None:
+    if isinstance(every, Mapping):
+        return SplitInterval(**every)
+    if every == "end":
+        return SplitInterval()
+    return None
 
 
 def _align_windows(context: BuildContext, found: dict[str, SplitData]) -> dict[str, SplitData]:

@@ -11,13 +11,14 @@ from phasetrain.config.sections import (
     MeterSection,
     ModelSection,
     OptimizerSection,
+    TestSplitSection,
     TrainSplitSection,
     own_keys,
 )
 from phasetrain.distributed import World
 from phasetrain.runtime.machine import Machine
 
-DATA_KEYS = own_keys(TrainSplitSection)
+DATA_KEYS = own_keys(TrainSplitSection) | own_keys(TestSplitSection)
 """Keys of a split that are not parameters of the dataset."""
 
 DISTRIBUTED_KEYS = own_keys(DistributedSection)

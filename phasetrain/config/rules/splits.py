@@ -1,0 +1,57 @@
+"""Rules of keys that name splits of DATA: METERS.*.splits and LOSS.losses.*.splits."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from phasetrain.config.rules.draft import ConfigDraft
+from phasetrain.config.schema import is_split
+from phasetrain.errors import did_you_mean
+
+
+def check_splits(draft: ConfigDraft) -> None:
+    """Reject names of splits that DATA does not have, and a split for which no loss is left."""
+    known = [name for name in draft.config["DATA"] if is_split(name)]
+    for path, names in _list_selections(draft):
+        if not names:
+            draft.reject(
+                path,
+                f"{path} = []: expected at least one of {', '.join(known)}; leave it out for all",
+            )
+        for name in names:
+            if name not in known:
+                near = did_you_mean(name, known) or ";"
+                draft.reject(
+                    path,
+                    f"{path} = {name!r}: DATA has no such split{near} it has {', '.join(known)}",
+                    "config.unknown_split",
+                )
+    _check_loss_of_each_split(draft, known)
+
+
+def _list_selections(draft: ConfigDraft) -> Iterator[tuple[str, list[str]]]:
+    sections: dict[str, Any] = {"METERS": draft.config["METERS"]}
+    sections["LOSS.losses"] = _list_losses(draft)
+    for path, entries in sections.items():
+        for label, entry in entries.items():
+            if isinstance(entry, Mapping) and entry.get("splits") is not None:
+                yield f"{path}.{label}.splits", entry["splits"]
+
+
+def _list_losses(draft: ConfigDraft) -> Mapping[str, Any]:
+    section = draft.config["LOSS"]
+    losses = section.get("losses")
+    if section["name"] == "weighted_sum" and isinstance(losses, Mapping):
+        return losses
+    return {}
+
+
+def _check_loss_of_each_split(draft: ConfigDraft, splits: list[str]) -> None:
+    losses = _list_losses(draft).values()
+    for split in splits if losses else ():
+        selected = [(one or {}).get("splits") for one in losses]
+        if all(names is not None and split not in names for names in selected):
+            draft.reject(
+                "LOSS.losses",
+                f"LOSS.losses: DATA.{split} has no loss, because `splits` of every entry leaves it "
+                f"out; add {split} to the `splits` of one of them",
+            )

@@ -1,0 +1,35 @@
+"""A dataset with chosen targets, and a model with two outputs, for tests of `splits`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+
+class NamedTargets(Dataset[Any]):
+    """Random points with the targets `first` and `second`, or one of them."""
+
+    def __init__(self, have: list[str]) -> None:
+        points = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+        targets = {"first": points[:, 0] > 0, "second": points[:, 1] > 0}
+        self.points = points
+        self.targets = {name: targets[name].long() for name in have}
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.points[index], {name: one[index] for name, one in self.targets.items()}
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.2)
+        self.first = nn.Linear(4, 2)
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, points: Tensor) -> dict[str, Tensor]:
+        points = self.drop(points)
+        return {"first": self.first(points), "second": self.second(points)}

@@ -1,0 +1,107 @@
+"""Splits with a loss, meters and a test interval of their own; a kill at any step leaves no trace."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, records
+from raising import raises
+
+from phasetrain.commands.api import run
+from phasetrain.commands.result import RunResult
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.hooks import Hook
+from phasetrain.runtime.terminal import Terminal
+
+HEAD = "name: cross_entropy, output: {0}, target: {0}"
+SMALL = (
+    "experiment=null",
+    "DATA.TRAIN={dataset: split_parts.NamedTargets, have: [first, second], batch_size: 8}",
+    "DATA.TEST={dataset: split_parts.NamedTargets, have: [second], batch_size: 12, every: end}",
+    "DATA.VALID={dataset: split_parts.NamedTargets, have: [first], batch_size: 12}",
+    "MODEL.name=split_parts.TwoHeads",
+    "LOSS.name=weighted_sum",
+    f"LOSS.losses.first={{{HEAD.format('first')}, splits: [TRAIN, VALID]}}",
+    f"LOSS.losses.second={{{HEAD.format('second')}, splits: [TRAIN, TEST]}}",
+    "METERS.first={name: accuracy, output: first, target: first, splits: [VALID]}",
+    "METERS.second={name: accuracy, output: second, target: second, splits: [TEST]}",
+    "PHASES.epochs=3",
+    "HOOKS.metrics.every_updates=1",
+    "HOOKS.console=null",
+)
+STEPS = 3 * (3 + 2) + 2
+
+
+def train(folder: Path, *words: str, hooks: dict[str, Hook] | None = None) -> RunResult:
+    return run([*SMALL, *words, f"RUN.dir={folder}"], hooks=hooks, terminal=Terminal(live=False))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    result = train(folder, "CHECKPOINT.best.monitor=auto")
+    assert (result.state, result.updates) == ("finished", 9)
+    return folder
+
+
+def test_each_split_is_measured_by_its_meters_when_it_is_due(unbroken: Path) -> None:
+    phases = [record for record in records(unbroken) if record["kind"] == "phase"]
+    assert [(phase["split"], list(phase["metrics"])) for phase in phases] == [
+        ("train", []),
+        ("valid", ["first"]),
+        ("train", []),
+        ("valid", ["first"]),
+        ("train", []),
+        ("valid", ["first"]),
+        ("test", ["second"]),
+    ]
+    assert "CHECKPOINT.best.monitor: 'auto' -> 'valid/first'" in (unbroken / "log.txt").read_text()
+
+
+def test_only_the_losses_of_a_split_are_logged(unbroken: Path) -> None:
+    steps = [record for record in records(unbroken) if record["kind"] == "step"]
+    assert {tuple(step["logs"]) for step in steps} == {("loss_first", "loss_second")}
+
+
+@pytest.mark.parametrize(
+    "steps", [7, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 4, 12, 15, 16))]
+)
+def test_run_killed_at_a_step_resumes_exactly(unbroken: Path, tmp_path: Path, steps: int) -> None:
+    monitor = "CHECKPOINT.best.monitor=auto"
+    with pytest.raises(Killed):
+        train(tmp_path, monitor, hooks={"save": SaveEachStep(), "kill": KillAfter(steps)})
+    assert train(tmp_path, monitor).state == "finished"
+    assert differences_of_runs(unbroken, tmp_path) == []
+
+
+def test_changed_interval_needs_consent_and_plans_the_rest_again(
+    unbroken: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):  # after two updates of the second epoch
+        train(folder, hooks={"save": SaveEachStep(), "kill": KillAfter(7)})
+    other = shutil.copytree(folder, tmp_path / "other")
+    words = ("DATA.TEST.every={epochs: 1}", "DATA.VALID.every=end")
+    with raises(ChangedError, key="DATA.TEST.every"):
+        train(other, *words)
+    train(folder, *words, "RUN.allow=[DATA.TEST.every,DATA.VALID.every]")
+    tested = [record["split"] for record in records(folder) if record["kind"] == "phase"]
+    assert tested == ["train", "valid", "train", "train", "test", "train", "test", "valid"]
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "code"),
+    [
+        ("METERS.first.splits=[VALIDATION]", "METERS.first.splits", "config.unknown_split"),
+        ("METERS.first.splits=[]", "METERS.first.splits", "config.conflict"),
+        ("LOSS.losses.second.splits=[TRAIN]", "LOSS.losses", "config.conflict"),
+        ("CHECKPOINT.best.monitor=test/first", "CHECKPOINT.best.monitor", "monitor.not_measured"),
+        ("DATA.TEST.every=start", "DATA.TEST.every", "config.wrong_type"),
+        ("DATA.TEST.every={days: 1}", "DATA.TEST.every.days", "config.unknown_key"),
+    ],
+)
+def test_wrong_selection_is_rejected_before_training(
+    tmp_path: Path, word: str, key: str, code: str
+) -> None:
+    with raises(ConfigError, key=key, code=code):
+        train(tmp_path, word)
