@@ -7,6 +7,9 @@ from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import SavedTask, Task
 
+NONE = "none"
+"""Value of RUN.checkpoint for a model without a run."""
+
 
 def restore_weights(task: Task, loaded: LoadedCheckpoint) -> None:
     """Load the weights of a checkpoint into a task that does not train.
@@ -52,6 +55,12 @@ def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
 
 def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> LoadedCheckpoint:
     named = setup.config.RUN.checkpoint
+    if named == NONE:
+        raise ConfigError(
+            "RUN.checkpoint = 'none': only extraction takes a model without a checkpoint; set "
+            "latest, best, or the path of a checkpoint",
+            code="config.wrong_value",
+        )
     if named not in ("latest", "best"):
         # A save on request may be repeated under one name: the newest of them counts.
         asked = (

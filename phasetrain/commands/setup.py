@@ -33,6 +33,7 @@ from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
 from phasetrain.runtime.machine import Machine, check_threads, resolve_device
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import TASKS, Builder
+from phasetrain.tasks.build.builder import RUN_FACTS
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ LOSS_FACTS = frozenset({"input", "output", "target", "world", "make_loss"})
 LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 """Parameters of custom loaders that the program passes."""
 
-SLOTS = (
+_SLOTS = (
     Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
     Slot("TASK.teacher", MODELS, only=("TASK.name", "distillation")),
     Slot("MODEL", MODELS, provided=frozenset({"make_model"})),
@@ -76,6 +77,7 @@ SLOTS = (
     Slot("DISTRIBUTED", STRATEGIES, provided=frozenset({"world", "communication", "precision"})),
     Slot("HOOKS.*", HOOKS, provided=frozenset({"terminal", "hparams"})),
 )
+SLOTS = tuple(replace(slot, facts=RUN_FACTS) for slot in _SLOTS)
 """The registry of each place in the config where a name chooses a part."""
 
 SUBMITTED_ENGINES = ("train", "test", "extract")

@@ -62,7 +62,7 @@ class KnownPaths:
             or self._by_name.get(last)
             or self._elsewhere(last)
             or self._walk(path, likeness=0.6)
-            or self._by_name.get(nearest(last, self._by_name, likeness=0.75) or "")
+            or self._by_name.get(nearest(last, self._by_name, likeness=0.8) or "")
         )
 
     def _longer(self, path: str) -> str | None:

@@ -35,12 +35,14 @@ class Slot:
         path: dotted path; `*` is one label or data split, `[]` at the end each item of a list.
         registry: registry in which the name is looked up.
         provided: parameters that the program passes and a config must not set.
+        facts: parameters that the program passes unless a config sets them; not in messages.
         only: a key and a value; the place exists only if the key has the value.
     """
 
     path: str
     registry: Registry[Any]
     provided: frozenset[str] = frozenset()
+    facts: frozenset[str] = frozenset()
     only: tuple[str, str] | None = None
 
     @property
@@ -307,7 +309,8 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
             if not isinstance(value, Mapping):
                 report.add("config.wrong_type", here, value, "expected mapping")
         elif key not in part.takes:
-            known = ", ".join([*part.takes, *own]) or "no parameters"
+            listed = [name for name in part.takes if name not in part.slot.facts]
+            known = ", ".join([*listed, *own]) or "no parameters"
             if part.takes_any:
                 known = f"{known}, and others in one mapping `params`"
             sentence = f"{part.name!r} has no such parameter"

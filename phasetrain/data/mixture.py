@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS, locate_part
-from phasetrain.data.protocols import Described, Labelled, Mixture, Samples
+from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Mixture, Samples
 from phasetrain.data.samplers.epoch_stream import EpochStream
 from phasetrain.data.samplers.named import DrawOrder, Draws
 from phasetrain.data.samplers.permutation import Indices
@@ -126,7 +126,7 @@ class MixedDataset(Dataset[Any]):
         have none."""
         digest = sha256()
         for label, one in self.sources.items():
-            content = one.fingerprint() if isinstance(one, Described) else str(len(one))
+            content = one.fingerprint() if isinstance(one, Fingerprinted) else str(len(one))
             digest.update(f"{label}\0{content}\n".encode())
         return digest.hexdigest()
 

@@ -37,7 +37,7 @@ class BatchAccess(Protocol):
 
 @runtime_checkable
 class Described(Protocol):
-    """A dataset that provides facts about itself and can detect that its content has changed."""
+    """A dataset that provides facts about itself."""
 
     def facts(self) -> Mapping[str, Any]:
         """Return facts that other parts may request by name.
@@ -46,10 +46,17 @@ class Described(Protocol):
         `input_shape` (tuple of int, `(C, H, W)` for images; only if all samples share it),
         `channels` (int).
         """
+        ...
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A dataset that can detect that its content has changed."""
 
     def fingerprint(self) -> str:
         """Return a hex digest of the content, or of ordered names and sizes if reading everything
         would take long."""
+        ...
 
 
 @runtime_checkable

@@ -262,7 +262,8 @@ class Plan:
         return sum(phase.samples for phase in self.phases if phase.is_train)
 
     def where(self, state: RunState) -> float:
-        """Return training progress in [0, 1): updates done of the updates planned."""
+        """Return training progress: updates done of the updates planned, in [0, 1) in an update and
+        1 in the tests after the last one."""
         return self.where_at(state.updates)
 
     def where_at(self, updates: int) -> float:
@@ -270,8 +271,8 @@ class Plan:
         return _progress(updates, self.anchor.updates, self.updates, self.anchor.where)
 
     def within(self, stage: int, updates: int) -> float:
-        """Return progress through a stage in [0, 1) after a number of updates; `where` if it is the
-        only one."""
+        """Return progress through a stage after a number of updates, 1 at its end; `where` if it is
+        the only one."""
         if len(self.stages) == 1:
             return self.where_at(updates)
         begin = self.stages[stage].begin

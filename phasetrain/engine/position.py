@@ -86,10 +86,10 @@ class Position(NamedTuple):
         split: name of the split.
         updates: updates before this step.
         step: steps before it in its pass.
-        where: training progress in [0, 1).
+        where: training progress in [0, 1); 1 in the tests after the last update.
         samples: samples of the step, over all ranks; 0 if unknown.
         stage: number of the stage.
-        within: progress in the stage in [0, 1).
+        within: progress in the stage in [0, 1); 1 in the tests after its last update.
     """
 
     split: str

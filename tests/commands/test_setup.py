@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from raising import raises
 
 from phasetrain.commands.setup import SLOTS, resolve_config
 from phasetrain.config.schema import PARTS
@@ -79,3 +80,16 @@ def test_every_section_that_names_a_part_has_a_slot() -> None:
         "DATA.*.loader",
         "HOOKS.*",
     }
+
+
+def test_unknown_parameter_is_answered_without_facts_of_the_run() -> None:
+    with raises(
+        ConfigError, key="OPTIMIZER.SCHEDULES.lr.strat", code="config.unknown_parameter"
+    ) as caught:
+        resolve_config(["OPTIMIZER.SCHEDULES.lr.strat=1"])
+    assert "It takes: end, warmup, warmup_start" in str(caught.value)
+
+
+def test_parameter_is_not_mistaken_for_a_remote_key() -> None:
+    with raises(ConfigError, key="LOSS.queue", suggestion=""):
+        resolve_config(["LOSS.queue=3"])

@@ -88,6 +88,11 @@ def test_training_data_is_not_needed(trained: tuple[Path, RunResult], words: lis
     }
 
 
+def test_only_extraction_takes_no_checkpoint(trained: tuple[Path, RunResult]) -> None:
+    with raises(ConfigError, code="config.wrong_value", key="RUN.checkpoint", given="'none'"):
+        test(trained[0], "RUN.checkpoint=none")
+
+
 def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(
     trained: tuple[Path, RunResult],
 ) -> None:

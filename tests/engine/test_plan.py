@@ -406,6 +406,11 @@ class TestSplice:
             tests = [p.epoch for p in after.phases if not p.is_train]
             assert tests == [0, 1]
 
+    def test_where_is_1_in_the_test_after_the_last_update(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        last = RunState(phase=len(plan.phases) - 1, updates=plan.updates)
+        assert (plan.position(last).split, plan.position(last).where) == ("test", 1.0)
+
     def test_where_stays_below_1_when_a_finished_run_is_extended(self) -> None:
         before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         state = RunState(phase=4, updates=6, samples=36, finished="completed")

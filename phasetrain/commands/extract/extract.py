@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
-from phasetrain.commands.choose import choose_checkpoint
+from phasetrain.commands.choose import NONE, choose_checkpoint
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
@@ -40,9 +40,6 @@ from phasetrain.tasks.misfits import (
 )
 
 log = logging.getLogger(__name__)
-
-NONE = "none"
-"""Value of RUN.checkpoint for a model without a run."""
 
 NOT_READ = ("batch_size", "micro_batch_size", "sampler", "drop_last", "batch_transforms")
 """Keys of a split without effect on its rows, or recorded under other names."""

@@ -4,7 +4,7 @@ against the present ones."""
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +21,7 @@ from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
 from phasetrain.config.changes import Change, compare_configs
 from phasetrain.config.problems import format_value
+from phasetrain.config.rules.batch import ACCUMULATE, BATCH, MICRO
 from phasetrain.data import GrowingDataset
 from phasetrain.data.samplers.phase_sampler import check_batches
 from phasetrain.engine.interleave import splice
@@ -151,7 +152,21 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
 def _list_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]:
     before = loaded.promised["config"]
     asked = setup.asked
-    return compare_configs(before, asked, classify_hooks(setup.schema, before, asked))
+    found = compare_configs(before, asked, classify_hooks(setup.schema, before, asked))
+    paths = {change.path for change in found}
+    return [change for change in found if not _is_derived_value(change, paths, asked)]
+
+
+def _is_derived_value(change: Change, changed: Collection[str], asked: Mapping[str, Any]) -> bool:
+    """Return whether a change only writes down the value that was derived before, or leaves it to
+    be derived again: `OPTIMIZER.accumulate: null -> 1`."""
+    if change.path != ACCUMULATE or MICRO in changed or BATCH in changed:
+        return False
+    if None not in (change.old, change.new):
+        return False
+    # With a micro_batch_size every value but the derived one was rejected before.
+    is_given = asked["DATA"]["TRAIN"]["micro_batch_size"] is not None
+    return is_given or 1 in (change.old, change.new)
 
 
 def _changed_error(setup: Setup, rejected: Sequence[Change]) -> ChangedError:

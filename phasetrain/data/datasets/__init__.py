@@ -17,13 +17,14 @@ from phasetrain.data.datasets.text import (
 from phasetrain.data.datasets.torchvision import TorchvisionSamples, find_torchvision_dataset
 from phasetrain.data.datasets.webdataset import WebDataset
 from phasetrain.data.datasets.windows import Windows, make_windows
-from phasetrain.data.protocols import Described, Labelled, Samples
+from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
 
 __all__ = [
     "DATASETS",
     "IGNORED",
     "ByteTokenizer",
     "Described",
+    "Fingerprinted",
     "HuggingFace",
     "ImageFolder",
     "Labelled",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from phasetrain.data.protocols import Described, Indexed
+from phasetrain.data.protocols import Described, Fingerprinted, Indexed
 from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class ForwardDataset(Dataset[Any]):
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset, or the name of its class."""
-        if isinstance(self.dataset, Described):
+        if isinstance(self.dataset, Fingerprinted):
             return self.dataset.fingerprint()
         kind = type(self.dataset)
         return f"{kind.__module__}.{kind.__qualname__}"

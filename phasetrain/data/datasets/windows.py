@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from phasetrain.data.datasets.base import DATASETS, locate_part
-from phasetrain.data.protocols import Described, Samples
+from phasetrain.data.protocols import Described, Fingerprinted, Samples
 
 
 class Windows(Dataset[Any]):
@@ -65,7 +65,7 @@ class Windows(Dataset[Any]):
     def _digest_first(self, count: int) -> str:
         digest = sha256()
         for window in self.windows[:count]:
-            content = window.fingerprint() if isinstance(window, Described) else ""
+            content = window.fingerprint() if isinstance(window, Fingerprinted) else ""
             digest.update(f"{len(window)} {content};".encode())
         return f"{count}:{digest.hexdigest()}"
 

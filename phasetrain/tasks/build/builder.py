@@ -218,14 +218,18 @@ def build_parts(
     )
 
 
-FACTS = frozenset(
+RUN_FACTS = frozenset(
     {
-        *("classes", "class_names", "channels", "input_shape", "vocabulary", "context"),
         *("train_samples", "test_samples", "train_batches", "test_batches", "batch_size"),
         *("epochs", "updates", "updates_per_epoch", "world", "device", "precision", "shards"),
         *("dimensions", "make_model", "make_loss"),
     }
 )
+"""Names of the values about the run that parts may ask for; hardly any config sets them."""
+
+FACTS = RUN_FACTS | {
+    *("classes", "class_names", "channels", "input_shape", "vocabulary", "context")
+}
 """Names of the values that parts may ask for; a dataset may add more by its `facts()`."""
 
 

@@ -17,7 +17,7 @@ from phasetrain.data import (
     SampleReader,
     WindowedDataset,
 )
-from phasetrain.data.datasets import Described, Samples
+from phasetrain.data.datasets import Described, Fingerprinted, Samples
 from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.samplers.overfit import OverfitOrder
@@ -80,7 +80,7 @@ class SplitData:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset, or its name and length if it has none."""
-        if isinstance(self.reader.dataset, Described):
+        if isinstance(self.reader.dataset, Fingerprinted):
             return self.reader.dataset.fingerprint()
         return f"{self.section.dataset}:{len(self.reader.dataset)}"
 

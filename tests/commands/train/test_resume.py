@@ -118,6 +118,12 @@ class TestForbidden:
 
 
 class TestFree:
+    def test_writing_down_a_derived_value_is_no_change(self, killed: Path, unbroken: Path) -> None:
+        with raises(ChangedError, code="resume.forbidden_key", key="OPTIMIZER.accumulate"):
+            train(killed, "OPTIMIZER.accumulate=2")
+        train(killed, "OPTIMIZER.accumulate=1")
+        assert differences_of_runs(unbroken, killed) == []
+
     def test_it_changes_nothing(self, unbroken: Path, tmp_path: Path) -> None:
         kill(tmp_path, 9)
         words = (

@@ -2,7 +2,7 @@ import pytest
 import torch
 from raising import raises
 
-from phasetrain.data.datasets import DATASETS, Described, TensorSamples
+from phasetrain.data.datasets import DATASETS, Described, Fingerprinted, TensorSamples
 from phasetrain.errors import ConfigError
 
 
@@ -38,6 +38,20 @@ def test_number_of_classes_may_exceed_those_that_occur():
 def test_tensor_samples_are_described_and_a_list_is_not():
     assert isinstance(samples(), Described)
     assert not isinstance([(1, 2)], Described)
+
+
+def test_facts_and_fingerprint_count_by_themselves() -> None:
+    class WithFacts:
+        def facts(self) -> dict[str, int]:
+            return {"classes": 3}
+
+    class WithFingerprint:
+        def fingerprint(self) -> str:
+            return "ab"
+
+    assert isinstance(WithFacts(), Described)
+    assert not isinstance(WithFacts(), Fingerprinted)
+    assert isinstance(WithFingerprint(), Fingerprinted)
 
 
 def test_fingerprint_is_a_hash_of_the_content():
