@@ -8,9 +8,11 @@ from typing import Any
 
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.engines import Loop, run_engine
+from phasetrain.commands.given.name_objects import ObjectNamer
 from phasetrain.commands.load import load
 from phasetrain.commands.result import RunResult
 from phasetrain.config.compose.override_text import format_overrides
+from phasetrain.config.objects import provide_objects
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook
@@ -21,8 +23,9 @@ from phasetrain.runtime.terminal import Terminal
 
 __all__ = ["Config", "RunResult", "load", "overrides_of", "run", "train", "with_history"]
 
-Config = str | Sequence[str] | Mapping[str, Any]
-"""Overrides: one text, a list of words, or a mapping of sections or dotted paths."""
+Config = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+"""Overrides: one text, a mapping of sections or dotted paths, or a list of words and mappings, of
+which later ones win."""
 
 
 def run(
@@ -40,7 +43,8 @@ def run(
     Args:
         config: overrides as on the command line, `"experiment=digits PHASES.epochs=2"` or a list of
             such words, or a mapping: `{"experiment": "digits", "PHASES": {"epochs": 2}}`, or dotted
-            paths.
+            paths. In a mapping a part may also be a class, a function or an object instead of a
+            name: `{"MODEL": {"name": Net, "width": 32}, "DATA": {"TRAIN": dataset}}`.
         config_dir: folder with your configs.
         hooks: label -> hook, in addition to the hooks in section HOOKS.
         loop: runs the engine of a training; a custom loop iterates over `engine.steps()`.
@@ -53,18 +57,7 @@ def run(
         >>> result = phasetrain.run("PHASES.epochs=2 RUN.dir=/tmp/two")
         >>> result.last["test/accuracy"], result.best.epoch
     """
-    extra = dict(hooks or {})
-    if terminal is None and in_notebook():
-        # first, so that a hook of the caller with this label replaces it
-        extra = {"notebook": NotebookProgress(), **extra}
-    result = run_engine(
-        overrides_of(config),
-        config_dir=None if config_dir is None else str(config_dir),
-        hooks=extra,
-        loop=loop,
-        terminal=terminal,
-    )
-    return with_history(result)
+    return _run_words(config, (), config_dir, hooks, loop, terminal)
 
 
 def train(
@@ -76,8 +69,34 @@ def train(
     terminal: Terminal | None = None,
 ) -> RunResult:
     """Train the run that the config describes, whatever RUN.engine says; see `run`."""
-    words = [*overrides_of(config), "RUN.engine=train"]
-    return run(words, config_dir=config_dir, hooks=hooks, loop=loop, terminal=terminal)
+    return _run_words(config, ("RUN.engine=train",), config_dir, hooks, loop, terminal)
+
+
+def _run_words(
+    config: Config,
+    words: Sequence[str],
+    config_dir: str | Path | None,
+    hooks: Mapping[str, Hook] | None,
+    loop: Loop,
+    terminal: Terminal | None,
+) -> RunResult:
+    """Run a config with further overrides, see `run`."""
+    extra = dict(hooks or {})
+    if terminal is None and in_notebook():
+        # first, so that a hook of the caller with this label replaces it
+        extra = {"notebook": NotebookProgress(), **extra}
+    namer = ObjectNamer()
+    overrides = [*overrides_of(config, namer), *words]
+    objects = namer.finish()
+    with provide_objects(objects):
+        result = run_engine(
+            overrides,
+            config_dir=None if config_dir is None else str(config_dir),
+            hooks=extra,
+            loop=loop,
+            terminal=terminal,
+        )
+        return with_history(replace(result, objects=objects))
 
 
 def with_history(result: RunResult) -> RunResult:
@@ -90,13 +109,22 @@ def with_history(result: RunResult) -> RunResult:
     return replace(result, last=result.last or history.last, history=history, best=best)
 
 
-def overrides_of(config: Config) -> list[str]:
-    """Return a text, a list of words, or a mapping as a list of overrides."""
+def overrides_of(config: Config, namer: ObjectNamer | None = None) -> list[str]:
+    """Return a text, a mapping, or a list of words and mappings as a list of overrides.
+
+    Args:
+        config: see `Config`.
+        namer: names the classes and objects in mappings.
+    """
+    namer = namer or ObjectNamer()
     if isinstance(config, str):
         return shlex.split(config)
     if isinstance(config, Mapping):
-        return format_overrides(config)
-    return [str(word) for word in config]
+        return format_overrides(namer.name_all(config))
+    words = list[str]()
+    for one in config:
+        words += overrides_of(one, namer) if isinstance(one, Mapping) else [str(one)]
+    return words
 
 
 def _checkpoint_at(folder: str, best: Best) -> str:

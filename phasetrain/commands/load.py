@@ -6,11 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.choose import restore_weights
 from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.commands.stored.stored_config import stored_in
+from phasetrain.config.compose.merge import leaves
+from phasetrain.config.objects import (
+    GivenObject,
+    GivenObjects,
+    current_objects,
+    is_object_name,
+    provide_objects,
+)
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
@@ -34,6 +44,7 @@ def load(
     weights: Literal["model", "ema", "swa"] = "model",
     device: str = "auto",
     trust: bool = False,
+    model: nn.Module | None = None,
 ) -> Task:
     """Return the task of a run with the weights of a checkpoint, in test mode, for
     `task.predict(inputs)`.
@@ -61,13 +72,16 @@ def load(
     path = str(folder).rstrip("/")
     loaded = load_checkpoint(path, checkpoint)
     stored = replace(stored_in(loaded, path), is_trusted=trust)
-    # silent: notes about the config are for the person who trains
-    setup = resolve_config(
-        [*FOR_INFERENCE, f"MACHINE.device={device}"],
-        terminal=Terminal(io.StringIO(), live=False),
-        stored=stored,
-    )
-    with trust_only(setup.trusted_paths):
+    objects = _complete_objects(stored.values, model)
+    changes = [
+        *_remove_lost_meters(stored.values, objects),
+        *FOR_INFERENCE,
+        f"MACHINE.device={device}",
+    ]
+    with provide_objects(objects):
+        # silent: notes about the config are for the person who trains
+        setup = resolve_config(changes, terminal=Terminal(io.StringIO(), live=False), stored=stored)
+    with provide_objects(objects), trust_only(setup.trusted_paths):
         task = _build_task(setup, loaded)
     parts = task.parts
     if weights != "model":
@@ -81,6 +95,49 @@ def load(
     task.model.eval()
     task.loss.eval()
     return task
+
+
+class _LostLoss(nn.Module):
+    """Stands for a loss that was given in Python in another process: predictions need none."""
+
+    def forward(self, output: Any, target: Any) -> Any:
+        """Reject the call."""
+        raise ConfigError(
+            "LOSS: the loss of this run was given as an object in Python, and is not in its folder",
+            code="config.missing_object",
+        )
+
+
+def _complete_objects(asked: Mapping[str, Any], model: nn.Module | None) -> GivenObjects:
+    """Return the objects that a stored config names: those of this process, the model, and
+    substitutes for what predictions do not need."""
+
+    def refuse(**_facts: Any) -> Any:
+        raise ConfigError(
+            "a dataset of this run was given as an object in Python, and is not in its folder",
+            code="config.missing_object",
+        )
+
+    known = dict(current_objects().by_name)
+    for path, name in leaves(asked).items():
+        if not is_object_name(name) or name in known:
+            continue
+        if path == "MODEL.name" and model is not None:
+            known[name] = GivenObject(model, path, is_copied=True)
+        elif path == "LOSS.name":
+            known[name] = GivenObject(_LostLoss(), path)
+        elif path.startswith("DATA."):
+            known[name] = GivenObject(refuse, path, is_factory=True)
+    return GivenObjects(known)
+
+
+def _remove_lost_meters(asked: Mapping[str, Any], objects: GivenObjects) -> list[str]:
+    """Return the overrides that remove the meters which only another process has."""
+    return [
+        f"METERS.{label}=null"
+        for label, section in asked["METERS"].items()
+        if is_object_name(section.get("name")) and section["name"] not in objects.by_name
+    ]
 
 
 class _DatalessBuilder(Builder):
@@ -101,8 +158,10 @@ class _DatalessBuilder(Builder):
 def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
     """Return the task of a run with its weights, without opening the data if possible."""
     builder_without_data = _DatalessBuilder(setup.config, setup.machine, setup.world, setup.stages)
-    builder_without_data.recorded = _read_facts(loaded.path)
-    if builder_without_data.recorded:
+    recorded = _read_facts(loaded.path)
+    # An object needs no facts: then none are recorded, and none are missing.
+    if recorded or is_object_name(setup.config.MODEL.name):
+        builder_without_data.recorded = recorded
         try:
             parts = builder_without_data.parts({}, Plan(()), train=False)
             task = builder_without_data.task(parts)

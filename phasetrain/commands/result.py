@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phasetrain.commands.load import load
+from phasetrain.config.objects import GivenObjects, provide_objects
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook, Run
 from phasetrain.runs.history import Best, History
@@ -45,6 +46,7 @@ class RunResult:
         history: everything that all attempts logged, as a table.
         best: best value by CHECKPOINT.best.monitor, or of the first metric of a test, with the
             checkpoint that holds its weights if that was kept; None if nothing was measured.
+        objects: objects of the call that its config names.
     """
 
     state: str
@@ -59,10 +61,12 @@ class RunResult:
     details: Mapping[str, Any] = field(default_factory=dict)
     history: History = field(default_factory=History)
     best: Best | None = None
+    objects: GivenObjects = field(default_factory=GivenObjects, repr=False, compare=False)
 
     def load(self, checkpoint: str = "latest", **options: Any) -> Task:
         """Return the task of the run with its weights, see `phasetrain.load`."""
-        return load(self.folder, checkpoint, **options)
+        with provide_objects(self.objects):
+            return load(self.folder, checkpoint, **options)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the history as JSON data."""

@@ -11,6 +11,7 @@ from phasetrain.commands.stored.trust import check_code
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.sources import Layer, find_config_dir
+from phasetrain.config.objects import GivenObjects, current_objects
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import collect_problems, raise_all
 from phasetrain.config.rules.derive import Derived, derive
@@ -109,6 +110,7 @@ class Setup:
         stages: config of each stage in PHASES.stages; empty if there are none.
         stored: the folder whose config this is, with changes; None if it was composed from files.
         trusted_paths: dotted paths that parts may have outside of known libraries; None for any.
+        given: objects of Python that the config names.
     """
 
     config: ConfigDict
@@ -124,6 +126,7 @@ class Setup:
     stages: tuple[ConfigDict, ...] = ()
     stored: StoredConfig | None = None
     trusted_paths: frozenset[str] | None = None
+    given: GivenObjects = field(default_factory=GivenObjects)
 
     def builder(self) -> Builder:
         """Return the builder of the parts of this run."""
@@ -207,6 +210,7 @@ def _resolve_composed(
         place=place,
         dropped=composed.notes,
         derived=derived.lines,
+        given=current_objects(),
         stages=tuple(
             derive(stage, schema, device=device, processes=world_size).config for stage in stages
         ),

@@ -3,6 +3,7 @@ part."""
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from phasetrain.config.objects import find_object, is_object_name
 from phasetrain.config.trust import (
     is_library_part,
     is_library_path,
@@ -60,7 +62,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
 
     Four spellings of a name are understood: a registered one (`focal`), the exact class name of the
     library behind the registry (`CrossEntropyLoss` from torch.nn), a name of a library that there
-    is a bridge to (`timm.resnet18`), and a dotted path (`my.module.Thing`).
+    is a bridge to (`timm.resnet18`), and a dotted path (`my.module.Thing`). The Python API writes a
+    fifth one for objects, see `phasetrain.config.objects`.
 
     Args:
         kind: the word for one part in messages, such as `loss`.
@@ -146,6 +149,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             ConfigError: nothing has that name; lists a suggestion and the known names.
         """
         key = key or f"{self.section}.name"
+        if is_object_name(name):
+            return find_object(name, key)
         # Registered names come first, so that a new class of the library cannot change what a
         # config means.
         if name in self._own:
@@ -160,6 +165,22 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             f"{key} = {name!r}: no {self.kind} has this name{near} {self._list_known(library)}",
             code="config.unknown_part",
         )
+
+    def name_of(self, factory: Factory[T]) -> str | None:
+        """Return the shortest name under which `find` returns this class or function; None if it
+        cannot be imported, such as a class that is defined in a function."""
+        named = {**self._library(), **self._own}
+        for name, known in named.items():
+            if known is factory:
+                return name
+        module, _, name = f"{factory.__module__}.{factory.__qualname__}".rpartition(".")
+        library = module.partition(".")[0]
+        # The name that a bridge knows comes first: a bridge builds with parameters of its own.
+        places = [library, module] if library in self._bridges else [module]
+        for place in places:
+            if place in sys.modules and vars(sys.modules[place]).get(name) is factory:
+                return f"{place}.{name}"
+        return None
 
     def build(
         self,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -55,13 +55,16 @@ PLANNED = re.compile(r"PHASES\.|DATA\.TRAIN\.batch_size|DATA\.\w+\.every\b")
 
 
 def build_promise(
-    run_plan: RunPlan, deviations: Sequence[Mapping[str, Any]] = ()
+    run_plan: RunPlan,
+    deviations: Sequence[Mapping[str, Any]] = (),
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the JSON data that a checkpoint keeps for later attempts to compare with.
 
     Args:
         run_plan: the run.
         deviations: see `list_deviations`.
+        objects: see `phasetrain.commands.train.given_objects.describe_objects`.
     """
     setup = run_plan.setup
     return {
@@ -72,6 +75,7 @@ def build_promise(
         "packages": list_packages(),
         "code": _hash_imports(setup),
         "departures": list(deviations),  # the name of the key in existing checkpoints
+        **({"objects": objects} if objects else {}),
     }
 
 
@@ -87,15 +91,27 @@ def list_packages() -> dict[str, str | None]:
 
 
 def _hash_imports(setup: Setup) -> dict[str, str]:
-    """Return module -> SHA-256 of its source for each module in RUN.imports; empty if the file is
-    gone."""
+    """Return module -> SHA-256 of its source for each module in RUN.imports and of each object of
+    Python; empty if the file is gone."""
     found = {}
-    for name in setup.config.RUN.imports:
+    for name in (*setup.config.RUN.imports, *_list_object_modules(setup)):
         found[name] = ""
         # A module without a file is built in or a namespace package.
         file = vars(sys.modules[name]).get("__file__") if name in sys.modules else None
         if file is not None and Path(file).is_file():
             found[name] = sha256(Path(file).read_bytes()).hexdigest()
+    return found
+
+
+def _list_object_modules(setup: Setup) -> list[str]:
+    """Return the modules of the given objects, without those of installed packages, whose versions
+    are recorded."""
+    found = list[str]()
+    for one in setup.given.by_name.values():
+        kind = one.value if isinstance(one.value, type | FunctionType) else type(one.value)
+        file = vars(sys.modules.get(kind.__module__, sys)).get("__file__")
+        if file is not None and "site-packages" not in file:
+            found.append(kind.__module__)
     return found
 
 

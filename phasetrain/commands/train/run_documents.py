@@ -21,6 +21,7 @@ from phasetrain.commands.train.resume import (
 )
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.config.compose.sources import find_config_dir
+from phasetrain.hooks.progress.notebook import in_notebook
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.environment import (
     describe_host,
@@ -182,12 +183,24 @@ def write_documents(
 
 def format_command(setup: Setup) -> str:
     """Return the command that starts or resumes the run."""
+    if setup.given.by_name:
+        return _format_program()
     return shlex.join(["phasetrain", *_command_words(setup)])
 
 
 def format_resume(setup: Setup) -> str:
     """Return the shortest command that resumes the run."""
+    if setup.given.by_name:
+        return _format_program()
     return shlex.join(["phasetrain", "resume", setup.config.RUN.dir])
+
+
+def _format_program() -> str:
+    """Return the command of the program that has given objects to the run."""
+    # A notebook has no file, and the words of its kernel start no run.
+    if "__file__" not in vars(sys.modules["__main__"]) or in_notebook():
+        return "the same call in Python"
+    return shlex.join(sys.orig_argv)
 
 
 def _command_words(setup: Setup) -> list[str]:
@@ -232,6 +245,9 @@ def _describe_attempt(setup: Setup, sources: Mapping[str, SourceTree | None]) ->
         "switches": describe_numerics(deterministic=machine.deterministic),
         "variables": list_variables(os.environ),
         "installed": list_distributions(sys.path),
+        "objects": {
+            name: {"key": one.key, **one.facts} for name, one in setup.given.by_name.items()
+        },
         **trees,
     }
 

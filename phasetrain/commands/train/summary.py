@@ -10,6 +10,7 @@ from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.run_documents import format_resume
 from phasetrain.config.compose.merge import lookup
+from phasetrain.config.objects import is_object_name
 from phasetrain.config.schema import DEFAULTS
 from phasetrain.config.stages import LENGTHS
 from phasetrain.data.datasets.forward import ENDLESS
@@ -100,6 +101,8 @@ def final_lines(
     if best:
         weights += f" (of {best}, the best)"
         chosen = ", checkpoint='best'"
+    if is_object_name(setup.config.MODEL.name):
+        chosen += ", model=model"
     if not _has_checkpoint(checkpointer):
         end += f"; no checkpoint was kept, everything else is in {folder}"
         return [("end", end), ("weights", weights)]

@@ -11,6 +11,7 @@ from phasetrain.commands.plan.validate import check_same_data, report_all_proble
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.attempt import log_to_folder, write_error
+from phasetrain.commands.train.given_objects import list_other_weights
 from phasetrain.commands.train.resume import check_config_changes, check_data_changes
 from phasetrain.commands.train.training import Loop, Training, nothing_to_resume
 from phasetrain.data.loading.reader import is_reading_here
@@ -143,6 +144,8 @@ def _finished_result(
         state["finished"],
         state["updates"],
     )
+    for line in list_other_weights(setup, loaded):
+        log.warning(line)
     best = None
     if setup.config.CHECKPOINT.load_best:
         best = checkpointer.load_best()

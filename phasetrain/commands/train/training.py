@@ -18,6 +18,11 @@ from phasetrain.commands.plan.validate import report_all_problems
 from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.attempt import Attempt
+from phasetrain.commands.train.given_objects import (
+    describe_objects,
+    list_object_lines,
+    list_other_weights,
+)
 from phasetrain.commands.train.resume import (
     build_promise,
     list_code_changes,
@@ -89,8 +94,12 @@ class Training:
         setup = self.setup
         world = setup.world
         loaded = self._choose_checkpoint()
+        objects = describe_objects(setup, loaded)
         with report_all_problems(setup):
-            given = list_python_extras(extra, None if loop is PhaseEngine.run else loop)
+            given = list_object_lines(setup, objects)
+            for line in given:
+                log.info(line)
+            given += list_python_extras(extra, None if loop is PhaseEngine.run else loop)
             run_plan, state = self._plan_run(loaded, given)
             self.folder.status_file.collect = lambda: self.attempt.facts(state)
             parts, rehearsal = prepare_parts(run_plan)
@@ -102,7 +111,7 @@ class Training:
             self.checkpointer,
             setup.config.CHECKPOINT,
             self.signals,
-            build_promise(run_plan, self.deviations),
+            build_promise(run_plan, self.deviations, objects),
             loaded,
             seconds_between_failures=self.attempt.seconds_between_failures(),
         )
@@ -203,7 +212,7 @@ class Training:
 
         Args:
             loaded: the checkpoint.
-            given: lines about hooks and a loop that were given in Python.
+            given: lines about objects, hooks and a loop that were given in Python.
         """
         setup = self.setup
         machine = setup.machine
@@ -216,7 +225,8 @@ class Training:
             plan, state, notes = restore_position(setup, loaded, self.data, stages)
             machine, warnings = match_machine(setup, loaded)
             changed = (*notes, *warnings, *list_code_changes(setup, loaded))
-            for line in (*notes, *list_free_changes(setup, loaded)):
+            other_weights = list_other_weights(setup, loaded)
+            for line in (*notes, *list_free_changes(setup, loaded), *other_weights):
                 log.info(line)
             for line in warnings:
                 log.warning(line)

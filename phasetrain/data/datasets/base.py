@@ -113,9 +113,14 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over type, shape and bytes of inputs and targets."""
-        digest = sha256()
-        for tensor in (self.inputs, self.targets):
-            digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-            # A view of the memory, so that hashing copies nothing.
-            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return hash_tensors(self.inputs, self.targets)
+
+
+def hash_tensors(*tensors: Tensor) -> str:
+    """Return the SHA-256 over type, shape and bytes of tensors on the CPU."""
+    digest = sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        # A view of the memory, so that hashing copies nothing.
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.objects import is_object_name
 from phasetrain.config.registry import parameter_types, parameters
 from phasetrain.distributed import Strategy, World
 from phasetrain.distributed.subgroups import partition, subgroup
@@ -336,9 +337,18 @@ def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
     # A seed for each kind of part, so that another loss or dataset leaves the initial weights
     # alone.
     reseed_all(seed_of(context.seed, "init", "model"))
-    return make_model(
+    model = make_model(
         context, parameters_of(context.config.MODEL, MODEL_KEYS - {"name"}), "MODEL", facts=facts
     )
+    return _share_initial_state(context, context.config.MODEL.name, model)
+
+
+def _share_initial_state(context: BuildContext, name: str, module: nn.Module) -> nn.Module:
+    """Give all ranks the state of rank 0 if the module is an object of Python: each rank has drawn
+    its weights by itself."""
+    if is_object_name(name) and not context.world.is_single_process:
+        module.load_state_dict(context.world.broadcast(module.state_dict()))
+    return module
 
 
 def make_model(
@@ -403,7 +413,9 @@ def build_loss(
 ) -> nn.Module:
     """Return the loss as a module; a plain function is wrapped in one."""
     reseed_all(seed_of(context.seed, "init", "loss"))
-    return make_loss(context, section or context.config.LOSS, "LOSS", facts)
+    section = section or context.config.LOSS
+    loss = make_loss(context, section, "LOSS", facts)
+    return _share_initial_state(context, section.name, loss)
 
 
 def make_loss(

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch.utils.data import TensorDataset
+
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.data import (
@@ -18,6 +20,7 @@ from phasetrain.data import (
     WindowedDataset,
 )
 from phasetrain.data.datasets import Described, Fingerprinted, Samples
+from phasetrain.data.datasets.base import hash_tensors
 from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.samplers.overfit import OverfitOrder
@@ -79,10 +82,14 @@ class SplitData:
         return self
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the dataset, or its name and length if it has none."""
-        if isinstance(self.reader.dataset, Fingerprinted):
-            return self.reader.dataset.fingerprint()
-        return f"{self.section.dataset}:{len(self.reader.dataset)}"
+        """Return the fingerprint of the dataset, of the tensors of a TensorDataset, or the name and
+        length of any other one."""
+        dataset = self.reader.dataset
+        if isinstance(dataset, Fingerprinted):
+            return dataset.fingerprint()
+        if isinstance(dataset, TensorDataset):
+            return hash_tensors(*dataset.tensors)
+        return f"{self.section.dataset}:{len(dataset)}"
 
 
 def build_data(context: BuildContext) -> dict[str, SplitData]:

@@ -1,0 +1,1 @@
+"""Classes and objects of Python as parts of a config."""
