@@ -14,7 +14,6 @@ from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.diff import LENGTH, diff, read_side
 from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.stored.stored_config import StoredConfig, read_newest_command
-from phasetrain.commands.train.resume import format_deviations
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.distributed import find_placement
@@ -48,7 +47,7 @@ class Original:
     def deviations(self) -> list[str]:
         """How it differs from a run of its command alone, see `list_deviations`."""
         # the name of the key in existing run folders
-        return format_deviations(self.stored.environment.content.get("departures"))
+        return self.stored.environment.deviations
 
 
 @dataclass(frozen=True)

@@ -269,6 +269,12 @@ class EnvironmentRecord:
     config_dir: Any = None
     content: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def deviations(self) -> list[str]:
+        """How the run differs from a run of its newest command alone."""
+        # the name of the key in existing run folders
+        return format_deviations(self.content.get("departures"))
+
     @classmethod
     def from_json(cls, content: Any) -> "EnvironmentRecord":
         """Read the content of environment.json."""
@@ -280,6 +286,31 @@ class EnvironmentRecord:
             config_dir=found.get("config_dir"),
             content=found,
         )
+
+
+def format_deviations(found: Any) -> list[str]:
+    """Return a sentence for each deviation of a run from a run of its newest command alone.
+
+    Args:
+        found: `departures` of environment.json, as made by
+            `phasetrain.commands.train.resume.list_deviations`; entries that were damaged by hand
+            are left out.
+    """
+    if not isinstance(found, list):
+        return []
+    return [
+        f"{_format_start(one['updates'])}: {' '.join('; '.join(map(str, one['what'])).split())}"
+        for one in found
+        if isinstance(one, dict)
+        and isinstance(one.get("updates"), int)
+        and isinstance(one.get("what"), list)
+    ]
+
+
+def _format_start(updates: int) -> str:
+    if updates:
+        return f"from update {updates} on"
+    return "from the start"
 
 
 @dataclass(frozen=True)

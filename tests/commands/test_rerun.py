@@ -25,11 +25,12 @@ from phasetrain.commands.rerun import read_original, repeat, repeat_overrides
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.stored.stored_config import StoredConfig
-from phasetrain.commands.train.resume import format_deviations, list_deviations
+from phasetrain.commands.train.resume import list_deviations
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Run
 from phasetrain.hooks.progress.notebook import NotebookProgress
+from phasetrain.runs.records import format_deviations
 from phasetrain.runtime.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]

@@ -28,6 +28,7 @@ from phasetrain.commands.plan.validate import (
     check_monitors,
     check_orders,
     check_room,
+    list_inexact_splits,
     list_monitors,
 )
 from phasetrain.commands.setup import Setup
@@ -180,6 +181,8 @@ def _check_parts(run_plan: RunPlan, task: Task, *, reads: bool) -> None:
     setup = run_plan.setup
     world = setup.world
     check_monitors(setup, run_plan.plan, task.meters)
+    for line in list_inexact_splits(setup):
+        log.warning(line)
     if reads:
         world.run_on_main(lambda: check_data(run_plan.data, task))
     if run_plan.is_fresh:

@@ -94,14 +94,28 @@ def check_data(data: Mapping[str, SplitData], task: Task) -> None:
     """Check that each split has the targets that the task needs, and that a sample is a function
     of its index.
 
+    Samples of a split with `exact: false` need not be.
+
     Raises:
         ConfigError: names the split or the dataset.
     """
     ours = {name: split for name, split in data.items() if split.loader is None}
     for name, split in ours.items():
         task.check_targets(name, read_first_target(split.reader))
+        if not split.section.exact:
+            continue
         for reader in dict.fromkeys(one.reader for one in (split, *split.stages)):
             check_seeded(reader, split.section.dataset)
+
+
+def list_inexact_splits(setup: Setup) -> list[str]:
+    """Return a sentence for each split whose samples need not be functions of their index."""
+    return [
+        f"DATA.{key}.exact = false: its samples need not be a function of config and seed, so a "
+        "resumed or repeated run may have other samples, metrics and weights"
+        for key, section in setup.config.DATA.items()
+        if section.dataset is not None and not section.exact
+    ]
 
 
 def check_orders(task: Task, plan: Plan) -> None:

@@ -385,26 +385,6 @@ def list_deviations(
     return known
 
 
-def format_deviations(found: Any) -> list[str]:
-    """Return a sentence for each entry of `list_deviations`, without entries that were damaged by
-    hand."""
-    if not isinstance(found, list):
-        return []
-    return [
-        f"{_format_start(one['updates'])}: {' '.join('; '.join(map(str, one['what'])).split())}"
-        for one in found
-        if isinstance(one, dict)
-        and isinstance(one.get("updates"), int)
-        and isinstance(one.get("what"), list)
-    ]
-
-
-def _format_start(updates: int) -> str:
-    if updates:
-        return f"from update {updates} on"
-    return "from the start"
-
-
 def list_python_extras(hooks: Mapping[str, Hook], loop: Callable[..., object] | None) -> list[str]:
     """Return a line for each hook and loop that was given in Python, where no command can name it.
 

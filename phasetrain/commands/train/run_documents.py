@@ -16,13 +16,13 @@ from phasetrain.commands.stored.stored_config import list_derived
 from phasetrain.commands.stored.trust import SIGNATURE, list_code, sign_code
 from phasetrain.commands.train.resume import (
     describe_environment,
-    format_deviations,
     list_packages,
 )
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.config.compose.sources import find_config_dir
 from phasetrain.hooks.progress.notebook import in_notebook
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.records import format_deviations
 from phasetrain.runtime.environment import (
     describe_host,
     describe_numerics,
@@ -89,7 +89,7 @@ Trackers add files and folders that are named after their label in HOOKS.
     phasetrain runs compare A B   configs, metrics, and the first update at which two runs differ
 """
 
-MORE = "The weights may differ: this run is not the result of its newest command alone."
+MORE = "A repetition may have other weights: this run is not the result of its command alone."
 """Heading of the list of deviations."""
 
 REPRODUCE = """#!/bin/sh

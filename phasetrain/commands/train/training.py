@@ -14,7 +14,7 @@ from phasetrain.commands.build_hooks import build_hooks, merge_hooks
 from phasetrain.commands.plan.preview import describe_plan
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
-from phasetrain.commands.plan.validate import report_all_problems
+from phasetrain.commands.plan.validate import list_inexact_splits, report_all_problems
 from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.attempt import Attempt
@@ -100,6 +100,7 @@ class Training:
             for line in given:
                 log.info(line)
             given += list_python_extras(extra, None if loop is PhaseEngine.run else loop)
+            given += list_inexact_splits(setup)
             run_plan, state = self._plan_run(loaded, given)
             self.folder.status_file.collect = lambda: self.attempt.facts(state)
             parts, rehearsal = prepare_parts(run_plan)

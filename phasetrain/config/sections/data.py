@@ -133,6 +133,13 @@ class SplitSection(Section):
         "what to do with an unreadable sample: fail, use another sample instead, or skip it",
         resume="adjustable",
     )
+    # Adjustable, because it withdraws a promise of the run.
+    exact: bool = key(
+        True,
+        "reject a dataset or transform that gives different samples for the same seeds; false: "
+        "accept it, and record that a resumed or repeated run has other samples",
+        resume="adjustable",
+    )
     bad_sample_budget: int = key(
         100,
         "maximum number of distinct unreadable samples before the run fails",

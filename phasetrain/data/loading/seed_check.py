@@ -51,7 +51,8 @@ def check_seeded(reader: SampleReader, name: str) -> None:
         f"{culprit} returns different samples for the same seeds, so a resume could not be exact; "
         "it probably has its own generator. Let it draw from the global generators of torch, NumPy "
         "or Python, which are seeded before each sample, or make it a BatchTransform, which gets "
-        "keys",
+        f"keys; {reader.selection.where}.exact=false accepts it for this run, and takes back the "
+        "promise of an exact resume",
         code="config.impure_sample",
     )
 

@@ -11,6 +11,7 @@ from phasetrain.runs.report.reading import SECTION_ERRORS, RunReport
 from phasetrain.runs.report.sections import (
     attempts_section,
     config_section,
+    deviations_section,
     environment_section,
     log_section,
     metrics_section,
@@ -125,6 +126,7 @@ def _section_makers(
         return {SUMMARY: lambda: runs_table(runs, names, now), **shared, **settings}
     return {
         SUMMARY: lambda: tiles_section(first, now),
+        "Not exact": lambda: deviations_section(first),
         **shared,
         "Predictions": lambda: predictions_section(first),
         **settings,

@@ -140,6 +140,16 @@ def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     return "".join(parts)
 
 
+def deviations_section(run: RunReport) -> str:
+    """Return why a repetition of the run may have other weights; empty for an exact run."""
+    lines = run.environment.deviations
+    if not lines:
+        return ""
+    items = "".join(element("li", escape_text(line)) for line in lines)
+    note = "A repetition may have other weights: this run is not the result of its command alone."
+    return element("p", escape_text(note), cls="note") + element("ul", items)
+
+
 def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the environment of a run, or the differences between several."""
     if len(runs) > 1:
