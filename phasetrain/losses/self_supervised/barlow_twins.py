@@ -22,7 +22,8 @@ class BarlowTwins(nn.Module):
     """Redundancy reduction (Zbontar et al. 2021, arXiv:2103.03230, equations 1 and 2).
 
     Let c_ij be the mean of a_i b_j over the G samples of all ranks, for the embeddings a and b of
-    two views, each dimension standardised over the samples. The loss is
+    two views, each dimension standardised over the samples: of each view by itself, as in the paper
+    and the authors' code, or of all views together, as in VISSL. The loss is
 
             scale * (sum_i (1 - c_ii)^2 + off_diagonal * sum_{i != j} c_ij^2),
 
@@ -31,6 +32,7 @@ class BarlowTwins(nn.Module):
     Args:
         off_diagonal: weight of the redundancy term (lambda in the paper).
         scale: factor of the loss.
+        joint: standardise all views together.
         world: fact; the ranks of the run.
 
     Raises:
@@ -41,12 +43,18 @@ class BarlowTwins(nn.Module):
     uses_teacher = False
 
     def __init__(
-        self, off_diagonal: float = 0.0051, scale: float = 1.0, world: World | None = None
+        self,
+        off_diagonal: float = 0.0051,
+        scale: float = 1.0,
+        *,
+        joint: bool = False,
+        world: World | None = None,
     ) -> None:
         super().__init__()
         check_positive(off_diagonal=off_diagonal, scale=scale)
         self.off_diagonal = off_diagonal
         self.scale = scale
+        self.joint = joint
         self._world = world or World()
 
     def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:
@@ -54,8 +62,9 @@ class BarlowTwins(nn.Module):
         pairs = pair_views(views)
         stacked = torch.stack(list(views), dim=1)  # (N, V, D): one collective for all views
         everyone, _ = gather_embeddings(self._world, stacked, equal=self.training)  # (G, V, D)
+        samples = (0, 1) if self.joint else (0,)
         # Population variance (correction 0), as batch norm computes it.
-        variance, mean = torch.var_mean(everyone, dim=0, correction=0)
+        variance, mean = torch.var_mean(everyone, dim=samples, correction=0)
         standard = (everyone - mean) / (variance + EPSILON).sqrt()
         terms = [self._compute_redundancy(standard[:, a], standard[:, b]) for a, b in pairs]
         return self.scale * torch.stack(terms).mean()

@@ -26,13 +26,16 @@ class MoCo(nn.Module):
             -log exp(q k / t) / (exp(q k / t) + sum_j exp(q n_j / t)),
 
     and the loss is the mean over samples and over all pairs of different views. After each training
-    batch the keys of all ranks replace the oldest ones.
+    batch the keys of all ranks replace the oldest ones, for two views two per sample. Without
+    `symmetric`, as in the paper and in VISSL, the first view is the query and the second one the
+    key, and only this key is enqueued: the queue reaches back over twice as many batches.
 
     Args:
         dimensions: fact; D, the size of an embedding.
         batch_size: fact; samples per update over all ranks.
         queue: number of keys in the queue, at least one batch.
         temperature: t.
+        symmetric: use each view as query and as key.
         world: fact; the ranks of the run.
 
     Attributes:
@@ -54,6 +57,8 @@ class MoCo(nn.Module):
         batch_size: int = 1,
         queue: int = 65536,
         temperature: float = 0.2,
+        *,
+        symmetric: bool = True,
         world: World | None = None,
     ) -> None:
         super().__init__()
@@ -63,6 +68,7 @@ class MoCo(nn.Module):
                 f"queue = {queue}: expected at least {batch_size}, the samples of a batch"
             )
         self.temperature = temperature
+        self.symmetric = symmetric
         self._world = world or World()
         self.register_buffer("queue", normalize(torch.randn(queue, dimensions), dim=1))
         # A tensor, so that it is saved with the queue, and advanced without a wait for the device.
@@ -72,6 +78,13 @@ class MoCo(nn.Module):
         """Return the mean over the samples of this rank, a scalar, of views and targets `(N,
         D)`."""
         pairs = pair_views_with_teacher(views, targets)
+        if not self.symmetric:
+            pairs = [pair for pair in pairs if pair == (0, 1)]
+            if not pairs:
+                raise ValueError(
+                    "LOSS.symmetric = false: the teacher has to embed the second view; set "
+                    "TASK.teacher_views to at least 2"
+                )
         queries = [normalize(view, dim=1) for view in views]
         keys = [normalize(target.detach(), dim=1) for target in targets or ()]
         # A copy, because the backward pass needs the queue as it was before this batch is enqueued.
@@ -80,7 +93,8 @@ class MoCo(nn.Module):
             self._compute_contrast(queries[view], keys[other], negatives) for view, other in pairs
         ]
         if self.training:
-            for key in keys:
+            enqueued = keys if self.symmetric else keys[1:2]
+            for key in enqueued:
                 enqueue_rows(
                     self.queue, self.place, gather_embeddings(self._world, key, equal=True)[0]
                 )

@@ -38,6 +38,23 @@ def test_loss_equals_the_formula() -> None:
     )
 
 
+def test_joint_standardisation_equals_the_formula() -> None:
+    one, other = views()
+    both = torch.cat([one, other])
+    mean = both.mean(dim=0)
+    deviation = ((both**2).mean(dim=0) - mean**2 + 1e-5).sqrt()  # as VISSL computes it
+    total = 0.0
+    for i in range(4):
+        for j in range(4):
+            a = (one[:, i] - mean[i]) / deviation[i]
+            b = (other[:, j] - mean[j]) / deviation[j]
+            c = float((a * b).sum()) / 6
+            total += (1 - c) ** 2 if i == j else 0.01 * c**2
+    found = BarlowTwins(0.01, joint=True)([one, other]).item()
+    assert found == pytest.approx(total, abs=1e-12)
+    assert found != pytest.approx(direct(one, other, 0.01), abs=1e-3)
+
+
 def test_more_views_give_the_mean_over_pairs() -> None:
     first, second, third = views(3)
     expected = (

@@ -38,6 +38,22 @@ def test_loss_equals_the_formula_and_keys_get_no_gradient() -> None:
     assert torch.autograd.grad(loss(views, keys), keys, allow_unused=True) == (None, None)
 
 
+def test_one_direction_has_one_query_and_enqueues_one_key() -> None:
+    loss = MoCo(3, queue=7, temperature=0.3, symmetric=False).double()
+    queue = loss.queue.clone()
+    views = [rows(4, seed) for seed in (1, 2)]
+    keys = [rows(4, seed) for seed in (3, 4)]
+    # VISSL: the query of the first view, the key of the second one
+    assert loss(views, keys).item() == pytest.approx(
+        direct(views[0], keys[1], queue, 0.3).item(), abs=1e-12
+    )
+    torch.testing.assert_close(loss.queue[:4], torch.stack([unit(key) for key in keys[1]]))
+    assert torch.equal(loss.queue[4:], queue[4:])
+    assert loss.place.item() == 4
+    with pytest.raises(ValueError, match=r"TASK\.teacher_views"):
+        loss(views, keys[:1])
+
+
 def test_oldest_keys_are_replaced_first() -> None:
     loss = MoCo(3, queue=5).double()
     before = loss.queue.clone()
