@@ -205,7 +205,7 @@ class Hooks:
             # A hook with `raise` is called directly, since its exception has to reach the loop.
             if hook.policy != "raise"
         }
-        self._wrapping = tuple(h for h in self.by_label.values() if _overrides(h, "around"))
+        self._wrapping = tuple(h for h in self.by_label.values() if overrides(h, "around"))
         # Like nested context managers, the hook that starts first ends last. The checkpoint hook is
         # the first one: it restores before any other hook starts, and saves after all others have
         # flushed.
@@ -215,7 +215,7 @@ class Hooks:
             **{event: self._overriding(event, opening) for event in OPENING_EVENTS},
             **{event: self._overriding(event, closing) for event in CLOSING_EVENTS},
             # Neither guarded nor wrapped: an error in it is added to the first one as a note.
-            "on_exception": [h.on_exception for h in closing if _overrides(h, "on_exception")],
+            "on_exception": [h.on_exception for h in closing if overrides(h, "on_exception")],
         }
 
     def events(self, run: Run, phase: Phase) -> "PhaseEvents":
@@ -315,7 +315,7 @@ class Hooks:
         """Return the guarded and wrapped calls of an event, for the hooks that override it."""
         calls: list[Callable[..., Any]] = []
         for hook in hooks:
-            if not _overrides(hook, event):
+            if not overrides(hook, event):
                 continue
             call = attrgetter(event)(hook)
             guard = self._guards.get(hook)
@@ -328,7 +328,8 @@ class Hooks:
         return calls
 
 
-def _overrides(hook: Hook, name: str) -> bool:
+def overrides(hook: Hook, name: str) -> bool:
+    """Return whether the class of a hook overrides an event."""
     return attrgetter(name)(type(hook)) is not attrgetter(name)(Hook)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.commands.plan.silent import Silent
 from phasetrain.errors import NumericsError
 from phasetrain.tasks import Position
 from phasetrain.testing.build import build_run

@@ -111,6 +111,8 @@ class _Runs:
         words = [
             *self.overrides,
             f"RUN.dir={folder}",
+            # What the rehearsal would find is found here at more places, and with its causes.
+            "RUN.rehearse=false",
             # Saves at the end of a phase only where the kill is to come after such a save.
             f"CHECKPOINT.every_epochs={1 if kill and kill.phase_ends else 'null'}",
         ]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from phasetrain.checkpoint import decode, encode
+from phasetrain.runtime.compare import differences
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks import Stateful
-from phasetrain.testing.compare import differences
 
 STEPS = 3
 """Number of steps before the state is saved, and after it is loaded."""

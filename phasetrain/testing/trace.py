@@ -6,7 +6,7 @@ from typing import Any
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import HOOKS, Hook, Run
-from phasetrain.testing.compare import digest_leaves
+from phasetrain.runtime.compare import digest_leaves
 
 Place = tuple[int, int]
 """Number of completed phases, and of completed steps in the current one."""

@@ -9,9 +9,9 @@ from typing import Any
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.plan import Phase
+from phasetrain.runtime.compare import differences
 from phasetrain.runtime.format import join_first
 from phasetrain.testing.build import BuiltRun, build_run
-from phasetrain.testing.compare import differences
 
 FIRST_STEPS = 3
 """Number of steps that are read at the start of a phase, in addition to its last one."""

@@ -51,9 +51,9 @@ def preview(setup: Setup) -> dict[str, Any]:
         run_plan = RunPlan(
             setup, builder, data, builder.plan(data), setup.machine, folder, is_fresh=is_fresh
         )
-        parts, rehearsal = prepare_parts(run_plan, is_preview=True)
+        prepared = prepare_parts(run_plan, is_preview=True)
         build_hooks(setup)
-    content = describe_plan(run_plan, parts, rehearsal)
+    content = describe_plan(run_plan, prepared.parts, prepared.rehearsal)
     _show_plan(setup, content)
     # plan.json belongs to the run: `phasetrain.load` reads facts from it.
     if folder.has_run():

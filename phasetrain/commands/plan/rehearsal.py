@@ -1,22 +1,31 @@
-"""A rehearsal: one batch of every kind of step, a save and a restore, before the first step
-(RUN.rehearse).
+"""A rehearsal: one batch of every kind of step, a save and a restore, and a proof that a resume is
+exact, before the first step (RUN.rehearse).
 
 It uses parts that are thrown away afterwards, so that the run starts as if there had been none.
+Short runs get a quick one, without the save.
 """
 
 import gc
 import logging
 import resource
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from phasetrain.commands.plan.resume_proof import (
+    NOT_EXACT,
+    ResumeProof,
+    count_steps,
+    read_here,
+)
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.plan.save_rehearsal import save_and_restore
+from phasetrain.commands.plan.silent import Silent
 from phasetrain.commands.plan.step_kinds import (
     StepKind,
     estimate_seconds,
@@ -32,7 +41,7 @@ from phasetrain.commands.plan.validate import (
     list_monitors,
 )
 from phasetrain.commands.setup import Setup
-from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
@@ -46,29 +55,12 @@ log = logging.getLogger(__name__)
 LONG_SECONDS = 60.0
 """With RUN.rehearse=auto, runs whose estimated duration is longer are rehearsed."""
 
+QUICK_SECONDS = 1.0
+QUICK_SHARE = 0.03
+"""A quick rehearsal takes at most this long, or this share of the duration of the run."""
+
 SLOWLY = 1e-6
 """Factor of all learning rates, so that the weights hardly move."""
-
-
-class Silent:
-    """The events of a step, without listeners."""
-
-    def on_batch(self, batch: Batch) -> Batch:
-        """Return the batch."""
-        return batch
-
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        """Return the output."""
-        return out
-
-    def on_backward(self, out: StepOutput) -> None:
-        """Do nothing."""
-
-    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
-        """Do nothing."""
-
-    def on_update(self) -> None:
-        """Do nothing."""
 
 
 class _RecordNonFinite(Silent):
@@ -79,6 +71,10 @@ class _RecordNonFinite(Silent):
     def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
         """Keep the report."""
         self.found = found
+
+
+WEIGHTS_PER_SECOND = 2e7
+"""Assumed speed of building a model, if it cannot be measured."""
 
 
 @dataclass(frozen=True)
@@ -131,44 +127,145 @@ class Rehearsal:
         }
 
 
-def prepare_parts(run_plan: RunPlan, *, is_preview: bool = False) -> tuple[Parts, Rehearsal | None]:
-    """Check and build the parts of a run, and rehearse it if RUN.rehearse asks for that.
+@dataclass(frozen=True)
+class Prepared:
+    """Parts that a run can start with.
+
+    Attributes:
+        parts: the parts.
+        rehearsal: the outcome of the rehearsal; None without one, or if it was a quick one.
+        inexact: sentences about parts that do not resume exactly, accepted by RUN.exact=false.
+    """
+
+    parts: Parts
+    rehearsal: Rehearsal | None = None
+    inexact: Sequence[str] = ()
+
+
+def prepare_parts(
+    run_plan: RunPlan, *, is_preview: bool = False, is_usual: bool = True
+) -> Prepared:
+    """Check and build the parts of a run, and rehearse it as RUN.rehearse asks for.
 
     Every rank has to call.
 
     Args:
         run_plan: the run.
         is_preview: whether the run will not be trained.
+        is_usual: whether the steps of the run are those of the task alone, without a custom loop
+            or hooks that change them; otherwise a short run is not rehearsed.
 
     Raises:
-        ConfigError: a part cannot be built, a monitored metric is not measured, or the rehearsal
-            failed; a note names the step.
+        ConfigError: a part cannot be built, a monitored metric is not measured, a resume would not
+            be exact (code `resume.not_exact`), or the rehearsal failed; a note names the step.
     """
     setup = run_plan.setup
     plan = run_plan.plan
+    imported = len(sys.modules)
+    began = time.perf_counter()
     parts = _build_parts(run_plan)
+    build_seconds = time.perf_counter() - began
+    if len(sys.modules) > imported:
+        # Most of the time went into imports, which happen once.
+        build_seconds = sum(p.numel() for p in parts.model.parameters()) / WEIGHTS_PER_SECOND
     asked = setup.config.RUN.rehearse
+    is_quick = False
     if asked == "auto":
         asked = is_preview or (run_plan.is_fresh and _is_long(run_plan, parts))
-    rehearses = bool(asked and plan.phases)
+        # Two more builds have to fit in. Of several ranks, one might run out of time alone.
+        is_quick = (
+            not asked
+            and run_plan.is_fresh
+            and is_usual
+            and setup.world.is_single_process
+            and 2 * build_seconds < QUICK_SECONDS
+        )
+    rehearses = bool((asked or is_quick) and plan.phases)
     task = run_plan.builder.task(parts)
     _check_parts(run_plan, task, reads=rehearses or not is_preview)
     if not rehearses:
-        return parts, None
+        return Prepared(parts)
+    del parts
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
     with preserve_generators():
-        found = rehearse(run_plan, task)
+        if is_quick:
+            found = None
+            proves = _rehearse_quickly(run_plan, task, 2 * build_seconds)
+        else:
+            found = rehearse(run_plan, task)
+            proves = not task.shards_weights
+        inexact: list[str] = []
+        if proves:
+            inexact = _prove_resume(run_plan, ResumeProof(plan, task, is_small=is_quick))
+        else:
+            task.close()
     # Parts of the rehearsal have seen data: free them before the parts of the run are built, so
     # that both never fill the memory at once.
-    del parts, task
-    gc.collect()
+    del task
+    if not is_quick:
+        gc.collect()
     if run_plan.machine.device.type == "cuda":
         torch.cuda.empty_cache()
-    return _build_parts(run_plan), found
+    return Prepared(_build_parts(run_plan), found, inexact)
 
 
-def _build_parts(run_plan: RunPlan) -> Parts:
-    return run_plan.builder.parts(run_plan.data, run_plan.plan, fresh=run_plan.is_fresh)
+def _build_parts(run_plan: RunPlan, *, loads: bool = True) -> Parts:
+    fresh = run_plan.is_fresh and loads
+    return run_plan.builder.parts(run_plan.data, run_plan.plan, fresh=fresh)
+
+
+def _rehearse_quickly(run_plan: RunPlan, task: Task, build_seconds: float) -> bool:
+    """Run one batch of every kind of step, and return whether there is time for a proof.
+
+    Raises:
+        Exception: see `rehearse`.
+    """
+    plan = run_plan.plan
+    kinds = list_step_kinds(plan, task)
+    read_here(task)
+    _slow_down(task)
+    spent = 0.0
+    with run_plan.machine.apply_settings():
+        for done, kind in enumerate(kinds, 1):
+            row = _rehearse_kind(run_plan.setup, task, plan, kind)
+            spent += kind.steps * row.seconds
+            rest = len(kinds) - done + count_steps(plan)
+            if spent and row.seconds * rest + build_seconds > _limit_seconds(plan, row.seconds):
+                log.debug("the rehearsal is left out: the run is too short for what it would take")
+                return False
+    return True
+
+
+def _limit_seconds(plan: Plan, step_seconds: float) -> float:
+    """Return how long a quick rehearsal may take."""
+    expected = step_seconds * sum(phase.steps for phase in plan.phases)
+    return max(QUICK_SECONDS, QUICK_SHARE * expected)
+
+
+def _prove_resume(run_plan: RunPlan, proof: ResumeProof) -> list[str]:
+    """Return a sentence for each part that does not resume exactly, if RUN.exact accepts them.
+
+    Raises:
+        ConfigError: there is one, and RUN.exact is true (code `resume.not_exact`).
+    """
+
+    def rebuild() -> Task:
+        return run_plan.builder.task(_build_parts(run_plan, loads=False))
+
+    try:
+        with run_plan.machine.apply_settings(), _name_step("a resume"):
+            found = proof.prove(rebuild)
+    except NumericsError as error:
+        # With the learning rate of the middle of the run; the run itself warms up.
+        log.debug("the resume is not proved: %s", error)
+        return []
+    if not found:
+        return []
+    if run_plan.setup.config.RUN.exact:
+        raise ConfigError(found[0], code=NOT_EXACT)
+    for line in found:
+        log.warning("%s", line)
+    return found
 
 
 def _is_long(run_plan: RunPlan, parts: Parts) -> bool:
@@ -191,7 +288,7 @@ def _check_parts(run_plan: RunPlan, task: Task, *, reads: bool) -> None:
 
 
 def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
-    """Run the steps, the save and the restore with a task, and close it; every rank has to call.
+    """Run the steps, the save and the restore with a task; every rank has to call.
 
     Raises:
         Exception: any error of a step, with a note that names its kind.
@@ -205,19 +302,16 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
         # the peak until now is of building the parts, not of the steps
         torch.cuda.reset_peak_memory_stats(machine.device)
     _slow_down(task)
-    try:
-        with machine.apply_settings():
-            trained = next((phase for phase in plan.phases if phase.is_train), None)
-            inspection = None
-            if trained is not None:
-                inspection = _inspect_model(task, trained)
-            rows = [_rehearse_kind(setup, task, plan, kind) for kind in list_step_kinds(plan, task)]
-            with _name_step("a save and a restore"):
-                trip = save_and_restore(
-                    task, plan, run_plan.folder, lambda: _update_once(task, plan, trained)
-                )
-    finally:
-        task.close()
+    with _close_on_error(task), machine.apply_settings():
+        trained = next((phase for phase in plan.phases if phase.is_train), None)
+        inspection = None
+        if trained is not None:
+            inspection = _inspect_model(task, trained)
+        rows = [_rehearse_kind(setup, task, plan, kind) for kind in list_step_kinds(plan, task)]
+        with _name_step("a save and a restore"):
+            trip = save_and_restore(
+                task, plan, run_plan.folder, lambda: _update_once(task, plan, trained)
+            )
     spent = {
         "rehearsal": time.perf_counter() - began,
         "save": trip.save_seconds,
@@ -226,6 +320,16 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
     }
     spent = {name: setup.world.all_reduce_max(value) for name, value in spent.items()}
     return Rehearsal(tuple(rows), inspection, trip.size, spent, _peak_bytes(machine))
+
+
+@contextmanager
+def _close_on_error(task: Task) -> Iterator[None]:
+    """Stop the workers of a task if an error leaves it behind."""
+    try:
+        yield
+    except BaseException:
+        task.close()
+        raise
 
 
 def _slow_down(task: Task) -> None:

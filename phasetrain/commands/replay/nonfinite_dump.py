@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.commands.plan.silent import Silent
 from phasetrain.commands.setup import Setup
 from phasetrain.distributed import Ordered, Strategy, World
 from phasetrain.engine.batch import Batch

@@ -380,9 +380,16 @@ def list_deviations(
     seen = {line for one in known for line in one["what"]}
     # A hook given in Python is there again in each attempt, and is recorded by the first.
     new = [*(line for line in given if line not in seen), *changed]
-    if new:
-        return [*known, {"updates": updates, "what": new}]
-    return known
+    return add_deviations(known, updates, new)
+
+
+def add_deviations(
+    known: Sequence[dict[str, Any]], updates: int, lines: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the result of `list_deviations` with an entry for `lines`, if there are any."""
+    if not lines:
+        return list(known)
+    return [*known, {"updates": updates, "what": list(lines)}]
 
 
 def list_python_extras(hooks: Mapping[str, Hook], loop: Callable[..., object] | None) -> list[str]:

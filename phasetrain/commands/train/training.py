@@ -24,6 +24,7 @@ from phasetrain.commands.train.given_objects import (
     list_other_weights,
 )
 from phasetrain.commands.train.resume import (
+    add_deviations,
     build_promise,
     list_code_changes,
     list_deviations,
@@ -43,6 +44,7 @@ from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks
+from phasetrain.hooks.base import overrides
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, count_records
@@ -103,8 +105,12 @@ class Training:
             given += list_inexact_splits(setup)
             run_plan, state = self._plan_run(loaded, given)
             self.folder.status_file.collect = lambda: self.attempt.facts(state)
-            parts, rehearsal = prepare_parts(run_plan)
             own = build_hooks(setup)
+            is_usual = loop is PhaseEngine.run and not _changes_steps({**own, **extra})
+            prepared = prepare_parts(run_plan, is_usual=is_usual)
+        parts = prepared.parts
+        rehearsal = prepared.rehearsal
+        self.deviations = add_deviations(self.deviations, state.updates, prepared.inexact)
         task = self.builder.task(parts)
         world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal))
         self._print_start(run_plan, task, state, loaded, rehearsal)
@@ -346,6 +352,16 @@ def _remaining_lr(task: Task, where: float) -> float:
     if updater is None:
         return 1.0
     return updater.schedules.remaining_lr(where)
+
+
+def _changes_steps(hooks: Mapping[str, Hook]) -> bool:
+    """Return whether hooks may change what a step computes."""
+    events = ("on_start", "on_phase_start", "on_batch", "on_forward")
+    return any(
+        not hook.observe_only and overrides(hook, event)
+        for hook in hooks.values()
+        for event in events
+    )
 
 
 def nothing_to_resume(folder: RunFolder) -> ConfigError:

@@ -71,8 +71,15 @@ class RunSection(Section):
     )
     rehearse: Literal["auto"] | bool = key(
         "auto",
-        "before the first step, try one batch of each kind of phase, a save and a restore; auto: "
-        "if the run is expected to take more than about a minute, and with RUN.engine=plan",
+        "before the first step, try one batch of each kind of phase, a save and a restore, and "
+        "prove that a resume is exact; auto: with RUN.engine=plan, if the run is expected to take "
+        "more than about a minute, and, without the save, if it takes less than a second",
+        resume="free",
+    )
+    exact: bool = key(
+        True,
+        "reject parts of which the rehearsal finds that they would not resume exactly; false: "
+        "train nevertheless, and record it",
         resume="free",
     )
     give_up_after: int | None = key(

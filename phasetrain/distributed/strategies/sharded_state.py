@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,7 +56,16 @@ class ShardedOptimizerState(StateAdapter):
         merged = {number: state for part in parts for number, state in part.items()}
         return {number: merged[number] for number in sorted(merged)}  # type: ignore[misc]
 
-    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
+    def optimizer_entries(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return nothing: what an optimizer adds may belong to the shard of one rank."""
+        return {}
+
+    def load_optimizer_state(
+        self,
+        optimizer: Optimizer,
+        state: Mapping[Any, Any],
+        entries: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Load this rank's part of a state saved by `optimizer_state`, perhaps under another
         strategy."""
         by_number = {int(number): values for number, values in state.items()}
@@ -63,7 +73,7 @@ class ShardedOptimizerState(StateAdapter):
         mine = [numbers[one] for group in self._inner.param_groups for one in group["params"]]
         # The inner optimizer numbers its own parameters from 0.
         local = {place: by_number[n] for place, n in enumerate(mine) if n in by_number}
-        super().load_optimizer_state(self._inner, local)
+        super().load_optimizer_state(self._inner, local, entries)
 
     def _parameter_numbers(self) -> dict[Tensor, int]:
         return {parameter: number for number, parameter in enumerate(self.parameters)}

@@ -1,10 +1,14 @@
 """How the state of a model and its optimizer is read for a checkpoint and loaded again."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+STANDARD_ENTRIES = ("state", "param_groups")
+"""Entries of the state_dict of every optimizer."""
 
 
 class StateAdapter:
@@ -28,11 +32,27 @@ class StateAdapter:
         state: dict[str, Any] = optimizer.state_dict()["state"]
         return state
 
-    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
-        """Load a state saved by `optimizer_state`, perhaps under another strategy."""
+    def optimizer_entries(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return what a custom optimizer has added to its state_dict, by name."""
+        entries: dict[str, Any] = optimizer.state_dict()
+        return {name: value for name, value in entries.items() if name not in STANDARD_ENTRIES}
+
+    def load_optimizer_state(
+        self,
+        optimizer: Optimizer,
+        state: Mapping[Any, Any],
+        entries: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Load a state saved by `optimizer_state`, perhaps under another strategy.
+
+        Args:
+            optimizer: optimizer that gets the state.
+            state: state by number of parameter.
+            entries: result of `optimizer_entries`.
+        """
         # Options of the groups are kept: they come from the config, which may have changed.
         groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
+        optimizer.load_state_dict({**entries, "state": dict(state), "param_groups": groups})
 
     def parameter_state(self, optimizer: Optimizer) -> Mapping[Tensor, Any]:
         """Return the state by parameter, for the parameters that this rank updates."""

@@ -11,7 +11,11 @@ from phasetrain.distributed import Strategy
 
 
 def load_optimizer(
-    strategy: Strategy, optimizer: Optimizer, trained: Sequence[Tensor], saved: Mapping[Any, Any]
+    strategy: Strategy,
+    optimizer: Optimizer,
+    trained: Sequence[Tensor],
+    saved: Mapping[Any, Any],
+    entries: Mapping[str, Any],
 ) -> None:
     """Load the state of an optimizer with the dtypes and the memory layout that it was saved with.
 
@@ -20,12 +24,15 @@ def load_optimizer(
         optimizer: optimizer that gets the state.
         trained: its parameters in order.
         saved: state by number of parameter, as `Strategy.state.optimizer_state` returns it.
+        entries: further entries of its state_dict.
     """
     # Kept because `load_state_dict` casts: the saved values are needed again below.
     own = strategy.state.local_optimizer_state(saved)
-    strategy.state.load_optimizer_state(optimizer, own)
+    strategy.state.load_optimizer_state(optimizer, own, entries)
     states = strategy.state.parameter_state(optimizer)
     for number, values in own.items():
+        if not str(number).isdecimal():
+            continue  # a custom optimizer keeps something under another key
         parameter = trained[int(number)]
         state = states.get(parameter, {})
         for name, value in values.items():

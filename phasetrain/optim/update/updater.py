@@ -239,6 +239,8 @@ class Updater:
         )
         if any(options):
             state["options"] = options
+        if entries := self.strategy.state.optimizer_entries(self.optimizer):
+            state["entries"] = entries
         # Left out if it is 1: a run that never changes it keeps the same checkpoint content.
         if self.factor != 1.0:
             state["factor"] = self.factor
@@ -256,7 +258,13 @@ class Updater:
         # The setter adds schedules for constant learning rates, which a run without a factor lacks.
         if factor != self.factor:
             self.factor = factor
-        load_optimizer(self.strategy, self.optimizer, self.gradients.parameters, state["optimizer"])
+        load_optimizer(
+            self.strategy,
+            self.optimizer,
+            self.gradients.parameters,
+            state["optimizer"],
+            state.get("entries", {}),
+        )
         # Looked up after loading: torch replaces the dicts in `param_groups`, and options written
         # to the old ones would silently have no effect.
         groups = self.optimizer.param_groups

@@ -39,7 +39,8 @@ class Unreadable:
 def planned(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
     stream = io.StringIO()
     setup = resolve_config(
-        [*SMALL, f"RUN.dir={folder}", *words], terminal=Terminal(stream, live=False)
+        [*SMALL, "RUN.rehearse=auto", f"RUN.dir={folder}", *words],
+        terminal=Terminal(stream, live=False),
     )
     return preview(setup), stream.getvalue()
 

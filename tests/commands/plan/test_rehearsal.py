@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from harness import SMALL, differences_of_runs, leftovers, train
+from raising import raises
 
 from phasetrain.commands.plan.rehearsal import LONG_SECONDS
 from phasetrain.commands.plan.step_kinds import estimate_seconds, list_step_kinds, sum_seconds
@@ -235,13 +236,15 @@ def test_what_would_fail_later_fails_before_the_first_step(
 
 @pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("forgets", [True, False])
-def test_part_that_is_not_restored_gets_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, forgets: bool
-) -> None:
-    with pytest.raises(Reached):
-        train(
-            tmp_path, *COUNTING, f"MODEL.forgets={forgets}", REHEARSED, hooks={"first": AtFirst()}
-        )
+def test_part_that_is_not_restored_is_rejected(tmp_path: Path, forgets: bool) -> None:
+    hooks = {"first": AtFirst()}
+    words = (*COUNTING, f"MODEL.forgets={forgets}", REHEARSED)
+    if forgets:
+        with raises(ConfigError, key="MODEL", code="resume.not_exact"):
+            train(tmp_path, *words, hooks=hooks)
+    else:
+        with pytest.raises(Reached):
+            train(tmp_path, *words, hooks=hooks)
     logged = (tmp_path / "log.txt").read_text().splitlines()
     assert any("WARNING" in line and "'model'" in line for line in logged) == forgets
 
@@ -272,7 +275,7 @@ class TestWhetherThereIsOne:
         return estimate_seconds(setup.builder().data(), made.plan, made.task.parts)
 
     def test_a_short_run_has_none(self, tmp_path: Path) -> None:
-        train(tmp_path, "PHASES.epochs=1")
+        train(tmp_path, "RUN.rehearse=auto", "PHASES.epochs=1")
         assert plan_of(tmp_path)["rehearsal"] is None
 
     def test_a_long_one_has_one_where_it_begins_and_none_where_it_goes_on(
@@ -282,7 +285,12 @@ class TestWhetherThereIsOne:
             def on_step(self, run: Any, phase: Any, out: Any) -> None:
                 run.stop("enough", interrupted=True)
 
-        words = ("PHASES.epochs=2000", "PHASES.limit.train=null", "PHASES.test_every.epochs=null")
+        words = (
+            "RUN.rehearse=auto",
+            "PHASES.epochs=2000",
+            "PHASES.limit.train=null",
+            "PHASES.test_every.epochs=null",
+        )
         train(tmp_path, *words, hooks={"stop": Stop()})
         first = plan_of(tmp_path)["rehearsal"]
         train(tmp_path, *words, hooks={"stop": Stop()})

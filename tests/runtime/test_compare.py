@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from phasetrain.runtime.compare import digest_leaves
 from phasetrain.testing import differences
-from phasetrain.testing.compare import digest_leaves
 
 NAN = float("nan")
 
