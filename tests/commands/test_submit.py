@@ -185,7 +185,8 @@ class TestWords:
     def test_a_file_that_asks_for_a_cluster_does_not_submit_again(self) -> None:
         Path("my/experiment").mkdir(parents=True)
         Path("my/experiment/far.yaml").write_text(
-            "PHASES: {epochs: 1}\nLAUNCH: {cluster: slurm, nodes: 2}\n"
+            "PHASES: {epochs: 1}\nDATA: {TRAIN: {dataset: digits}}\n"
+            "LAUNCH: {cluster: slurm, nodes: 2}\n"
         )
         given = ["experiment=far", "RUN.dir=out"]
         assert job_overrides(resolve_config(given, config_dir="my")) == [

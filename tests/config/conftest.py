@@ -13,7 +13,8 @@ Write = Callable[[Mapping[str, str]], Path]
 
 
 @pytest.fixture(autouse=True)
-def _options_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+def _options_for_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # `configs` in the folder of the tests would be found
     monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.setattr("phasetrain.config.compose.sources.PACKAGE", "options_for_tests")
 
