@@ -22,6 +22,7 @@ class NoteWeights(Hook):
     """Writes a digest of the parameters of each rank to `EVENT-RANK` next to the run folder."""
 
     main_only = False
+    observe_only = True
 
     def on_start(self, run: Run) -> None:
         self._note(run, "start")

@@ -27,6 +27,7 @@ class Ids(Hook):
     folder."""
 
     main_only = False
+    observe_only = True
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -58,6 +59,7 @@ class Halt(Hook):
     """
 
     main_only = False
+    observe_only = True
 
     def __init__(self, phase: int, step: int, rank: int = 0) -> None:
         self.at, self.rank = (phase, step), rank

@@ -56,6 +56,13 @@ def test_hook_observes_if_it_does_so_in_all_configs() -> None:
     }
 
 
+def test_checkpoint_says_that_a_hook_observed_whose_module_is_gone() -> None:
+    before = {"HOOKS": {"gone": {"name": "vanished.Hook"}}}
+    known = classify_hooks(default_schema(), before, {}, recorded=["gone"])
+    assert known.resume("HOOKS.gone") == "free"
+    assert classify_hooks(default_schema(), before, {}).resume("HOOKS.gone") == "adjustable"
+
+
 @pytest.mark.parametrize(
     ("words", "is_another"),
     [

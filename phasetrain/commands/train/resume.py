@@ -29,7 +29,7 @@ from phasetrain.engine.plan import Plan, Stage
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError, Problem
 from phasetrain.hooks import Hook
-from phasetrain.hooks.observers import classify_hooks
+from phasetrain.hooks.observers import classify_hooks, list_observers
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
@@ -74,6 +74,7 @@ def build_promise(
         "environment": describe_environment(setup, run_plan.machine),
         "packages": list_packages(),
         "code": _hash_imports(setup),
+        "observers": list(list_observers(setup.asked)),
         "departures": list(deviations),  # the name of the key in existing checkpoints
         **({"objects": objects} if objects else {}),
     }
@@ -168,7 +169,9 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
 def _list_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]:
     before = loaded.promised["config"]
     asked = setup.asked
-    found = compare_configs(before, asked, classify_hooks(setup.schema, before, asked))
+    recorded = loaded.promised.get("observers", ())
+    schema = classify_hooks(setup.schema, before, asked, recorded=recorded)
+    found = compare_configs(before, asked, schema)
     paths = {change.path for change in found}
     return [change for change in found if not _is_derived_value(change, paths, asked)]
 
