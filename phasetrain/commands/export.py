@@ -18,18 +18,21 @@ from torch import Tensor, nn
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
-from phasetrain.commands.load import FOR_INFERENCE
+from phasetrain.commands.load import FOR_INFERENCE, find_test_split
 from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.commands.stored.stored_config import stored_in
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
 from phasetrain.config.trust import trust_only
+from phasetrain.engine.plan import make_test_phase
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.sources import WeightSource
 from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks.build.data_builder import build_input_transform, list_splits
+from phasetrain.tasks.input_transform import TransformedModel, describe_transform
 from phasetrain.tasks.misfits import shorten_misfit
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,25 @@ RELATIVE = 1e-5
 the largest output."""
 
 
+WITH_COMPUTATION = ("torch_export", "onnx")
+"""Formats that hold the computation of the model as well."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        count: number of tensors, or number of bytes for `torch_export` and `onnx`.
+        inside: transforms that the file applies to its input.
+        outside: transforms of the test split that it does not apply, in order, before those inside.
+    """
+
+    count: int
+    inside: Sequence[str] = ()
+    outside: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class Weights:
     """Weights from a checkpoint.
@@ -49,14 +71,33 @@ class Weights:
         tensors: name -> tensor.
         facts: metadata, as text.
         loaded: the checkpoint.
+        transforms: the transforms of the first test split.
     """
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, str]
     loaded: LoadedCheckpoint
+    transforms: Sequence[str] = ()
 
 
-def export(
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model in test mode.
+
+    Attributes:
+        model: takes the example.
+        example: a batch of inputs.
+        inside: transforms that the model applies.
+        outside: transforms of the test split that it does not apply.
+    """
+
+    model: nn.Module
+    example: Tensor
+    inside: Sequence[str] = ()
+    outside: Sequence[str] = ()
+
+
+def export(  # noqa: PLR0913 - the keyword arguments are those of the command
     path: str,
     out: str,
     form: str = "safetensors",
@@ -64,9 +105,13 @@ def export(
     source: Mapping[str, Any] = MappingProxyType({}),
     overrides: Sequence[str] = (),
     config_dir: str | None = None,
+    with_transforms: bool = False,
     trust: bool = False,
-) -> int:
+) -> Exported:
     """Write the model of a checkpoint to a new file, or for `huggingface` to a new folder.
+
+    The transforms of the test split are not part of the model: the result lists them, and so does
+    the file, unless they are written into it.
 
     Args:
         path: a checkpoint, or a run folder.
@@ -78,10 +123,10 @@ def export(
             `include` and `exclude` of names, as in MODEL.weights.
         overrides: changes of the config of the checkpoint; only for `torch_export` and `onnx`.
         config_dir: folder with your configs, from which overrides may choose.
+        with_transforms: let the file take raw inputs, for `torch_export` and `onnx`: it applies the
+            transforms of the test split that compute on tensors without random numbers, from the
+            last one backwards.
         trust: run the modules and dotted paths that the config of the checkpoint names.
-
-    Returns:
-        Number of tensors, or number of bytes for `torch_export` and `onnx`.
 
     Raises:
         ConfigError: nothing was written; the message says why.
@@ -98,6 +143,12 @@ def export(
             f"Known: {', '.join(FORMATS)}",
             code="export.unknown_format",
         )
+    if with_transforms and form not in WITH_COMPUTATION:
+        raise ConfigError(
+            f"with_transforms and the format {form!r}, which holds weights only: expected one of "
+            f"{', '.join(WITH_COMPUTATION)}",
+            code="cli.conflict",
+        )
     storage = open_storage(out)
     # first, because reading and tracing a large model takes minutes
     if storage.exists(out):
@@ -107,21 +158,29 @@ def export(
     weights = read_weights(WeightSource(path, **source, where="export"))
     if form == "safetensors":
         storage.replace(out, _encode_safetensors(weights))
-        return len(weights.tensors)
+        return Exported(len(weights.tensors), outside=weights.transforms)
     if form == "huggingface":
         _write_folder(out, weights)
-        return len(weights.tensors)
-    model, example = build_model(weights, overrides, config_dir, trust=trust)
+        return Exported(len(weights.tensors), outside=weights.transforms)
+    built = build_model(
+        weights, overrides, config_dir, with_transforms=with_transforms, trust=trust
+    )
+    facts = {
+        **weights.facts,
+        "transforms": json.dumps(built.outside),
+        "transforms_inside": json.dumps(built.inside),
+    }
     if form == "onnx":
-        content = _encode_onnx(model, example)
+        content = _encode_onnx(built.model, built.example, facts)
     else:
-        content = _encode_torch_export(model, example)
+        content = _encode_torch_export(built.model, built.example, facts)
     storage.replace(out, content)
-    return len(content)
+    return Exported(len(content), built.inside, built.outside)
 
 
 def _encode_safetensors(weights: Weights) -> bytes:
-    return save(_without_tied(weights.tensors), dict(weights.facts))
+    facts = {**weights.facts, "transforms": json.dumps(weights.transforms)}
+    return save(_without_tied(weights.tensors), facts)
 
 
 def read_weights(source: WeightSource) -> Weights:
@@ -149,18 +208,32 @@ def read_weights(source: WeightSource) -> Weights:
         "config": trajectory_digest(config, classify_hooks(default_schema(), config)),
         "metrics": json.dumps(dict(manifest.facts.metrics)),
     }
-    return Weights(taken, facts, loaded)
+    return Weights(taken, facts, loaded, _list_transforms(config))
+
+
+def _list_transforms(config: Mapping[str, Any]) -> list[str]:
+    """Return the transforms of the first test split of a config that has one."""
+    split = find_test_split(config.get("DATA", {}))
+    if split is None:
+        return []
+    return [describe_transform(item) for item in config["DATA"][split].get("transforms") or ()]
 
 
 def build_model(
-    weights: Weights, overrides: Sequence[str], config_dir: str | None, *, trust: bool = False
-) -> tuple[nn.Module, Tensor]:
+    weights: Weights,
+    overrides: Sequence[str],
+    config_dir: str | None,
+    *,
+    with_transforms: bool = False,
+    trust: bool = False,
+) -> BuiltModel:
     """Return the model of a checkpoint in test mode with these weights, and a batch of its input.
 
     Args:
         weights: from the checkpoint.
         overrides: changes of its config.
         config_dir: folder with your configs.
+        with_transforms: put transforms of the test split in front of the model.
         trust: run the code that its config names.
 
     Raises:
@@ -176,10 +249,10 @@ def build_model(
         stored=replace(stored, is_trusted=trust),
     )
     with trust_only(setup.trusted_paths):
-        return _build_model(setup, weights)
+        return _build_model(setup, weights, with_transforms=with_transforms)
 
 
-def _build_model(setup: Setup, weights: Weights) -> tuple[nn.Module, Tensor]:
+def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> BuiltModel:
     builder = setup.builder()
     data = builder.data()
     plan = builder.plan(data)
@@ -192,23 +265,39 @@ def _build_model(setup: Setup, weights: Weights) -> tuple[nn.Module, Tensor]:
             f"were excluded; remove overrides, --include and --exclude: {shorten_misfit(error)}",
             code="checkpoint.other_model",
         ) from error
-    phase = plan.phases[0]
-    loader = parts.loaders[phase.split]
-    example = loader.reader[next(iter(loader.sampler.steps(phase, 0)))[0]].input
+    # Inputs of a test: training may crop images to another size.
+    split = find_test_split(setup.config.DATA)
+    name = next(iter(data)) if split is None else split.lower()
+    reader = data[name].at(0).reader
+    inside: Sequence[Any] = ()
+    transform = None
+    if split is not None:
+        transform = build_input_transform(builder.context, split)
+    if transform is not None and with_transforms:
+        rest, inside = transform.split_tensor_part()
+        reader = reader.with_pipeline(rest.pipeline)
+    phase = make_test_phase(list_splits(builder.context, data)[name])
+    draw = next(iter(parts.loaders[name].sampler.steps(phase, 0)))[0]
+    example = reader[draw].input
     if not isinstance(example, Tensor):
         raise ConfigError(
             f"the model takes a {type(example).__name__}, and only models of a single tensor can "
             "be exported with their computation; use the format safetensors or huggingface",
             code="export.unsupported_model",
         )
-    return parts.model.eval(), example
+    described = [] if transform is None else list(transform.described)
+    model = parts.model.eval()
+    if inside:
+        model = TransformedModel(inside, model).eval()
+    at = len(described) - len(inside)
+    return BuiltModel(model, example, described[at:], described[:at])
 
 
 @torch.no_grad()
-def _encode_torch_export(model: nn.Module, example: Tensor) -> bytes:
+def _encode_torch_export(model: nn.Module, example: Tensor, facts: Mapping[str, str]) -> bytes:
     """Return a program of torch.export, after comparing its outputs for two batch sizes."""
     file = io.BytesIO()
-    torch.export.save(_trace_program(model, example), file)
+    torch.export.save(_trace_program(model, example), file, extra_files=dict(facts))
     # loaded again, so that the outputs of the file are compared and not of the program in memory
     exported = torch.export.load(io.BytesIO(file.getvalue())).module()
     # a second batch size reveals a program in which the size was traced as a constant
@@ -232,7 +321,7 @@ def _encode_torch_export(model: nn.Module, example: Tensor) -> bytes:
 
 
 @torch.no_grad()
-def _encode_onnx(model: nn.Module, example: Tensor) -> bytes:
+def _encode_onnx(model: nn.Module, example: Tensor, facts: Mapping[str, str]) -> bytes:
     """Return an ONNX model; its outputs are not compared, because that takes onnxruntime."""
     try:
         import onnxscript  # noqa: F401 - torch's exporter needs it
@@ -248,7 +337,10 @@ def _encode_onnx(model: nn.Module, example: Tensor) -> bytes:
         warnings.filterwarnings("ignore", message=".*is deprecated.*")
         exported = torch.onnx.export(_trace_program(model, example), dynamo=True, verbose=False)
         assert exported is not None, "torch.onnx.export with dynamo returns the program"
-        content: bytes = exported.model_proto.SerializeToString()
+        made = exported.model_proto
+        for key, value in facts.items():
+            made.metadata_props.add(key=key, value=value)
+        content: bytes = made.SerializeToString()
         return content
 
 
@@ -276,6 +368,7 @@ def _write_folder(out: str, weights: Weights) -> None:
         "model": {key: value for key, value in config["MODEL"].items() if key != "weights"},
         **{key: weights.facts[key] for key in ("phasetrain", "checkpoint", "updates", "config")},
         "metrics": json.loads(weights.facts["metrics"]),
+        "transforms": list(weights.transforms),
     }
     # Written aside and renamed: a reader never finds config.json without the weights.
     working = storage.begin_folder(out.rstrip("/"))

@@ -1,7 +1,8 @@
 """The task of a run with the weights of a checkpoint, for predictions."""
 
 import io
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from phasetrain.config.objects import (
     is_object_name,
     provide_objects,
 )
+from phasetrain.config.schema import is_split
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
@@ -29,6 +31,9 @@ from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
+from phasetrain.tasks.build.data_builder import build_input_transform
+
+log = logging.getLogger(__name__)
 
 OF_PARTS = ("MODEL.", "LOSS.", "TASK.")
 """Prefixes of the facts in plan.json from which parts were built."""
@@ -43,6 +48,7 @@ def load(
     *,
     weights: Literal["model", "ema", "swa"] = "model",
     device: str = "auto",
+    changes: Sequence[str] = (),
     trust: bool = False,
     model: nn.Module | None = None,
 ) -> Task:
@@ -51,13 +57,15 @@ def load(
 
     The config comes from the checkpoint. Neither the data of the run nor its optimizer is needed:
     the facts about the data that parts depend on, such as the number of classes, are in plan.json.
-    `task.model` is the network, a plain `torch.nn.Module`.
+    `task.model` is the network, a plain `torch.nn.Module`; `task.transform` applies the transforms
+    of the first test split, and `task.class_names` are the names of the classes.
 
     Args:
         folder: folder of a run, or of one checkpoint.
         checkpoint: `latest`, `best` (by CHECKPOINT.best.monitor of the run), or its name.
         weights: the trained weights, or an average of them (MODEL.ema, MODEL.swa).
         device: see MACHINE.device.
+        changes: overrides of the config, such as `DATA.TEST.transforms=[...]`.
         trust: run the modules of RUN.imports and the dotted paths that the config of the folder
             names, if they are not those of a run of this user.
 
@@ -67,22 +75,24 @@ def load(
 
     Example:
         >>> task = phasetrain.load("runs/adamw", "best")
-        >>> task.predict(images).argmax(1)
+        >>> task.predict(images, transform=True).argmax(1)
     """
     path = str(folder).rstrip("/")
     loaded = load_checkpoint(path, checkpoint)
     stored = replace(stored_in(loaded, path), is_trusted=trust)
     objects = _complete_objects(stored.values, model)
-    changes = [
+    words = [
         *_remove_lost_meters(stored.values, objects),
         *FOR_INFERENCE,
         f"MACHINE.device={device}",
+        *changes,
     ]
     with provide_objects(objects):
         # silent: notes about the config are for the person who trains
-        setup = resolve_config(changes, terminal=Terminal(io.StringIO(), live=False), stored=stored)
+        setup = resolve_config(words, terminal=Terminal(io.StringIO(), live=False), stored=stored)
     with provide_objects(objects), trust_only(setup.trusted_paths):
         task = _build_task(setup, loaded)
+        _add_transform(task, setup, loaded.path)
     parts = task.parts
     if weights != "model":
         if weights not in parts.averages:
@@ -179,13 +189,49 @@ def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
 
 def _read_facts(checkpoint: str) -> dict[str, Any]:
     """Return name -> fact about the data from the plan.json of a checkpoint's run."""
-    folder = checkpoint.rpartition("/checkpoints/")[0] or "."
+    folder = _run_folder(checkpoint)
     # JSON has no tuples, and parts expect shapes as tuples.
     return {
         path.rpartition(".")[2]: tuple(value) if isinstance(value, list) else value
         for path, value in RunFiles(folder).plan().facts.items()
         if path.startswith(OF_PARTS)
     }
+
+
+def _add_transform(task: Task, setup: Setup, checkpoint: str) -> None:
+    """Add the transforms of the first test split to a task, and the names of the classes."""
+    split = find_test_split(setup.config.DATA)
+    if split is None:
+        return
+    task.class_names = _read_class_names(checkpoint, split)
+    try:
+        task.transform = build_input_transform(setup.builder().context, split)
+    except ConfigError as error:
+        if error.code != "config.missing_object":
+            raise
+        log.warning("the transforms of DATA.%s are not available: %s", split, error)
+        return
+    log.info("%s", task.transform)
+
+
+def find_test_split(data: Mapping[str, Any]) -> str | None:
+    """Return the key of the first test split in section DATA, or None."""
+    return next((name for name in data if is_split(name) and name != "TRAIN"), None)
+
+
+def _read_class_names(checkpoint: str, split: str) -> tuple[str, ...]:
+    """Return the names of the classes in the plan.json of a checkpoint's run."""
+    for name in (split.lower(), "train"):
+        found: Any = RunFiles(_run_folder(checkpoint)).plan().content
+        for key in ("data", name, "facts", "class_names"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if isinstance(found, list):
+            return tuple(map(str, found))
+    return ()
+
+
+def _run_folder(checkpoint: str) -> str:
+    return checkpoint.rpartition("/checkpoints/")[0] or "."
 
 
 def load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:

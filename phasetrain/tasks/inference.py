@@ -1,5 +1,6 @@
 """Predictions of a task's model, outside of a run."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,16 +11,29 @@ from torch import Tensor, nn
 
 from phasetrain.engine.batch import mapped
 from phasetrain.errors import ConfigError
+from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
 
+log = logging.getLogger(__name__)
+
 
 class Predictor:
-    """Predicts with the model of a task."""
+    """Predicts with the model of a task.
+
+    Attributes:
+        transform: transforms of the test split, for raw inputs; None for a task that
+            `phasetrain.load` has not made, or of a run without a test split.
+        class_names: name of each class, if the dataset has names.
+    """
 
     parts: Parts
+    transform: InputTransform | None = None
+    class_names: tuple[str, ...] = ()
 
-    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
+    def predict(
+        self, inputs: Any, *, transform: bool | None = None, batch_size: int | None = None
+    ) -> Any:
         """Return the model's output in test mode, without gradients, on its device.
 
         It uses the precision of tests (MACHINE.precision, MACHINE.test_precision), and restores the
@@ -27,14 +41,33 @@ class Predictor:
 
         Args:
             inputs: a batch `(N, ...)` as the model takes it, after the transforms of a test split:
-                a tensor or an array, or a mapping, list or tuple of them.
+                a tensor or an array, or a mapping, list or tuple of them; with `transform`, raw
+                samples as the dataset gives them, see `InputTransform`.
+            transform: apply the transforms of the test split. The default does not, and warns if
+                there are any: outputs for raw inputs would be wrong.
             batch_size: maximum number of samples per forward pass; default: all.
 
         Raises:
-            ConfigError: the model does not take them, or `batch_size` is below 1.
+            ConfigError: the model does not take them, `batch_size` is below 1, or there are no
+                transforms to apply.
         """
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size}: expected at least 1")
+        if transform and self.transform is None:
+            raise ConfigError(
+                "transform = True: the transforms are those of a test split, and this task has "
+                "none; load the task of a run with DATA.TEST, or transform the inputs yourself",
+                code="predict.no_transform",
+            )
+        if transform and self.transform is not None:
+            inputs = self.transform(inputs)
+        elif transform is None and self.transform:
+            log.warning(
+                "predict: %s.transforms are not applied (%s); set transform=True for raw inputs, "
+                "or transform=False for inputs that are transformed already",
+                self.transform.split,
+                ", ".join(self.transform.described),
+            )
         tensors = _tensors(inputs)
         size = _samples(tensors)
         each = max(1, size if batch_size is None else batch_size)

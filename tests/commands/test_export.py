@@ -12,6 +12,7 @@ from raising import raises
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from phasetrain import load
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.cli import main
 from phasetrain.commands.export import FORMATS, export
@@ -65,7 +66,7 @@ def test_weights_loaded_again_give_equal_bits(
         "checkpoints": f"{folder}/checkpoints",
         "checkpoint": newest(folder).path,
     }
-    assert export(paths[part], str(tmp_path / "out"), form) == 20
+    assert export(paths[part], str(tmp_path / "out"), form).count == 20
     assert torch.equal(scores(weights=str(tmp_path / "out")), expected)
     assert not torch.equal(scores(SmallCNN(10, width=4).state_dict()), expected)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -90,7 +91,7 @@ def test_what_is_known_of_the_weights_goes_with_them(folder: Path, tmp_path: Pat
 
 def test_tensors_are_selected_by_patterns(folder: Path, tmp_path: Path) -> None:
     patterns = {"include": ("features.*",), "exclude": ("*.num_batches_tracked", "features.6.*")}
-    assert export(str(folder), str(tmp_path / "a"), source=patterns) == 14
+    assert export(str(folder), str(tmp_path / "a"), source=patterns).count == 14
     with raises(ConfigError, code="export.unknown_tensor"):
         export(str(folder), str(tmp_path / "b"), source={"exclude": ("feature.9",)})
     assert not (tmp_path / "b").exists()
@@ -108,6 +109,71 @@ def test_torch_export_gives_the_same_outputs(
     export(str(folder), str(tmp_path / "a.pt2"), "torch_export", overrides=WORDS)
     with torch.no_grad():
         assert torch.equal(torch.export.load(tmp_path / "a.pt2").module()(BATCH), expected)
+
+
+NORMALIZE = "DATA.TEST.transforms=[{name: normalize, mean: [0.5], std: [0.25]}]"
+
+
+@pytest.fixture(scope="module")
+def normalized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
+    """Return the folder of a run with a transform, and its scores of `BATCH` as a raw input."""
+    folder = tmp_path_factory.mktemp("normalized") / "run"
+    train(folder, "PHASES.epochs=1", NORMALIZE)
+    task = load(folder)
+    by_hand = task.predict((BATCH - 0.5) / 0.25, transform=False)
+    assert torch.equal(task.predict(BATCH, transform=True), by_hand)
+    assert not torch.allclose(task.predict(BATCH, transform=False), by_hand, atol=1e-3)
+    return folder, by_hand
+
+
+class TestTransforms:
+    INSIDE = ("normalize(mean=[0.5], std=[0.25])",)
+
+    def test_they_are_in_the_file_on_request(
+        self, normalized: tuple[Path, Tensor], tmp_path: Path
+    ) -> None:
+        folder, expected = normalized
+        out = str(tmp_path / "a.pt2")
+        made = export(str(folder), out, "torch_export", with_transforms=True)
+        assert (tuple(made.inside), tuple(made.outside)) == (self.INSIDE, ())
+        files = {"transforms": "", "transforms_inside": ""}
+        program = torch.export.load(out, extra_files=files)
+        with torch.no_grad():
+            assert torch.allclose(program.module()(BATCH), expected, rtol=1e-5, atol=1e-6)
+        assert json.loads(files["transforms_inside"]) == list(self.INSIDE)
+
+    @pytest.mark.parametrize("form", ["safetensors", "torch_export"])
+    def test_they_are_listed_where_they_are_not_in_the_file(
+        self, normalized: tuple[Path, Tensor], tmp_path: Path, form: str
+    ) -> None:
+        made = export(str(normalized[0]), str(tmp_path / "a"), form)
+        assert (tuple(made.inside), tuple(made.outside)) == ((), self.INSIDE)
+
+    def test_command_prints_them(
+        self, normalized: tuple[Path, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["export", str(normalized[0]), str(tmp_path / "a"), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["transforms"]
+        assert found == {"inside": [], "outside": list(self.INSIDE)}
+        assert main(["export", str(normalized[0]), str(tmp_path / "b")]) == 0
+        assert self.INSIDE[0] in capsys.readouterr().out
+
+    def test_weights_alone_cannot_hold_them(self, folder: Path, tmp_path: Path) -> None:
+        with raises(ConfigError, code="cli.conflict"):
+            export(str(folder), str(tmp_path / "a"), with_transforms=True)
+
+    @pytest.mark.slow
+    def test_they_are_in_the_onnx_model(
+        self, normalized: tuple[Path, Tensor], tmp_path: Path
+    ) -> None:
+        runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+        folder, expected = normalized
+        export(str(folder), str(tmp_path / "a.onnx"), "onnx", with_transforms=True)
+        session = runtime.InferenceSession(str(tmp_path / "a.onnx"))
+        [found] = session.run(None, {session.get_inputs()[0].name: BATCH.numpy()})
+        assert torch.allclose(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+        facts = session.get_modelmeta().custom_metadata_map
+        assert json.loads(facts["transforms_inside"]) == list(self.INSIDE)
 
 
 @pytest.mark.slow
@@ -140,7 +206,7 @@ def test_tied_weights_are_written_once_and_tied_again(tmp_path: Path) -> None:
     promised = {"config": {"MODEL": {"name": "tied"}}}
     checkpointer = Checkpointer(f"{tmp_path}/checkpoints", Storage())
     checkpointer.save(RunState(), {"task": {"model": trained.state_dict()}}, promised)
-    assert export(str(tmp_path), str(tmp_path / "a.safetensors")) == 2
+    assert export(str(tmp_path), str(tmp_path / "a.safetensors")).count == 2
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert list(file.keys()) == ["embed.weight"]
     load_pretrained(model, parse_sources(str(tmp_path / "a.safetensors")), World())

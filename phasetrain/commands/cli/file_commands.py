@@ -158,6 +158,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude", action="append", default=[], metavar="PATTERN", help="tensors to omit"
     )
+    parser.add_argument(
+        "--with-transforms",
+        action="store_true",
+        help="let a model of torch_export or onnx take inputs before the transforms of the test",
+    )
     parser.add_argument("--trust", action="store_true", help=TRUST)
 
 
@@ -172,18 +177,30 @@ def run_export(call: Call) -> Outcome:
         "include": tuple(flags.include),
         "exclude": tuple(flags.exclude),
     }
-    count = export(
+    made = export(
         flags.path,
         flags.out,
         flags.format,
         source=source,
         overrides=call.overrides,
         config_dir=flags.config_dir,
+        with_transforms=flags.with_transforms,
         trust=flags.trust,
     )
     unit = "tensors" if flags.format in ("safetensors", "huggingface") else "bytes"
-    content = {"out": flags.out, "format": flags.format, unit: count}
-    return Outcome(text=f"{flags.out}: {count:,} {unit}", content=content)
+    transforms = {"inside": list(made.inside), "outside": list(made.outside)}
+    content = {
+        "out": flags.out,
+        "format": flags.format,
+        unit: made.count,
+        "transforms": transforms,
+    }
+    lines = [f"{flags.out}: {made.count:,} {unit}"]
+    if made.inside:
+        lines.append(f"transforms inside: {', '.join(made.inside)}")
+    if made.outside:
+        lines.append(f"transforms to apply to its inputs first: {', '.join(made.outside)}")
+    return Outcome(text="\n".join(lines), content=content)
 
 
 def add_consolidate_arguments(parser: argparse.ArgumentParser) -> None:

@@ -42,6 +42,7 @@ from phasetrain.tasks.build.loading_builder import (
     count_workers,
 )
 from phasetrain.tasks.build.sections import BuildContext
+from phasetrain.tasks.input_transform import InputTransform, describe_transform
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
@@ -226,11 +227,7 @@ def build_split(
     reseed_all(seed_of(context.seed, "init", "data"))
     if dataset is None:
         dataset = open_dataset(context, name, section, facts)
-    transforms = [
-        context.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
-        for i, item in enumerate(section.transforms)
-    ]
-    pipeline = Pipeline(transforms)
+    pipeline = _build_pipeline(context, where, section)
     source = build_source(context, where, section, dataset)
     reader = SampleReader(
         dataset,
@@ -269,6 +266,32 @@ def build_split(
         )
     return SplitData(
         section, reader, order, length, known, train=name == TRAIN, windows=windows, loader=loader
+    )
+
+
+def _build_pipeline(context: BuildContext, where: str, section: AttrDict) -> Pipeline:
+    return Pipeline(
+        [
+            context.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
+            for i, item in enumerate(section.transforms)
+        ]
+    )
+
+
+def build_input_transform(context: BuildContext, split: str) -> InputTransform:
+    """Return the transforms of a split for inputs from outside of its dataset, which is not opened.
+
+    Args:
+        context: config and machine.
+        split: key of the split in DATA, such as `TEST`.
+    """
+    where = f"DATA.{split}"
+    section = context.config.DATA[split]
+    return InputTransform(
+        where,
+        _build_pipeline(context, where, section),
+        [describe_transform(item) for item in section.transforms],
+        build_collate(context, where, section.collate),
     )
 
 

@@ -1,0 +1,168 @@
+"""The transforms of a test split, for inputs that come from outside of a dataset."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from phasetrain.data.loading.collate import Collate, stack_samples
+from phasetrain.data.transforms import BatchTransform, Keys, Pipeline
+from phasetrain.errors import ConfigError
+from phasetrain.runtime.machine import preserve_generators, reseed_all
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+
+Transform = Callable[..., Any]
+
+
+class InputTransform:
+    """The transforms of a split and its collate function: from raw inputs to a batch for the model.
+
+    Random transforms draw from fixed seeds, so that equal inputs give equal batches; the generators
+    of the caller are not advanced.
+
+    Args:
+        split: config path of the split, such as `DATA.TEST`.
+        pipeline: its transforms.
+        described: one text per transform.
+        collate: makes a batch of samples.
+
+    Example:
+        >>> task.transform
+        InputTransform(DATA.TEST: normalize(mean=[0.5], std=[0.25]))
+        >>> batch = task.transform(images)
+    """
+
+    def __init__(
+        self,
+        split: str,
+        pipeline: Pipeline,
+        described: Sequence[str] = (),
+        collate: Collate = stack_samples,
+    ) -> None:
+        self.split = split
+        self.pipeline = pipeline
+        self.described = tuple(described)
+        self._collate = collate
+
+    def __repr__(self) -> str:
+        return f"InputTransform({self.split}: {', '.join(self.described) or 'none'})"
+
+    def __bool__(self) -> bool:
+        return bool(self.pipeline.transforms)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the batch for the model.
+
+        Args:
+            inputs: N samples as the dataset gives them: a tensor or an array `(N, ...)`, or a
+                sequence of samples, which may differ in shape.
+
+        Raises:
+            ConfigError: a transform or the collate function does not take them.
+        """
+        if isinstance(inputs, np.ndarray):
+            inputs = torch.from_numpy(inputs)
+        try:
+            with preserve_generators():
+                if isinstance(inputs, Tensor) and self._takes_batches:
+                    return self.pipeline(inputs, Keys(np.arange(len(inputs))))
+                return self._collate([(self._transform_sample(one), 0) for one in inputs])[0]
+        except MISFITS as error:
+            raise_unless_misfit(error)
+            raise ConfigError(
+                f"{self.split}.transforms do not take these inputs: {error}; expected samples as "
+                "the dataset gives them, or transform=False for transformed inputs",
+                code="predict.wrong_input",
+            ) from error
+
+    @property
+    def _takes_batches(self) -> bool:
+        return self.pipeline.is_batched and self._collate is stack_samples
+
+    def _transform_sample(self, sample: Any) -> Any:
+        reseed_all(0)
+        return self.pipeline.transform_sample(sample, Keys([0]))
+
+    def split_tensor_part(self) -> tuple["InputTransform", list[Transform]]:
+        """Return the transforms up to the last one that cannot be part of an exported model, and
+        the others: those that compute on batches of tensors without random numbers."""
+        transforms = list(self.pipeline.transforms)
+        inside: list[Transform] = []
+        while transforms and _is_tensor_operation(transforms[-1]):
+            inside.insert(0, transforms.pop())
+        rest = InputTransform(
+            self.split,
+            Pipeline(transforms),
+            self.described[: len(transforms)],
+            self._collate,
+        )
+        return rest, inside
+
+
+class TransformedModel(nn.Module):
+    """A model behind transforms, for export.
+
+    Args:
+        transforms: from `InputTransform.split_tensor_part`.
+        model: takes their result.
+    """
+
+    def __init__(self, transforms: Sequence[Transform], model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._transforms = tuple(transforms)
+
+    def forward(self, batch: Tensor) -> Any:
+        """Return the output of the model for raw inputs, `(N, ...)`."""
+        for transform in self._transforms:
+            batch = transform(batch, _NO_KEYS)
+        return self.model(batch)
+
+
+class _DrawsError(Exception):
+    """A transform has asked for random numbers."""
+
+
+class _NoKeys(Keys):
+    """Keys of a transform that must not draw."""
+
+    def __init__(self) -> None:
+        super().__init__([0])
+
+    def fork(self, stream: int) -> Keys:
+        raise _DrawsError
+
+    def uniform(self, *shape: int) -> Any:
+        raise _DrawsError
+
+    def make_seeds(self) -> list[int]:
+        raise _DrawsError
+
+
+_NO_KEYS = _NoKeys()
+
+
+def _is_tensor_operation(transform: Any) -> bool:
+    """Return whether a transform computes on a batch without random numbers."""
+    if not isinstance(transform, BatchTransform):
+        return False
+    try:
+        transform(torch.zeros(1, 3, 256, 256), _NO_KEYS)
+    except _DrawsError:
+        return False
+    except MISFITS:
+        return True  # it takes inputs of another shape
+    return True
+
+
+def describe_transform(item: Any) -> str:
+    """Return a transform of a config as a text, `normalize(mean=[0.5], std=[0.25])`."""
+    if isinstance(item, str):
+        return item
+    given = [f"{key}={json.dumps(value)}" for key, value in item.items() if key != "name"]
+    if not given:
+        return str(item["name"])
+    return f"{item['name']}({', '.join(given)})"

@@ -1,0 +1,94 @@
+"""Raw inputs become the batch that the reader of a test split would make."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from raising import raises
+from torch import nn
+
+from phasetrain.data.loading.collate import make_pad
+from phasetrain.data.transforms import Keys, Noise, Normalize, Pipeline, RandomShift, Resize
+from phasetrain.errors import ConfigError
+from phasetrain.tasks.input_transform import (
+    InputTransform,
+    TransformedModel,
+    describe_transform,
+)
+
+NORMALIZE = Normalize([0.5], [0.25])
+IMAGES = torch.tensor([0.0, 0.25, 0.5, 1.0]).view(1, 1, 2, 2).repeat(3, 1, 1, 1)
+
+
+def test_batches_arrays_and_lists_of_samples_give_the_same_batch() -> None:
+    transform = InputTransform("DATA.TEST", Pipeline([NORMALIZE]))
+    expected = torch.tensor([-2.0, -1.0, 0.0, 2.0]).view(1, 1, 2, 2).repeat(3, 1, 1, 1)
+    for inputs in (IMAGES, IMAGES.numpy(), list(IMAGES)):
+        assert torch.equal(transform(inputs), expected)
+
+
+def test_samples_of_other_shapes_are_resized_into_one_batch() -> None:
+    transform = InputTransform("DATA.TEST", Pipeline([Resize(4), NORMALIZE]))
+    batch = transform([torch.full((1, 8, 8), 0.75), torch.full((1, 5, 3), 0.25)])
+    assert batch.shape == (2, 1, 4, 4)
+    assert batch[:, 0, 0, 0].tolist() == [1.0, -1.0]
+
+
+def test_functions_of_one_sample_and_collate_functions_are_applied() -> None:
+    pipeline = Pipeline([lambda sample: 2 * sample])
+    transform = InputTransform("DATA.TEST", pipeline, collate=make_pad(mask=None))
+    batch = transform([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+    assert batch.tolist() == [[2.0, 4.0], [6.0, 0.0]]
+
+
+def test_random_transforms_are_repeatable_and_leave_generators_alone() -> None:
+    def jitter(sample: torch.Tensor) -> torch.Tensor:
+        return sample + torch.rand(()) + float(np.random.rand())
+
+    for one in (jitter, Noise(0.5)):
+        transform = InputTransform("DATA.TEST", Pipeline([one]))
+        torch.manual_seed(7)
+        expected = torch.rand(2)
+        torch.manual_seed(7)
+        first = transform(IMAGES)
+        assert torch.equal(torch.rand(2), expected)
+        assert torch.equal(transform(IMAGES), first)
+
+
+def test_wrong_inputs_are_rejected() -> None:
+    transform = InputTransform("DATA.TEST", Pipeline([NORMALIZE]))
+    for inputs in (torch.zeros(2, 3), [torch.zeros(1, 2, 2), torch.zeros(1, 3, 3)], 5):
+        with raises(ConfigError, code="predict.wrong_input"):
+            transform(inputs)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "inside"),
+    [
+        ([Resize(4), NORMALIZE], 2),
+        ([RandomShift(1), NORMALIZE], 1),
+        ([NORMALIZE, Noise(0.1)], 0),
+        ([lambda x: x, Resize(4)], 1),
+    ],
+)
+def test_tensor_operations_at_the_end_go_into_an_exported_model(
+    transforms: list[Any], inside: int
+) -> None:
+    names = [str(number) for number in range(len(transforms))]
+    transform = InputTransform("DATA.TEST", Pipeline(transforms), names)
+    rest, taken = transform.split_tensor_part()
+    assert (len(rest.pipeline.transforms), len(taken)) == (len(transforms) - inside, inside)
+    assert list(rest.described) == names[: len(transforms) - inside]
+    model = TransformedModel(taken, nn.Flatten())
+    expected = Pipeline(taken)(torch.rand(2, 1, 8, 8), Keys([0, 1])).flatten(1)
+    assert model(torch.rand(2, 1, 8, 8)).shape == expected.shape
+
+
+def test_transform_is_described_by_its_config() -> None:
+    assert describe_transform("flatten") == "flatten"
+    assert describe_transform({"name": "flatten"}) == "flatten"
+    text = describe_transform({"name": "normalize", "mean": (0.5,), "std": [0.25]})
+    assert text == "normalize(mean=[0.5], std=[0.25])"
+    found = repr(InputTransform("DATA.TEST", Pipeline([NORMALIZE]), [text]))
+    assert found == f"InputTransform(DATA.TEST: {text})"
