@@ -106,6 +106,14 @@ class PhasetrainError(Exception):
         """The `SECTION.key` of the first problem, or empty."""
         return self.problems[0].key
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows instead of a traceback: the message, and the lines of
+        user code that led to it."""
+        lines = [f"{type(self).__name__}: {self}", *vars(self).get("__notes__", ())]
+        for problem in list_problems(self):
+            lines += [f"    {frame}" for frame in problem.frames]
+        return lines
+
 
 class ConfigError(PhasetrainError, ValueError):
     """The config, a part it refers to, or the command line is invalid (exit code 2)."""

@@ -14,6 +14,7 @@ from phasetrain.errors import (
     InvalidCheckpointError,
     NoValidCheckpointError,
     PhasetrainError,
+    Problem,
     did_you_mean,
     is_user_file,
     list_problems,
@@ -147,3 +148,15 @@ class TestUserFrames:
     def test_sentence_without_a_cause_needs_no_traceback(self) -> None:
         assert not needs_traceback(ConfigError("MODEL.width = 0: expected at least 1"))
         assert needs_traceback(call_part(Part().call))
+
+
+def test_notebook_shows_the_message_and_the_lines_of_the_user() -> None:
+    error = ConfigError("MODEL.name = 3: expected a name")
+    error.add_note("while building")
+    assert error._render_traceback_() == [
+        "ConfigError: MODEL.name = 3: expected a name",
+        "while building",
+    ]
+    problem = Problem("config.misfit", "it fails", frames=("net.py:3 in Net.forward: return x",))
+    error = ConfigError("MODEL: it fails", problems=[problem])
+    assert error._render_traceback_()[-1] == "    net.py:3 in Net.forward: return x"

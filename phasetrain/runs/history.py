@@ -212,6 +212,47 @@ class History(Sequence[dict[str, Any]]):
             direction=direction,
         )
 
+    def steps(self) -> "Table":
+        """Return a row for each logged step: `updates`, `epoch`, `loss`, `lr`, `logs/NAME`, ..."""
+        return Table(
+            [
+                {key: value for key, value in row.items() if key != "kind"}
+                for row in self
+                if row["kind"] == "step"
+            ]
+        )
+
+    def phases(self) -> "Table":
+        """Return a row for each phase, with its metrics by their name alone: `split`, `epoch`,
+        `updates`, `loss`, `accuracy`, ..."""
+        return Table(
+            [
+                {
+                    key.removeprefix(f"{row.get('split')}/"): value
+                    for key, value in row.items()
+                    if key != "kind"
+                }
+                for row in self
+                if row["kind"] == "phase"
+            ]
+        )
+
+    def frame(self, kind: Literal["phase", "step"] = "phase") -> Any:
+        """Return the phases or the logged steps as a pandas DataFrame.
+
+        Args:
+            kind: rows of the table; both kinds in one table would leave half of it empty.
+
+        Raises:
+            ConfigError: pandas is not installed (code `install.missing`).
+        """
+        table = self.steps() if kind == "step" else self.phases()
+        return table.frame()
+
+
+class Table(list[dict[str, Any]]):
+    """Rows with the same columns, each a flat mapping."""
+
     def frame(self) -> Any:
         """Return the table as a pandas DataFrame.
 
@@ -226,7 +267,7 @@ class History(Sequence[dict[str, Any]]):
                 "with `pip install pandas`, or use the rows directly: a list of mappings",
                 code="install.missing",
             ) from error
-        return pd.DataFrame.from_records(self._rows)
+        return pd.DataFrame.from_records(list(self))
 
 
 def _find_objective(history: History, monitor: str | None) -> Objective:

@@ -69,6 +69,13 @@ class TestRun:
             range(1, 11)
         )
 
+    def test_notebook_shows_metrics_folder_and_curve(self, result: RunResult) -> None:
+        page = result._repr_html_()
+        assert result.folder in page
+        assert page.count("<tr>") == 1 + len(result.last)
+        assert "<polyline" in page
+        assert "<polyline" not in RunResult("planned")._repr_html_()
+
     def test_of_a_run_that_has_finished(self, result: RunResult) -> None:
         words = [*SMALL, f"RUN.dir={result.folder}", *WORDS]
         again = phasetrain.run(words, terminal=Terminal(io.StringIO(), live=False))

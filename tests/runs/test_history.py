@@ -163,11 +163,21 @@ def test_of_a_folder_without_a_run(tmp_path: Path) -> None:
     assert list(read_history(tmp_path / "none")) == []
 
 
+def test_steps_and_phases_are_tables_of_their_own(history: History) -> None:
+    steps = history.steps()
+    phases = history.phases()
+    assert len(steps) + len(phases) == len(history)
+    assert {"updates", "epoch", "loss", "lr"} <= steps[0].keys()
+    tests = [row for row in phases if row["split"] == "test"]
+    assert [(row["updates"], row["loss"]) for row in tests] == history.scalar("test/loss")
+
+
 def test_a_table_of_pandas(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
     frame = history.frame()
     assert isinstance(frame, pandas.DataFrame)
-    assert frame["test/loss"].dropna().tolist() == [2.0, 1.5, 1.7]
+    assert frame[frame["split"] == "test"]["loss"].tolist() == [2.0, 1.5, 1.7]
+    assert history.frame("step")["updates"].tolist() == [1, 2, 3, 4]
     monkeypatch.setitem(sys.modules, "pandas", None)
     with raises(ConfigError, code="install.missing"):
         history.frame()

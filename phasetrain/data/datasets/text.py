@@ -34,17 +34,28 @@ class ByteTokenizer:
     vocabulary = 257
     end = 256
 
-    def encode(self, content: bytes) -> Tensor:
-        """Return the tokens of a document and its end, int64 `(bytes + 1,)`."""
+    def encode(self, content: str | bytes, *, add_end: bool = True) -> Tensor:
+        """Return the tokens of a document, int64 `(bytes + 1,)`.
+
+        Args:
+            content: text, which is encoded as UTF-8, or bytes.
+            add_end: append the end of the document; without it, as for the beginning of a text that
+                a model continues, the result has one token less.
+        """
+        if isinstance(content, str):
+            content = content.encode()
         # A copy in a bytearray, because torch warns of read-only memory; frombuffer rejects b"".
         if content:
             tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
         else:
             tokens = torch.empty(0).long()
+        if not add_end:
+            return tokens
         return torch.cat([tokens, torch.tensor([self.end])])
 
     def decode(self, tokens: Tensor) -> str:
-        """Return the text of tokens, without document ends; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of tokens `(N,)`, the inverse of `encode`: document ends are left out, and
+        invalid UTF-8 becomes U+FFFD."""
         return bytes(token for token in tokens.tolist() if token != self.end).decode(
             "utf-8", errors="replace"
         )

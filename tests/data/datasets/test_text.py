@@ -21,6 +21,8 @@ class TestByteTokenizer:
     def test_decoding_inverts_encoding(self) -> None:
         tokenizer = ByteTokenizer()
         assert tokenizer.decode(tokenizer.encode("Wärme\n".encode())) == "Wärme\n"
+        assert tokenizer.decode(tokenizer.encode("Wärme\n")) == "Wärme\n"
+        assert tokenizer.encode("aé", add_end=False).tolist() == [97, 195, 169]
         assert tokenizer.decode(torch.tensor([195, 256])) == "\ufffd"
         assert tokenizer.encode(b"").tolist() == [256]
 
