@@ -125,7 +125,14 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.hooks.on_phase_start(self, phase)
         try:
             clock.switch_to("data")
-            for batches in task.batches(phase, state.step):  # starts reading at this step
+            steps = iter(task.batches(phase, state.step))  # starts reading at this step
+            while True:
+                # Asked each time, since a hook may be added while the phase runs.
+                if self.hooks.has_step_start and state.step < phase.steps:
+                    self.hooks.on_step_start(self, phase)
+                batches = next(steps, None)
+                if batches is None:
+                    break
                 clock.step(state.updates, is_train=phase.is_train)
                 self._out = None
                 if phase.is_train:

@@ -37,7 +37,13 @@ class PhaseTask(Protocol):
 
 
 class EngineHooks(Protocol):
-    """The hooks of a run as the engine calls them; see `phasetrain.hooks.Hooks`."""
+    """The hooks of a run as the engine calls them; see `phasetrain.hooks.Hooks`.
+
+    Attributes:
+        has_step_start: whether a hook has the event `on_step_start`.
+    """
+
+    has_step_start: bool
 
     def events(self, run: Any, phase: Phase) -> Any:
         """Return the events within the steps of a phase."""
@@ -53,6 +59,10 @@ class EngineHooks(Protocol):
 
     def on_phase_start(self, run: Any, phase: Phase) -> None:
         """Call the hooks at the start of a phase."""
+        ...
+
+    def on_step_start(self, run: Any, phase: Phase) -> None:
+        """Call the hooks before the data of a step is fetched."""
         ...
 
     def on_step(self, run: Any, phase: Phase, out: StepOutput) -> None:

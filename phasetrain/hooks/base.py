@@ -5,6 +5,7 @@
     for phase in plan:
         on_phase_start
         for batches in phase:
+            on_step_start                       before the data of the step is fetched
             on_batch, on_forward, on_backward   per micro-batch (on_backward in train phases only)
             on_skip                             if the update was not finite; on CUDA one step later
             on_update                           in train phases
@@ -17,10 +18,11 @@
     on_exception                              instead of on_end, after an exception
     close                                     at the very end, in every case
 
-Opening events (on_start, on_load, on_phase_start, on_batch) are called in the order of the keys
-under HOOKS, all other events in reverse order.
+Opening events (on_start, on_load, on_phase_start, on_step_start, on_batch) are called in the order
+of the keys under HOOKS, all other events in reverse order.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from phasetrain.checkpoint.codec import check_encodable
 from phasetrain.config.registry import Registry
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput
@@ -41,6 +44,8 @@ from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks import Task
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -108,6 +113,12 @@ class Hook:
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Called at the start of a phase; `run.state.step` is not 0 if the phase was resumed."""
 
+    def on_step_start(self, run: Run, phase: Phase) -> None:
+        """Called before the data of a step is fetched; `run.state` is the position of the step.
+
+        Workers may have read it ahead. A resumed run calls it again for the step under way.
+        """
+
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch | None:
         """Called before a micro-batch is used; a returned batch replaces it."""
 
@@ -170,12 +181,15 @@ class Hook:
 
 HOOKS: Registry[Hook] = Registry("hook", "HOOKS")
 
-OPENING_EVENTS = ("on_start", "on_load", "on_phase_start", "on_batch")
+OPENING_EVENTS = ("on_start", "on_load", "on_phase_start", "on_step_start", "on_batch")
 CLOSING_EVENTS = (
     *("on_forward", "on_backward", "on_skip", "on_update", "on_step"),
     *("on_save", "on_saved", "on_phase_end", "on_end"),
 )
 """Events that are called in the order of the keys under HOOKS, and in the reverse order."""
+
+ADDED = "+added"
+"""Key in the state of the hooks for the labels of hooks that were added while the run was going."""
 
 
 class Hooks:
@@ -187,24 +201,38 @@ class Hooks:
     Args:
         hooks: label -> hook, in the order of opening events.
         world: the processes of the run; a rank leaves out the hooks that do not run on it.
+
+    Attributes:
+        by_label: label -> hook on this rank.
+        has_step_start: whether a hook overrides `on_step_start`.
     """
 
     def __init__(
         self, hooks: Mapping[str, Hook] = MappingProxyType({}), world: World | None = None
     ) -> None:
-        world = world or World()
-        self.by_label = {label: hook for label, hook in hooks.items() if _runs_on(hook, world)}
-        _check_single_hooks(self.by_label)
+        self._world = world or World()
+        self.by_label: dict[str, Hook] = {
+            label: hook for label, hook in hooks.items() if _runs_on(hook, self._world)
+        }
         # State of hooks that are in the checkpoint but not in this run: kept, so that a hook which
         # is left out of one attempt continues in the next.
         self._absent: dict[str, Any] = {}
+        _check_single_hooks(self.by_label)
+        self._guards: dict[Hook, HookErrorGuard] = {}
+        self._run: Run | None = None
+        # Labels of hooks that were added while the run was going, in this attempt or before.
+        self._added: list[str] = []
+        self._missing: list[str] = []
+        self._collect_calls()
+
+    def _collect_calls(self) -> None:
+        """Look up the hooks that override each event."""
         self._labels = {hook: label for label, hook in self.by_label.items()}
-        self._guards = {
-            hook: HookErrorGuard(label, hook.policy)
-            for label, hook in self.by_label.items()
-            # A hook with `raise` is called directly, since its exception has to reach the loop.
-            if hook.policy != "raise"
-        }
+        for label, hook in self.by_label.items():
+            # A hook with `raise` is called directly, since its exception has to reach the loop. A
+            # guard that exists knows what it has reported.
+            if hook.policy != "raise" and hook not in self._guards:
+                self._guards[hook] = HookErrorGuard(label, hook.policy)
         self._wrapping = tuple(h for h in self.by_label.values() if overrides(h, "around"))
         # Like nested context managers, the hook that starts first ends last. The checkpoint hook is
         # the first one: it restores before any other hook starts, and saves after all others have
@@ -217,6 +245,49 @@ class Hooks:
             # Neither guarded nor wrapped: an error in it is added to the first one as a note.
             "on_exception": [h.on_exception for h in closing if overrides(h, "on_exception")],
         }
+        self.has_step_start = bool(self._calls["on_step_start"])
+
+    def add(self, label: str, hook: Hook) -> None:
+        """Add a hook while the run is going; call this on all ranks at the same step.
+
+        Its state in the checkpoint from which the run was resumed, if any, is restored, and
+        its `on_start` is called at once. It gets the events after the one under way, the opening
+        ones after all other hooks. A resumed run does not have the hook until it is added again.
+
+        Args:
+            label: key of its state in checkpoints.
+            hook: the hook.
+
+        Raises:
+            ConfigError: the run has a hook with this label, or a second one of a class that allows
+                one, or its state cannot be saved.
+        """
+        if label in self.by_label:
+            raise ConfigError(
+                f"HOOKS.{label}: this run already has a hook with this label; add it with another "
+                "label",
+                code="config.conflict",
+            )
+        if label not in self._added:
+            self._added.append(label)
+        if not _runs_on(hook, self._world):
+            return
+        _check_single_hooks({**self.by_label, label: hook})
+        if label in self._absent:
+            hook.load_state_dict(self._absent.pop(label))
+        try:
+            check_encodable(hook.state_dict())
+        except TypeError as error:
+            raise ConfigError(
+                f"HOOKS.{label}: its state could not be saved: {error}",
+                code="checkpoint.not_encodable",
+            ) from error
+        self.by_label[label] = hook
+        # New lists instead of changed ones: the event under way iterates over the old ones.
+        self._collect_calls()
+        if self._run is not None:
+            for call in self._overriding("on_start", [hook]):
+                call(self._run)
 
     def events(self, run: Run, phase: Phase) -> "PhaseEvents":
         """Return the events within the steps of a phase."""
@@ -230,7 +301,10 @@ class Hooks:
 
     def on_start(self, run: Run) -> None:
         """Call `on_start` of all hooks."""
-        self._call("on_start", run)
+        calls = self._calls["on_start"]
+        self._run = run
+        for call in calls:
+            call(run)
 
     def on_load(self, run: Run) -> None:
         """Call `on_load` of all hooks."""
@@ -238,7 +312,12 @@ class Hooks:
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Call `on_phase_start` of all hooks."""
+        self._warn_of_missing()
         self._call("on_phase_start", run, phase)
+
+    def on_step_start(self, run: Run, phase: Phase) -> None:
+        """Call `on_step_start` of all hooks."""
+        self._call("on_step_start", run, phase)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch:
         """Return the batch, or its replacement by hooks."""
@@ -283,6 +362,7 @@ class Hooks:
 
     def close(self) -> None:
         """Close every hook, the last one first, even if one of them fails."""
+        self._run = None
         with ExitStack() as stack:
             for hook in self.by_label.values():
                 guard = self._guards.get(hook)
@@ -296,16 +376,32 @@ class Hooks:
         present = {
             label: state for label, hook in self.by_label.items() if (state := hook.state_dict())
         }
+        if self._added:
+            present[ADDED] = {"labels": list(self._added)}
         return {**self._absent, **present}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of every hook; the state of hooks that are not in this run is kept."""
         self._absent = {label: kept for label, kept in state.items() if label not in self.by_label}
+        before = self._absent.pop(ADDED, {"labels": []})["labels"]
+        self._missing = [label for label in before if label not in self.by_label]
+        self._added += [label for label in before if label not in self._added]
         for label, hook in self.by_label.items():
             # A hook that was added after the checkpoint has no state there, and starts as in a new
             # run.
             if label in state:
                 hook.load_state_dict(state[label])
+
+    def _warn_of_missing(self) -> None:
+        """Warn of hooks that earlier attempts have added and this one has not."""
+        missing = [label for label in self._missing if label not in self.by_label]
+        self._missing = []
+        if missing and self._world.is_main:
+            log.warning(
+                "hooks that were added while the run was going are missing since the resume: %s; "
+                "add them again in `on_start` of the hook that adds them, and they get their state",
+                ", ".join(missing),
+            )
 
     def _call(self, event: str, run: Run, *args: Any) -> None:
         for call in self._calls[event]:

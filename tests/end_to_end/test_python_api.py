@@ -7,12 +7,22 @@ import logging
 import re
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, KillAfter, differences_of_runs, newest, records, run_until_killed, train
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    records,
+    run_until_killed,
+    train,
+)
 from raising import raises
 
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
@@ -23,6 +33,7 @@ from phasetrain.commands.setup import resolve_config
 from phasetrain.config.sections import CheckpointSection
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.distributed import Consensus, World
+from phasetrain.engine.batch import Batch
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
@@ -129,6 +140,48 @@ class TestHooks:
         run_until_killed(tmp_path, hooks={"count": Count(), "kill": KillAfter(12)})
         train(tmp_path, hooks={"count": (count := Count())})
         assert count.steps == 3 * (5 + 2)
+
+    def test_hook_added_by_another_resumes_exactly(self, tmp_path: Path) -> None:
+        class Brighten(Hook):
+            """Brightens each batch a little more than the one before."""
+
+            main_only = False
+
+            def __init__(self) -> None:
+                self.batches = 0
+
+            def on_batch(self, run: Any, phase: Any, batch: Batch) -> Batch:
+                self.batches += 1
+                return replace(batch, input=batch.input + 0.01 * self.batches)
+
+            def state_dict(self) -> dict[str, Any]:
+                return {"batches": self.batches}
+
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                self.batches = state["batches"]
+
+        class Adds(Hook):
+            main_only = False
+
+            def on_start(self, run: Any) -> None:
+                if run.state.updates >= 4:
+                    run.hooks.add("brighten", Brighten())
+
+            def on_step(self, run: Any, phase: Any, out: Any) -> None:
+                if run.state.updates == 4 and phase.is_train:
+                    run.hooks.add("brighten", Brighten())
+
+        whole = tmp_path / "whole"
+        train(whole, hooks={"adds": Adds()})
+        plain = tmp_path / "plain"
+        train(plain)
+        assert newest(whole).manifest.state == newest(plain).manifest.state
+        assert differences_of_runs(whole, plain) != []
+        killed = tmp_path / "killed"
+        hooks = {"adds": Adds(), "save": SaveEachStep(), "kill": KillAfter(9)}
+        run_until_killed(killed, hooks=hooks)
+        train(killed, hooks={"adds": Adds()})
+        assert differences_of_runs(whole, killed) == []
 
     def test_hook_ends_the_run_for_good(self, tmp_path: Path) -> None:
         class Stop(Hook):

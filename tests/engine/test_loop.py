@@ -1,17 +1,19 @@
 """The loop: the order of events, what hooks may replace, and how a run stops."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.commands.setup import resolve_config
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, on
 from phasetrain.hooks.base import Hooks
 from phasetrain.models.digest import hash_model
@@ -67,6 +69,20 @@ def recorded(*labels: str) -> tuple[dict[str, Hook], list[str]]:
     return {label: Recorder(label, events) for label in labels}, events
 
 
+class Noting:
+    """A reader that notes each read."""
+
+    def __init__(self, reader: Any, note: Callable[[], None]) -> None:
+        self.reader, self.note = reader, note
+
+    def __getitem__(self, draw: Any) -> Any:
+        self.note()
+        return self.reader[draw]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.reader, name)
+
+
 class TestOrder:
     def test_all_events_of_a_run_are_in_order(self) -> None:
         hooks, events = recorded("a")
@@ -81,16 +97,19 @@ class TestOrder:
         assert events == [
             "a.start 0.0 0",
             "a.phase_start 0.0 0",
+            "a.step_start 0.0 0",
             "a.batch 0.0 0", "a.forward 0.0 0", "a.backward 0.0 0",
             "a.batch 0.0 0", "a.forward 0.0 0", "a.backward 0.0 0",
             "a.update 0.0 0",
             "a.step 0.1 1",
+            "a.step_start 0.1 1",
             "a.batch 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
             "a.batch 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
             "a.update 0.1 1",
             "a.step 0.2 2",
             "a.phase_end 1.0 2",
             "a.phase_start 1.0 2",
+            "a.step_start 1.0 2",
             "a.batch 1.0 2", "a.forward 1.0 2",
             "a.step 1.1 2",
             "a.phase_end 2.0 2",
@@ -104,8 +123,8 @@ class TestOrder:
         for line in events:
             label, _, event = line.partition(" ")[0].partition(".")
             labels[f"on_{event}"].append(label)
-        opening = {"on_start", "on_phase_start", "on_batch"}
-        for event in ("on_start", "on_phase_start", "on_batch", "on_forward", "on_backward", "on_update", "on_step",
+        opening = {"on_start", "on_phase_start", "on_step_start", "on_batch"}
+        for event in ("on_start", "on_phase_start", "on_step_start", "on_batch", "on_forward", "on_backward", "on_update", "on_step",
                       "on_phase_end", "on_end"):  # fmt: skip
             assert labels[event][:2] == (["a", "b"] if event in opening else ["b", "a"]), event
 
@@ -217,6 +236,100 @@ class TestWatching:
     def test_on_rejects_unknown_events_and_intervals(self, event: str, every: int) -> None:
         with pytest.raises(ValueError, match=rf"^on\('{event}', every={every}\): "):
             on(event, every=every)
+
+
+class TestStepStart:
+    def test_it_comes_before_the_data_of_the_step_is_read(self) -> None:
+        order: list[str] = []
+
+        class Look(Hook):
+            def on_step_start(self, run: Any, phase: Any) -> None:
+                order.append(f"start {phase.split} {run.state.step}")
+
+        made = engine({"look": Look()}, "PHASES.epochs=1", "PHASES.limit={train: 2, test: 1}")
+        for split, loader in made.task.parts.loaders.items():
+            reader = loader.reader
+            loader.reader = Noting(reader, lambda name=split: order.append(f"read {name}"))
+        made.run()
+        assert order == [
+            *("start train 0", "read train", "start train 1", "read train"),
+            *("start test 0", "read test"),
+        ]
+
+
+class TestAddedHooks:
+    class Adds(Hook):
+        """Adds a hook after some updates, and again after a resume."""
+
+        def __init__(self, hook: Hook, updates: int = 2) -> None:
+            self.hook = hook
+            self.updates = updates
+
+        def on_start(self, run: Any) -> None:
+            if run.state.updates >= self.updates:
+                run.hooks.add("added", self.hook)
+
+        def on_step(self, run: Any, phase: Any, out: Any) -> None:
+            if run.state.updates == self.updates and "added" not in run.hooks.by_label:
+                run.hooks.add("added", self.hook)
+
+    class Counter(Hook):
+        def __init__(self) -> None:
+            self.steps = 0
+
+        def on_step(self, run: Any, phase: Any, out: Any) -> None:
+            self.steps += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.steps = state["steps"]
+
+    def test_added_hook_gets_its_start_and_the_events_that_follow(self) -> None:
+        hooks, events = recorded("added")
+        added = hooks["added"]
+        engine({"adds": self.Adds(added)}, "PHASES.epochs=1", "PHASES.limit.test=1").run()
+        assert events[:4] == [
+            "added.start 0.2 2", "added.step_start 0.2 2", "added.batch 0.2 2", "added.forward 0.2 2",
+        ]  # fmt: skip
+        assert events[-1] == "added.end 2.0 3"
+
+    def test_state_is_saved_and_restored_when_the_hook_is_added_again(self) -> None:
+        counter = self.Counter()
+        first = engine({"adds": self.Adds(counter)}, "PHASES.epochs=1")
+        first.run()
+        saved = first.hooks.state_dict()
+        assert saved["added"] == {"steps": counter.steps}
+        again = self.Counter()
+        second = engine({"adds": self.Adds(again, 0)}, "PHASES.epochs=1", state=RunState(2, 0, 3))
+        second.hooks.load_state_dict(saved)
+        second.run()
+        assert again.steps == counter.steps
+
+    def test_hook_that_is_not_added_again_is_reported_and_keeps_its_state(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first = engine({"adds": self.Adds(self.Counter())}, "PHASES.epochs=1")
+        first.run()
+        second = engine({}, "PHASES.epochs=1")
+        second.hooks.load_state_dict(first.hooks.state_dict())
+        second.run()
+        assert [record.args for record in caplog.records] == [("added",)]
+        assert second.hooks.state_dict() == first.hooks.state_dict()
+
+    def test_label_of_another_hook_is_rejected(self) -> None:
+        hooks = Hooks({"a": Hook()})
+        with raises(ConfigError, code="config.conflict"):
+            hooks.add("a", Hook())
+
+    def test_state_that_cannot_be_saved_is_rejected_at_once(self) -> None:
+        class Odd(Hook):
+            def state_dict(self) -> dict[str, Any]:
+                return {"value": object()}
+
+        with raises(ConfigError, code="checkpoint.not_encodable"):
+            Hooks().add("odd", Odd())
 
 
 class TestStopping:

@@ -1,6 +1,6 @@
 """Overfit a few batches: checks whether a model and its loss can learn at all (PHASES.overfit)."""
 
-from phasetrain.data.samplers.phase_sampler import Pass, SampleOrder, pass_length
+from phasetrain.data.samplers.phase_sampler import Pass, SampleOrder, draw_pass, pass_length
 
 
 class OverfitOrder:
@@ -23,4 +23,4 @@ class OverfitOrder:
 
     def __call__(self, length: int, seed: int) -> Pass:
         """Return the same indices for every seed, int64."""
-        return self._order(length, self._seed)[: self.samples(length)]
+        return draw_pass(self._order, length, self._seed, 0)[: self.samples(length)]

@@ -2,13 +2,14 @@
 slicing."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from math import ceil
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from phasetrain.config.registry import Registry
+from phasetrain.config.registry import Registry, parameters
 from phasetrain.data.samplers.permutation import Identity, Indices, Permutation
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Phase
@@ -33,7 +34,10 @@ class Pass(Protocol):
 
 
 class SampleOrder(Protocol):
-    """The order of the samples within one epoch of a split."""
+    """The order of the samples within one epoch of a split.
+
+    An order with a third parameter `epoch` also gets the number of the epoch, from 0.
+    """
 
     def __call__(self, length: int, seed: int) -> Pass:
         """Return the indices of one epoch, `length` of them, as a pure function of the arguments.
@@ -71,6 +75,22 @@ def pass_length(order: SampleOrder, length: int) -> int:
     if isinstance(order, HasPassLength):
         return order.samples(length)
     return length
+
+
+def draw_pass(order: SampleOrder, length: int, seed: int, epoch: int) -> Pass:
+    """Return the indices of one epoch; an order that has a parameter `epoch` gets its number.
+
+    Args:
+        order: order of the samples.
+        length: number of samples of the split.
+        seed: 64-bit seed of this epoch.
+        epoch: number of the epoch in the run, from 0; a test has the number of the epoch before it.
+    """
+    # The extra parameter is a choice of the user's function, which no protocol can declare.
+    draw: Callable[..., Pass] = order
+    if "epoch" in parameters(order):
+        draw = partial(draw, epoch=epoch)
+    return draw(length, seed)
 
 
 SAMPLERS: Registry[SampleOrder] = Registry("sampler", "DATA.*.sampler")
@@ -234,7 +254,8 @@ class PhaseSampler:
         key = (phase.data, phase.epoch)
         if self._pass is None or self._pass[0] != key:
             length, begin = self._find_window(phase.epoch)
-            found = self._order(length, seed_of(self._seed, "order", *key))
+            seed = seed_of(self._seed, "order", *key)
+            found = draw_pass(self._order, length, seed, phase.epoch)
             # Checked before the shift: the order is only asked about the window.
             count = pass_length(self._order, length)
             checked = _check_pass(f"DATA.{phase.data.upper()}.sampler", found, count, below=length)

@@ -10,7 +10,13 @@ from torch.utils.data import Dataset
 
 from phasetrain.data.protocols import Labelled, Measured, Weighted
 from phasetrain.data.samplers.permutation import Indices, Permutation
-from phasetrain.data.samplers.phase_sampler import MappedPass, Pass, SampleOrder, pass_length
+from phasetrain.data.samplers.phase_sampler import (
+    MappedPass,
+    Pass,
+    SampleOrder,
+    draw_pass,
+    pass_length,
+)
 from phasetrain.runtime.machine import seed_of
 
 
@@ -210,9 +216,10 @@ class SubsetOrder:
         """Return the number of samples per epoch."""
         return pass_length(self._order, len(self._chosen))
 
-    def __call__(self, length: int, seed: int) -> Pass:
+    def __call__(self, length: int, seed: int, epoch: int = 0) -> Pass:
         """Return the indices of an epoch."""
-        return MappedPass(self._order(len(self._chosen), seed), self._chosen.__getitem__)
+        found = draw_pass(self._order, len(self._chosen), seed, epoch)
+        return MappedPass(found, self._chosen.__getitem__)
 
 
 class SubsetBatchOrder(SubsetOrder):

@@ -24,10 +24,10 @@ class ShardingSampler(Protocol):
 
 @runtime_checkable
 class EpochSampler(Protocol):
-    """A sampler with its own generator, which is seeded in each epoch."""
+    """A sampler with its own generator or with an order that depends on the epoch."""
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Set the number that seeds the next epoch."""
+        """Set the number of the next epoch, from 0."""
         ...
 
 
@@ -35,8 +35,8 @@ class TorchOrder:
     """Makes each epoch a list drawn from a sampler of torch under seeded generators.
 
     The global generators of torch, NumPy and Python are seeded, and restored afterwards; a sampler
-    with `set_epoch` gets a different number in every epoch. So an epoch is a function of its seed,
-    any position is reached by slicing, and the sampler has no state to save.
+    with `set_epoch` gets the number of the epoch. So an epoch is a function of its seed and its
+    number, any position is reached by slicing, and the sampler has no state to save.
 
     Args:
         sampler: yields indices.
@@ -60,13 +60,13 @@ class TorchOrder:
         self._where = where
         # Drawn twice at the start: an impure sampler would otherwise show only in a resumed run
         # that differs.
-        drawn = self._draw_list(ANY_SEED)
-        if not np.array_equal(drawn, self._draw_list(ANY_SEED)):
+        drawn = self._draw_list(ANY_SEED, 0)
+        if not np.array_equal(drawn, self._draw_list(ANY_SEED, 0)):
             raise ConfigError(
                 f"{where}: {kind} returns different orders for the same seed, so a resume could "
                 "not be exact: it has its own generator or epoch counter. Let it draw from the "
                 "global generators of torch, NumPy or Python, which are seeded before each epoch, "
-                "or give it a method `set_epoch(number)` and seed its generator with that number",
+                "or give it a method `set_epoch(epoch)` and seed its generator with that number",
                 code="config.impure_sampler",
             )
         self._count = len(drawn)
@@ -75,13 +75,13 @@ class TorchOrder:
         """Return the number of samples per epoch."""
         return self._count
 
-    def __call__(self, length: int, seed: int) -> Indices:
+    def __call__(self, length: int, seed: int, epoch: int = 0) -> Indices:
         """Return the indices of one epoch, int64 `(N,)`.
 
         Raises:
             ConfigError: the number of samples differs from the epoch before.
         """
-        drawn = self._draw_list(seed)
+        drawn = self._draw_list(seed, epoch)
         if len(drawn) != self._count:
             raise ConfigError(
                 f"{self._where}: it returned {len(drawn)} samples for an epoch and {self._count} "
@@ -90,13 +90,11 @@ class TorchOrder:
             )
         return drawn
 
-    def _draw_list(self, seed: int) -> Indices:
+    def _draw_list(self, seed: int, epoch: int) -> Indices:
         with preserve_generators():
             reseed_all(seed)
             if isinstance(self._sampler, EpochSampler):
-                # 31 bits, because samplers add the number to their own seed, and NumPy's legacy
-                # generators take 32 bits.
-                self._sampler.set_epoch(seed & 0x7FFFFFFF)
+                self._sampler.set_epoch(epoch)
             listed = list(self._sampler)
         odd = next((one for one in listed if isinstance(one, list | tuple)), None)
         if odd is not None:

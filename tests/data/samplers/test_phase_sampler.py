@@ -17,6 +17,7 @@ from raising import raises
 
 from phasetrain.data.samplers.permutation import Identity, Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
+from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import Phase, PhaseSettings, Split, Stage
@@ -194,6 +195,18 @@ def test_each_epoch_contains_every_sample_once_in_its_own_order() -> None:
     ]
     assert [sorted(found) for found in orders] == [list(range(10))] * 3
     assert len({tuple(found) for found in orders}) == 3
+
+
+@pytest.mark.parametrize("chosen", [None, np.array([9, 7, 5, 3, 1, 0, 2, 4, 6, 8])])
+def test_order_with_a_parameter_epoch_gets_its_number(chosen: Any) -> None:
+    def rotated(length: int, seed: int, epoch: int) -> Any:
+        return np.roll(np.arange(length), -epoch)
+
+    order: Any = rotated if chosen is None else SubsetOrder(rotated, chosen)
+    expected = np.arange(10) if chosen is None else chosen
+    for phase, first in ((FIRST, 0), (SECOND, 1)):
+        (draw,) = next(sampler(order).steps(phase))
+        assert draw.indices.tolist() == np.roll(expected, -first)[:4].tolist()
 
 
 def test_phase_in_the_middle_of_an_epoch_is_a_slice() -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, pass_length
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, draw_pass, pass_length
 from phasetrain.data.samplers.torch_sampler import TorchOrder, to_order
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import preserve_generators
@@ -60,7 +60,15 @@ class ByNumPyAndPython:
         return iter(found * (found[0] % 2 + 1) if self.uneven else found)
 
 
-@pytest.mark.parametrize("sampler", [RandomSampler(DATA), ByEpoch(), ByNumPyAndPython()])
+def test_sampler_with_set_epoch_gets_the_number_of_the_epoch() -> None:
+    order = TorchOrder(ByEpoch(), "DATA.TRAIN.sampler")
+    expected = torch.randperm(10, generator=torch.Generator().manual_seed(2)).tolist()
+    assert draw_pass(order, 10, seed=7, epoch=2).tolist() == expected
+    assert draw_pass(order, 10, seed=8, epoch=2).tolist() == expected
+    assert draw_pass(order, 10, seed=7, epoch=3).tolist() != expected
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler(DATA), ByNumPyAndPython()])
 def test_epoch_is_a_function_of_its_seed(sampler: Any) -> None:
     order = TorchOrder(sampler, "DATA.TRAIN.sampler")
     one, other = order(10, 3), order(10, 4)
