@@ -47,7 +47,7 @@ $ DATA.TRAIN.workers=-1
 DATA.TRAIN.workers = -1 (command line): expected int >= 0 or 'auto'
 
 $ RUN.resume=always
-RUN.resume = 'always' (command line): expected 'auto' or 'must' or 'never'
+RUN.resume = 'always' (command line): expected 'auto' or 'must' or 'never' or 'restart'
 
 $ MACHINE.precision=fp61
 MACHINE.precision = 'fp61' (command line): expected 'fp32' or 'tf32' or 'bf16' or 'fp16' or 'apex'
@@ -157,12 +157,12 @@ $ OPTIMIZER.lrr=1 LOSS.name=focl PHASES.epochs=x
 $ stopped: RUN.seed=1
 'FOLDER/run' contains a run with another config; resuming would not give the same run:
   RUN.seed: the checkpoint has 0, now 1 (forbidden)
-Restore the old values, allow the changes, or set RUN.dir to another folder
+Restore the old values, allow the changes, set RUN.dir to another folder, or start over with --restart
 
 $ stopped: OPTIMIZER.lr=0.1
 'FOLDER/run' contains a run with another config; resuming would not give the same run:
   OPTIMIZER.lr: the checkpoint has 0.05, now 0.1 (adjustable: allow it with RUN.allow=[OPTIMIZER.lr])
-Restore the old values, allow the changes, or set RUN.dir to another folder
+Restore the old values, allow the changes, set RUN.dir to another folder, or start over with --restart
 
 $ stopped: RUN.resume=never
 RUN.resume = 'never' and RUN.dir = 'FOLDER/run' contains a run; set RUN.resume=auto to resume it, or RUN.dir to another folder
@@ -170,7 +170,7 @@ RUN.resume = 'never' and RUN.dir = 'FOLDER/run' contains a run; set RUN.resume=a
 $ stopped: DATA.TRAIN.batch_size=64 RUN.allow=[OPTIMIZER.lr]
 'FOLDER/run' contains a run with another config; resuming would not give the same run:
   DATA.TRAIN.batch_size: the checkpoint has 32, now 64 (adjustable: allow it with RUN.allow=[DATA.TRAIN.batch_size])
-Restore the old values, allow the changes, or set RUN.dir to another folder
+Restore the old values, allow the changes, set RUN.dir to another folder, or start over with --restart
 """
 
 

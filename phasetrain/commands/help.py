@@ -47,6 +47,7 @@ flags
   --cfg                  print the resolved config and exit
   --config-dir DIR       a folder with your configs, in one sub-folder per group below;
                          by default ./configs or ./conf
+  --restart              start over; the folder of the run is kept under a number: runs/base.1
   --from RUN_FOLDER      repeat a run in a new folder and check that it is bit-identical
   -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01
 

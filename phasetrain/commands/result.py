@@ -40,8 +40,8 @@ class RunResult:
     """The outcome of a run.
 
     Attributes:
-        state: `finished`, `preempted`, `planned`, `tested`, `extracted`, `found`, `replayed` or
-            `submitted`.
+        state: `finished`, `interrupted`, `preempted`, `planned`, `tested`, `extracted`, `found`,
+            `replayed` or `submitted`.
         exit_code: exit code of the process.
         folder: the run folder.
         reason: why the run ended.

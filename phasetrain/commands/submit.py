@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasetrain.errors import ConfigError, LaunchError
+from phasetrain.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from phasetrain.commands.setup import Setup
@@ -66,6 +67,9 @@ def submit(setup: "Setup") -> str:
     flags: tuple[str, ...] = ()
     if setup.config_dir is not None:
         flags = ("--config-dir", str(Path(setup.config_dir).absolute()))
+    if setup.config.RUN.resume == "restart" and RunFolder(run_folder).has_run():
+        # Here, not in the job, whose logs are in the folder, and which may be requeued.
+        log.info("%s is kept as %s", run_folder, RunFolder(run_folder).set_aside())
     try:
         job = executor.submit(Training((*flags, *job_overrides(setup))))
     except (RuntimeError, OSError) as error:  # submitit's own errors are RuntimeErrors
@@ -83,6 +87,9 @@ def job_overrides(setup: "Setup") -> list[str]:
     from phasetrain.config.compose.override_text import key_of
 
     found = [word for word in setup.composed.overrides if _OWN.match(word) is None]
+    if setup.config.RUN.resume == "restart":
+        found = [word for word in found if key_of(word) != "RUN.resume"]
+        found.append("RUN.resume=auto")
     if "RUN.dir" not in map(key_of, found):
         found.append(f"RUN.dir={setup.config.RUN.dir}")
     # LAUNCH may also be set in a file, and the job must not submit itself once more.

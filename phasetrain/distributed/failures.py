@@ -149,7 +149,8 @@ class Failures:
             # The file may be left over from an earlier attempt, by another process.
             if (heartbeat.get("host"), heartbeat.get("pid")) != self.peers.processes[0]:
                 return None
-            if found.get("state") not in ("failed", "preempted") or not isinstance(exit_code, int):
+            has_ended = found.get("state") in ("failed", "preempted", "interrupted")
+            if not has_ended or not isinstance(exit_code, int):
                 return None
             reason = str(found.get("reason", ""))
             passed_on = f"{PeerError.__name__}: "

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.runs.lock import LEASE_SECONDS, FolderLock, Owner
-from phasetrain.runs.records import ATTEMPTS, STATUS, StatusRecord
+from phasetrain.runs.records import ATTEMPTS, PLAN, STATUS, StatusRecord
 from phasetrain.runtime.storage import TEMPORARY, LogFile, Storage, open_storage
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ LASTING_FACTS = (
     "idle_attempts",
     "started_from",
     "cause",
+    "tried",
+    "restart",
 )
 """Entries of status.json that an attempt keeps from the one before until it sets them."""
 
@@ -77,6 +80,10 @@ class StatusFile:
         """Start a new attempt after the one that the record is of."""
         self.attempt = before.attempt + 1
         self._facts = {key: before.content[key] for key in LASTING_FACTS if key in before.content}
+
+    def forget(self) -> None:
+        """Write nothing until a new attempt has a state."""
+        self._facts = {}
 
     def update(self, **facts: Any) -> None:
         """Set entries, which are kept until they are set again."""
@@ -174,6 +181,8 @@ class RunFolder:
         self._closing = threading.Event()
         self._guard = threading.Lock()
         self._logs: list[LogFile] = []
+        self._before: dict[str, bytes | None] = {}
+        self._is_withdrawn = False
 
     @property
     def attempt(self) -> int:
@@ -208,11 +217,15 @@ class RunFolder:
             FolderInUseError: another process owns it.
         """
         self._reject_foreign_files()
+        if Path(self.path).is_symlink():
+            # The folder behind a link was set aside, or its disk was replaced.
+            self.storage.make_folder(str(Path(self.path).resolve()))
         _check_writable(self.path, self.storage)
         try:
             before = self.read_status()
             self.status_file.begin(before)
             self._lock.take(Owner.here(self.attempt))
+            self._before = {name: self._read(name) for name in (STATUS, ATTEMPTS)}
             # under the lock only: an owner that is alive still needs its temporary files
             for name in self.storage.list_names(self.path):
                 if TEMPORARY.search(name):  # a killed attempt was about to rename it
@@ -267,6 +280,42 @@ class RunFolder:
             with suppress(OSError):
                 self._write_status(durable=False)
 
+    def withdraw(self) -> None:
+        """Let `close` leave the folder as it was before this attempt, except for the logs."""
+        with self._guard:
+            self.status_file.forget()
+            self._is_withdrawn = True
+
+    def set_aside(self) -> str:
+        """Rename the folder to its path with the next free number, and return that path.
+
+        Raises:
+            ConfigError: the folder cannot be renamed (code `folder.not_renamed`).
+            FolderInUseError: another process owns it.
+        """
+        self._require_rename()
+        # A link stays, and the run starts over in the folder that it points to.
+        real = str(Path(self.path).resolve())
+        kept = _number_folder(real, self.storage)
+        before = self.read_status()
+        try:
+            self._lock.take(Owner.here(before.attempt + 1))
+            try:
+                self.storage.rename_folder(real, kept)
+            except OSError:
+                self._lock.release()
+                raise
+            self._lock.release_at(kept)
+        except OSError as error:
+            raise ConfigError(
+                f"RUN.dir = {self.path!r} cannot be renamed to {kept!r}: "
+                f"{error.strerror or error}; set RUN.dir to another folder",
+                code="folder.not_renamed",
+            ) from error
+        if Path(self.path).is_absolute():
+            return kept
+        return os.path.relpath(kept)
+
     def close(self) -> None:
         """Call `before_close`, close the logs, and release the lock."""
         # The lock is held until all files are complete: a process that waits for it reads them.
@@ -280,6 +329,9 @@ class RunFolder:
         with self._guard:
             while self._logs:
                 self._logs.pop().close()
+            # Empty on all ranks but rank 0, and before the lock was taken.
+            if self._is_withdrawn and self._before and not self.lost:
+                self._restore_files()
             try:
                 self._lock.release()
             except OSError as error:
@@ -288,6 +340,38 @@ class RunFolder:
                     "machine",
                     error,
                 )
+
+    def _read(self, name: str) -> bytes | None:
+        """Return the content of a file; None if it does not exist."""
+        with suppress(FileNotFoundError):
+            return self.storage.read(self.file(name))
+        return None
+
+    def _restore_files(self) -> None:
+        # A full disk leaves the record of an attempt that was refused, and nothing worse.
+        with suppress(OSError):
+            for name, content in self._before.items():
+                if content is not None:
+                    self.storage.replace(self.file(name), content)
+                else:
+                    self.storage.remove(self.file(name))
+            if self._before.get(STATUS) is None and not self.has_run():
+                # Without a run they would be foreign files for the next attempt.
+                for name in (*RUN_FILES, PLAN):
+                    self.storage.remove(self.file(name))
+
+    def _require_rename(self) -> None:
+        if not self.storage.keeps_files:
+            reason = "an object store cannot rename a folder"
+        elif Path.cwd().is_relative_to(Path(self.path).resolve()):
+            reason = "it is, or contains, the current folder"
+        else:
+            return
+        raise ConfigError(
+            f"RUN.resume = 'restart' and RUN.dir = {self.path!r}: {reason}; set RUN.dir to another "
+            "folder",
+            code="folder.not_renamed",
+        )
 
     def _reject_foreign_files(self) -> None:
         """Raise ConfigError for a folder without a run that has files which a run overwrites."""
@@ -318,6 +402,15 @@ class RunFolder:
     def _write_status(self, *, durable: bool) -> None:
         if self.rank == 0 and not self.lost:
             self.status_file.write(durable=durable)
+
+
+def _number_folder(path: str, storage: Storage) -> str:
+    """Return the path with the next number behind it: runs/base.3 after runs/base.2."""
+    parent, _, name = path.rpartition("/")
+    numbered = re.compile(rf"{re.escape(name)}\.([0-9]+)")
+    found = map(numbered.fullmatch, storage.list_names(parent or "/"))
+    numbers = [int(match[1]) for match in found if match]
+    return f"{path}.{max(numbers, default=0) + 1}"
 
 
 def _check_writable(path: str, storage: Storage) -> None:

@@ -148,6 +148,16 @@ class FolderLock:
             self._held = False
             self._close_handle()
 
+    def release_at(self, path: str) -> None:
+        """Release the lock after the folder was renamed to `path`."""
+        here = self.path
+        # At the former path another process may have a folder and a lock of its own by now.
+        self.path = path
+        try:
+            self.release()
+        finally:
+            self.path = here
+
     @property
     def _record(self) -> str:
         return f"{self.path}/owner.json"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,11 @@ def status(folder: Path) -> dict[str, Any]:
     found = json.loads((folder / "status.json").read_text())
     assert isinstance(found, dict)
     return found
+
+
+def state_after_signal(number: int) -> str:
+    """Return the state of a run that was stopped by a signal."""
+    return "interrupted" if number == signal.SIGINT else "preempted"
 
 
 def is_clean(ended: Any, folder: Path) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from failing_calls import Fault
 from faulty import ONE, Starter
-from harness import SMALL, differences_of_runs, is_clean, newest, status, train
+from harness import SMALL, differences_of_runs, is_clean, newest, state_after_signal, status, train
 
 WORDS = (*SMALL, ONE, "RUN.imports=[faulty_parts]")
 TROUBLED = (
@@ -90,7 +90,7 @@ class TestAStop:
         assert "Traceback" not in ended.output
         told = status(folder)
         assert (told["state"], told["exit_code"], told["reason"]) == (
-            "preempted",
+            state_after_signal(number),
             128 + number,
             name,
         )
@@ -153,7 +153,8 @@ class TestAStop:
         words = ("DATA.TRAIN.workers=2", "CHECKPOINT.every_updates=2")
         ended = starter.run(folder, *WORDS, *words, fault(MOMENTS[moment][0], number, times=2))
         assert ended.code == 128 + number, ended.output
-        assert (status(folder)["state"], status(folder)["exit_code"]) == ("preempted", 128 + number)
+        ending = (state_after_signal(number), 128 + number)
+        assert (status(folder)["state"], status(folder)["exit_code"]) == ending
         assert is_clean(ended, folder)
         assert starter.run(folder, *WORDS).code == 0
         assert differences_of_runs(unbroken, folder) == []

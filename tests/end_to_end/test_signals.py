@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 from faulty import ONE, Starter
-from harness import SMALL, differences_of_runs, is_clean, leftovers, newest, status, train
+from harness import (
+    SMALL,
+    differences_of_runs,
+    is_clean,
+    leftovers,
+    newest,
+    state_after_signal,
+    status,
+    train,
+)
 
 from phasetrain.commands.cli import main
 from phasetrain.hooks import Hook
@@ -54,12 +63,13 @@ def test_a_stop_signal_saves_at_the_step_boundary(
 ) -> None:
     result = train(tmp_path, hooks={"signal": SignalAt(step, number)})
     name = signal.Signals(number).name
-    assert (result.state, result.exit_code, result.reason) == ("preempted", 128 + number, name)
+    ending = state_after_signal(number)
+    assert (result.state, result.exit_code, result.reason) == (ending, 128 + number, name)
     state = newest(tmp_path).manifest.state
     assert (state["phase"], state["step"], state["finished"]) == (*position, "")
     told = status(tmp_path)
     assert (told["state"], told["exit_code"], told["reason"], told["attempt"]) == (
-        "preempted",
+        ending,
         128 + number,
         name,
         1,

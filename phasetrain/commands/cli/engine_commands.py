@@ -22,6 +22,11 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `phasetrain` without a command."""
     parser.add_argument("-m", "--multirun", action="store_true", help="same as the command sweep")
     parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="start over; the folder of the run is kept under a number, as runs/base.1",
+    )
+    parser.add_argument(
         "--from", dest="run_folder", metavar="RUN_FOLDER", help="same as the command rerun"
     )
     add_folder_flags(parser)
@@ -35,10 +40,18 @@ def run_train(call: Call) -> Outcome:
             "remove one of the two flags",
             code="cli.conflict",
         )
+    if call.flags.restart and (call.flags.multirun or call.flags.run_folder is not None):
+        raise ConfigError(
+            "--restart: only a single run can be started over; a repetition and a sweep have new "
+            "folders",
+            code="cli.conflict",
+        )
     if call.flags.multirun:
         return run_sweep(call)
     if call.flags.run_folder is not None:
         return run_rerun(call)
+    if call.flags.restart:
+        return _run_words(call, _add_word(call.overrides, "RUN.resume=restart", "--restart"))
     return _run_words(call, call.overrides)
 
 
@@ -97,6 +110,24 @@ def _split_folder(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, rest
 
 
+def _add_word(overrides: Sequence[str], word: str, setter: str) -> list[str]:
+    """Return the overrides with another one; reject an override that contradicts it.
+
+    Args:
+        overrides: the given overrides.
+        word: `SECTION.key=value`.
+        setter: the flag or the command that sets it.
+    """
+    key = word.partition("=")[0]
+    for given in overrides:
+        # Hydra's prefixes + and ++ set the key as well
+        if given.lstrip("+").startswith(f"{key}=") and given.lstrip("+") != word:
+            raise ConfigError(
+                f"{given}: {setter} sets {word}; remove one of the two", code="cli.conflict"
+            )
+    return [*overrides, word]
+
+
 def run_engine_named(engine: str) -> Callable[[Call], Outcome]:
     """Return a command that runs an engine, whatever RUN.engine says in a file.
 
@@ -107,15 +138,8 @@ def run_engine_named(engine: str) -> Callable[[Call], Outcome]:
         stored, changes = _use_folder(call, engine)
         if stored is not None:
             return _run_words(call, changes, stored)
-        word = f"RUN.engine={engine}"
-        for given in changes:
-            # Hydra's prefixes + and ++ set the key as well
-            if given.lstrip("+").startswith("RUN.engine=") and given.lstrip("+") != word:
-                raise ConfigError(
-                    f"{given}: the command {call.command} sets {word}; remove one of the two",
-                    code="cli.conflict",
-                )
-        return _run_words(call, [*changes, word])
+        words = _add_word(changes, f"RUN.engine={engine}", f"the command {call.command}")
+        return _run_words(call, words)
 
     return run
 
@@ -172,8 +196,13 @@ def run_sweep(call: Call) -> Outcome:
     # Hydra's launchers are slow to import
     from phasetrain.commands.setup import resolve_config
     from phasetrain.commands.sweep import sweep
-    from phasetrain.commands.sweep.override_text import SweepOverrides
+    from phasetrain.commands.sweep.override_text import FOLDER_KEY, SweepOverrides
 
+    if "RUN.resume=restart" in call.overrides:
+        raise ConfigError(
+            f"RUN.resume=restart: a sweep cannot start over; give it a new {FOLDER_KEY}=FOLDER",
+            code="cli.conflict",
+        )
     config_dir = call.flags.config_dir
     code = sweep(
         call.overrides,

@@ -50,10 +50,10 @@ class RunSummary:
 
     Attributes:
         folder: path of the run folder.
-        state: `running`, `finished`, `preempted` or `failed` as in status.json; `killed` if it
-            should be running and gives no sign of life; `planned` if nothing has run yet;
-            `incomplete` if there is data and no status; `unreadable` or `unknown` if status.json is
-            damaged or of another version; `no run` if the folder holds none.
+        state: `running`, `finished`, `interrupted`, `preempted` or `failed` as in status.json;
+            `killed` if it should be running and gives no sign of life; `planned` if nothing has run
+            yet; `incomplete` if there is data and no status; `unreadable` or `unknown` if
+            status.json is damaged or of another version; `no run` if the folder holds none.
         attempt: number of the newest attempt; 0 if unknown.
         updates: updates done.
         planned: updates of the whole run; 0 if unknown.
@@ -261,7 +261,10 @@ def is_run_folder(folder: Path) -> bool:
         return False
     known = names & RUN_FILES
     # Two files, because one with such a name alone may belong to another program.
-    return STATUS in names or len(known) > 1 or ("checkpoints" in names and bool(known))
+    if STATUS in names or len(known) > 1 or ("checkpoints" in names and bool(known)):
+        return True
+    # `phasetrain plan` leaves nothing but the plan.
+    return PLAN in names and _PLANNED.search(_read_head(folder / PLAN, PLAN_BYTES)) is not None
 
 
 def _list_folders(folder: Path) -> list[Path]:

@@ -40,27 +40,35 @@ class Attempt:
         self._broken = before.broken + _is_broken_off(before)
         clock.redo_until = max(before.updates, before.reached)
 
-    def check_progress(self, folder: RunFolder, sequence: int, give_up_after: int | None) -> None:
+    def check_progress(
+        self,
+        folder: RunFolder,
+        sequence: int,
+        give_up_after: int | None,
+        tried: str = "",
+        *,
+        restart: Mapping[str, Any] | None = None,
+    ) -> None:
         """Count this attempt, and give up after several in a row without a new checkpoint.
+
+        Attempts of a run that has never completed an update do not count, nor do those before a
+        change of code or config: these are the attempts of a person who fixes mistakes.
 
         Args:
             sequence: commit number of the newest checkpoint; 0 if there is none.
             give_up_after: maximum number of such attempts in a row; None never gives up.
+            tried: digest of code and config.
+            restart: facts about a run that starts over, for status.json.
 
         Raises:
             NoProgressError: there were more.
         """
         idle = 0
-        if sequence <= self.before.started_from:
+        is_same = self.before.content.get("tried", tried) == tried
+        has_trained = self.clock.redo_until > 0
+        if sequence <= self.before.started_from and is_same and has_trained:
             idle = self.before.idle_attempts + _is_broken_off(self.before)
-        reason = self.before.reason
-        if self.before.exit_code == NoProgressError.exit_code:
-            # after giving up, `reason` only says so: the cause of the attempts before is in `cause`
-            reason = self.before.cause
-        last = reason or "killed without a message"
-        facts = {"idle_attempts": idle, "started_from": sequence, "cause": last if idle else ""}
-        with folder.writing():
-            folder.write_status("running", reason="", exit_code=None, **facts)
+        last = self.before.reason or "killed without a message"
         if give_up_after is not None and idle >= give_up_after:
             raise NoProgressError(
                 f"RUN.give_up_after = {give_up_after}: the last {idle} attempts ended without a "
@@ -68,6 +76,16 @@ class Attempt:
                 "not get further. Fix the cause, save more often (CHECKPOINT.every_updates), or "
                 "start once with RUN.give_up_after=null"
             )
+        facts: dict[str, Any] = {
+            "idle_attempts": idle,
+            "started_from": sequence,
+            "cause": last if idle else "",
+            "tried": tried,
+        }
+        if restart is not None and not self.before.attempt:
+            facts["restart"] = dict(restart)
+        with folder.writing():
+            folder.write_status("running", reason="", exit_code=None, **facts)
 
     def facts(self, state: RunState) -> dict[str, Any]:
         """Return the progress, and the time of this attempt and of all attempts, for

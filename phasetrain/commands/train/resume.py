@@ -1,14 +1,13 @@
 """Whether a run may resume from a checkpoint: the config, data and environment of the checkpoint
 against the present ones."""
 
+import json
 import platform
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import FunctionType, MappingProxyType
 from typing import Any
 
@@ -19,6 +18,7 @@ from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
+from phasetrain.commands.train.source_code import hash_sources, list_source_changes
 from phasetrain.config.changes import Change, compare_configs
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.batch import ACCUMULATE, BATCH, MICRO
@@ -73,11 +73,19 @@ def build_promise(
         "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
         "environment": describe_environment(setup, run_plan.machine),
         "packages": list_packages(),
-        "code": _hash_imports(setup),
+        "code": hash_sources(setup),
         "observers": list(list_observers(setup.asked)),
         "departures": list(deviations),  # the name of the key in existing checkpoints
         **({"objects": objects} if objects else {}),
     }
+
+
+def hash_trial(setup: Setup) -> str:
+    """Return a digest of code and config, without the sections RUN and LAUNCH: attempts with equal
+    digests do the same."""
+    config = {key: value for key, value in setup.asked.items() if key not in ("RUN", "LAUNCH")}
+    facts = [config, hash_sources(setup), list_packages()]
+    return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def list_packages() -> dict[str, str | None]:
@@ -88,31 +96,6 @@ def list_packages() -> dict[str, str | None]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
-    return found
-
-
-def _hash_imports(setup: Setup) -> dict[str, str]:
-    """Return module -> SHA-256 of its source for each module in RUN.imports and of each object of
-    Python; empty if the file is gone."""
-    found = {}
-    for name in (*setup.config.RUN.imports, *_list_object_modules(setup)):
-        found[name] = ""
-        # A module without a file is built in or a namespace package.
-        file = vars(sys.modules[name]).get("__file__") if name in sys.modules else None
-        if file is not None and Path(file).is_file():
-            found[name] = sha256(Path(file).read_bytes()).hexdigest()
-    return found
-
-
-def _list_object_modules(setup: Setup) -> list[str]:
-    """Return the modules of the given objects, without those of installed packages, whose versions
-    are recorded."""
-    found = list[str]()
-    for one in setup.given.by_name.values():
-        kind = one.value if isinstance(one.value, type | FunctionType) else type(one.value)
-        file = vars(sys.modules.get(kind.__module__, sys)).get("__file__")
-        if file is not None and "site-packages" not in file:
-            found.append(kind.__module__)
     return found
 
 
@@ -204,7 +187,8 @@ def _changed_error(setup: Setup, rejected: Sequence[Change]) -> ChangedError:
     return ChangedError(
         f"{setup.config.RUN.dir!r} contains a run with another config; resuming would not give the "
         f"same run:\n{lines}\n"
-        "Restore the old values, allow the changes, or set RUN.dir to another folder",
+        "Restore the old values, allow the changes, set RUN.dir to another folder, or start over "
+        "with --restart",
         problems=problems,
     )
 
@@ -300,7 +284,7 @@ def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
 
 
 def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
-    """Return a line for each package and each imported module that has changed since the
+    """Return a line for each package and each source file that has changed since the
     checkpoint."""
     before: dict[str, Any] = loaded.promised.get("packages", {})
     now: dict[str, Any] = list_packages()
@@ -309,13 +293,9 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
         for name in before
         if before[name] != now.get(name)
     ]
-    recorded = loaded.promised.get("code", {})
-    found = _hash_imports(setup)
-    # A module that is not imported any more is a change of RUN.imports, reported with the config.
-    changed = [name for name in recorded if name in found and recorded[name] != found[name]]
     return lines + [
-        f"the source of {name} has changed; equal bits are promised for equal code"
-        for name in changed
+        f"{line}; equal bits are promised for equal code"
+        for line in list_source_changes(setup, loaded.promised)
     ]
 
 

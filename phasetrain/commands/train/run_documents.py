@@ -66,7 +66,7 @@ These commands need the folder alone; each takes changes such as SECTION.key=val
 | steps.ledger | a short binary record per update, for `phasetrain replay` and `runs diff` |
 | log.txt, log-1.txt, ... | log of rank 0, 1, ... |
 | stacks.txt | stack traces of all threads, after SIGUSR2 or if no step completed for long |
-| status.json | state (running, finished, preempted, failed), reason, exit code, time, heartbeat |
+| status.json | state (running, finished, interrupted, preempted, failed), reason, exit code, time, heartbeat |
 | owner.json, run.lock | the process that is running; deleted when it ends |
 | checkpoints/ | a folder per checkpoint, named by completed phases and steps of the next |
 | numerics/ | batches and weights of updates that were not finite, for `phasetrain replay` |
@@ -204,7 +204,10 @@ def _format_program() -> str:
 
 
 def _command_words(setup: Setup) -> list[str]:
-    words = [*_config_dir_flags(setup), *setup.composed.overrides]
+    given = setup.composed.overrides
+    # The command that resumes, not the one that starts over.
+    given = tuple(word for word in given if key_of(word) != "RUN.resume")
+    words = [*_config_dir_flags(setup), *given]
     if "RUN.dir" not in map(key_of, words):
         words.append(f"RUN.dir={quote_value(setup.config.RUN.dir)}")
     return words

@@ -10,9 +10,11 @@ from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.commands.plan.validate import check_same_data, report_all_problems
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.attempt import log_to_folder, write_error
+from phasetrain.commands.train.attempt import INTERRUPTED, log_to_folder, write_error
 from phasetrain.commands.train.given_objects import list_other_weights
+from phasetrain.commands.train.restart import is_restart_due
 from phasetrain.commands.train.resume import check_config_changes, check_data_changes
+from phasetrain.commands.train.source_code import list_source_changes
 from phasetrain.commands.train.training import Loop, Training, nothing_to_resume
 from phasetrain.data.loading.reader import is_reading_here
 from phasetrain.engine.loop import PhaseEngine
@@ -65,6 +67,7 @@ def train(
         done = world.run_on_main(lambda: _open_run(setup, folder, checkpointer, data))
         if done is not None:
             return done
+        training: Training | None = None
         # only rank 0 has read status.json, and every rank logs the number of the attempt
         folder.status_file.attempt = world.broadcast(folder.attempt)
         try:
@@ -76,7 +79,11 @@ def train(
                 return training.run(hooks or {}, loop)
         except BaseException as error:
             cause = _find_cause(setup, folder, signals, error)
-            _record_failure(folder, cause)
+            if _is_refusal(cause) and not (training and training.has_stepped):
+                write_error(folder, cause)
+                folder.withdraw()
+            else:
+                _record_failure(folder, cause)
             if cause is error:
                 raise
             raise cause from error
@@ -108,6 +115,8 @@ def _open_run(
             "RUN.resume=auto to resume it, or RUN.dir to another folder",
             code="resume.not_allowed",
         )
+    if is_restart_due(setup, folder, checkpointer, data):
+        log.info("%s is kept as %s: the run starts over", folder.path, folder.set_aside())
     # Without the lock, so that a finished run can be asked for in a read-only folder.
     done = _finished_result(setup, checkpointer, data)
     if done is not None:
@@ -138,12 +147,16 @@ def _finished_result(
         return None
     state = loaded.manifest.state
     folder = setup.config.RUN.dir
-    log.info(
-        "%s is a finished run (%s after %d updates); nothing is left to do",
-        folder,
-        state["finished"],
-        state["updates"],
-    )
+    about = f"{folder} is a finished run ({state['finished']} after {state['updates']} updates)"
+    if edited := list_source_changes(setup, loaded.promised):
+        log.warning(
+            "%s, but since then %s: to start over, add --restart (the folder is kept as %s.1)",
+            about,
+            " and ".join(edited),
+            folder,
+        )
+    else:
+        log.info("%s; nothing is left to do", about)
     for line in list_other_weights(setup, loaded):
         log.warning(line)
     best = None
@@ -178,6 +191,11 @@ def _mark_finished(folder: RunFolder, checkpointer: Checkpointer, done: RunResul
             )
 
 
+def _is_refusal(error: BaseException) -> bool:
+    """Return whether an error is about the command or the folder, and not about the attempt."""
+    return isinstance(error, PhasetrainError) and error.exit_code > 1
+
+
 def _record_failure(folder: RunFolder, error: BaseException) -> None:
     """Write to log.txt and status.json why the attempt ended."""
     write_error(folder, error)
@@ -190,7 +208,9 @@ def _record_failure(folder: RunFolder, error: BaseException) -> None:
         reason = "stopped at once; updates after the newest checkpoint will be repeated"
         log.warning(reason)
     state = "failed"
-    if code > 128:  # ended by the signal `code - 128`: the same command resumes the run
+    if code == INTERRUPTED:
+        state = "interrupted"
+    elif code > 128:  # ended by the signal `code - 128`: the same command resumes the run
         state = "preempted"
     try:
         folder.write_status(state, reason=reason, exit_code=code)

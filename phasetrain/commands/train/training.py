@@ -23,9 +23,11 @@ from phasetrain.commands.train.given_objects import (
     list_object_lines,
     list_other_weights,
 )
+from phasetrain.commands.train.restart import describe_restart
 from phasetrain.commands.train.resume import (
     add_deviations,
     build_promise,
+    hash_trial,
     list_code_changes,
     list_deviations,
     list_free_changes,
@@ -84,12 +86,19 @@ class Training:
     deviations: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._position: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._first_position = (0, 0)
         self.attempt = Attempt(self.folder.read_status(), self.clock)
         ledger = Path(self.folder.file(FILE))
         if self.folder.storage.keeps_files and ledger.is_file():
             # status.json is written every few seconds: updates after that are in the ledger only
             updates = count_records(ledger.stat().st_size)
             self.clock.redo_until = max(self.clock.redo_until, updates)
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a step has been completed."""
+        return self._position() != self._first_position
 
     def run(self, extra: Mapping[str, Hook], loop: Loop) -> RunResult:
         """Restore or start, train, and return the result."""
@@ -105,6 +114,8 @@ class Training:
             given += list_inexact_splits(setup)
             run_plan, state = self._plan_run(loaded, given)
             self.folder.status_file.collect = lambda: self.attempt.facts(state)
+            self._position = lambda: (state.phase, state.step)
+            self._first_position = self._position()
             own = build_hooks(setup)
             is_usual = loop is PhaseEngine.run and not _changes_steps({**own, **extra})
             prepared = prepare_parts(run_plan, is_usual=is_usual)
@@ -188,7 +199,13 @@ class Training:
             manifests = [saved.manifest for saved in checkpointer.list_checkpoints()]
             sequence = max((one.sequence for one in manifests if one.facts.healthy), default=0)
             # Counted before the checkpoint is loaded, which may be where attempts fail.
-            self.attempt.check_progress(self.folder, sequence, self.setup.config.RUN.give_up_after)
+            self.attempt.check_progress(
+                self.folder,
+                sequence,
+                self.setup.config.RUN.give_up_after,
+                hash_trial(self.setup),
+                restart=describe_restart(self.setup),
+            )
             found[0] = self._load_newest()
             if found[0] is not None:
                 return found[0].path
@@ -344,7 +361,8 @@ class Training:
         if reason in signal.Signals.__members__:
             # as a shell reports a signal, so that a scheduler tells a preemption from a failure
             code = 128 + signal.Signals[reason]
-        return replace(result, state="preempted", exit_code=code, reason=reason)
+        state = "interrupted" if reason == "SIGINT" else "preempted"
+        return replace(result, state=state, exit_code=code, reason=reason)
 
 
 def _remaining_lr(task: Task, where: float) -> float:

@@ -33,7 +33,8 @@ class Composed:
         layers: names of the layers, lowest first.
         notes: lines about parameters that were dropped because a layer named another part.
         problems: mistakes in files and overrides.
-        experiment: name of the experiment, or of its file without the suffix; empty for `experiment=null`.
+        experiment: name of the experiment, or of its file without the suffix; empty for
+            `experiment=null`.
         overrides: the overrides as given.
         assumed: names of the layers that apply because nothing was given: the defaults, and the
             files of the default experiment.

@@ -222,7 +222,10 @@ def _unreadable(text: str, error: HydraException) -> Problem:
 
 
 def _no_override(text: str) -> str:
-    return f"{text!r} is not an override; expected FILE.yaml, SECTION.key=value, SECTION=GROUP or ~SECTION.key"
+    return (
+        f"{text!r} is not an override; expected FILE.yaml, SECTION.key=value, SECTION=GROUP or "
+        "~SECTION.key"
+    )
 
 
 def _is_options(value: Any) -> bool:

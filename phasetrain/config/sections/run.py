@@ -39,9 +39,10 @@ class RunSection(Section):
     seed: int = key(
         0, "seed from which all random streams of the run are derived", resume="forbidden", ge=0
     )
-    resume: Literal["auto", "must", "never"] = key(
+    resume: Literal["auto", "must", "never", "restart"] = key(
         "auto",
-        "auto: resume if there is a checkpoint; must: fail without one; never: fail with one",
+        "auto: resume if there is a checkpoint; must: fail without one; never: fail with one; "
+        "restart: keep the folder under a number and start over, see `--restart`",
         resume="free",
     )
     checkpoint: str = key(
@@ -84,8 +85,8 @@ class RunSection(Section):
     )
     give_up_after: int | None = key(
         5,
-        "number of consecutive attempts without a new checkpoint after which the run refuses to "
-        "start (exit code 6); null: no limit",
+        "number of consecutive attempts without a new checkpoint, with the same code and config, "
+        "after which the run refuses to start (exit code 6); null: no limit",
         resume="free",
         ge=1,
     )

@@ -7,7 +7,7 @@ from phasetrain.runs.report.reading import RunReport
 from phasetrain.runtime.clock import goodput
 from phasetrain.runtime.format import format_duration, format_percent
 
-STATES = ("finished", "running", "preempted", "failed", "killed")
+STATES = ("finished", "running", "preempted", "interrupted", "failed", "killed")
 """States with a colour in report.css."""
 
 

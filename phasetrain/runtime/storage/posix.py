@@ -195,6 +195,12 @@ class Storage(StorageReader):
         Path(working).rename(folder)
         self.sync_folder(_parent_of(folder))
 
+    def rename_folder(self, folder: str, new: str) -> None:
+        """Rename a folder durably."""
+        self._before("rename", new)
+        Path(folder).rename(new)
+        self.sync_folder(_parent_of(new))
+
     def abandon_folder(self, working: str, folder: str) -> None:
         """Delete a working folder, also after a failed `publish_folder`."""
         # Publishing may have failed after the rename: back to a temporary name first, so that a

@@ -218,3 +218,12 @@ class TestCommandLine:
     def test_listing_needs_no_torch(self) -> None:
         code = "import sys, phasetrain.commands.runs.list_runs; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_folder_with_a_plan_alone_is_planned(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "plan.json").write_text('{\n "name": "a",\n "updates": 22,\n "epochs": 1\n}')
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "plan.json").write_text('{"steps": ["of another program"]}')
+    found = [(row.state, row.planned) for row in runs.list_runs(str(tmp_path))]
+    assert found == [("planned", 22), ("no run", 0)]

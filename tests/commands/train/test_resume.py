@@ -104,7 +104,7 @@ class TestForbidden:
         }
         assert newest(killed).path == before
         found = status(killed)
-        assert (found["state"], found["exit_code"], found["attempt"]) == ("failed", 3, 2)
+        assert (found["state"], found["exit_code"], found["attempt"]) == ("failed", 1, 1)
 
     def test_consent_does_not_help(self, killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
         words = [*SMALL, f"RUN.dir={killed}", "MODEL.width=8", "RUN.allow=[PHASES]"]
