@@ -7,9 +7,8 @@ begin to differ.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -18,14 +17,16 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import NumericsError
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.ledger_content import (
+    copy_all,
     copy_bytes,
+    copy_entries,
     copy_scalars,
+    copy_weights,
     find_tensors,
     finish_hash,
     hash_bytes,
     select_entries,
     select_weights,
-    to_array,
     to_memory_order,
 )
 from phasetrain.optim import NonFinite, Updater
@@ -52,28 +53,25 @@ Piece = Tensor | bytes
 """Bytes to hash, or a copy of them that is still on the device."""
 
 
-@dataclass(slots=True)
-class PendingRecord:
-    """The parts of a record before it is written.
-
-    Between two steps the CPU's caches are cold, so as little as possible is done there.
-    """
+# A tuple, because one is made at every update, when the CPU's caches are cold.
+class PendingRecord(NamedTuple):
+    """The parts of a record before it is written."""
 
     updates: int
     phase: int
     step: int
     samples: int
     flags: int
-    lr: float
     ids: list[bytes]
     content: int | list[Piece]
     weights: list[Piece]
     loss: float | Tensor
     norm: float | Tensor
+    lr: float
 
 
 RankRecord = tuple[LedgerRecord, bytes]
-"""The record of an update on one rank without `ids`, and the bytes of its sample indices."""
+"""The record of an update on one rank, and the bytes of its sample indices."""
 
 
 @HOOKS.register("ledger")
@@ -136,7 +134,7 @@ class LedgerHook(Hook):
         if not phase.is_train:
             return
         # Bytes instead of a reference: tensors from workers hold a file descriptor each.
-        self._ids.append(batch.ids.numpy().tobytes())
+        self._ids.append(copy_all(batch.ids))
         if self.content == "none":
             return
         tensors = find_tensors((batch.input, batch.target, batch.mask))
@@ -144,21 +142,21 @@ class LedgerHook(Hook):
             self._flags |= FULL
             self._hasher = self._hasher or blake2b(digest_size=8)
             for tensor in tensors:
-                self._hasher.update(to_array(tensor.cpu()).tobytes())
+                self._hasher.update(copy_all(tensor.cpu()))
             return
         self._flags |= SAMPLED
         turn = run.state.updates
         for tensor in tensors:
             if not tensor.numel():
                 continue
-            count = len(tensor) if tensor.ndim else 1
             if self._defers:
+                count = len(tensor) if tensor.ndim else 1
                 entries = select_entries(to_memory_order(tensor), count, turn)
                 # A view would keep the whole batch in memory until the flush, and show later
                 # changes in place.
                 self._pieces.append(entries.clone())
             else:
-                self._pieces.append(select_entries(to_array(tensor), count, turn).tobytes())
+                self._pieces.append(copy_entries(tensor, turn))
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
         """Remember a skipped update; a device may report it one update late."""
@@ -180,17 +178,17 @@ class LedgerHook(Hook):
         read = _detach_scalar if self._defers else Tensor.item
         self._pending.append(
             PendingRecord(
-                updates=state.updates,
-                phase=phase.index,
-                step=state.step,
-                samples=out.samples,
-                flags=flags,
-                lr=updater.lr,
-                ids=self._ids,
-                content=finish_hash(self._hasher) if self._hasher else self._pieces,
-                weights=self._select_weights(updater, state.updates),
-                loss=read(out.loss),
-                norm=0.0 if gradient_norm is None else read(gradient_norm),
+                state.updates,
+                phase.index,
+                state.step,
+                out.samples,
+                flags,
+                self._ids,
+                finish_hash(self._hasher) if self._hasher else self._pieces,
+                self._select_weights(updater, state.updates),
+                read(out.loss),
+                0.0 if gradient_norm is None else read(gradient_norm),
+                updater.lr,
             )
         )
         self._reset_batch()
@@ -232,7 +230,7 @@ class LedgerHook(Hook):
         The parameters take turns. Vectors such as biases outnumber the matrices, and many of them
         stay at 0 for a long time, so matrices get a turn in every update.
         """
-        count = sum(len(group["params"]) for group in updater.optimizer.param_groups)
+        count = sum([len(group["params"]) for group in updater.optimizer.param_groups])
         # Stages may freeze other parameters. Their number is compared, since building the list at
         # every update would be slow.
         if count != len(self._parameters):
@@ -241,7 +239,7 @@ class LedgerHook(Hook):
         selected = [kind[turn % len(kind)] for kind in (self._parameters, self._matrices) if kind]
         if self._defers:
             return [select_weights(to_memory_order(one), turn).clone() for one in selected]
-        return [select_weights(to_array(one), turn).tobytes() for one in selected]
+        return [copy_weights(one, turn) for one in selected]
 
     def _reset_batch(self) -> None:
         self._flags = 0
@@ -269,20 +267,20 @@ class LedgerHook(Hook):
         """Yield the records of this rank, with one copy per device and type for all of them."""
         skipped = self._skipped
         self._skipped = set()
-        scalars = [one for row in pending for one in (row.loss, row.norm)]
+        copied = pending if self._defers else []
+        scalars = [one for row in copied for one in (row.loss, row.norm)]
         numbers = iter(copy_scalars([one for one in scalars if isinstance(one, Tensor)]))
         pieces = [
             piece
-            for row in pending
+            for row in copied
             for kept in (row.content, row.weights)
             if isinstance(kept, list)
             for piece in kept
         ]
         blocks = iter(copy_bytes([piece for piece in pieces if isinstance(piece, Tensor)]))
 
-        def hash_pieces(kept: list[Piece]) -> int:
-            parts = [next(blocks) if isinstance(piece, Tensor) else piece for piece in kept]
-            return hash_bytes(b"".join(parts))
+        def join_pieces(kept: list[Piece]) -> bytes:
+            return b"".join([next(blocks) if isinstance(one, Tensor) else one for one in kept])
 
         for row in pending:
             # The order of these reads is the order in which the lists above were made.
@@ -290,21 +288,22 @@ class LedgerHook(Hook):
             if isinstance(row.content, int):
                 content = row.content
             elif row.flags & SAMPLED:
-                content = hash_pieces(row.content)
+                content = hash_bytes(join_pieces(row.content))
+            ids = b"".join(row.ids)
             record = LedgerRecord(
-                updates=row.updates,
-                phase=row.phase,
-                step=row.step,
-                samples=row.samples,
-                flags=row.flags | (SKIPPED if row.updates in skipped else 0),
-                ids=0,
-                content=content,
-                weights=hash_pieces(row.weights),
-                loss=next(numbers) if isinstance(row.loss, Tensor) else row.loss,
-                norm=next(numbers) if isinstance(row.norm, Tensor) else row.norm,
-                lr=row.lr,
+                row.updates,
+                row.phase,
+                row.step,
+                row.samples,
+                row.flags | (SKIPPED if row.updates in skipped else 0),
+                hash_bytes(ids),
+                content,
+                hash_bytes(join_pieces(row.weights)),
+                next(numbers) if isinstance(row.loss, Tensor) else row.loss,
+                next(numbers) if isinstance(row.norm, Tensor) else row.norm,
+                row.lr,
             )
-            yield record, b"".join(row.ids)
+            yield record, ids
 
 
 def _detach_scalar(value: Tensor) -> Tensor:
@@ -340,13 +339,13 @@ def merge_ranks(records: Sequence[RankRecord]) -> bytes:
     does. Everything else is the value of rank 0.
     """
     first, _ = records[0]
+    if len(records) == 1:
+        return first.encode()
     content = first.content
-    flags = first.flags
-    if len(records) > 1:
-        flags |= len(records) << PROCESSES_SHIFT
-        if flags & (SAMPLED | FULL):
-            contents = (record.content.to_bytes(8, "little") for record, _ in records)
-            content = hash_bytes(b"".join(contents))
+    if first.flags & (SAMPLED | FULL):
+        contents = (record.content.to_bytes(8, "little") for record, _ in records)
+        content = hash_bytes(b"".join(contents))
+    flags = first.flags | len(records) << PROCESSES_SHIFT
     # The indices are joined, not their hashes, so that every world size gives the same hash.
     ids = hash_bytes(b"".join(indices for _, indices in records))
     return first._replace(ids=ids, flags=flags, content=content).encode()

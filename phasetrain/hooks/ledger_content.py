@@ -1,6 +1,7 @@
 """Selects the entries of batches and weights that the ledger hashes."""
 
 from collections.abc import Mapping, Sequence
+from ctypes import string_at
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -8,12 +9,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 Array = np.ndarray[Any, Any]
 Values = TypeVar("Values", Tensor, Array)
 
 SAMPLE_BYTES = 64
 """Bytes of a sample in a tensor that are hashed at most."""
+
+PLAIN_TYPES = frozenset({Tensor, Parameter})
+"""Types of tensors without memory of another kind, as subclasses may have."""
 
 MAX_PLACES = 256
 """Places in a tensor that are read at most; each is a cache line that has to be fetched."""
@@ -30,7 +35,14 @@ def find_tensors(value: Any) -> list[Tensor]:
         value = value.values()
     elif not isinstance(value, list | tuple):
         return []
-    return [tensor for item in value for tensor in find_tensors(item)]
+    found = []
+    for item in value:
+        # Without a call for tensors and for what is absent, since this runs at every update.
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif item is not None:
+            found += find_tensors(item)
+    return found
 
 
 def to_memory_order(tensor: Tensor) -> Tensor:
@@ -56,6 +68,44 @@ def to_array(tensor: Tensor) -> Array:
         return tensor.contiguous().view(integer).numpy()
 
 
+# Memory is read with ctypes: making an array of a small tensor takes ten times as long as copying
+# its bytes.
+def copy_entries(tensor: Tensor, turn: int) -> bytes:
+    """Return the entries that `select_entries` selects from a batch on the CPU as bytes."""
+    if _is_plain(tensor) and _selects_all(tensor.shape, tensor.itemsize):
+        return string_at(tensor.data_ptr(), tensor.nbytes)
+    count = len(tensor) if tensor.ndim else 1
+    return select_entries(to_array(tensor), count, turn).tobytes()
+
+
+def copy_weights(parameter: Tensor, turn: int) -> bytes:
+    """Return the entries that `select_weights` selects from a parameter on the CPU as bytes."""
+    if not _is_plain(parameter):
+        return select_weights(to_array(parameter), turn).tobytes()
+    count = parameter.numel()
+    if count <= WEIGHT_ENTRIES:
+        return string_at(parameter.data_ptr(), parameter.nbytes)
+    size = parameter.itemsize
+    begin = turn * WEIGHT_ENTRIES % (count - WEIGHT_ENTRIES + 1)
+    return string_at(parameter.data_ptr() + begin * size, WEIGHT_ENTRIES * size)
+
+
+def copy_all(tensor: Tensor) -> bytes:
+    """Return a tensor on the CPU as bytes in memory order."""
+    if _is_plain(tensor):
+        return string_at(tensor.data_ptr(), tensor.nbytes)
+    return to_array(tensor).tobytes()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether the entries of a CPU tensor are in its memory one after the other."""
+    return (
+        type(tensor) in PLAIN_TYPES
+        and tensor.layout is torch.strided  # sparse tensors have no is_contiguous
+        and tensor.is_contiguous()
+    )
+
+
 def select_entries(values: Values, count: int, turn: int) -> Values:
     """Return about 64 bytes of each sample, or of 256 samples if there are more.
 
@@ -71,7 +121,7 @@ def select_entries(values: Values, count: int, turn: int) -> Values:
         `(samples, places, entries)`, or `(N, entries)` if that is everything.
     """
     rows = values.reshape(count, -1)
-    every, places, run, spacing, spare = _plan_selection(count, rows.shape[1], rows.itemsize)
+    every, places, run, spacing, spare = _plan_selection(count, rows.shape[1], values.itemsize)
     if every == 1 and run == spacing:
         return rows
     # The digits of `turn` in a mixed radix choose the samples, the shift within a place and the
@@ -81,6 +131,13 @@ def select_entries(values: Values, count: int, turn: int) -> Values:
     begin = turn % spare
     selected = rows[first::every, begin : begin + places * spacing]
     return selected.reshape(len(selected), places, spacing)[:, :, shift : shift + run]
+
+
+@lru_cache(maxsize=64)
+def _selects_all(shape: torch.Size, size: int) -> bool:
+    count = shape[0] if shape else 1
+    every, _, run, spacing, _ = _plan_selection(count, shape.numel() // count, size)
+    return every == 1 and run == spacing
 
 
 @lru_cache(maxsize=64)
@@ -105,7 +162,7 @@ def select_weights(values: Values, turn: int) -> Values:
 
 def hash_bytes(data: bytes) -> int:
     """Return the 64-bit BLAKE2b hash of `data`."""
-    return finish_hash(blake2b(data, digest_size=8))
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 def finish_hash(hasher: blake2b) -> int:

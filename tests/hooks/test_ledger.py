@@ -18,9 +18,13 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.hooks import HOOKS, Hook, LedgerHook
 from phasetrain.hooks.ledger_content import (
+    copy_all,
+    copy_entries,
+    copy_weights,
     find_tensors,
     hash_bytes,
     select_entries,
+    select_weights,
     to_array,
     to_memory_order,
 )
@@ -333,3 +337,31 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         LedgerHook("some")  # type: ignore[arg-type]
     with raises(ConfigError, code="config.duplicate_hook"):
         train(tmp_path, "HOOKS.again.name=ledger")
+
+
+FORMS = {
+    "floats": torch.randn(8, 16),
+    "integers": torch.arange(8),
+    "bfloat16": torch.randn(8, 5).to(torch.bfloat16),
+    "scalar": torch.tensor(2.5),
+    "large": torch.randn(4, 3, 32, 32),
+    "many": torch.randn(700, 3),
+    "channels_last": torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last),
+    "transposed": torch.randn(7, 9).t(),
+    "slice": torch.randn(9, 9)[2:5],
+    "expanded": torch.randn(1, 4).expand(6, 4),
+    "sparse": torch.eye(4).to_sparse(),
+    "parameter": torch.nn.Parameter(torch.randn(20, 11)),
+    "bias": torch.nn.Parameter(torch.randn(3)),
+}
+
+
+@pytest.mark.parametrize("name", list(FORMS))
+def test_bytes_of_a_tensor_are_those_of_its_array(name: str) -> None:
+    tensor = FORMS[name]
+    count = len(tensor) if tensor.ndim else 1
+    for turn in (0, 1, 7, 1000):
+        entries = select_entries(to_array(tensor), count, turn)
+        assert copy_entries(tensor, turn) == entries.tobytes()
+        assert copy_weights(tensor, turn) == select_weights(to_array(tensor), turn).tobytes()
+    assert copy_all(tensor) == to_array(tensor).tobytes()
