@@ -8,6 +8,7 @@ from typing import Any
 
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import TRUST, Call
+from phasetrain.errors import ConfigError
 
 DEFAULT_FOLDER = "runs"
 """Folder that `runs list` searches if none is named."""
@@ -201,6 +202,55 @@ def run_export(call: Call) -> Outcome:
     if made.outside:
         lines.append(f"transforms to apply to its inputs first: {', '.join(made.outside)}")
     return Outcome(text="\n".join(lines), content=content)
+
+
+def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run, files and the form of the predictions."""
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="a run, or one of its checkpoints")
+    parser.add_argument(
+        "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
+    )
+    parser.add_argument(
+        "--weights", default="model", choices=["model", "ema", "swa"], help="default: model"
+    )
+    parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per sample")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once")
+    parser.add_argument("--out", metavar="FILE", help="FILE.json or FILE.csv instead of a table")
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def run_predict(call: Call) -> Outcome:
+    """Predict for files with the model of a run."""
+    from phasetrain.commands.predict.predict import (
+        PredictOptions,
+        format_rows,
+        predict,
+        write_predictions,
+    )
+    from phasetrain.runtime.terminal import Terminal
+
+    flags = call.flags
+    # A file may have "=" in its name.
+    files = [word for word in call.overrides if "=" not in word or Path(word).exists()]
+    changes = [word for word in call.overrides if word not in files]
+    if not files:
+        raise ConfigError(
+            f"predict {flags.run_folder}: expected at least one file", code="cli.usage"
+        )
+    options = PredictOptions(
+        flags.checkpoint, flags.weights, flags.device, flags.top, flags.batch_size, flags.trust
+    )
+    found = predict(flags.run_folder, files, changes, options)
+    text = ""
+    if flags.out is not None:
+        write_predictions(found, flags.out)
+        text = f"{flags.out}: {len(found)} predictions"
+    elif not flags.json:
+        head, rows = format_rows(found)
+        Terminal().print_table(f"predictions of {flags.run_folder}", head, rows)
+    content = {"folder": flags.run_folder, "predictions": [one.to_json() for one in found]}
+    return Outcome(text=text, content=content)
 
 
 def add_consolidate_arguments(parser: argparse.ArgumentParser) -> None:

@@ -84,6 +84,14 @@ COMMANDS = (
         add_arguments=engine.add_checkpoint_flags,
     ),
     Command(
+        "predict",
+        "RUN_FOLDER FILE... [OVERRIDE ...]",
+        "predict for images, tensors or text with the model of a run",
+        files.run_predict,
+        takes_overrides=True,
+        add_arguments=files.add_predict_arguments,
+    ),
+    Command(
         "extract",
         "[RUN_FOLDER] [OVERRIDE ...]",
         "write features and predictions for every sample",

@@ -48,6 +48,7 @@ These commands need the folder alone; each takes changes such as SECTION.key=val
 
     phasetrain resume {folder}
     phasetrain test {folder} --checkpoint best
+    phasetrain predict {folder} FILE ...
     phasetrain export {folder} OUT --format onnx
     phasetrain extract {folder} EXTRACT.layers=[NAME]
     phasetrain report {folder}

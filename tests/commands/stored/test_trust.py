@@ -96,6 +96,7 @@ COMMANDS = {
     "test of a checkpoint": lambda folder: main(["test", newest(Path(folder)).path]),
     "extract": lambda folder: main(["extract", folder]),
     "replay": lambda folder: main(["replay", folder, "RUN.step=2"]),
+    "predict": lambda folder: main(["predict", folder, folder]),
     "rerun": lambda folder: main(["rerun", folder]),
     "--from": lambda folder: main(["--from", folder]),
     "export": lambda folder: main(["export", folder, "out.pt2", "--format", "torch_export"]),

@@ -1,0 +1,1 @@
+"""Predictions of a run for files (`phasetrain predict`)."""

@@ -1,0 +1,152 @@
+"""Reads files as samples of the dataset that a run was trained on: images, tensors and text."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasetrain.data.datasets.images import EXTENSIONS, Mode, decode_image, import_pillow
+from phasetrain.data.datasets.text import ByteTokenizer
+from phasetrain.errors import ConfigError
+
+ARRAYS = (".npy", ".pt")
+"""Extensions of files with tensors."""
+
+TEXTS = (".txt", ".text")
+"""Extensions of files with text."""
+
+OF_BYTES = ("text", "alice")
+"""Datasets whose samples are blocks of byte tokens."""
+
+
+@dataclass(frozen=True)
+class RawInput:
+    """A sample before the transforms.
+
+    Attributes:
+        file: path of its file.
+        index: position in the file.
+        sample: as the dataset gives it.
+    """
+
+    file: str
+    index: int
+    sample: Any
+
+
+@dataclass(frozen=True)
+class InputReader:
+    """Reads files as samples of a dataset.
+
+    Attributes:
+        section: config of the split whose dataset is imitated.
+        facts: recorded facts about its data: `channels`, `input_shape`, `context`.
+    """
+
+    section: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether samples are blocks of byte tokens."""
+        return self.section.get("dataset") in OF_BYTES
+
+    def read(self, paths: Sequence[str]) -> list[RawInput]:
+        """Return the samples in files; a folder stands for the images in it.
+
+        Raises:
+            ConfigError: a file does not exist, is of no known kind, or cannot be read.
+        """
+        found = []
+        for path in paths:
+            for file in _list_files(path):
+                samples = self._read_file(file)
+                found += [RawInput(file, index, one) for index, one in enumerate(samples)]
+        return found
+
+    def _read_file(self, file: str) -> Sequence[Any]:
+        suffix = Path(file).suffix.lower()
+        try:
+            if suffix in EXTENSIONS and not self.is_text:
+                return [self._read_image(file)]
+            if suffix in ARRAYS:
+                return self._split_array(_read_array(file))
+            if self.is_text:
+                return [self._read_bytes(Path(file).read_bytes())]
+            if suffix in TEXTS and "channels" not in self.facts:
+                return Path(file).read_text().splitlines()
+        except (OSError, ValueError, RuntimeError, EOFError) as error:
+            raise ConfigError(
+                f"{file}: cannot be read: {error}", code="predict.unreadable"
+            ) from error
+        known = ", ".join((*EXTENSIONS, *ARRAYS, *TEXTS))
+        raise ConfigError(
+            f"{file}: no file for the dataset {self.section.get('dataset')!r} of the run; expected "
+            f"one of {known}",
+            code="predict.unknown_kind",
+        )
+
+    def _read_image(self, file: str) -> Tensor:
+        import_pillow("predict")
+        mode: Mode = "RGB"
+        if self.section.get("mode", "L" if self.facts.get("channels") == 1 else "RGB") == "L":
+            mode = "L"
+        size = self.section.get("size")
+        return decode_image(file, mode, size if isinstance(size, int) else None)
+
+    def _read_bytes(self, content: bytes) -> Tensor:
+        """Return the last tokens of a text, which predict the next one."""
+        tokens = ByteTokenizer().encode(content)[:-1]  # without the end of the document
+        context = self.facts.get("context")
+        if not len(tokens):
+            raise ValueError("it is empty")
+        return tokens[-context:] if isinstance(context, int) else tokens
+
+    def _split_array(self, values: Tensor) -> Sequence[Tensor]:
+        """Return the samples of an array: one, or several along the first dimension."""
+        if values.dtype == torch.float64:
+            values = values.float()
+        # as the datasets of images do with bytes
+        if values.dtype == torch.uint8 and "channels" in self.facts:
+            values = values.float() / 255
+        shape = self.facts.get("input_shape")
+        if isinstance(shape, list) and values.ndim == len(shape):
+            return [values]
+        if not values.ndim:
+            raise ValueError("it is a single number, expected a sample or a batch of samples")
+        return list(values)
+
+
+def _list_files(path: str) -> list[str]:
+    if not Path(path).is_dir():
+        return [path]
+    found = sorted(
+        str(one) for one in Path(path).rglob("*") if one.suffix.lower() in (*EXTENSIONS, *ARRAYS)
+    )
+    if not found:
+        raise ConfigError(
+            f"{path}: there is no image and no tensor in this folder", code="predict.unreadable"
+        )
+    return found
+
+
+def _read_array(file: str) -> Tensor:
+    content = Path(file).read_bytes()
+    # Both without pickle, because a pickled object could execute code.
+    if file.lower().endswith(".npy"):
+        return torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False))
+    try:
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        # torch's message recommends to load the file without this protection
+        raise ValueError("it is not a file of torch.save with a tensor") from error
+    if not isinstance(found, Tensor):
+        raise ValueError(  # noqa: TRY004 - bad data
+            f"it contains {type(found).__name__}, expected a tensor"
+        )
+    return found

@@ -1,0 +1,163 @@
+"""Predictions for files equal those of the model with transforms done by hand."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import SMALL
+from PIL import Image
+from raising import raises
+from torch import Tensor
+
+from phasetrain import load
+from phasetrain.commands.api import run
+from phasetrain.commands.cli import main
+from phasetrain.commands.predict.predict import PredictOptions, predict
+from phasetrain.commands.predict.raw_inputs import InputReader
+from phasetrain.errors import ConfigError
+
+NORMALIZE = "[{name: normalize, mean: [0.5], std: [0.25]}]"
+BYTES = (torch.arange(64).reshape(8, 8) * 4).to(torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    words = ["PHASES.epochs=1", f"DATA.TEST.transforms={NORMALIZE}", f"RUN.dir={folder}"]
+    run([*SMALL, *words])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def image(folder: Path) -> Path:
+    """Return the path of a grey image of 8 x 8 pixels with the values of `BYTES`."""
+    path = folder.parent / "images" / "one.png"
+    path.parent.mkdir()
+    Image.fromarray(BYTES.numpy()).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def by_hand(folder: Path) -> Tensor:
+    """Return the probabilities for `BYTES` with the normalization done by hand."""
+    pixels = (BYTES.float() / 255 - 0.5) / 0.25
+    scores = load(folder).predict(pixels[None, None], transform=False)
+    return torch.softmax(scores, 1)[0]
+
+
+def test_image_gets_the_probabilities_of_a_normalization_by_hand(
+    folder: Path, image: Path, by_hand: Tensor
+) -> None:
+    [found] = predict(str(folder), [str(image)], options=PredictOptions(top=10))
+    assert (found.file, found.index) == (str(image), 0)
+    assert [p for _, p in found.classes] == by_hand.sort(descending=True).values.tolist()
+    assert [int(name) for name, _ in found.classes] == by_hand.argsort(descending=True).tolist()
+
+
+def test_tensors_are_samples_or_batches(
+    folder: Path, image: Path, by_hand: Tensor, tmp_path: Path
+) -> None:
+    torch.save(BYTES.float()[None] / 255, tmp_path / "sample.pt")
+    torch.save(BYTES.double()[None, None].repeat(3, 1, 1, 1) / 255, tmp_path / "batch.pt")
+    np.save(tmp_path / "bytes.npy", BYTES.numpy()[None])
+    files = [str(tmp_path / name) for name in ("sample.pt", "batch.pt", "bytes.npy")]
+    options = PredictOptions(top=1, batch_size=2)
+    found = predict(str(folder), [*files, str(image.parent)], options=options)
+    assert [(Path(one.file).name, one.index) for one in found] == [
+        ("sample.pt", 0),
+        *(("batch.pt", number) for number in range(3)),
+        ("bytes.npy", 0),
+        ("one.png", 0),
+    ]
+    best = float(by_hand.max())
+    assert [one.classes[0][1] for one in found] == pytest.approx([best] * 6, abs=1e-6)
+
+
+def test_command_prints_writes_and_returns_them(
+    folder: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(folder), str(image), "--top", "2"]) == 0
+    assert "probability" in capsys.readouterr().out
+    assert main(["predict", str(folder), str(image), "--json", "--checkpoint", "latest"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["predictions"]
+    assert len(found["classes"]) == 3
+    for out in ("a.json", "a.csv"):
+        assert main(["predict", str(folder), str(image), "--out", str(tmp_path / out)]) == 0
+    assert json.loads((tmp_path / "a.json").read_text()) == [found]
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert [row["class"] for row in rows] == [one["name"] for one in found["classes"]]
+    assert main(["predict", str(folder), str(image), "--out", "a.txt"]) == 2
+    assert main(["predict", str(folder)]) == 2
+
+
+def test_image_of_another_size_is_rejected_until_a_transform_resizes_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    Image.fromarray(np.zeros((20, 16), dtype=np.uint8)).save(tmp_path / "large.png")
+    large = str(tmp_path / "large.png")
+    with raises(ConfigError, code="predict.wrong_shape"):
+        predict(str(folder), [large])
+    resized = f"DATA.TEST.transforms=[{{name: resize, size: 8}}, {NORMALIZE[1:]}"
+    [found] = predict(str(folder), [large], [resized])
+    assert len(found.classes) == 3
+
+
+def test_files_that_cannot_be_read_are_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"nothing")
+    (tmp_path / "pickle.npy").write_bytes(b"\x80\x04.")
+    torch.save({"a": 1}, tmp_path / "mapping.pt")
+    (tmp_path / "empty").mkdir()
+    for name in ("broken.png", "pickle.npy", "mapping.pt", "missing.png", "empty"):
+        with raises(ConfigError, code="predict.unreadable") as caught:
+            predict(str(folder), [str(tmp_path / name)])
+        assert name in str(caught.value)
+    (tmp_path / "words.txt").write_text("words")
+    with raises(ConfigError, code="predict.unknown_kind"):
+        predict(str(folder), [str(tmp_path / "words.txt")])
+
+
+def test_language_model_predicts_the_next_byte(tmp_path: Path) -> None:
+    words = [
+        "experiment=text_tiny",
+        "PHASES={epochs: null, updates: 2}",
+        "PHASES.limit.test=1",
+        "DATA.TRAIN.context=16",
+        "DATA.TEST.context=16",
+        f"RUN.dir={tmp_path / 'run'}",
+    ]
+    run(words)
+    text = "Alice was beginning to get very tired"
+    (tmp_path / "start.txt").write_text(text)
+    options = PredictOptions(top=257)
+    [found] = predict(str(tmp_path / "run"), [str(tmp_path / "start.txt")], options=options)
+    tokens = torch.tensor([list(text.encode())[-16:]])
+    scores = load(tmp_path / "run").predict(tokens)[0, -1]
+    assert found.classes[0][0] == repr(bytes([int(scores.argmax())]))[1:]
+    assert sum(p for _, p in found.classes) == pytest.approx(1, abs=1e-5)
+
+
+def test_model_without_classes_gives_its_output(tmp_path: Path) -> None:
+    words = [
+        "DATA.TRAIN={dataset: synthetic, samples: 32, classes: 3, input_shape: [4], batch_size: 8}",
+        "DATA.TEST={dataset: synthetic, samples: 32, classes: 3, input_shape: [4], batch_size: 8}",
+        "MODEL={name: torch.nn.Linear, in_features: 4, out_features: 5}",
+        "PHASES={epochs: null, updates: 2}",
+        "DATA.TRAIN.transforms=[]",
+        f"RUN.dir={tmp_path / 'run'}",
+    ]
+    run(words)
+    inputs = torch.ones(2, 4)
+    torch.save(inputs, tmp_path / "a.pt")
+    found = predict(str(tmp_path / "run"), [str(tmp_path / "a.pt")])
+    expected = load(tmp_path / "run").predict(inputs).tolist()
+    assert [one.to_json()["output"] for one in found] == expected
+
+
+def test_lines_of_text_are_samples_of_datasets_of_text(tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    reader = InputReader({"dataset": "lines", "form": "text"}, {})
+    found = reader.read([str(tmp_path / "lines.txt")])
+    assert [(one.index, one.sample) for one in found] == [(0, "one"), (1, "two")]
