@@ -38,6 +38,64 @@ def test_each_operation_is_announced_in_order(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+class TestDurable:
+    """The kernel is asked to write, and after the bytes were handed to it."""
+
+    @pytest.fixture
+    def synced(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
+        """Return a list of the files and folders that are fsynced: name, and content then."""
+        found: list[tuple[str, bytes]] = []
+        fsync = os.fsync
+
+        def record(handle: int) -> None:
+            path = Path(f"/proc/self/fd/{handle}").resolve()
+            content = b"" if path.is_dir() else path.read_bytes()
+            found.append((path.name.partition(".tmp-")[0], content))
+            fsync(handle)
+
+        monkeypatch.setattr(os, "fsync", record)
+        return found
+
+    def test_replaced_file_is_synced_before_it_is_renamed(
+        self, tmp_path: Path, synced: list[tuple[str, bytes]]
+    ) -> None:
+        renamed_after: list[int] = []
+
+        def before(operation: str, path: str) -> None:
+            if operation == "rename":
+                renamed_after.append(len(synced))
+
+        Storage(before).replace(f"{tmp_path}/file", b"new")
+        assert (synced, renamed_after) == ([("file", b"new"), (tmp_path.name, b"")], [1])
+
+    def test_replaced_file_that_need_not_last_is_not_synced(
+        self, tmp_path: Path, synced: list[tuple[str, bytes]]
+    ) -> None:
+        Storage().replace(f"{tmp_path}/file", b"new", durable=False)
+        assert synced == []
+
+    def test_new_file_and_the_folder_of_its_name_are_synced(
+        self, tmp_path: Path, synced: list[tuple[str, bytes]]
+    ) -> None:
+        storage = Storage()
+        working = storage.begin_folder(f"{tmp_path}/folder")
+        storage.create(f"{working}/file", b"content")
+        storage.publish_folder(working, f"{tmp_path}/folder")
+        assert synced == [("file", b"content"), ("folder", b""), (tmp_path.name, b"")]
+
+    def test_log_is_synced_with_everything_that_was_written_to_it(
+        self, tmp_path: Path, synced: list[tuple[str, bytes]]
+    ) -> None:
+        log = Storage().log_file(f"{tmp_path}/log")
+        log.write(b"one\n")
+        log.flush()
+        assert synced == []
+        log.write(b"two\n")
+        log.sync()
+        log.close()
+        assert synced == [("log", b"one\ntwo\n")]
+
+
 class TestCreate:
     def test_it_is_exclusive_and_hashes(self, tmp_path: Path) -> None:
         door, path = Storage(), f"{tmp_path}/file"
