@@ -50,7 +50,10 @@ LASTING_FACTS = (
 )
 """Entries of status.json that an attempt keeps from the one before until it sets them."""
 
-ATTEMPT_FACTS = ("attempt", "state", "reason", "exit_code", "updates", "reached", "heartbeat")
+ATTEMPT_FACTS = (
+    *("attempt", "state", "reason", "exit_code", "updates", "reached", "heartbeat"),
+    "resumed_at",
+)
 """Entries of status.json that are kept in attempts.jsonl, in addition to the times."""
 
 SPARE_BYTES = 1 << 20

@@ -155,6 +155,7 @@ class StatusRecord:
         digest: SHA-256 of the final weights; empty before the run has finished.
         idle_attempts: attempts in a row without a new checkpoint.
         started_from: sequence number of the checkpoint that the attempt resumed from.
+        resumed_at: updates of this checkpoint; 0 if the attempt started the run.
         broken: attempts that were killed, failed or were preempted.
         attempt_seconds: kind of work -> seconds, of the attempt.
         run_seconds: the same of all attempts together.
@@ -173,6 +174,7 @@ class StatusRecord:
     digest: str = ""
     idle_attempts: int = 0
     started_from: int = 0
+    resumed_at: int = 0
     broken: int = 0
     attempt_seconds: Mapping[str, float] = field(default_factory=dict)
     run_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -198,6 +200,7 @@ class StatusRecord:
             digest=_parse_text(found.get("digest")),
             idle_attempts=parse_count(found.get("idle_attempts")),
             started_from=parse_count(found.get("started_from")),
+            resumed_at=parse_count(found.get("resumed_at")),
             exit_code=code,
             broken=parse_count(spent.get("broken")),
             attempt_seconds=_parse_durations(spent.get("attempt")),
@@ -275,6 +278,15 @@ class EnvironmentRecord:
         # the name of the key in existing run folders
         return format_deviations(self.content.get("departures"))
 
+    @property
+    def changes(self) -> list[tuple[int, str]]:
+        """Number of updates after which config, data or code changed, and a sentence about it."""
+        return [
+            (one["updates"], _join_lines(one["what"]))
+            for one in _list_departures(self.content.get("departures"))
+            if one["updates"]
+        ]
+
     @classmethod
     def from_json(cls, content: Any) -> "EnvironmentRecord":
         """Read the content of environment.json."""
@@ -296,15 +308,26 @@ def format_deviations(found: Any) -> list[str]:
             `phasetrain.commands.train.resume.list_deviations`; entries that were damaged by hand
             are left out.
     """
+    return [
+        f"{_format_start(one['updates'])}: {_join_lines(one['what'])}"
+        for one in _list_departures(found)
+    ]
+
+
+def _list_departures(found: Any) -> list[dict[str, Any]]:
     if not isinstance(found, list):
         return []
     return [
-        f"{_format_start(one['updates'])}: {' '.join('; '.join(map(str, one['what'])).split())}"
+        one
         for one in found
         if isinstance(one, dict)
         and isinstance(one.get("updates"), int)
         and isinstance(one.get("what"), list)
     ]
+
+
+def _join_lines(lines: list[Any]) -> str:
+    return " ".join("; ".join(map(str, lines)).split())
 
 
 def _format_start(updates: int) -> str:

@@ -123,7 +123,7 @@ class Training:
         rehearsal = prepared.rehearsal
         self.deviations = add_deviations(self.deviations, state.updates, prepared.inexact)
         task = self.builder.task(parts)
-        world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal))
+        world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal, state))
         self._print_start(run_plan, task, state, loaded, rehearsal)
         save = CheckpointHook(
             self.checkpointer,
@@ -261,7 +261,9 @@ class Training:
         )
         return run_plan, state
 
-    def _write_plan(self, run_plan: RunPlan, parts: Parts, rehearsal: Rehearsal | None) -> None:
+    def _write_plan(
+        self, run_plan: RunPlan, parts: Parts, rehearsal: Rehearsal | None, state: RunState
+    ) -> None:
         """Write plan.json and the other documents, and warn of values without effect."""
         folder = self.folder
         with folder.writing():
@@ -274,6 +276,7 @@ class Training:
                 content["weights"] = before.get("weights")
             content["rehearsal"] = content["rehearsal"] or before.get("rehearsal")
             folder.storage.replace_json(path, content, durable=False)
+            folder.note(resumed_at=state.updates)
         for line in content["never"]:
             log.warning(line)
 

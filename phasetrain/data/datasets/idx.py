@@ -4,6 +4,7 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,12 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 @DATASETS.register("idx")
-def load_idx(images: str, labels: str, classes: int | None = None) -> TensorSamples:
+def load_idx(
+    images: str,
+    labels: str,
+    classes: int | None = None,
+    class_names: Sequence[str] | None = None,
+) -> TensorSamples:
     """Load the images and labels of two IDX files, such as the files of MNIST, gzipped or not.
 
     Inputs are float32 `(C, H, W)`: from `(N, H, W)` with C = 1, or from `(N, H, W, C)`. Unsigned
@@ -30,10 +36,11 @@ def load_idx(images: str, labels: str, classes: int | None = None) -> TensorSamp
         labels: path of the label file, `(N,)`.
         classes: number of classes; None: one more than the largest label. Set it if a split may
             lack the last class.
+        class_names: one name per class, for reports; None uses the numbers.
 
     Raises:
-        ValueError: a file is missing, damaged, truncated or not an IDX file, the lengths differ, or
-            a label is outside 0..classes-1.
+        ValueError: a file is missing, damaged, truncated or not an IDX file, the lengths differ, a
+            label is outside 0..classes-1, or the number of names is another.
     """
     pixels = read_idx(_read_bytes("images", images), images)
     numbers = read_idx(_read_bytes("labels", labels), labels)
@@ -52,12 +59,16 @@ def load_idx(images: str, labels: str, classes: int | None = None) -> TensorSamp
         )
     if len(numbers) == 0:
         raise ValueError(f"images = {images!r}: the file has no samples")
-    classes = int(numbers.max()) + 1 if classes is None else classes
+    if classes is None and class_names is not None:
+        classes = len(class_names)
+    elif classes is None:
+        classes = int(numbers.max()) + 1
     _check_labels(numbers, classes, labels)
     return TensorSamples(
         torch.from_numpy(_to_channels_first(pixels)),
         torch.from_numpy(numbers.astype(np.int64)),
         classes=classes,
+        class_names=class_names,
     )
 
 

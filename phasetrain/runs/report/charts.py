@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from phasetrain.runs.report.reading import Curve, RunReport
+from phasetrain.runs.report.reading import Curve, Mark, RunReport
 
 MAX_POINTS = 600
 """Maximum number of points of a line; a plot is about as many pixels wide."""
@@ -88,6 +88,8 @@ class Chart:
         lines: lines from back to front.
         logarithmic: whether the vertical axis is logarithmic.
         axis: horizontal axis; None for updates.
+        marks: points of the run that are marked on an axis of updates.
+        epoch_updates: updates per epoch; 0 if it is unknown.
     """
 
     name: str
@@ -96,6 +98,8 @@ class Chart:
     lines: Sequence[Line] = field(default_factory=list)
     logarithmic: bool = False
     axis: Axis | None = None
+    marks: Sequence[Mark] = ()
+    epoch_updates: int = 0
 
 
 def run_charts(runs: Sequence[RunReport]) -> list[Chart]:
@@ -104,7 +108,15 @@ def run_charts(runs: Sequence[RunReport]) -> list[Chart]:
     logged = dict.fromkeys(name for run in runs for name in run.steps if name not in TRAINING)
     training = [_training_chart(name, *TRAINING[name], runs) for name in TRAINING]
     others = [_training_chart(name, name, "logged by a part in training", runs) for name in logged]
-    return [chart for chart in (*metrics, *training, *others[:MAX_METRICS]) if chart.lines]
+    lengths = {run.epoch_updates for run in runs}
+    epoch_updates = lengths.pop() if len(lengths) == 1 else 0
+    # The marks of several runs could not be told apart.
+    marks = runs[0].marks if len(runs) == 1 else []
+    return [
+        replace(chart, marks=marks, epoch_updates=epoch_updates)
+        for chart in (*metrics, *training, *others[:MAX_METRICS])
+        if chart.lines
+    ]
 
 
 def metric_names(runs: Sequence[RunReport], *, every: bool = False) -> list[str]:

@@ -21,8 +21,10 @@ from phasetrain.runs.records import (
     PredictionsRecord,
     RunFiles,
     StatusRecord,
+    parse_count,
     shorten_error,
 )
+from phasetrain.runtime.format import shorten
 from phasetrain.runtime.storage import Storage, open_storage
 
 Array = np.ndarray[Any, Any]
@@ -31,6 +33,10 @@ STEPS_READ = 20_000
 """Maximum number of step lines that are read from metrics.jsonl; of more, evenly spaced ones."""
 
 LOG_LINES = 60
+
+MARK_LENGTH = 160
+"""Maximum number of characters about a change of the run."""
+
 RUN_MARKERS = (STATUS, METRICS, "config.yaml", FILE)
 """A folder without any of these files contains no run."""
 
@@ -65,6 +71,19 @@ class Curve:
         return cls(table[:, 0], np.where(np.isfinite(table[:, 1]), table[:, 1], np.nan))
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A point of the run that the curves are marked at.
+
+    Attributes:
+        x: updates done.
+        label: what happened there.
+    """
+
+    x: float
+    label: str
+
+
 @dataclass
 class RunReport:
     """The content of a run folder.
@@ -84,6 +103,8 @@ class RunReport:
             of parts.
         metrics: metric -> split -> curve.
         history: the measurements of phases, for best values.
+        marks: where the run was resumed or changed.
+        epoch_updates: updates per epoch; 0 if it is unknown or differs.
         log: the last lines of log.txt.
         problems: a sentence per file that could not be read.
     """
@@ -101,6 +122,8 @@ class RunReport:
     steps: dict[str, Curve] = field(default_factory=dict)
     metrics: dict[str, dict[str, Curve]] = field(default_factory=dict)
     history: History = field(default_factory=History)
+    marks: list[Mark] = field(default_factory=list)
+    epoch_updates: int = 0
     log: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -138,20 +161,25 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
     if not isinstance(config, dict):
         config = {}
     log = files.read_bytes("log.txt").decode(errors="replace")
+    environment = files.environment()
+    plan = files.plan()
+    attempts = files.attempts(status)
     return RunReport(
         path=folder,
         name=folder.rpartition("/")[2] or folder,
         status=status,
         config=config,
         overrides=[str(word) for word in overrides],
-        environment=files.environment(),
-        plan=files.plan(),
+        environment=environment,
+        plan=plan,
         breakdown=files.read_mapping("breakdown.json"),
         predictions=files.predictions(),
-        attempts=files.attempts(status),
+        attempts=attempts,
         steps=_make_step_curves(lines) | _read_ledger_curves(files),
         metrics=_make_metric_curves(lines),
         history=History.from_lines([line for line in lines if line.kind == "phase"]),
+        marks=_list_marks(attempts, environment),
+        epoch_updates=_count_epoch_updates(plan),
         log=log.splitlines()[-LOG_LINES:],
         problems=files.problems,
     )
@@ -214,6 +242,32 @@ def _read_ledger_curves(files: RunFiles) -> dict[str, Curve]:
         if has.any():
             curves[name] = Curve(updates[has], np.where(np.isfinite(values), values, np.nan))
     return curves
+
+
+def _list_marks(attempts: list[StatusRecord], environment: EnvironmentRecord) -> list[Mark]:
+    """Return a mark at each update at which the run was resumed or changed, in order."""
+    labels: dict[int, list[str]] = {}
+    for attempt in attempts:
+        if attempt.resumed_at:
+            labels.setdefault(attempt.resumed_at, []).append(f"attempt {attempt.attempt} resumed")
+    for updates, text in environment.changes:
+        labels.setdefault(updates, []).append(shorten(text, MARK_LENGTH))
+    return [Mark(float(updates), "; ".join(labels[updates])) for updates in sorted(labels)]
+
+
+def _count_epoch_updates(plan: PlanRecord) -> int:
+    """Return the updates of every complete epoch of a plan; 0 if they differ."""
+    counts: dict[int, int] = {}
+    phases = plan.content.get("phases")
+    for phase in phases if isinstance(phases, list) else ():
+        if isinstance(phase, dict) and phase.get("split") == "train":
+            epoch = parse_count(phase.get("epoch"))
+            counts[epoch] = counts.get(epoch, 0) + parse_count(phase.get("steps"))
+    # The last epoch may be a part.
+    found = set(list(counts.values())[:-1]) or set(counts.values())
+    if len(found) == 1:
+        return found.pop()
+    return 0
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:

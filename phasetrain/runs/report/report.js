@@ -11,7 +11,7 @@ document.getElementById("theme").addEventListener("click", () => {
 function text(value) {
   if (value === null) return "not finite";
   if (Math.abs(value) >= 1e4 && Math.abs(value) < 1e9) return Math.round(value).toLocaleString("en");
-  return String(Number(value.toPrecision(4)));
+  return value.toPrecision(4);
 }
 
 // Index of the value of a rising list that is nearest to `wanted`.
@@ -42,6 +42,10 @@ for (const chart of document.querySelectorAll("figure.chart")) {
     });
   }
 
+  function epoch(at) {
+    return data.scales.epoch ? `, epoch ${Number((at / data.scales.epoch).toFixed(2))}` : "";
+  }
+
   function row(line, number, place) {
     const found = document.createElement("div");
     const dot = document.createElement("i");
@@ -66,7 +70,7 @@ for (const chart of document.querySelectorAll("figure.chart")) {
     cursor.setAttribute("d", `M${left + width * (at - first) / (last - first)} ${top}v${height}`);
     picture.append(cursor);
     const head = document.createElement("div");
-    head.textContent = names ? names.get(at) : `update ${at.toLocaleString("en")}`;
+    head.textContent = names ? names.get(at) : `update ${at.toLocaleString("en")}` + epoch(at);
     const rows = shown.map(([line, number]) => [line, number, nearest(line.x, at)])
       .filter(([line, , place]) => Math.abs(line.x[place] - at) <= (last - first) / 50);
     tip.replaceChildren(head, ...rows.map((one) => row(...one)));

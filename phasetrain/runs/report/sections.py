@@ -12,7 +12,12 @@ from phasetrain.runs.report.html import element, escape_text, table
 from phasetrain.runs.report.reading import Curve, RunReport, flatten
 from phasetrain.runs.report.tiles import badge
 from phasetrain.runtime.clock import KINDS, goodput
-from phasetrain.runtime.format import format_duration, format_percent, format_timestamp
+from phasetrain.runtime.format import (
+    format_duration,
+    format_metric,
+    format_percent,
+    format_timestamp,
+)
 
 MAX_ATTEMPTS = 30
 """Maximum number of attempts that are shown, the newest ones."""
@@ -31,8 +36,8 @@ Bar = tuple[str, Mapping[str, float], str]
 
 
 def metrics_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
-    """Return a table with the last, lowest and highest value of every metric; with several runs, a
-    column per run."""
+    """Return a table with the last and the best value of every metric; with several runs, a column
+    per run."""
     keys = dict.fromkeys(
         (split, metric)
         for metric in metric_names(runs, every=True)
@@ -51,7 +56,7 @@ def metrics_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
             rows.append((escape_text(name), *_summarize_curve(run.metrics[metric][split], best)))
         return _fold_long_table(
             table(
-                ("metric", "last", "at update", "lowest", "at", "highest", "at"),
+                ("metric", "last", "at update", "best", "at update"),
                 rows,
                 cls="figures",
             ),
@@ -60,13 +65,11 @@ def metrics_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     body = [
         (
             escape_text(f"{split}/{metric}"),
-            *(_format_last(run.metrics.get(metric, {}).get(split)) for run in runs),
+            *(_format_last(run, split, metric) for run in runs),
         )
         for split, metric in ordered
     ]
-    note = element(
-        "p", "The last value, and in small figures the lowest and the highest one.", cls="note"
-    )
+    note = element("p", "The last value, and in small figures the best one.", cls="note")
     return note + _fold_long_table(table(("metric", *names), body, cls="figures"), body)
 
 
@@ -185,42 +188,30 @@ def log_section(run: RunReport) -> str:
     )
 
 
-def format_figure(value: float) -> str:
-    """Return a number with four significant digits."""
-    if not np.isfinite(value):
-        return "-"
-    if abs(value) >= 1e4 and abs(value) < 1e9:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
 def _summarize_curve(curve: Curve, best: Best | None) -> tuple[str, ...]:
-    if not curve.has_values:
-        return ("not finite", f"{curve.x[-1]:,.0f}", "-", "-", "-", "-")
-    low = int(np.nanargmin(curve.y))
-    high = int(np.nanargmax(curve.y))
-    last = "not finite"
-    if np.isfinite(curve.y[-1]):
-        last = format_figure(curve.y[-1])
-    cells = [element("b", last), f"{curve.x[-1]:,.0f}"]
-    for place in (low, high):
-        value = format_figure(curve.y[place])
-        # not where all values are equal: the best one would be the worst one as well
-        if best is not None and curve.x[place] == best.updates and low != high:
-            value = element("b", value, cls="best", title="best value")
-        cells.append(value)
-        cells.append(f"{curve.x[place]:,.0f}")
-    return tuple(cells)
+    last = element("b", _format_finite(curve.y[-1]))
+    at = f"{curve.x[-1]:,.0f}"
+    if best is None:
+        return (last, at, "-", "-")
+    return (last, at, element("b", format_metric(best.value), cls="best"), f"{best.updates:,}")
 
 
-def _format_last(curve: Curve | None) -> str:
+def _format_last(run: RunReport, split: str, metric: str) -> str:
+    curve = run.metrics.get(metric, {}).get(split)
     if curve is None:
         return "-"
-    if not curve.has_values:
-        return "not finite"
-    low = format_figure(np.nanmin(curve.y))
-    high = format_figure(np.nanmax(curve.y))
-    return element("b", format_figure(curve.y[-1])) + element("small", f" {low} … {high}")
+    name = f"{split}/{metric}"
+    best = run.history.best(name, run.history.direction_of(name))
+    last = element("b", _format_finite(curve.y[-1]))
+    if best is None:
+        return last
+    return last + element("small", f" {format_metric(best.value)}")
+
+
+def _format_finite(value: float) -> str:
+    if np.isfinite(value):
+        return format_metric(value)
+    return "not finite"
 
 
 def _attempt_name(attempt: StatusRecord, *, last: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.runs.report.charts import Axis, Chart, Line, find_extent
+from phasetrain.runs.report.charts import Chart, Line, find_extent
 from phasetrain.runs.report.html import element, escape_text, script_data
 from phasetrain.runs.report.reading import Array
 
@@ -32,7 +32,7 @@ def draw_figure(chart: Chart) -> str:
     scales = _Scales.fit(chart)
     if scales is None:
         return ""
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"epoch": chart.epoch_updates}
     x_label = "update"
     if chart.axis is not None:
         x_label = chart.axis.label
@@ -40,7 +40,8 @@ def draw_figure(chart: Chart) -> str:
     lines = [line for line in chart.lines if len(line.curve.x)]
     picture = element(
         "svg",
-        _draw_grid(scales, chart.axis)
+        _draw_grid(scales, chart)
+        + _draw_marks(scales, chart)
         + "".join(_draw_line(number, line, scales) for number, line in enumerate(lines)),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
@@ -118,11 +119,28 @@ class _Scales:
         return top + height * ((self.y[1] - values) / (self.y[1] - self.y[0]))
 
 
-def _draw_grid(scales: _Scales, axis: Axis | None) -> str:
+def _draw_marks(scales: _Scales, chart: Chart) -> str:
+    """Return a vertical line where the run was resumed or changed, with a text for the pointer."""
+    if chart.axis is not None:
+        return ""
+    _, top, _, height = scales.box()
+    parts = []
+    for mark in chart.marks:
+        if scales.x[0] <= mark.x <= scales.x[1]:
+            x = float(scales.map_x(np.array(mark.x)))
+            title = f"<title>{escape_text(f'update {mark.x:,.0f}: {mark.label}')}</title>"
+            parts.append(f'<path d="M{x:.1f} {top}v{height}" class="mark">{title}</path>')
+    return "".join(parts)
+
+
+def _draw_grid(scales: _Scales, chart: Chart) -> str:
+    axis = chart.axis
     left, top, width, height = scales.box()
     parts = []
     if axis is None:
         unit = "updates"
+        if chart.epoch_updates:
+            unit = f"updates, {chart.epoch_updates:,} per epoch"
         marks = [(x, abbreviate(x)) for x in place_ticks(*scales.x, 8)]
     else:
         unit = escape_text(axis.label)

@@ -1,11 +1,12 @@
 """State, progress and time of runs, at the top of a report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from phasetrain.runs.records import PlanRecord, parse_count
 from phasetrain.runs.report.html import element, escape_text, table
-from phasetrain.runs.report.reading import RunReport
+from phasetrain.runs.report.reading import RunReport, flatten
 from phasetrain.runtime.clock import goodput
-from phasetrain.runtime.format import format_duration, format_percent
+from phasetrain.runtime.format import format_duration, format_metric, format_percent
 
 STATES = ("finished", "running", "preempted", "interrupted", "failed", "killed")
 """States with a colour in report.css."""
@@ -19,6 +20,7 @@ def tiles_section(run: RunReport, now: float) -> str:
         reason = ""  # the state says so
     planned = f"of {run.plan.updates:,}" if run.plan.updates else ""
     cards = [
+        *_headline(run),
         _tile("state", badge(state), reason),
         _tile("updates", format_progress(run), planned),
         _tile("time", _format_total(run), _format_count(run.status.attempt, "attempt")),
@@ -45,9 +47,46 @@ def tiles_section(run: RunReport, now: float) -> str:
         cards.append(
             _tile("weights", element("code", escape_text(digest[:12])), "SHA-256, see status.json")
         )
-    return element("div", "".join(cards), cls="tiles") + element(
-        "p", element("code", escape_text(run.path)), cls="note"
+    lines = [*_describe_parts(run.plan), element("code", escape_text(run.path))]
+    return element("div", "".join(cards), cls="tiles") + "".join(
+        element("p", line, cls="note") for line in lines
     )
+
+
+def _headline(run: RunReport) -> list[str]:
+    """Return a tile with the metric that counts: the monitored one, or the first of a test."""
+    chosen = flatten(run.config).get("CHECKPOINT.best.monitor")
+    monitor = chosen if isinstance(chosen, str) and chosen != "auto" else None
+    best = run.history.best(monitor) or run.history.best()
+    if best is None:
+        return []
+    split, _, name = best.metric.partition("/")
+    curve = run.metrics.get(name, {}).get(split)
+    last = best.value if curve is None else float(curve.y[-1])
+    note = f"best {format_metric(best.value)} at update {best.updates:,}"
+    return [_tile(best.metric, format_metric(last), note)]
+
+
+def _describe_parts(plan: PlanRecord) -> list[str]:
+    """Return a line about the model and one about the data, as far as they are known."""
+    lines = []
+    model = plan.content.get("model")
+    if isinstance(model, Mapping):
+        total = parse_count(model.get("parameters"))
+        trained = parse_count(model.get("trained"))
+        text = f"{model.get('name')}, {total:,} parameters"
+        if trained != total:
+            text += f", {trained:,} of them trained"
+        lines.append(element("b", "model") + " " + escape_text(text))
+    data = plan.content.get("data")
+    if isinstance(data, Mapping) and data:
+        splits = [
+            f"{split} {one.get('dataset')} ({parse_count(one.get('samples')):,} samples)"
+            for split, one in data.items()
+            if isinstance(one, Mapping)
+        ]
+        lines.append(element("b", "data") + " " + escape_text(", ".join(splits)))
+    return lines
 
 
 def runs_table(runs: Sequence[RunReport], names: Sequence[str], now: float) -> str:

@@ -41,6 +41,11 @@ def test_gray_images_are_read(written, pack):
     assert data.facts()["classes"] == 3
 
 
+def test_names_of_classes_give_their_number(written) -> None:
+    facts = load_idx(**written(), class_names=["a", "b", "c", "d"]).facts()
+    assert (facts["classes"], facts["class_names"]) == (4, ("a", "b", "c", "d"))
+
+
 def test_bytes_are_scaled_to_0_to_1(written):
     data = load_idx(**written(images=encoded(np.full((3, 1, 1), 255))))
     assert data.inputs.unique().tolist() == [1.0]

@@ -81,9 +81,8 @@ def test_it_renders_without_errors_and_shows_values_under_the_pointer(
     assert console == []
     found = json.loads(unescape(re.findall(r'data-found="([^"]*)"', document)[0]))
     run = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])
-    accuracy = float(f"{run['metrics']['accuracy']:.4g}")
-    assert found["shown"][0] == "update 15"
-    assert found["shown"][2] == f"test{accuracy:g}"
+    assert found["shown"][0] == "update 15, epoch 3"
+    assert found["shown"][2] == f"test{run['metrics']['accuracy']:#.4g}"
     assert (found["off"], found["theme"]) == (1, "dark")
     assert found["charts"] == 6
     assert found["lines"] >= 6

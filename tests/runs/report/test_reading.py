@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import KillAfter, SaveEachStep, run_until_killed, train
 from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
+from phasetrain.runs.report.page import render_report
 from phasetrain.runs.report.reading import Curve, flatten, read_run
 
 STEP = '{"kind": "step", "updates": %d, "split": "train", "loss": %s, "lr": 0.5, "time": {}}\n'
@@ -131,3 +133,16 @@ def test_a_folder_of_an_older_version_lacks_files_and_is_read(tmp_path: Path) ->
     found = read_run(str(tmp_path))
     assert found.problems == []
     assert (found.plan.differs, found.overrides, found.attempts, found.steps) == ((), [], [], {})
+
+
+def test_curves_are_marked_where_the_run_was_resumed_or_changed(tmp_path: Path) -> None:
+    words = ("PHASES.epochs=2", "DATA.TEST=null")
+    run_until_killed(tmp_path, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+    train(tmp_path, *words, "OPTIMIZER.lr=0.2", "RUN.allow=[OPTIMIZER.lr]")
+    run = read_run(str(tmp_path))
+    (mark,) = run.marks
+    assert (mark.x, run.epoch_updates) == (3, 5)
+    assert mark.label.startswith("attempt 2 resumed; OPTIMIZER.lr: the checkpoint has 0.1, now 0.2")
+    page = render_report([run])
+    assert page.count('class="mark"') >= 3
+    assert "updates, 5 per epoch" in page
