@@ -196,6 +196,13 @@ class Meter(RankBuffers, ABC):
                 whole.load_buffers({name: reduce(world, buffer)})
         return whole
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added since the last reset; unknown, and then False, without
+        buffers."""
+        buffers = list(self.buffers())
+        return bool(buffers) and not any(bool(buffer.any()) for buffer in buffers)
+
     @abstractmethod
     def update(self, out: StepOutput) -> None:
         """Add the output of one step, skipping samples whose `out.mask` is False."""

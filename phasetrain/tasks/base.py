@@ -15,6 +15,7 @@ from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
 from phasetrain.losses import WeightedSum
 from phasetrain.meters.base import meters_of
+from phasetrain.meters.loss import MeanLoss
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.optim.averaging.averages import Withheld
 from phasetrain.tasks.batchnorm_refresh import refresh_batch_norm
@@ -101,6 +102,7 @@ class Task(Passes, TaskState, Predictor):
         if fresh:
             for meter in self.meters.values():
                 meter.reset()
+            self._log_means.reset()
 
     def _select_split(self, split: str) -> None:
         """Select the meters and the terms of the loss of a split."""
@@ -165,6 +167,8 @@ class Task(Passes, TaskState, Predictor):
             self.generators.check_pass()  # an optimizer or a hook may draw as well
             self.generators.finish_step()
         out = merge_outputs(done.outputs)
+        if out.logs:
+            self._log_means.add(out)
         if loss is None:  # no strategy has averaged the loss over ranks
             return out
         # The mean loss is over all ranks, so its weight is too; `on_step` then needs no
@@ -209,10 +213,15 @@ class Task(Passes, TaskState, Predictor):
             self.generators.check_pass()
         if self.generators.watches:
             self.generators.finish_step()
-        return merge_outputs(outputs)
+        out = merge_outputs(outputs)
+        if out.logs:
+            self._log_means.add(out)
+        return out
 
     def measure(self, phase: Phase) -> dict[str, float]:
-        """Return the metrics of the phase by label.
+        """Return the metrics of the phase by label, and the means of the logged numbers.
+
+        A metric that is NaN because its meter saw no sample is left out.
 
         Raises:
             NumericsError: the last update of the phase was not finite, and the device reports it
@@ -221,9 +230,15 @@ class Task(Passes, TaskState, Predictor):
         for updater in self.updaters.values():
             # With a lag, the last verdict of a phase is still pending, and a checkpoint may follow.
             updater.resolve()
-        if not self._measures:
-            return {}
-        return compute_metrics(self._measured, self._world)
+        found: dict[str, float] = {}
+        if self._measures:
+            found = compute_metrics(self._measured, self._world)
+        if self.parts.train_meters or not phase.is_train:
+            # A meter may have the name of a logged number, or measure it under another name.
+            meters = self._measured.values()
+            named = {one.of for one in meters if isinstance(one, MeanLoss) and one.of}
+            found |= self._log_means.compute(self._world, {*named, *found})
+        return found
 
     def stateful(self) -> dict[str, Stateful]:
         """Return every part that learns or accumulates, by its name in a checkpoint."""
@@ -233,6 +248,7 @@ class Task(Passes, TaskState, Predictor):
             found["updater"] = parts.updater
         found |= {f"updater.{label}": one for label, one in parts.other_updaters.items()}
         found["generators"] = self.generators
+        found["logs"] = self._log_means
         for average in parts.averages.values():
             found |= average.stateful()
         for split, loader in parts.loaders.items():

@@ -1,5 +1,6 @@
 """Showing outputs to meters and reading their metrics."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -40,14 +41,21 @@ def update_meters(
 
 
 def compute_metrics(meters: Mapping[str, Meter], world: World) -> dict[str, float]:
-    """Return the metrics over all ranks by label; every rank must call this."""
+    """Return the metrics over all ranks by label; every rank must call this.
+
+    A metric that is NaN because its meter saw no sample is left out.
+    """
     metrics: dict[str, float] = {}
     for label, meter in meters.items():
         # Sums are reduced, not metrics: a mean of the ranks' accuracies would weigh ranks, not
         # samples.
-        value = meter.all_reduce(world).compute()
+        whole = meter.all_reduce(world)
+        value = whole.compute()
         if isinstance(value, dict):
-            metrics |= {f"{label}_{name}": float(one) for name, one in value.items()}
+            found = {f"{label}_{name}": float(one) for name, one in value.items()}
         else:
-            metrics[label] = float(value)
+            found = {label: float(value)}
+        if whole.is_empty:
+            found = {name: one for name, one in found.items() if not math.isnan(one)}
+        metrics |= found
     return metrics

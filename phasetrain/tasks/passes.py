@@ -16,6 +16,7 @@ from phasetrain.meters import Meter
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import mix_seed, seed_of
 from phasetrain.tasks.generator_use import GeneratorUse
+from phasetrain.tasks.log_means import LogMeans
 from phasetrain.tasks.metering import update_meters
 from phasetrain.tasks.micro_batch_weighting import MicroBatchWeighting
 from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
@@ -77,6 +78,7 @@ class Passes(ABC):
         # Those of the split under way; `begin` selects them.
         self._measured: Mapping[str, Meter] = parts.meters
         self._measures = bool(parts.meters)
+        self._log_means = LogMeans()
         self._show: Callable[[StepOutput], None] = self._update_meters
         self._casts = parts.machine.uses_autocast()
         self._trains = True
@@ -223,6 +225,8 @@ class Passes(ABC):
         """Show an output to the meters, and drop its graph and its tensors."""
         # With its graph, the loss would keep the activations of every micro-batch of the step.
         out.loss = out.loss.detach()
+        if out.logs:
+            out.logs = {name: _detach(value) for name, value in out.logs.items()}
         if measure and self._measures:
             self._show(out)
         out.output = None
@@ -235,6 +239,12 @@ class Passes(ABC):
 
     def _update_meters(self, out: StepOutput) -> None:
         update_meters(self._measured, self.parts.choices, out)
+
+
+def _detach(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return value
 
 
 def logging_loss(loss: nn.Module) -> LoggingLoss | None:

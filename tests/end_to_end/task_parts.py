@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from phasetrain.data import DATASETS
 from phasetrain.data.datasets import IGNORED, TensorSamples
 from phasetrain.data.datasets.digits import load_digits
 from phasetrain.engine.batch import Batch
+from phasetrain.losses import LoggingLoss
 from phasetrain.models import MODELS, Transformer
 from phasetrain.tasks import TASKS, LanguageModel
 
@@ -88,3 +90,13 @@ class OwnLoss(nn.Module):
             "size": 0.01 * scores.square().mean(),
             "scores": scores,
         }
+
+
+class Terms(LoggingLoss):
+    """Cross entropy and the size of the scores, logged with their graphs."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        ce = cross_entropy(output, target)
+        size = output.square().mean()
+        self.logs = {"ce": ce, "size": size}
+        return ce + 0.1 * size

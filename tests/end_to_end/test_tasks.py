@@ -148,7 +148,7 @@ class TestSeveralHeads:
         assert {
             f"{split}/{name}"
             for split in ("train", "test")
-            for name in ("digit", "probe", "odd", "loss")
+            for name in ("digit", "probe", "odd", "loss", "loss_digit", "loss_probe")
         } == set(done.last)
         logged = [record for record in records(tmp_path) if record["kind"] == "step"]
         assert [list(one["logs"]) for one in logged] == [
@@ -235,7 +235,10 @@ class TestOwnLosses:
     def test_losses_of_the_model_are_summed_and_logged(self, tmp_path: Path) -> None:
         done = run([*self.WORDS, f"RUN.dir={tmp_path}"])
         assert done.last is not None
-        assert set(done.last) == {"train/accuracy", "train/size", "test/accuracy", "test/size"}
+        names = ("accuracy", "size", "loss_class")
+        assert set(done.last) == {
+            f"{split}/{name}" for split in ("train", "test") for name in names
+        }
         for one in records(tmp_path):
             if one["kind"] == "step":
                 assert one["loss"] == pytest.approx(sum(one["logs"].values()), rel=1e-6)

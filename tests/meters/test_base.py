@@ -1,3 +1,4 @@
+import math
 from copy import deepcopy
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
+from phasetrain.tasks.metering import compute_metrics
 from phasetrain.testing.sync import READS
 
 # Other test modules register parts too, so the registry depends on the order of collection.
@@ -325,3 +327,17 @@ def test_part_that_is_not_a_meter_is_rejected():
 
 def test_most_meters_have_no_table():
     assert METERS.build("accuracy").table() == {}
+
+
+def test_metric_without_samples_is_left_out_and_a_nan_of_samples_is_not() -> None:
+    accuracy, loss = METERS.build("accuracy"), METERS.build("loss")
+    loss.update(StepOutput(torch.tensor(float("nan")), 4.0, 4))
+    found = compute_metrics({"accuracy": accuracy, "loss": loss}, World())
+    assert list(found) == ["loss"]
+    assert math.isnan(found["loss"])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_meter_is_empty_until_it_is_shown_something(name: str) -> None:
+    meter = METERS.build(name, facts=CLASSES)
+    assert meter.is_empty

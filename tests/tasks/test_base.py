@@ -185,7 +185,7 @@ class TestTestStep:
             Parts(model, nn.CrossEntropyLoss(), {}, None, {}, Machine(CPU), World(), 0)
         )
         made.test_step([batch()], AT, Silent())
-        assert made.stateful().keys() == {"model", "loss", "generators"}
+        assert made.stateful().keys() == {"model", "loss", "generators", "logs"}
         with pytest.raises(AssertionError, match="optimizer"):
             made.train_step([batch()], AT, Silent())
 
@@ -229,5 +229,5 @@ class TestPhases:
     def test_stateful_lists_the_parts_of_a_checkpoint(self) -> None:
         made = task()
         assert list(made.stateful()) == [
-            *("model", "loss", "updater", "generators", "meter.accuracy", "meter.loss")
+            *("model", "loss", "updater", "generators", "logs", "meter.accuracy", "meter.loss")
         ]

@@ -83,7 +83,7 @@ def test_exhausted_memory_in_a_train_step_is_no_config_error(
 
 def test_exhausted_memory_in_a_meter_is_no_config_error(error: Exception) -> None:
     task = build_run(["DATA.TRAIN.batch_size=16"]).task
-    task.meters = {"broken": RaisingMeter(error)}
+    task._measured = {"broken": RaisingMeter(error)}
     with pytest.raises(type(error)) as caught:
         show(task)
     assert caught.value is error
@@ -91,7 +91,7 @@ def test_exhausted_memory_in_a_meter_is_no_config_error(error: Exception) -> Non
 
 def test_error_of_a_meter_is_a_config_error() -> None:
     task = build_run(["DATA.TRAIN.batch_size=16"]).task
-    task.meters = {"broken": RaisingMeter(ValueError("wrong shape"))}
+    task._measured = {"broken": RaisingMeter(ValueError("wrong shape"))}
     with pytest.raises(ConfigError) as caught:
         show(task)
     assert caught.value.key == "METERS.broken"

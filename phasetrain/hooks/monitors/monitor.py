@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phasetrain.config.checks import check_at_least
@@ -27,10 +27,12 @@ class Monitor:
     Attributes:
         name: such as `test/accuracy` or `-test/loss`.
         key: config key, for messages.
+        label: label of the meter that measures it; empty before it is resolved.
     """
 
     name: str
     key: str
+    label: str = field(default="", compare=False)
 
     @property
     def objective(self) -> Objective:
@@ -47,6 +49,8 @@ class Monitor:
         objective = self.objective
         if phase.split != objective.split:
             return None
+        if objective.name not in metrics and self._is_left_out(metrics):
+            return None
         if objective.name not in metrics:
             measured = ", ".join(metrics) or "nothing"
             raise ConfigError(
@@ -58,6 +62,13 @@ class Monitor:
         if math.isfinite(value):
             return objective.direction.score(value)
         return None
+
+    def _is_left_out(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether the meter of the metric has seen no sample, and none of its metrics is
+        there."""
+        if not self.label:
+            return False
+        return not any(name == self.label or name.startswith(f"{self.label}_") for name in metrics)
 
     def resolve(self, run: Run) -> "Monitor":
         """Return the monitor with `auto` replaced, checked before the first step.
@@ -91,7 +102,7 @@ class Monitor:
                 self.key,
                 self.name,
             )
-        return self
+        return replace(self, label=split_metric(self.objective.name, meters)[0])
 
     def _resolve_auto(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
         split = next((phase.split for phase in plan.phases if not phase.is_train), "")
