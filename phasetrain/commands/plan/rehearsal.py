@@ -196,7 +196,9 @@ def prepare_parts(
             proves = not task.shards_weights
         inexact: list[str] = []
         if proves:
-            inexact = _prove_resume(run_plan, ResumeProof(plan, task, is_small=is_quick))
+            splits = [key.lower() for key, one in setup.config.DATA.items() if not one.exact]
+            proof = ResumeProof(plan, task, inexact=splits, is_small=is_quick)
+            inexact = _prove_resume(run_plan, proof)
         else:
             task.close()
     # Parts of the rehearsal have seen data: free them before the parts of the run are built, so

@@ -7,7 +7,7 @@ is compared.
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,13 +131,16 @@ class ResumeProof:
     Args:
         plan: of the run.
         task: the task without a resume; closed and dropped by `prove`.
+        inexact: splits whose samples need not be the same after a resume; they are left out.
         is_small: parts are not worth the time of a garbage collection.
     """
 
-    def __init__(self, plan: Plan, task: Task, *, is_small: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, task: Task, *, inexact: Collection[str] = (), is_small: bool = False
+    ) -> None:
         self.is_small = is_small
         self.plan = plan
-        self.segments = list(_list_segments(plan))
+        self.segments = [one for one in _list_segments(plan) if one.phase.data not in inexact]
         task.close()
         read_here(task)
         updater = task.parts.updater

@@ -182,6 +182,11 @@ def test_inexact_part_is_accepted_and_recorded_on_request(tmp_path: Path) -> Non
     assert entry["what"][0].startswith("MODEL: ")
 
 
+def test_split_that_need_not_be_exact_is_left_out(tmp_path: Path) -> None:
+    words = (f"DATA.TRAIN.collate={{name: {HERE}.Collate}}", "DATA.TRAIN.exact=false")
+    assert train(tmp_path, SHORT, REHEARSED, *words).updates == 10
+
+
 def test_attribute_that_has_changed_nothing_yet_is_a_warning(tmp_path: Path) -> None:
     train(tmp_path, SHORT, REHEARSED, *MODEL, f"MODEL.name={HERE}.Rarely")
     [line] = [
