@@ -218,7 +218,7 @@ class Hooks:
         # is left out of one attempt continues in the next.
         self._absent: dict[str, Any] = {}
         _check_single_hooks(self.by_label)
-        self._guards: dict[Hook, HookErrorGuard] = {}
+        self._guards: dict[int, HookErrorGuard] = {}
         self._run: Run | None = None
         # Labels of hooks that were added while the run was going, in this attempt or before.
         self._added: list[str] = []
@@ -227,12 +227,13 @@ class Hooks:
 
     def _collect_calls(self) -> None:
         """Look up the hooks that override each event."""
-        self._labels = {hook: label for label, hook in self.by_label.items()}
+        # By identity: a hook may be a dataclass, which has no hash.
+        self._labels = {id(hook): label for label, hook in self.by_label.items()}
         for label, hook in self.by_label.items():
             # A hook with `raise` is called directly, since its exception has to reach the loop. A
             # guard that exists knows what it has reported.
-            if hook.policy != "raise" and hook not in self._guards:
-                self._guards[hook] = HookErrorGuard(label, hook.policy)
+            if hook.policy != "raise" and id(hook) not in self._guards:
+                self._guards[id(hook)] = HookErrorGuard(label, hook.policy)
         self._wrapping = tuple(h for h in self.by_label.values() if overrides(h, "around"))
         # Like nested context managers, the hook that starts first ends last. The checkpoint hook is
         # the first one: it restores before any other hook starts, and saves after all others have
@@ -323,13 +324,17 @@ class Hooks:
         """Return the batch, or its replacement by hooks."""
         for call in self._calls["on_batch"]:
             # None leaves the batch as it is; a guarded hook that has failed returns None as well.
-            batch = call(run, phase, batch) or batch
+            changed = call(run, phase, batch)
+            if changed is not None:
+                batch = _require_type(changed, Batch, "on_batch")
         return batch
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput:
         """Return the output, or its replacement by hooks."""
         for call in self._calls["on_forward"]:
-            out = call(run, phase, out) or out
+            changed = call(run, phase, out)
+            if changed is not None:
+                out = _require_type(changed, StepOutput, "on_forward")
         return out
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
@@ -365,7 +370,7 @@ class Hooks:
         self._run = None
         with ExitStack() as stack:
             for hook in self.by_label.values():
-                guard = self._guards.get(hook)
+                guard = self._guards.get(id(hook))
                 if guard is None:
                     stack.callback(hook.close)
                 else:
@@ -414,14 +419,24 @@ class Hooks:
             if not overrides(hook, event):
                 continue
             call = attrgetter(event)(hook)
-            guard = self._guards.get(hook)
+            guard = self._guards.get(id(hook))
             if guard is not None:
                 call = guard.guard_call(call, at_start=event == "on_start")
             # Outside of the guard: an error of the wrapper must not be blamed on the wrapped hook.
             for wrapping in self._wrapping:
-                call = wrapping.around(self._labels[hook], event.removeprefix("on_"), call)
+                call = wrapping.around(self._labels[id(hook)], event.removeprefix("on_"), call)
             calls.append(call)
         return calls
+
+
+def _require_type(value: Any, kind: type[R], event: str) -> R:
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"HOOKS: {event} of a hook returned a {type(value).__name__}; expected a "
+            f"{kind.__name__} or None, such as `dataclasses.replace` of its last argument",
+            code="hooks.wrong_result",
+        )
+    return value
 
 
 def overrides(hook: Hook, name: str) -> bool:

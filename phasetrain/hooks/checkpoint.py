@@ -81,6 +81,7 @@ class CheckpointHook(Hook):
         self._promised = json.dumps(promised).encode()
         self._loaded = loaded
         self._checked = False
+        self._checked_update = False
         self._ending = False
         self._saved_at: tuple[int, int, str] | None = None
         self._writing: Background[Saved | None] = Background()
@@ -127,17 +128,14 @@ class CheckpointHook(Hook):
         self._checked = True
         # Not in `on_start`: the hooks that come later have not started then, and their state counts
         # too.
-        state = collect_state(run)
-        try:
-            check_encodable(state)
-        except TypeError as error:
-            raise ConfigError(
-                f"this run could not be saved: {error}", code="checkpoint.not_encodable"
-            ) from error
+        _check_state(run)
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Save if it is due or requested, and stop if a signal asks for it."""
         _check_folder(run)
+        if phase.is_train and not self._checked_update:
+            self._checked_update = True
+            _check_state(run)  # again: the first update makes the state of the optimizer
         # Handled here and not in the writing thread: `on_saved` of the hooks must run between two
         # steps.
         if self._writing.ready:
@@ -299,7 +297,7 @@ class CheckpointHook(Hook):
         if run.world.is_main or run.task.shards_weights:
             try:
                 draft = self.checkpointer.make_draft(position, state, self._promised, facts)
-            except TypeError as error:  # at the start all could be saved
+            except TypeError as error:  # after the first update all could be saved
                 trouble = f"the checkpoint at update {run.state.updates} could not be made: {error}"
         if run.task.shards_weights:  # they write together or not at all
             trouble = next(filter(None, run.world.all_gather(trouble)), "")
@@ -401,7 +399,7 @@ def _check_last_save(is_saved: bool) -> None:  # noqa: FBT001 - called in one pl
     if not is_saved:
         raise SaveError(
             "the training is complete, and its last checkpoint could not be saved (see above); "
-            "free some space and run the same command again to resume from the newest checkpoint"
+            "fix the cause and run the same command again to resume from the newest checkpoint"
         )
 
 
@@ -425,6 +423,17 @@ def _sync_logs(run: Run) -> None:
         raise SaveError(
             f"the checkpoint at update {run.state.updates} was not saved, because the logs in "
             f"{run.folder.path!r} could not be written: {error} ({free} bytes are free)"
+        ) from error
+
+
+def _check_state(run: Run) -> None:
+    """Raise ConfigError if the state of the run has something that no checkpoint can hold."""
+    state = collect_state(run)
+    try:
+        check_encodable(state)
+    except TypeError as error:
+        raise ConfigError(
+            f"this run could not be saved: {error}", code="checkpoint.not_encodable"
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from phasetrain.distributed import find_buffers
@@ -19,6 +20,46 @@ from phasetrain.runtime.format import join_first
 
 SHOWN = 12
 """Maximum number of modules in an error."""
+
+
+def require_shapes(module: nn.Module, where: str) -> None:
+    """Check that every weight and buffer has a shape, which those of lazy layers get in the first
+    forward pass only.
+
+    Args:
+        module: model or loss.
+        where: config path, for the message.
+
+    Raises:
+        ConfigError: names the layers (code `model.lazy_layer`).
+    """
+    lazy = [
+        f"{name or 'it'} ({type(layer).__name__})"
+        for name, layer in module.named_modules()
+        if any(
+            is_lazy(tensor)
+            for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
+        )
+    ]
+    if lazy:
+        raise ConfigError(
+            f"{where}: {join_first(lazy, SHOWN)} has weights without a shape until the first "
+            "forward pass, and the optimizer and a resume need the shapes before; use the layer "
+            "that takes the number of inputs, such as nn.Linear(64, 10), or call the model once "
+            "when it is built",
+            code="model.lazy_layer",
+        )
+
+
+def copy_expanded_buffers(module: nn.Module) -> None:
+    """Replace buffers whose elements share memory, as those of `expand` do, by copies: no state
+    could be loaded into them."""
+    for layer in module.modules():
+        for name, buffer in layer.named_buffers(recurse=False):
+            sizes = zip(buffer.shape, buffer.stride(), strict=True)
+            if any(size > 1 and not stride for size, stride in sizes):
+                # Not through `register_buffer`, which would make it persistent.
+                layer._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)

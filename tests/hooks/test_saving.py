@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,22 @@ from phasetrain.tasks import Task
 from phasetrain.testing.build import resolve_overrides
 
 Before = Callable[[str, str], None]
+
+
+class Remembering(torch.optim.SGD):
+    """Keeps its last steps in a deque, which no checkpoint can hold."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["recent"].setdefault("steps", deque(maxlen=3)).append(1)
+        return super().step(closure)
+
+
+def test_state_that_the_first_update_makes_is_checked(tmp_path: Path) -> None:
+    optimizer = f"OPTIMIZER={{name: {__name__}.Remembering, lr: 0.1}}"
+    with raises(ConfigError, code="checkpoint.not_encodable") as caught:
+        train(tmp_path, optimizer)
+    assert "deque" in str(caught.value)
+    assert status(tmp_path)["updates"] == 1
 
 
 class Door(Hook):

@@ -17,9 +17,31 @@ from phasetrain.models.prepare import (
     check_compilable,
     checkpoint_activations,
     convert_sync_batchnorm,
+    copy_expanded_buffers,
+    require_shapes,
 )
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class TestState:
+    def test_layer_without_shapes_is_rejected_by_name(self) -> None:
+        model = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+        with raises(ConfigError, key="MODEL", code="model.lazy_layer") as caught:
+            require_shapes(model, "MODEL")
+        assert "1 (LazyLinear)" in str(caught.value)
+        require_shapes(nn.Linear(2, 2), "MODEL")
+
+    def test_expanded_buffer_can_be_loaded_after_it_was_copied(self) -> None:
+        model = nn.BatchNorm1d(3)
+        model.register_buffer("scale", torch.ones(1).expand(3), persistent=True)
+        model.register_buffer("hidden", torch.zeros(1).expand(3), persistent=False)
+        with pytest.raises(RuntimeError):
+            model.load_state_dict({**model.state_dict(), "scale": torch.arange(3.0)})
+        copy_expanded_buffers(model)
+        assert "hidden" not in model.state_dict()
+        model.load_state_dict({**model.state_dict(), "scale": torch.arange(3.0)})
+        assert model.scale.tolist() == [0.0, 1.0, 2.0]
 
 
 class Counting(nn.Module):

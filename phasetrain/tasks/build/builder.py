@@ -26,6 +26,8 @@ from phasetrain.models.prepare import (
     check_compilable,
     checkpoint_activations,
     convert_sync_batchnorm,
+    copy_expanded_buffers,
+    require_shapes,
 )
 from phasetrain.models.sources import parse_sources
 from phasetrain.models.weights import LoadReport, load_pretrained
@@ -313,7 +315,9 @@ def prepare_modules(
     copies for averages, the strategy, the optimizer, the strategy's wrapper and compilation.
     Parameters that do not require a gradient keep it that way.
     """
-    # First of all: an optimizer or a copy made on the CPU would refer to other tensors.
+    copy_expanded_buffers(model)
+    copy_expanded_buffers(loss)
+    # Before all else: an optimizer or a copy made on the CPU would refer to other tensors.
     model.to(context.machine.device)
     loss.to(context.machine.device)
     over = context.config.DISTRIBUTED.sync_batch_norm
@@ -340,6 +344,7 @@ def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
     model = make_model(
         context, parameters_of(context.config.MODEL, MODEL_KEYS - {"name"}), "MODEL", facts=facts
     )
+    require_shapes(model, "MODEL")
     return _share_initial_state(context, context.config.MODEL.name, model)
 
 
