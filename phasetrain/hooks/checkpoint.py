@@ -132,10 +132,7 @@ class CheckpointHook(Hook):
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Save if it is due or requested, and stop if a signal asks for it."""
-        _check_folder(run)
-        if phase.is_train and not self._checked_update:
-            self._checked_update = True
-            _check_state(run)  # again: the first update makes the state of the optimizer
+        self._check_step(run, phase)
         # Handled here and not in the writing thread: `on_saved` of the hooks must run between two
         # steps.
         if self._writing.ready:
@@ -163,6 +160,13 @@ class CheckpointHook(Hook):
             self.save(run, "update")
         elif due:
             self.save(run, "minutes")
+
+    def _check_step(self, run: Run, phase: Phase) -> None:
+        """Check that this attempt may and can save."""
+        _check_folder(run)
+        if phase.is_train and not self._checked_update:
+            self._checked_update = True
+            _check_state(run)  # again: the first update makes the state of the optimizer
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Save if it is due by epochs, or if the weights are among the best."""
