@@ -19,6 +19,7 @@ from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.load import FOR_INFERENCE, find_test_split
+from phasetrain.commands.native_folder import is_native, make_native_files
 from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.commands.stored.stored_config import stored_in
 from phasetrain.config.changes import trajectory_digest
@@ -160,7 +161,7 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
         storage.replace(out, _encode_safetensors(weights))
         return Exported(len(weights.tensors), outside=weights.transforms)
     if form == "huggingface":
-        _write_folder(out, weights)
+        _write_folder(out, _make_files(weights, source, trust=trust))
         return Exported(len(weights.tensors), outside=weights.transforms)
     built = build_model(
         weights, overrides, config_dir, with_transforms=with_transforms, trust=trust
@@ -359,22 +360,43 @@ def _trace_program(model: nn.Module, example: Tensor) -> torch.export.ExportedPr
         ) from error
 
 
-def _write_folder(out: str, weights: Weights) -> None:
-    storage = open_storage(out)
+def _make_files(weights: Weights, source: Mapping[str, Any], *, trust: bool) -> Mapping[str, bytes]:
+    """Return name -> content of a folder of Hugging Face.
+
+    A whole model of transformers or timm is written by its library, which then reads it.
+    """
     config = weights.loaded.promised["config"]
     facts = {
-        "model_type": "phasetrain",
-        "architectures": [weights.facts["model"]],
-        "model": {key: value for key, value in config["MODEL"].items() if key != "weights"},
         **{key: weights.facts[key] for key in ("phasetrain", "checkpoint", "updates", "config")},
         "metrics": json.loads(weights.facts["metrics"]),
         "transforms": list(weights.transforms),
     }
+    if is_native(weights.facts["model"]) and not {"include", "exclude"} & source.keys():
+        which = source.get("which", "model")
+        files = make_native_files(weights.loaded.path, config, which, trust=trust)
+        return {**files, "phasetrain.json": _encode_json(facts)}
+    named = {
+        "model_type": "phasetrain",
+        "architectures": [weights.facts["model"]],
+        "model": {key: value for key, value in config["MODEL"].items() if key != "weights"},
+    }
+    return {
+        "config.json": _encode_json(named | facts),
+        "model.safetensors": _encode_safetensors(weights),
+    }
+
+
+def _encode_json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _write_folder(out: str, files: Mapping[str, bytes]) -> None:
+    storage = open_storage(out)
     # Written aside and renamed: a reader never finds config.json without the weights.
     working = storage.begin_folder(out.rstrip("/"))
     try:
-        storage.create(f"{working}/config.json", (json.dumps(facts, indent=1) + "\n").encode())
-        storage.create(f"{working}/model.safetensors", _encode_safetensors(weights))
+        for name, content in files.items():
+            storage.create(f"{working}/{name}", content)
         storage.publish_folder(working, out.rstrip("/"))
     except OSError:
         storage.abandon_folder(working, out.rstrip("/"))

@@ -54,8 +54,8 @@ class ByteTokenizer:
         return torch.cat([tokens, torch.tensor([self.end])])
 
     def decode(self, tokens: Tensor) -> str:
-        """Return the text of tokens `(N,)`, the inverse of `encode`: document ends are left out, and
-        invalid UTF-8 becomes U+FFFD."""
+        """Return the text of tokens `(N,)`, the inverse of `encode`: without document ends,
+        and with U+FFFD for invalid UTF-8."""
         return bytes(token for token in tokens.tolist() if token != self.end).decode(
             "utf-8", errors="replace"
         )

@@ -76,11 +76,43 @@ class OutputSelector:
         return named[self.name]
 
 
-def spread_mapping(
-    _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a call, with a single mapping spread over keyword arguments."""
-    # The library's models take input_ids and the like by keyword, and a batch has a single input.
-    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-        return (), {**inputs[0], **keywords}
-    return inputs, keywords
+@dataclass(frozen=True)
+class MappingSpreader:
+    """A forward pre-hook that spreads a single mapping over the arguments of a model.
+
+    Args:
+        first: name of the first parameter, which stays positional: `PositionalSelector` tells the
+            calls of tasks by it.
+    """
+
+    first: str
+
+    def __call__(
+        self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments of the call."""
+        # The library's models take input_ids and the like by keyword, and a batch has a single
+        # input.
+        if len(inputs) != 1 or not isinstance(inputs[0], Mapping):
+            return inputs, keywords
+        given = dict(inputs[0])
+        return (given.pop(self.first, None),), {**given, **keywords}
+
+
+@dataclass(frozen=True)
+class PositionalSelector:
+    """A forward hook that selects an output if the model was called with a positional argument.
+
+    Args:
+        select: selects the output.
+    """
+
+    select: OutputSelector
+
+    def __call__(
+        self, module: nn.Module, inputs: tuple[Any, ...], _keywords: dict[str, Any], output: Any
+    ) -> Any:
+        """Return the selected output, or all of them as the library made them."""
+        if inputs:
+            return self.select(module, inputs, output)
+        return output

@@ -10,7 +10,12 @@ from torch import nn
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.base import MODELS
-from phasetrain.models.bridges.base import OutputSelector, check_params, spread_mapping
+from phasetrain.models.bridges.base import (
+    MappingSpreader,
+    OutputSelector,
+    PositionalSelector,
+    check_params,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,7 +55,9 @@ def find_transformers_model(name: str) -> Factory[nn.Module] | None:
     ) -> nn.Module:
         """Build a transformers model with initial weights.
 
-        An input that is a mapping is passed as keyword arguments.
+        Called with one positional argument, as tasks do, it returns `output`; a mapping is passed
+        as keyword arguments. Called with keywords, as `generate` and other code of the library do,
+        it returns what it would without phasetrain.
 
         Args:
             config: config of the model, as in its config.json; Auto classes need `model_type`.
@@ -65,8 +72,9 @@ def find_transformers_model(name: str) -> Factory[nn.Module] | None:
         else:
             made_of = _make_config(found.config_class, settings, classes)
         made: nn.Module = found.from_config(made_of) if is_auto else found(made_of)
-        made.register_forward_pre_hook(spread_mapping, with_kwargs=True)
-        made.register_forward_hook(OutputSelector(output))
+        first = next(iter(inspect.signature(made.forward).parameters))
+        made.register_forward_pre_hook(MappingSpreader(first), with_kwargs=True)
+        made.register_forward_hook(PositionalSelector(OutputSelector(output)), with_kwargs=True)
         return made
 
     return build

@@ -11,9 +11,10 @@ from torch import nn
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError
 from phasetrain.models.bridges.base import (
+    MappingSpreader,
     OutputSelector,
+    PositionalSelector,
     check_params,
-    spread_mapping,
     to_plain_containers,
 )
 
@@ -31,12 +32,20 @@ def test_output_is_selected_by_name(output: object) -> None:
         OutputSelector("secnd")(module, (), output)
 
 
-def test_mapping_is_passed_as_keywords() -> None:
-    assert spread_mapping(nn.Identity(), (MappingProxyType({"a": 1}),), {"b": 2}) == (
-        (),
-        {"a": 1, "b": 2},
-    )
-    assert spread_mapping(nn.Identity(), (ONE,), {"b": 2}) == ((ONE,), {"b": 2})
+def test_mapping_is_spread_with_its_first_parameter_positional() -> None:
+    spread = MappingSpreader("a")
+    mapping = MappingProxyType({"c": 3, "a": 1})
+    assert spread(nn.Identity(), (mapping,), {"b": 2}) == ((1,), {"c": 3, "b": 2})
+    assert spread(nn.Identity(), (MappingProxyType({"c": 3}),), {}) == ((None,), {"c": 3})
+    assert spread(nn.Identity(), (ONE,), {"b": 2}) == ((ONE,), {"b": 2})
+    assert spread(nn.Identity(), (), {"a": mapping}) == ((), {"a": mapping})
+
+
+def test_output_is_selected_for_a_positional_argument_only() -> None:
+    select = PositionalSelector(OutputSelector("second"))
+    output = Both(ONE, OTHER)
+    assert select(nn.Identity(), (ONE,), {}, output) is OTHER
+    assert select(nn.Identity(), (), {"a": ONE}, output) is output
 
 
 def test_parameters_are_plain_containers_without_pretrained_weights() -> None:

@@ -83,7 +83,7 @@ def test_mapping_is_passed_as_keywords() -> None:
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
     masked = model({"input_ids": ids, "attention_mask": mask})
     assert masked.shape == (2, 3)
-    assert torch.equal(masked, model(input_ids=ids, attention_mask=mask))
+    assert torch.equal(masked, model(input_ids=ids, attention_mask=mask).logits)
     assert torch.equal(model(ids), model({"input_ids": ids}))
     assert not torch.equal(model(ids)[1], masked[1])
     assert torch.equal(deepcopy(model)(ids), model(ids))
