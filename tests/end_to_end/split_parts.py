@@ -33,3 +33,28 @@ class TwoHeads(nn.Module):
     def forward(self, points: Tensor) -> dict[str, Tensor]:
         points = self.drop(points)
         return {"first": self.first(points), "second": self.second(points)}
+
+
+class Points(Dataset[Any]):
+    """Samples with two named inputs and a named target."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {
+            "left": torch.tensor(float(index)),
+            "right": torch.ones(3),
+            "label": torch.tensor(1),
+        }
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, *, right: Tensor, left: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.drop(torch.cat([left[:, None], right], dim=1)))
+        return out

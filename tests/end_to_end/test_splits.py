@@ -4,10 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, records
 from raising import raises
 
 from phasetrain.commands.api import run
+from phasetrain.commands.load import load
 from phasetrain.commands.result import RunResult
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook
@@ -105,3 +107,29 @@ def test_wrong_selection_is_rejected_before_training(
 ) -> None:
     with raises(ConfigError, key=key, code=code):
         train(tmp_path, word)
+
+
+class TestInputsByName:
+    WORDS = (
+        "experiment=null",
+        "DATA.TRAIN={dataset: split_parts.Points, inputs: [left, right], targets: label, batch_size: 4}",
+        "DATA.TEST={dataset: split_parts.Points, inputs: [left, right], targets: label, batch_size: 8}",
+        "MODEL.name=split_parts.ByName",
+        "METERS.accuracy={}",
+        "PHASES.epochs=1",
+        "HOOKS.console=null",
+    )
+
+    def test_model_gets_keyword_arguments_in_training_tests_and_predictions(
+        self, tmp_path: Path
+    ) -> None:
+        words = [*self.WORDS, "MODEL.inputs_by_name=true", f"RUN.dir={tmp_path}"]
+        result = run(words, terminal=Terminal(live=False))
+        assert (result.state, result.updates) == ("finished", 4)
+        task = load(str(tmp_path))
+        inputs = {"left": torch.zeros(2), "right": torch.ones(2, 3)}
+        assert torch.equal(task.model(inputs), task.model(**inputs))
+
+    def test_mapping_is_one_argument_by_default(self, tmp_path: Path) -> None:
+        with raises(ConfigError, code="config.misfit"):
+            run([*self.WORDS, f"RUN.dir={tmp_path}"], terminal=Terminal(live=False))

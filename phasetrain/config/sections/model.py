@@ -69,6 +69,11 @@ class ModelSection(Section):
         "name of a model, or a dotted path to a torch.nn.Module or a function that returns one",
         resume="forbidden",
     )
+    inputs_by_name: bool = key(
+        False,
+        "pass a mapping of inputs as keyword arguments, model(**inputs), and not as one argument",
+        resume="forbidden",
+    )
     weights: str | Mapping[str, Any] | tuple[Any, ...] | None = key(
         None,
         "weights to initialize from: the path of a file, a checkpoint or a run, a mapping with "

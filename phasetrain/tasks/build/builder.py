@@ -20,6 +20,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS, Embedding
+from phasetrain.models.bridges.base import spread_mapping
 from phasetrain.models.prepare import (
     CompiledModel,
     CompileSettings,
@@ -345,6 +346,10 @@ def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
         context, parameters_of(context.config.MODEL, MODEL_KEYS - {"name"}), "MODEL", facts=facts
     )
     require_shapes(model, "MODEL")
+    if context.config.MODEL.inputs_by_name:
+        # A hook of the module and not of the task, so that the model is called in the same way by
+        # predictions, exports and the counting of operations.
+        model.register_forward_pre_hook(spread_mapping, with_kwargs=True)
     return _share_initial_state(context, context.config.MODEL.name, model)
 
 
