@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.commands.engines import Loop, run_engine
+from phasetrain.commands.engines import Loop, OnException, run_engine
 from phasetrain.commands.given.name_objects import ObjectNamer
 from phasetrain.commands.load import load
 from phasetrain.commands.result import RunResult
@@ -35,6 +35,7 @@ def run(
     hooks: Mapping[str, Hook] | None = None,
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
+    on_exception: OnException = "raise",
 ) -> RunResult:
     """Run the engine that RUN.engine names, as the command line does, and return the result.
 
@@ -49,6 +50,8 @@ def run(
         hooks: label -> hook, in addition to the hooks in section HOOKS.
         loop: runs the engine of a training; a custom loop iterates over `engine.steps()`.
         terminal: where to print; standard output by default, with a progress bar in a notebook.
+        on_exception: `ignore` does not raise an exception of the run, but returns a result with
+            state `failed` and the exception as `error`; mistakes in the config are raised anyway.
 
     Raises:
         PhasetrainError: see `phasetrain.errors`.
@@ -57,7 +60,7 @@ def run(
         >>> result = phasetrain.run("PHASES.epochs=2 RUN.dir=/tmp/two")
         >>> result.last["test/accuracy"], result.best.epoch
     """
-    return _run_words(config, (), config_dir, hooks, loop, terminal)
+    return _run_words(config, (), config_dir, hooks, loop, terminal, on_exception)
 
 
 def train(
@@ -67,9 +70,12 @@ def train(
     hooks: Mapping[str, Hook] | None = None,
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
+    on_exception: OnException = "raise",
 ) -> RunResult:
     """Train the run that the config describes, whatever RUN.engine says; see `run`."""
-    return _run_words(config, ("RUN.engine=train",), config_dir, hooks, loop, terminal)
+    return _run_words(
+        config, ("RUN.engine=train",), config_dir, hooks, loop, terminal, on_exception
+    )
 
 
 def _run_words(
@@ -79,6 +85,7 @@ def _run_words(
     hooks: Mapping[str, Hook] | None,
     loop: Loop,
     terminal: Terminal | None,
+    on_exception: OnException,
 ) -> RunResult:
     """Run a config with further overrides, see `run`."""
     extra = dict(hooks or {})
@@ -95,6 +102,7 @@ def _run_words(
             hooks=extra,
             loop=loop,
             terminal=terminal,
+            on_exception=on_exception,
         )
         return with_history(replace(result, objects=objects))
 

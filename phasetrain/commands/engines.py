@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from traceback import format_exception
 from types import MappingProxyType
+from typing import Literal
 
 from phasetrain.commands.extract.extract import extract
 from phasetrain.commands.find.find_batch_size import find_batch_size
@@ -22,14 +23,18 @@ from phasetrain.commands.train.train import Loop, train
 from phasetrain.config.trust import trust_only
 from phasetrain.distributed import check_collective_order, find_placement, join_process_group
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.errors import ConfigError, needs_traceback
+from phasetrain.errors import ConfigError, PhasetrainError, needs_traceback
 from phasetrain.hooks import Hook
+from phasetrain.runs.records import read_status, shorten_error
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.terminal import Terminal
 
-__all__ = ["ENGINES", "Loop", "print_log", "run_engine"]
+__all__ = ["ENGINES", "Loop", "OnException", "print_log", "run_engine"]
 
 log = logging.getLogger(__name__)
+
+OnException = Literal["raise", "ignore"]
+"""What to do with an exception of a run: raise it, or return it in the result."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
 """RUN.engine -> engine."""
 
 
-def run_engine(
+def run_engine(  # noqa: PLR0913 - all but one are keywords
     overrides: Sequence[str] = (),
     *,
     config_dir: str | None = None,
@@ -87,6 +92,7 @@ def run_engine(
     terminal: Terminal | None = None,
     clock: Clock | None = None,
     stored: StoredConfig | None = None,
+    on_exception: OnException = "raise",
 ) -> RunResult:
     """Run the engine that the config names, without reading back its history.
 
@@ -98,6 +104,7 @@ def run_engine(
         terminal: where to print; standard output by default.
         clock: measures this attempt; by default it starts now.
         stored: the config of a run folder, which the overrides change; see `use_folder`.
+        on_exception: `ignore` returns an exception in the result once the config is valid.
 
     Raises:
         PhasetrainError: see `phasetrain.errors`.
@@ -126,7 +133,13 @@ def run_engine(
             log.info("LAUNCH.cluster = debug: the run is not submitted, it runs in this process")
         # Parts are built in here: what the config of a folder names stays restricted until then.
         with trust_only(setup.trusted_paths):
-            return _run_setup(setup, extras)
+            try:
+                return _run_setup(setup, extras)
+            # An interrupt by the keyboard is no Exception and is raised in any case.
+            except Exception as error:
+                if on_exception == "raise":
+                    raise
+                return _failed_result(setup, error)
 
 
 def _run_setup(setup: Setup, extras: Extras) -> RunResult:
@@ -153,6 +166,18 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
         check_collective_order(world, timeout_seconds=timeout, debug=section.debug),
     ):
         return engine.run(replace(setup, world=world), extras)
+
+
+def _failed_result(setup: Setup, error: Exception) -> RunResult:
+    """Return the result of a run that has failed, for a caller who goes on."""
+    folder = setup.config.RUN.dir
+    reason = f"{type(error).__name__}: {shorten_error(error)}"
+    log.error("the run has failed, and on_exception = 'ignore' returns the error: %s", reason)
+    code = error.exit_code if isinstance(error, PhasetrainError) else 1
+    updates = read_status(folder).updates
+    return RunResult(
+        "failed", exit_code=code, folder=folder, reason=reason, updates=updates, error=error
+    )
 
 
 def _plan(setup: Setup) -> RunResult:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.api import run
-from phasetrain.commands.engines import Loop
+from phasetrain.commands.engines import Loop, OnException
 from phasetrain.commands.given.describe_optimizer import describe_optimizer
 from phasetrain.commands.result import RunResult
 from phasetrain.config.registry import parameters
@@ -41,6 +41,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
     config_dir: str | Path | None = None,
+    on_exception: OnException = "raise",
     **overrides: Any,
 ) -> RunResult:
     """Train a model on a dataset, both given as objects, and return the result.
@@ -61,7 +62,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
             object, a class or a name. The mean loss is always measured.
         epochs: passes over the training data.
         batch_size: samples per update, if `train` is not a DataLoader.
-        hooks, loop, terminal, config_dir: see `phasetrain.run`.
+        hooks, loop, terminal, config_dir, on_exception: see `phasetrain.run`.
         **overrides: sections of the config, such as `OPTIMIZER={"clip_norm": 1.0}` or
             `RUN={"dir": "runs/a"}`; they win over the arguments.
 
@@ -96,7 +97,12 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     if isinstance(model, nn.Module):
         extra["return_weights"] = ReturnWeights(model)
     result = run(
-        [config, overrides], hooks=extra, loop=loop, terminal=terminal, config_dir=config_dir
+        [config, overrides],
+        hooks=extra,
+        loop=loop,
+        terminal=terminal,
+        config_dir=config_dir,
+        on_exception=on_exception,
     )
     if isinstance(model, nn.Module) and result.state == "finished" and not result.seconds:
         _load_finished(model, result)

@@ -41,7 +41,7 @@ class RunResult:
 
     Attributes:
         state: `finished`, `interrupted`, `preempted`, `planned`, `tested`, `extracted`, `found`,
-            `replayed` or `submitted`.
+            `replayed`, `submitted`, or `failed` with `on_exception="ignore"`.
         exit_code: exit code of the process.
         folder: the run folder.
         reason: why the run ended.
@@ -57,6 +57,7 @@ class RunResult:
         best: best value by CHECKPOINT.best.monitor, or of the first metric of a test, with the
             checkpoint that holds its weights if that was kept; None if nothing was measured.
         objects: objects of the call that its config names.
+        error: exception with which the run has failed, with `on_exception="ignore"`; else None.
     """
 
     state: str
@@ -72,6 +73,7 @@ class RunResult:
     history: History = field(default_factory=History)
     best: Best | None = None
     objects: GivenObjects = field(default_factory=GivenObjects, repr=False, compare=False)
+    error: Exception | None = None
 
     def load(self, checkpoint: str = "latest", **options: Any) -> Task:
         """Return the task of the run with its weights, see `phasetrain.load`."""

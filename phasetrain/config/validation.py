@@ -299,7 +299,8 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
         # Keys with a dot are problems of the composition.
         if key == part.slot.key or schema.has(here) or "." in key:
             continue  # checked with the keys of the section
-        if key in own:
+        # The schedule `step` and those of torch have a parameter `every` with other values.
+        if key in own and not (key == "every" and key in part.takes):
             if not own[key].type.fits(value):
                 report.add("config.wrong_type", here, value, f"expected {own[key].type.text}")
         elif key in part.slot.provided:

@@ -240,6 +240,9 @@ class Plan:
     updates: int = field(init=False, compare=False, default=0)
     epochs: int = field(init=False, compare=False, default=0)
     stages: tuple[StageSpan, ...] = field(init=False, compare=False, default=())
+    _epoch_starts: dict[str, Any] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         # Computed once: `where` is asked for in every update, and a plan may have a million phases.
@@ -297,7 +300,22 @@ class Plan:
             phase.samples_in(state.step),
             phase.stage,
             within,
+            self._epoch_start(phase, state),
         )
+
+    def _epoch_start(self, phase: Phase, state: RunState) -> tuple[float, float] | None:
+        """Return `where` and `within` at the first update of the epoch; None in a test."""
+        if not phase.is_train:
+            return None
+        key = (phase.index, state.updates - state.step)
+        # The same in all steps of a phase, and asked for in each of them.
+        if self._epoch_starts.get("key") != key:
+            # Not before a splice: progress there followed another plan.
+            updates = max(key[1] - phase.first, self.anchor.updates)
+            found = self.where_at(updates), self.within(phase.stage, updates)
+            self._epoch_starts.update(key=key, found=found)
+        start: tuple[float, float] = self._epoch_starts["found"]
+        return start
 
     def following(self, phase: Phase) -> Iterator[Phase]:
         """Yield `phase` and all later phases over the same samples, in order."""

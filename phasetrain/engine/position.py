@@ -90,6 +90,8 @@ class Position(NamedTuple):
         samples: samples of the step, over all ranks; 0 if unknown.
         stage: number of the stage.
         within: progress in the stage in [0, 1); 1 in the tests after its last update.
+        epoch_start: `where` and `within` at the first update of the epoch, or where the rest of the
+            plan was made again within the epoch; None: those of the step.
     """
 
     split: str
@@ -99,3 +101,4 @@ class Position(NamedTuple):
     samples: int = 0
     stage: int = 0
     within: float = 0.0
+    epoch_start: tuple[float, float] | None = None

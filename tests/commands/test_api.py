@@ -20,6 +20,7 @@ from phasetrain.config.changes import compare_configs
 from phasetrain.config.compose.override_text import format_overrides, format_removals
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook
 from phasetrain.runs.history import History
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import differences
@@ -199,3 +200,25 @@ def test_the_names_of_the_package() -> None:
     assert phasetrain.load is load
     with pytest.raises(AttributeError, match="no attribute 'lood'"):
         phasetrain.__getattr__("lood")
+
+
+class TestIgnoredException:
+    class Fails(Hook):
+        def on_step(self, run: Any, phase: Any, out: Any) -> None:
+            if run.state.updates == 4:
+                raise OSError("the cable is out")
+
+    def test_result_has_the_error_and_the_next_call_resumes(self, tmp_path: Path) -> None:
+        words = [*SMALL, f"RUN.dir={tmp_path / 'run'}", "PHASES.epochs=1"]
+        quiet = Terminal(io.StringIO(), live=False)
+        hooks = {"fails": self.Fails()}
+        result = phasetrain.run(words, hooks=hooks, terminal=quiet, on_exception="ignore")
+        assert isinstance(result.error, OSError)
+        assert (result.state, result.exit_code, result.updates) == ("failed", 1, 4)
+        assert [row["updates"] for row in result.history.steps()] == [1, 2, 3]
+        again = phasetrain.run(words, terminal=quiet, on_exception="ignore")
+        assert (again.state, again.updates, again.error) == ("finished", 5, None)
+
+    def test_mistake_in_the_config_is_raised(self, tmp_path: Path) -> None:
+        with raises(ConfigError, code="config.unknown_section"):
+            phasetrain.run(["MODLE.name=mlp", f"RUN.dir={tmp_path}"], on_exception="ignore")

@@ -13,6 +13,7 @@ from harness import (
     run_until_killed,
     train,
 )
+from raising import raises
 
 from phasetrain.errors import ConfigError
 
@@ -80,3 +81,40 @@ def test_schedule_longer_than_the_run_is_rejected_before_training(
     with pytest.raises(ConfigError, match=told):
         train(tmp_path, f"OPTIMIZER.SCHEDULES.lr={schedule}")
     assert not (tmp_path / "checkpoints").exists()
+
+
+HELD = (
+    "OPTIMIZER.SCHEDULES.lr={name: cosine, warmup: 0, every: epoch}",
+    "OPTIMIZER.SCHEDULES.momentum={name: linear, end: 0.5, every: epoch}",
+    # Phases that begin within an epoch.
+    "PHASES.test_every.updates=3",
+)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("held")
+    train(folder, *HELD)
+    return folder
+
+
+class TestHeld:
+    """Schedules with `every: epoch`."""
+
+    def test_value_changes_at_the_start_of_an_epoch_only(self, held: Path) -> None:
+        factors = [rate / 0.1 for rate in lrs(held)]
+        assert factors == pytest.approx([1] * 5 + [0.75] * 5 + [0.25] * 5)
+
+    def test_run_killed_within_an_epoch_resumes_exactly(self, held: Path, tmp_path: Path) -> None:
+        run_until_killed(tmp_path, *HELD, hooks={"save": SaveEachStep(), "kill": KillAfter(12)})
+        train(tmp_path, *HELD)
+        assert differences_of_runs(held, tmp_path) == []
+
+    def test_every_of_step_is_a_duration(self, tmp_path: Path) -> None:
+        step = "OPTIMIZER.SCHEDULES.lr={name: step, warmup: 0, factor: 0.5, every: 1 epochs}"
+        train(tmp_path, step, "PHASES.epochs=2")
+        assert [rate / 0.1 for rate in lrs(tmp_path)] == pytest.approx([1] * 5 + [0.5] * 5)
+
+    def test_other_values_are_rejected(self, tmp_path: Path) -> None:
+        with raises(ConfigError, key="OPTIMIZER.SCHEDULES.lr.every", code="config.wrong_type"):
+            train(tmp_path, "OPTIMIZER.SCHEDULES.lr={name: cosine, every: 2 epochs}")

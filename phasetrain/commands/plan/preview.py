@@ -17,6 +17,7 @@ from phasetrain.config.problems import format_value
 from phasetrain.config.rules.derive import list_non_defaults
 from phasetrain.config.stages import STAGE_KEYS
 from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import format_bytes, format_duration, format_si
@@ -379,7 +380,8 @@ def _lr_at_start(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float 
     if parts.updater is None or not phase.is_train:
         return None
     # Schedules are functions of the position: the run sets its own at its first step.
-    parts.updater.schedule(plan.where_at(updates), phase.stage, plan.within(phase.stage, updates))
+    at = plan.position(RunState(phase=phase.index, updates=updates))
+    parts.updater.schedule(at.where, at.stage, at.within, at.epoch_start)
     return parts.updater.lr
 
 

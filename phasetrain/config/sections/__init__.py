@@ -35,7 +35,11 @@ from phasetrain.config.sections.model import (
     TrunkSection,
     WeightedLossSection,
 )
-from phasetrain.config.sections.optimizer import OptimizerSection, OtherOptimizerSection
+from phasetrain.config.sections.optimizer import (
+    OptimizerSection,
+    OtherOptimizerSection,
+    ScheduleSection,
+)
 from phasetrain.config.sections.phases import PhasesSection
 from phasetrain.config.sections.run import RunSection
 
@@ -72,7 +76,9 @@ ENTRIES: Mapping[str, type] = MappingProxyType(
         "MODEL.heads.*": HeadSection,
         "LOSS.losses.*": WeightedLossSection,
         "METERS.*": MeterSection,
+        "OPTIMIZER.SCHEDULES.*": ScheduleSection,
         "OPTIMIZER.others.*": OtherOptimizerSection,
+        "OPTIMIZER.others.*.SCHEDULES.*": ScheduleSection,
         "HOOKS.*": HookSection,
     }
 )

@@ -31,6 +31,18 @@ class SamSection(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScheduleSection(Section):
+    """Keys of a schedule next to its parameters."""
+
+    every: Literal["update", "epoch"] = key(
+        "update",
+        "when the value changes: in each update, or at the start of an epoch; `every` of step is a "
+        "duration",
+        resume="adjustable",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSection(Section):
     """The optimizer, its parameter groups and schedules, and gradient processing."""
 

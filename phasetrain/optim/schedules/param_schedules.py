@@ -1,6 +1,6 @@
 """Scheduled options of an optimizer, such as the learning rate, over a run and its stages."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,22 @@ ParamGroups = Sequence[dict[str, Any]]
 """Parameter groups, as `Optimizer.param_groups`."""
 
 CONSTANT = LinearParamScheduler(1.0, 1.0)
+
+
+class HeldSchedule(ParamScheduler):
+    """A schedule that is asked for its value at the start of each epoch only (`every: epoch`).
+
+    Args:
+        schedule: factor as a function of `where`.
+    """
+
+    def __init__(self, schedule: Callable[[float], float]) -> None:
+        self.schedule = schedule
+
+    def __call__(self, where: float) -> float:
+        """Return the factor at the start of an epoch."""
+        return self.schedule(where)
+
 
 PROBES = 100
 """Number of points at which a schedule is looked at."""
@@ -60,6 +76,11 @@ class _ScheduledOption:
     base: float
     schedule: ParamScheduler
     within_stage: bool = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it only changes at the start of an epoch."""
+        return isinstance(self.schedule, HeldSchedule)
 
     def peak(self, begin: float) -> float:
         """Return the highest value at `PROBES` points of progress in [begin, 1)."""
@@ -129,7 +150,14 @@ class ParamSchedules:
             return 1.0
         return max(one.peak(where) for one in rates) / peak
 
-    def apply(self, groups: ParamGroups, where: float, stage: int = 0, within: float = 0.0) -> None:
+    def apply(
+        self,
+        groups: ParamGroups,
+        where: float,
+        stage: int = 0,
+        within: float = 0.0,
+        epoch_start: tuple[float, float] | None = None,
+    ) -> None:
         """Set the scheduled options of the groups.
 
         Args:
@@ -137,9 +165,15 @@ class ParamSchedules:
             where: progress of the training in [0, 1).
             stage: number of the stage.
             within: progress in the stage in [0, 1).
+            epoch_start: both at the start of the epoch, for schedules with `every: epoch`; None:
+                the epoch starts here.
         """
+        now = (where, within)
         for one in self._stages[stage]:
-            progress = within if one.within_stage else where
+            at = now
+            if epoch_start is not None and one.is_held:
+                at = epoch_start
+            progress = at[1] if one.within_stage else at[0]
             groups[one.group][one.option] = one.base * one.schedule(progress)
         if self._factor != 1.0:
             for group in groups:

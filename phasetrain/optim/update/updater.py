@@ -109,14 +109,20 @@ class Updater:
         """Multiply all learning rates by `value` from the next update on."""
         self.schedules.factor = value
 
-    def schedule(self, where: float, stage: int = 0, within: float = 0.0) -> None:
+    def schedule(
+        self,
+        where: float,
+        stage: int = 0,
+        within: float = 0.0,
+        epoch_start: tuple[float, float] | None = None,
+    ) -> None:
         """Begin an update: set every scheduled option, see `ParamSchedules.apply`."""
         # Copies come first: schedules and SAM's first pass belong to the update that may be undone.
         if self.guard.saves:
             self.guard.restore_point.save()
         if self.sam is not None:
             self.sam.begin()
-        self.schedules.apply(self.optimizer.param_groups, where, stage, within)
+        self.schedules.apply(self.optimizer.param_groups, where, stage, within, epoch_start)
 
     def backward(
         self,

@@ -15,7 +15,12 @@ from phasetrain.distributed import STRATEGIES, Ordered, Strategy, buffer_lookup
 from phasetrain.errors import ConfigError
 from phasetrain.optim import SCALERS, SCHEDULES, GuardSettings, MultiOptimizer, Updater
 from phasetrain.optim.groups import list_weights, split_by_note, tabulate
-from phasetrain.optim.schedules.param_schedules import GroupSchedules, Schedules, StageOptions
+from phasetrain.optim.schedules.param_schedules import (
+    GroupSchedules,
+    HeldSchedule,
+    Schedules,
+    StageOptions,
+)
 from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.sparse import find_sparse_weights
@@ -219,14 +224,39 @@ def build_schedules(
         values: value of each option, for schedules of other libraries.
     """
     return {
-        option: context.named(
-            SCHEDULES,
+        option: _build_schedule(
+            context,
             item,
             f"{where}.SCHEDULES.{option}",
             {**facts, "base_value": values.get(option, 1.0)},
         )
         for option, item in section.items()
     }
+
+
+def _build_schedule(
+    context: BuildContext, item: Any, where: str, facts: Mapping[str, Any]
+) -> ParamScheduler:
+    """Return a schedule; `every: epoch` holds it within an epoch, unless `every` is a parameter of
+    the schedule itself."""
+    every = _find_interval(item, where)
+    if every is None:
+        made: ParamScheduler = context.named(SCHEDULES, item, where, facts)
+        return made
+    made = context.named(SCHEDULES, parameters_of(item, {"every"}), where, facts)
+    if every == "epoch":
+        return HeldSchedule(made)
+    return made
+
+
+def _find_interval(item: Any, where: str) -> str | None:
+    """Return `every` of a schedule; None if it has none, or as a parameter of its own."""
+    if not isinstance(item, Mapping) or "every" not in item:
+        return None
+    if "every" in parameters(SCHEDULES.find(item["name"], f"{where}.name")):
+        return None
+    every: str = item["every"]
+    return every
 
 
 def build_group_schedules(
