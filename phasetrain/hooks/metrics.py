@@ -66,6 +66,10 @@ class Metrics(Hook):
         if self._file is None:
             return
         logs = {name: _encode_number(float(value)) for name, value in out.logs.items()}
+        rate = (now.samples - before.samples) / max(now.at - before.at, 1e-9)
+        rates = {"samples_per_second": rate}
+        if run.task.counted != "samples" and out.samples:
+            rates[f"{run.task.counted}_per_second"] = rate * out.weight / out.samples
         self.record(
             {
                 "kind": "step",
@@ -76,8 +80,7 @@ class Metrics(Hook):
                 **({"logs": logs} if logs else {}),
                 "time": {
                     "at": time.time(),
-                    "samples_per_second": (now.samples - before.samples)
-                    / max(now.at - before.at, 1e-9),
+                    **rates,
                     "data_seconds": longest_wait,
                 },
             }

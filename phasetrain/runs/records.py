@@ -410,7 +410,8 @@ class MetricsLine:
 
     @property
     def step_values(self) -> dict[str, float]:
-        """Values of a train step: loss, lr, samples/s, and the logs of its parts by name."""
+        """Values of a train step: loss, lr, samples/s, of a language model tokens/s, and the logs
+        of its parts by name."""
         spent = _parse_mapping(self.content.get("time"))
         return {
             "loss": parse_number(self.content.get("loss")),
@@ -419,7 +420,11 @@ class MetricsLine:
                 name: parse_number(value)
                 for name, value in _parse_mapping(self.content.get("logs")).items()
             },
-            "samples/s": parse_number(spent.get("samples_per_second")),
+            **{
+                f"{unit}/s": parse_number(spent.get(f"{unit}_per_second"))
+                for unit in ("samples", "tokens")
+                if unit == "samples" or f"{unit}_per_second" in spent
+            },
         }
 
     def comparable_content(self) -> dict[str, Any]:

@@ -28,6 +28,35 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
+def format_duration_range(low: float, high: float) -> str:
+    """Return an estimate of a duration between two bounds, in one unit and in round numbers.
+
+    Example:
+        >>> [format_duration_range(*bounds) for bounds in ((9, 14), (130, 290), (7000, 9000))]
+        ['5 to 15 s', '2 to 5 min', '115 to 150 min']
+    """
+    # From three units on, whole ones are precise enough.
+    unit, size = next(
+        (
+            (unit, size)
+            for unit, size in (("d", 86_400), ("h", 3600), ("min", 60))
+            if high >= 3 * size
+        ),
+        ("s", 1),
+    )
+    step = 5 if unit == "s" or high >= 20 * size else 1
+    first = step * math.floor(low / size / step)
+    last = step * math.ceil(high / size / step)
+    if first == last:
+        return f"{last} {unit}"
+    return f"{first} to {last} {unit}"
+
+
+def format_estimate(seconds: float) -> str:
+    """Return the expected duration of a run of which only single steps were timed, as a range."""
+    return format_duration_range(0.7 * seconds, 1.5 * seconds)
+
+
 def format_timestamp(at: float) -> str:
     """Return seconds since 1970 as local date and time; empty for values that are not dates."""
     if 0 < at < 1e11:  # from the year 5138 on it is a damaged file rather than a date

@@ -43,9 +43,11 @@ class Task(Passes, TaskState, Predictor):
     Attributes:
         separate_updaters: whether each optimizer in OPTIMIZER.others gets an updater, which steps
             by itself; otherwise all optimizers step together or not at all.
+        counted: what `StepOutput.weight` counts: `samples` or `tokens`; for speeds.
     """
 
     separate_updaters: ClassVar[bool] = False
+    counted: ClassVar[str] = "samples"
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)

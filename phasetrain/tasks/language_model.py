@@ -29,6 +29,8 @@ class LanguageModel(Supervised):
             targets or scores have other shapes or types, or a token is outside the vocabulary.
     """
 
+    counted = "tokens"
+
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         smooth = parts.loss.label_smoothing if isinstance(parts.loss, CrossEntropy) else 0.0

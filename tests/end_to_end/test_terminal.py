@@ -35,20 +35,19 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Screen:
         return on_terminal(*DEFAULT)
 
 
-def test_a_default_run_leaves_at_most_26_lines(default: Screen) -> None:
+def test_a_default_run_leaves_at_most_25_lines(default: Screen) -> None:
     lines = default.lines
-    assert (default.code, len([line for line in lines if line])) <= (0, 26), default.text
+    assert (default.code, len([line for line in lines if line])) <= (0, 25), default.text
     assert max(map(len, lines)) <= 80
     first = [line.split()[0] for line in lines]
-    assert first[:7] == [
+    assert first[:6] == [
         "run",
         "device",
         "data",
         "model",
         "plan",
-        "time",
         "epoch",
-    ]  # the header: 6 of at most 10
+    ]  # the header: 5 of at most 10
     assert (
         lines[0] == "run     digits in runs/digits-12345678, attempt 1; the same command resumes it"
     )
@@ -56,9 +55,8 @@ def test_a_default_run_leaves_at_most_26_lines(default: Screen) -> None:
     assert lines[2] == "data    digits (train 1,442, test 355 samples), 64 per update"
     assert lines[3] == "model   small_cnn, 56,554 parameters"
     assert lines[4] == "plan    12 epochs, 264 updates: 12 x (train 22, test 2)"
-    assert re.fullmatch(r"time    about \d+\.\d s to go, until \d\d:\d\d:\d\d", lines[5])
-    assert lines[6] == "epoch  train/accuracy  train/loss  test/accuracy  test/loss      time"
-    assert [line.split()[0] for line in lines[7:19]] == [f"{epoch}/12" for epoch in range(1, 13)]
+    assert lines[5] == "epoch  train/accuracy  train/loss  test/accuracy  test/loss      time"
+    assert [line.split()[0] for line in lines[6:18]] == [f"{epoch}/12" for epoch in range(1, 13)]
 
 
 def test_closing_lines_give_results_and_next_commands(default: Screen) -> None:
@@ -313,4 +311,4 @@ def test_lines_in_a_pipe_start_with_the_time(
     run([*WORDS, f"RUN.dir={tmp_path}/run"])
     lines = capsys.readouterr().out.splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d (\w+ +)\S", line) for line in lines)
-    assert len(lines) == 7 + 2 + 6
+    assert len(lines) == 6 + 2 + 6

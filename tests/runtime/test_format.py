@@ -7,6 +7,7 @@ import pytest
 from phasetrain.runtime.format import (
     format_bytes,
     format_duration,
+    format_duration_range,
     format_metric,
     format_percent,
     format_si,
@@ -62,3 +63,19 @@ def test_first_items_are_joined_and_the_others_counted() -> None:
     assert join_first([1, 2], 2) == "1, 2"
     assert join_first(range(2000), 2) == "0, 1 and 1,998 more"
     assert [join_first([], 2), join_first([], 2, empty="nothing")] == ["none", "nothing"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (9, 14, "5 to 15 s"),
+        (10, 15, "10 to 15 s"),
+        (130, 290, "2 to 5 min"),
+        (200, 201, "3 to 4 min"),
+        (180, 180, "3 min"),
+        (7000, 9000, "115 to 150 min"),
+        (40_000, 50_000, "11 to 14 h"),
+    ],
+)
+def test_duration_range_is_in_round_numbers(low: float, high: float, text: str) -> None:
+    assert format_duration_range(low, high) == text

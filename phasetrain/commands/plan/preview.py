@@ -20,7 +20,7 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runtime.format import format_bytes, format_duration, format_si
+from phasetrain.runtime.format import format_bytes, format_duration, format_estimate, format_si
 from phasetrain.tasks import Parts, SplitData
 from phasetrain.tasks.inspection import (
     Inspection,
@@ -269,7 +269,7 @@ def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
     setup.terminal.say(
         f"rehearsed in {format_duration(time['rehearsal'])}: {names}. A save took "
         f"{format_duration(time['save'])}, a restore {format_duration(time['restore'])}; the run "
-        f"will take about {format_duration(time['expected'])}"
+        f"will take about {format_estimate(time['expected'])}"
     )
 
 

@@ -16,7 +16,7 @@ from phasetrain.config.stages import LENGTHS
 from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import COMPLETED, RunState
-from phasetrain.runtime.format import format_duration, join_first
+from phasetrain.runtime.format import format_estimate, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import Pairs
 from phasetrain.tasks import SplitData
@@ -62,12 +62,12 @@ def first_lines(
         parameters += f", {trained:,} of them trained"
     length = f"{plan.epochs:,} epochs, {plan.updates:,} updates: {format_timeline(plan)}"
     if estimate is not None:
-        length += f"; about {format_duration(estimate)}"
+        length += f"; about {format_estimate(estimate)}"
     run = f"{config.RUN.name} in {folder.path}, attempt {folder.attempt}"
     return [
         ("run", f"{run}; the same command resumes it"),
         ("device", f"{', '.join(place)}, seed {config.RUN.seed}"),
-        ("data", f"{_describe_data(run_plan)}, {config.DATA.TRAIN.batch_size:,} per update"),
+        ("data", _describe_data(run_plan)),
         ("model", f"{config.MODEL.name}, {parameters}"),
         *_list_assumed(run_plan.setup),
         ("plan", length),
@@ -168,6 +168,11 @@ def _describe_data(run_plan: RunPlan) -> str:
         )
     if list(splits) == [TRAIN]:
         text += ", no test split (DATA.TEST is not set)"
+    batch_size = run_plan.setup.config.DATA.TRAIN.batch_size
+    text += f", {batch_size:,} per update"
+    context = splits[TRAIN].facts.get("context")
+    if isinstance(context, int):
+        text += f" ({batch_size * context:,} tokens)"
     return text
 
 

@@ -13,20 +13,26 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.profiling.resource_usage import resident_bytes
-from phasetrain.hooks.progress.eta import EtaEstimator
+from phasetrain.hooks.progress.eta import EtaEstimator, TimedSteps, measure_spread
 from phasetrain.hooks.progress.phase_lines import PhaseLines
 from phasetrain.hooks.progress.results import COLUMNS, Results
 from phasetrain.meters.base import metric_direction
 from phasetrain.runs.direction import guess_direction
-from phasetrain.runtime.format import format_bytes, format_duration, format_metric
+from phasetrain.runtime.format import (
+    format_bytes,
+    format_duration,
+    format_duration_range,
+    format_metric,
+)
 from phasetrain.runtime.live_view import Bar, View
 from phasetrain.runtime.terminal import SHOWN, Terminal
 
-ESTIMATE_AFTER = 0.5
-"""Seconds of timed training before the total time is estimated for the first time."""
+ESTIMATE_AFTER = 10.0
+"""Seconds of timed training before the remaining time is printed, if it is at least as long: a line
+that stays must not be a guess from a few steps."""
 
-POLL_INTERVAL = 0.1
-"""Seconds between two updates of the display until then."""
+POLL_INTERVAL = 0.5
+"""Seconds between two measurements of the speed until then."""
 
 
 @HOOKS.register("console")
@@ -60,9 +66,11 @@ class ConsoleView(Hook):
         self._waited = 0.0
         self._starts_split = False
         self._estimate_printed = False
+        self._marks: list[TimedSteps] = []
         self._loss = ""
         self._lr = ""
         self._last: torch.Tensor | None = None
+        self._counted_per_sample = 1.0
         self._results = Results()
 
     def on_start(self, run: Run) -> None:
@@ -99,7 +107,7 @@ class ConsoleView(Hook):
             interval = min(POLL_INTERVAL, interval)
         self._due = now + interval
         if phase.is_train and not run.state.updates % self.every_updates:
-            self._print_estimate(run, ESTIMATE_AFTER)
+            self._print_estimate(run)
             if self.terminal.live or now - self._last_line >= self.every_seconds:
                 self._update_progress(run, phase, out)
 
@@ -110,7 +118,7 @@ class ConsoleView(Hook):
             direction = metric_direction(name, run.task.meters) or guess_direction(name)
             self._results.add(phase.split, name, (value, run.state.updates), direction)
         if phase.is_train and run.state.phase < len(run.plan.phases):
-            self._print_estimate(run, 0.0)
+            self._print_estimate(run)
         if not metrics and phase.is_train and self._last is not None:
             metrics = {"last loss": float(self._last)}
         self._lines.add(phase, metrics, time.perf_counter() - self._phase_began)
@@ -144,34 +152,34 @@ class ConsoleView(Hook):
         self.terminal.stop_live()
         self._lines.end()
 
-    def _print_estimate(self, run: Run, min_seconds: float) -> None:
-        """Print the remaining time once, after `min_seconds` of training were timed."""
+    def _print_estimate(self, run: Run) -> None:
+        """Print the remaining time once, after `ESTIMATE_AFTER` seconds of training."""
         if self._estimate_printed:
             return
         timed = self._eta.train_steps(run.state.step)
-        left = None
-        if timed.seconds >= min_seconds:
-            left = self._eta.estimate_remaining(run.state.step)
-        remaining = run.plan.updates - run.state.updates
-        if left is None and timed.steps and not min_seconds:  # between two phases
-            left = (0.0, remaining * timed.seconds / timed.steps)
-        if left is not None:
-            self._estimate_printed = True
-            form = "%Y-%m-%d %H:%M"
-            if left[1] < 600:
-                form = "%H:%M:%S"
-            elif left[1] < 86_400:
-                form = "%H:%M"
-            until = time.strftime(form, time.localtime(time.time() + left[1]))
-            self.terminal.print_pairs(
-                [("time", f"about {format_duration(left[1])} to go, until {until}")]
-            )
+        self._marks.append(timed)
+        if timed.seconds < ESTIMATE_AFTER or not timed.steps:
+            return
+        self._estimate_printed = True
+        estimate = self._eta.estimate_remaining(run.state.step)
+        if estimate is None:  # between two phases
+            remaining = run.plan.updates - run.state.updates
+            left = remaining * timed.seconds / timed.steps
+        else:
+            left = estimate[1]
+        slow, fast = measure_spread(self._marks)
+        self._marks = []
+        if left >= ESTIMATE_AFTER:
+            text = format_duration_range(left * fast, left * slow)
+            self.terminal.print_pairs([("time", f"about {text} to go")])
 
     def _update_progress(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Read loss and learning rate; print a line of progress without a terminal."""
         # A step is complete, so nobody is typing an answer.
         self.terminal.resume_live()
         self._loss = format_metric(float(out.loss))
+        if run.task.counted != "samples" and out.samples:
+            self._counted_per_sample = out.weight / out.samples
         self._lr = f"{run.task.updater.lr:.3g}"
         if not self.terminal.live:
             self._last_line = time.perf_counter()
@@ -188,7 +196,8 @@ class ConsoleView(Hook):
         rate, elapsed = self._eta.measure_rate(run.state.step)
         facts = [f"loss {self._loss}", f"lr {self._lr}"] if self._loss else []
         if rate:
-            facts.append(f"{rate * phase.batch_size:,.0f} samples/s")
+            speed = rate * phase.batch_size * self._counted_per_sample
+            facts.append(f"{speed:,.0f} {run.task.counted}/s")
             waited = max(0.0, run.clock.seconds()["data"] - self._waited)
             facts.append(f"data {100 * min(1.0, waited / elapsed):.0f} %")
         return (*facts, format_memory(run.task.parts.machine.device))

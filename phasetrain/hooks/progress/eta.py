@@ -2,9 +2,17 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from phasetrain.engine.plan import TRAIN, Phase, Plan
+
+PIECES = 5
+"""Number of pieces of the timed steps whose speeds are compared."""
+
+SPREAD = 0.1
+"""Smallest spread of an estimate: no run is as even as a few seconds of it."""
 
 
 @dataclass
@@ -101,3 +109,23 @@ class EtaEstimator:
         if timed.steps:
             return timed.seconds / timed.steps
         return None
+
+
+def measure_spread(marks: Sequence[TimedSteps]) -> tuple[float, float]:
+    """Return how much slower and faster than on average some of the steps were, as factors of the
+    time.
+
+    Args:
+        marks: timed steps so far, one after the other.
+    """
+    last = marks[-1]
+    average = last.seconds / last.steps
+    edges = [marks[place * (len(marks) - 1) // PIECES] for place in range(PIECES + 1)]
+    found = [
+        (after.seconds - before.seconds) / (after.steps - before.steps) / average
+        for before, after in pairwise(edges)
+        if after.steps > before.steps
+    ]
+    slowest = max(found, default=0.0)
+    fastest = min(found, default=1.0)
+    return max(slowest, 1 + SPREAD), min(fastest, 1 - SPREAD)

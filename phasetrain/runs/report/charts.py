@@ -32,6 +32,7 @@ TRAINING = {
     "lr": ("Learning rate", "of the first parameter group"),
     "gradient norm": ("Gradient norm", "Euclidean, before clipping"),
     "samples/s": ("Throughput", "samples per second between two lines of metrics.jsonl"),
+    "tokens/s": ("Throughput in tokens", "tokens per second between two lines of metrics.jsonl"),
 }
 """Curve of train steps -> title and meaning."""
 

@@ -30,11 +30,12 @@ def tiles_section(run: RunReport, now: float) -> str:
         cards.append(
             _tile("goodput", format_percent(goodput(spent)), "of the time in steps of the plan")
         )
-    rate = run.steps.get("samples/s")
+    unit = "tokens/s" if "tokens/s" in run.steps else "samples/s"
+    rate = run.steps.get(unit)
     if rate is not None and len(rate.y):
         # the median, because a validation or a save between two lines gives an outlier
         middle = sorted(rate.y.tolist())[len(rate.y) // 2]
-        cards.append(_tile("samples/s", f"{middle:,.0f}", "median"))
+        cards.append(_tile(unit, f"{middle:,.0f}", "median"))
     device = run.environment.device
     if device:
         cards.append(

@@ -34,7 +34,7 @@ def masked(text: str) -> list[str]:
 def test_plain_lines_and_those_of_the_log(tmp_path: Path) -> None:
     lines = masked(run_and_capture(tmp_path))
     first = next(at for at, line in enumerate(lines) if line.startswith("epoch"))
-    assert re.fullmatch(r"time    about T to go, until .*", lines[first - 1])
+    assert lines[first - 1].startswith("plan")  # no estimate of a run that is so short
     assert lines[first : first + 3] == [
         "epoch 1/2  train accuracy N loss N  test accuracy N loss N  (T)",
         "epoch 2/2  train accuracy N loss N  test accuracy N loss N  (T)",
@@ -54,6 +54,36 @@ def test_plain_lines_and_those_of_the_log(tmp_path: Path) -> None:
         "epoch 2/2  train  accuracy N  loss N  (T)",
         "epoch 2/2  test   accuracy N  loss N  (T)",
     ]
+
+
+def test_estimate_is_a_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phasetrain.hooks.progress.console.ESTIMATE_AFTER", 1e-9)
+    (line,) = [line for line in run_and_capture(tmp_path).splitlines() if "to go" in line]
+    assert re.search(r"time    about 0 to \d+ s to go$", line)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_speed_of_a_language_model_is_in_tokens(tmp_path: Path, live: bool) -> None:
+    words = (
+        *("experiment=text_tiny", "PHASES.limit.train=3", "PHASES.limit.test=1", "PHASES.epochs=1"),
+        *(
+            "MODEL.width=8",
+            "MODEL.depth=1",
+            "DATA.TRAIN.context=16",
+            "DATA.TEST.context=16",
+            "DATA.TRAIN.batch_size=4",
+        ),
+        *("HOOKS.metrics.every_updates=1", "HOOKS.console.every_seconds=0"),
+    )
+    stream = io.StringIO()
+    run([*words, f"RUN.dir={tmp_path}"], terminal=Terminal(stream, live=live))
+    assert "4 per update (64 tokens)" in stream.getvalue()
+    if not live:
+        assert "tokens/s" in stream.getvalue()
+        assert "samples/s" not in stream.getvalue()
+    step = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-3])
+    spent = step["time"]
+    assert spent["tokens_per_second"] == pytest.approx(16 * spent["samples_per_second"])
 
 
 def test_a_run_without_meters_shows_its_last_training_loss(tmp_path: Path) -> None:

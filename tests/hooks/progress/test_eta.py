@@ -4,7 +4,7 @@ import pytest
 
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
-from phasetrain.hooks.progress.eta import EtaEstimator
+from phasetrain.hooks.progress.eta import EtaEstimator, TimedSteps, measure_spread
 
 
 class Time:
@@ -71,3 +71,12 @@ def test_after_a_resume_it_times_what_this_attempt_does(time: Time, plan: Plan) 
     time.now += 3.0
     assert pace.estimate_remaining(8) == (6.0, 6.0 + 4 * 3.0)
     assert pace.measure_rate(7) == (0.0, 3.0)
+
+
+def test_spread_compares_pieces_of_the_timed_steps() -> None:
+    even = [TimedSteps(steps, 0.5 * steps) for steps in range(11)]
+    assert measure_spread(even) == pytest.approx((1.1, 0.9))
+    # twice as slow in the second half: 10 steps take 15 s, so 1 and 2 s are 2/3 and 4/3
+    slower = [TimedSteps(steps, steps + max(0, steps - 5)) for steps in range(11)]
+    assert measure_spread(slower) == pytest.approx((4 / 3, 2 / 3))
+    assert measure_spread([TimedSteps(1, 1.0)]) == pytest.approx((1.1, 0.9))
