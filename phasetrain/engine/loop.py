@@ -31,6 +31,12 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         folder: run folder that hooks write to.
         world: ranks of the run.
         clock: adds up how the wall time is spent.
+
+    Attributes:
+        completes_first_steps: whether a phase that has begun is left after its first step at the
+            earliest, because hooks act in `on_phase_start` and would act again in a resume.
+        is_phase_begun: whether such a phase has begun and its first step is not complete; nothing
+            may be saved then.
     """
 
     def __init__(
@@ -53,6 +59,8 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.hooks = hooks
         self.consensus = Consensus(self.world)
         self.resumed_from = ""
+        self.completes_first_steps = False
+        self.is_phase_begun = False
         self._events: Any = None
         self._out: StepOutput | None = None
         # Weak: a generator that the caller has dropped is closed by Python itself.
@@ -122,6 +130,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self._events = self.hooks.events(self, phase)
         # The task first: hooks may look at the mode of the model and at reset meters.
         task.begin(phase, fresh=state.step == 0)
+        self.is_phase_begun = self.completes_first_steps and state.step == 0
         self.hooks.on_phase_start(self, phase)
         try:
             clock.switch_to("data")
@@ -140,6 +149,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                 else:
                     self.finish(task.test_step(batches, self.position(), self._events))
                 state.finish_step(phase)  # before the hooks, so that they only save complete steps
+                self.is_phase_begun = False
                 self.hooks.on_step(self, phase, require_output(self._out))
                 clock.switch_to("data")
                 if self.consensus.agree():
@@ -200,5 +210,6 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             return
         phase = self.plan.phases[self.state.phase]
         self.state.finish_step(phase)
+        self.is_phase_begun = False
         self.hooks.on_step(self, phase, self._out)
         self.hooks.on_end(self)

@@ -61,6 +61,8 @@ class Run(Protocol):
         world: the processes of the run.
         clock: accounts for wall time; its kind is `data` exactly between two steps.
         consensus: makes all ranks stop or save at the same step.
+        is_phase_begun: whether hooks have acted at the start of a phase whose first step is not
+            complete; nothing may be saved then.
         resumed_from: path of the checkpoint this attempt resumed from, or empty.
     """
 
@@ -73,6 +75,7 @@ class Run(Protocol):
     hooks: "Hooks"
     consensus: Consensus
     resumed_from: str
+    is_phase_begun: bool
 
     @property
     def stopping(self) -> str:
@@ -289,6 +292,14 @@ class Hooks:
         if self._run is not None:
             for call in self._overriding("on_start", [hook]):
                 call(self._run)
+
+    @property
+    def acts_at_phase_start(self) -> bool:
+        """Whether a hook that may change the training overrides `on_phase_start`."""
+        return any(
+            not hook.observe_only and overrides(hook, "on_phase_start")
+            for hook in self.by_label.values()
+        )
 
     def events(self, run: Run, phase: Phase) -> "PhaseEvents":
         """Return the events within the steps of a phase."""

@@ -57,6 +57,7 @@ class CheckpointHook(Hook):
     """
 
     main_only = False
+    observe_only = True
 
     def __init__(
         self,
@@ -233,7 +234,11 @@ class CheckpointHook(Hook):
         elif (
             # Within a step the weights may be updated and the step not yet counted: no resume could
             # continue from such a state.
-            isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data"
+            isinstance(error, Exception)
+            and self.settings.on_exception
+            and run.clock.kind == "data"
+            # A resume would call `on_phase_start` again, and the hooks have acted in it.
+            and not run.is_phase_begun
         ):
             self.save(run, "exception")
         if run.task.shards_weights and is_lost_peer(error):

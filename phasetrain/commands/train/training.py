@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,18 @@ class Training:
             clock=self.clock,
         )
         if world.is_single_process:
+            engine.completes_first_steps = engine.hooks.acts_at_phase_start
             # A single process leaves a wait for slow data at once; several ranks agree on the stop
             # after the step instead (phasetrain.distributed.Consensus).
             for loader in parts.loaders.values():
-                loader.stop_asked = self._name_stop
+                loader.stop_asked = partial(self._name_stop, engine)
+            is_reading = self.signals.reads
+            self.signals.reads = lambda frame: not engine.is_phase_begun and is_reading(frame)
         self._run_loop(run_plan, engine, loop, save)
         return self._finish(engine, latest.metrics, save)
 
-    def _name_stop(self) -> str:
-        if self.signals.stop:
+    def _name_stop(self, engine: PhaseEngine) -> str:
+        if self.signals.stop and not engine.is_phase_begun:
             return self.signals.stop_name
         return ""
 
