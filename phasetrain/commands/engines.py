@@ -16,7 +16,7 @@ from phasetrain.commands.find.find_lr import find_lr
 from phasetrain.commands.plan.preview import preview
 from phasetrain.commands.replay.replay import replay
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import Setup, is_submitted, resolve_config
+from phasetrain.commands.setup import Setup, is_started_here, is_submitted, resolve_config
 from phasetrain.commands.stored.stored_config import StoredConfig
 from phasetrain.commands.test import evaluate
 from phasetrain.commands.train.train import Loop, train
@@ -35,6 +35,22 @@ log = logging.getLogger(__name__)
 
 OnException = Literal["raise", "ignore"]
 """What to do with an exception of a run: raise it, or return it in the result."""
+
+
+class RanksNeededError(ConfigError):
+    """A run has several ranks, and nobody has started them (exit code 2).
+
+    Args:
+        processes: number of ranks.
+    """
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(
+            f"LAUNCH.processes = {processes}: only the commands train, resume, test and extract "
+            f"start processes; start this with torchrun --nproc-per-node={processes}",
+            code="launch.needs_command",
+        )
+        self.processes = processes
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         on_exception: `ignore` returns an exception in the result once the config is valid.
 
     Raises:
+        RanksNeededError: LAUNCH.processes asks for ranks, which the command line starts.
         PhasetrainError: see `phasetrain.errors`.
     """
     place = find_placement(os.environ)
@@ -129,6 +146,8 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
             return RunResult(
                 "submitted", folder=setup.config.RUN.dir, reason=f"job {submit(setup)}"
             )
+        if is_started_here(setup.config) and "WORLD_SIZE" not in os.environ and place.size == 1:
+            raise RanksNeededError(setup.config.LAUNCH.processes)
         if setup.config.LAUNCH.cluster == "debug":
             log.info("LAUNCH.cluster = debug: the run is not submitted, it runs in this process")
         # Parts are built in here: what the config of a folder names stays restricted until then.

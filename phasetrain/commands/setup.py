@@ -261,6 +261,8 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
 def world_size_of(config: Mapping[str, Any], place: Placement) -> int:
     """Return the world size of the run, or of its job if it is submitted."""
     launch = config["LAUNCH"]
+    if is_started_here(config) and place.size == 1:
+        return int(launch["processes"])
     if not is_submitted(config):
         return place.size
     size: int = launch["nodes"] * launch["processes"]
@@ -296,6 +298,13 @@ def is_submitted(config: Mapping[str, Any]) -> bool:
     """Return whether the run is submitted as a job."""
     cluster = config["LAUNCH"]["cluster"]
     return cluster in ("slurm", "local") and config["RUN"]["engine"] in SUBMITTED_ENGINES
+
+
+def is_started_here(config: Mapping[str, Any]) -> bool:
+    """Return whether the run starts its ranks itself, on this machine."""
+    launch = config["LAUNCH"]
+    is_local = launch["cluster"] is None and launch["processes"] > 1
+    return is_local and config["RUN"]["engine"] in SUBMITTED_ENGINES
 
 
 def without_derived(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,7 +357,7 @@ def _derive(composed: Composed, schema: Schema, place: Placement) -> Derived:
 
 def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
     device = config.MACHINE.device
-    if is_submitted(config):
+    if is_submitted(config) or (is_started_here(config) and place.size == 1):
         device = "cpu"  # the machine that submits may have no GPU, and does not train
     local_rank = None
     if place.size > 1:

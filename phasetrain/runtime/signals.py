@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,6 +26,15 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return tuple(one for one in STOPPING if one != signal.SIGHUP)
     return STOPPING
+
+
+def is_in_foreground() -> bool:
+    """Return whether the terminal sends its key signals to this process."""
+    try:
+        with Path("/dev/tty").open("rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 class Interrupted(BaseException):

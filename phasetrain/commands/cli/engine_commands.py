@@ -147,11 +147,16 @@ def run_engine_named(engine: str) -> Callable[[Call], Outcome]:
 def _run_words(
     call: Call, overrides: Sequence[str], stored: "StoredConfig | None" = None
 ) -> Outcome:
-    from phasetrain.commands.engines import run_engine
+    from phasetrain.commands.engines import RanksNeededError, run_engine
+    from phasetrain.commands.local_launch import launch_processes
 
-    result = run_engine(
-        overrides, config_dir=call.flags.config_dir, clock=call.clock, stored=stored
-    )
+    try:
+        result = run_engine(
+            overrides, config_dir=call.flags.config_dir, clock=call.clock, stored=stored
+        )
+    except RanksNeededError as needed:
+        # Rank 0 prints.
+        return Outcome(launch_processes(needed.processes, call.words), is_main=False)
     is_main = _is_main()
     # The history of a long run takes a while to read, and only the JSON object shows it.
     if call.flags.json and is_main:

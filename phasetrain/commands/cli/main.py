@@ -91,7 +91,7 @@ def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -
         command, rest = split_command(COMMANDS, _help_as_command(words))
         ended.command = command.name
         runs_user_code = command.takes_overrides
-        call = Call(command.name, parse_flags(command, rest), clock)
+        call = Call(command.name, parse_flags(command, rest), clock, tuple(words))
         ended.outcome = _run(command, call, owns_process=owns_process)
     except PhasetrainError as error:
         text = format_error(error, os.environ)

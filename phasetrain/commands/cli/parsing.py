@@ -30,11 +30,13 @@ class Call:
         command: name of the command.
         flags: parsed flags and arguments.
         clock: measures the attempt, from the start of the process.
+        words: the whole command line, without the program.
     """
 
     command: str
     flags: argparse.Namespace
     clock: Clock | None = None
+    words: tuple[str, ...] = ()
 
     @property
     def overrides(self) -> list[str]:

@@ -23,7 +23,7 @@ from phasetrain.errors import FolderInUseError
 from phasetrain.runs.lock import Owner, find_owner, process_start
 from phasetrain.runs.records import process_exists
 from phasetrain.runtime.live_view import LastingStream
-from phasetrain.runtime.signals import stop_signals
+from phasetrain.runtime.signals import is_in_foreground, stop_signals
 from phasetrain.runtime.storage import open_storage
 
 RECORD_PATTERN = "[0-9a-f]" * 8 + ".json"
@@ -127,7 +127,7 @@ class StopRequest:
         # The file before the signals: a job that starts in between finds it.
         with suppress(OSError):
             self.path.write_text(str(number))
-        if number == signal.SIGINT and _is_in_foreground():
+        if number == signal.SIGINT and is_in_foreground():
             return  # the terminal has sent Ctrl-C to every process of the foreground group
         for record in self.list_running():
             with suppress(OSError):
@@ -299,15 +299,6 @@ def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-def _is_in_foreground() -> bool:
-    """Return whether the terminal sends its key signals to this process."""
-    try:
-        with Path("/dev/tty").open("rb") as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
 
 
 def _identify_process() -> tuple[str, int, int | None]:

@@ -46,13 +46,13 @@ Command:
 The same command resumes from the newest checkpoint, and returns at once if the run has finished.
 These commands need the folder alone; each takes changes such as SECTION.key=value:
 
-    phasetrain resume {folder}
+    {program} resume {folder}
     phasetrain test {folder} --checkpoint best
     phasetrain predict {folder} FILE ...
     phasetrain export {folder} OUT --format onnx
     phasetrain extract {folder} EXTRACT.layers=[NAME]
     phasetrain report {folder}
-    phasetrain rerun {folder}                (in a new folder; checks that every bit is the same)
+    {program} rerun {folder}                (in a new folder; checks that every bit is the same)
 {deviations}
 | file | content |
 |---|---|
@@ -161,6 +161,7 @@ def write_documents(
         "RUN.md": RUN_MD.format(
             name=setup.config.RUN.name,
             command=format_command(setup),
+            program=shlex.join(_list_launcher(setup)),
             folder=shlex.quote(setup.config.RUN.dir),
             deviations=deviation_text,
         ),
@@ -186,14 +187,31 @@ def format_command(setup: Setup) -> str:
     """Return the command that starts or resumes the run."""
     if setup.given.by_name:
         return _format_program()
-    return shlex.join(["phasetrain", *_command_words(setup)])
+    return shlex.join([*_list_launcher(setup), *_command_words(setup)])
+
+
+def _list_launcher(setup: Setup) -> list[str]:
+    """Return the program, with the launcher that has started its ranks."""
+    size = setup.place.size
+    if size == 1:
+        return ["phasetrain"]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        flags = [f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', size)}"]
+        if setup.place.nodes > 1:
+            # Only torchrun knows the address at which the machines meet.
+            flags.append(f"--nnodes={setup.place.nodes}")
+            flags += ["--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
+        return ["torchrun", *flags, "-m", "phasetrain"]
+    if "SLURM_STEP_NUM_TASKS" in os.environ and "WORLD_SIZE" not in os.environ:
+        return ["srun", f"--ntasks={size}", "phasetrain"]
+    return ["phasetrain"]  # LAUNCH starts the ranks
 
 
 def format_resume(setup: Setup) -> str:
     """Return the shortest command that resumes the run."""
     if setup.given.by_name:
         return _format_program()
-    return shlex.join(["phasetrain", "resume", setup.config.RUN.dir])
+    return shlex.join([*_list_launcher(setup), "resume", setup.config.RUN.dir])
 
 
 def _format_program() -> str:

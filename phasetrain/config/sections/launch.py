@@ -13,12 +13,18 @@ class LaunchSection(Section):
 
     cluster: Literal["slurm", "local", "debug"] | None = key(
         None,
-        "where the run is submitted: to SLURM, or as a job on this machine; debug and null: run "
-        "in this process",
+        "where the run is submitted: to SLURM, or as a job on this machine; null: run here; "
+        "debug: run in this process",
         resume="free",
     )
     nodes: int = key(1, "number of nodes", resume="free", ge=1)
-    processes: int = key(1, "processes per node; with CUDA one per GPU", resume="free", ge=1)
+    processes: int = key(
+        1,
+        "processes per node; with CUDA one per GPU. Without a cluster they are started on this "
+        "machine",
+        resume="free",
+        ge=1,
+    )
     cpus: int | None = key(
         None, "cores per process; null: the cluster's default", resume="free", ge=1
     )

@@ -1,0 +1,111 @@
+"""Several ranks on this machine without a cluster: LAUNCH.processes.
+
+torchrun would do this too, but it answers Ctrl-C with a second signal, a traceback and a kill after
+30 seconds, and always exits with 1.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from phasetrain.distributed.group import stop_with_parent
+from phasetrain.runtime.signals import SAVING, STOPPING, is_in_foreground
+
+COMMAND = (sys.executable, "-m", "phasetrain")
+
+POLL_SECONDS = 0.02
+"""Interval at which the processes are looked at."""
+
+PATIENCE_SECONDS = 60.0
+"""Time that the other ranks have to end after one has failed; then they are killed."""
+
+
+def launch_processes(size: int, words: Sequence[str], command: Sequence[str] = COMMAND) -> int:
+    """Run a command line on several ranks, pass signals on to them, and return the exit code.
+
+    Args:
+        size: number of ranks.
+        words: the command line, without the program.
+        command: starts the program.
+
+    Returns:
+        0 if all ranks have succeeded, else the exit code of the rank that failed first, 128 + n for
+        a rank that signal n has killed.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    with _forward_signals(processes):
+        for environment in _list_environments(size, os.environ):
+            line = [*command, *words]
+            processes.append(
+                # preexec_fn, because a child does not inherit the setting over the fork
+                subprocess.Popen(line, env=environment, preexec_fn=stop_with_parent)
+            )
+        return _wait(processes)
+
+
+def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> int:
+    """Return the first exit code that is not 0, or 0, once all processes have ended."""
+    failure = 0
+    failed_at = 0.0
+    while True:
+        codes = [process.poll() for process in processes]
+        ended = [code for code in codes if code]
+        if ended and not failure:
+            failure = ended[0]
+            failed_at = time.monotonic()
+        if None not in codes:
+            return failure if failure >= 0 else 128 - failure
+        if failure and time.monotonic() - failed_at > PATIENCE_SECONDS:
+            _send_all(processes, signal.SIGKILL)
+        # Not Popen.wait: a signal is then passed on although another thread has received it.
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def _forward_signals(processes: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+    """Pass the signals of a run on to all processes, during the context."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        # The terminal has sent Ctrl-C to every process of the foreground group.
+        if number != signal.SIGINT or not is_in_foreground():
+            _send_all(processes, number)
+
+    before = {number: signal.getsignal(number) for number in (*STOPPING, *SAVING)}
+    for number, handler in before.items():
+        if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup
+            signal.signal(number, forward)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _send_all(processes: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.send_signal(number)
+
+
+def _list_environments(size: int, inherited: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the environment of each rank, with the variables that torchrun would set."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        # As torchrun does: otherwise every rank would start a thread for each core.
+        "OMP_NUM_THREADS": "1",
+        **inherited,
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
