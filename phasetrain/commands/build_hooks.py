@@ -68,13 +68,7 @@ def redact_secrets(values: Mapping[str, Any], environment: Mapping[str, str]) ->
     """Return path -> value with secrets redacted, for values that leave the run folder; see
     `Redaction`."""
     redaction = Redaction(environment)
-    found = {}
-    for path, value in values.items():
-        shown = redaction.redact_words([f"{path}={value}"])[0].removeprefix(f"{path}=")
-        found[path] = shown
-        if shown == str(value):
-            found[path] = value  # without a secret in it, a value keeps its type
-    return found
+    return {path: redaction.redact_config(value, path) for path, value in values.items()}
 
 
 def merge_hooks(first: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, Hook]:

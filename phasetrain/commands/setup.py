@@ -170,6 +170,7 @@ def resolve_config(
     else:
         composed, trusted = _compose_stored(stored, overrides, config_dir)
         config_dir = config_dir or stored.config_dir
+        stored = replace(stored, changes=tuple(overrides))
     with trust_only(trusted):
         setup = _resolve_composed(composed, schema, place or Placement(), stored)
     return replace(

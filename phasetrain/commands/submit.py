@@ -71,13 +71,35 @@ def submit(setup: "Setup") -> str:
         # Here, not in the job, whose logs are in the folder, and which may be requeued.
         log.info("%s is kept as %s", run_folder, RunFolder(run_folder).set_aside())
     try:
-        job = executor.submit(Training((*flags, *job_overrides(setup))))
+        job = executor.submit(Training((*flags, *_job_words(setup))))
     except (RuntimeError, OSError) as error:  # submitit's own errors are RuntimeErrors
         raise LaunchError(
             f"LAUNCH.cluster = {section.cluster!r}: the job was not accepted: {str(error).strip()}"
         ) from error
     _print_job(section, folder, str(job.job_id), run_folder)
     return str(job.job_id)
+
+
+def _job_words(setup: "Setup") -> list[str]:
+    """Return the words of the command of the job."""
+    from phasetrain.config.compose.override_text import key_of
+
+    stored = setup.stored
+    folder = setup.config.RUN.dir
+    if stored is None or stored.folder != folder:
+        return job_overrides(setup)
+    # The records of a folder have no secrets, and config.yaml has them.
+    engine = setup.config.RUN.engine
+    own = ("RUN.dir", "RUN.engine", "RUN.checkpoint")
+    changes = [
+        word for word in stored.changes if key_of(word) not in own and _OWN.match(word) is None
+    ]
+    words = ["resume" if engine == "train" else engine, stored.path, *changes]
+    if setup.config.RUN.checkpoint != "latest" and engine != "train":
+        words.append(f"--checkpoint={setup.config.RUN.checkpoint}")
+    if stored.is_trusted:
+        words.append("--trust")
+    return [*words, "LAUNCH.cluster=null"]
 
 
 def job_overrides(setup: "Setup") -> list[str]:

@@ -2,12 +2,24 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 REDACTED = "(redacted)"
 """Replacement for a secret."""
 
-SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)(?:AUTH|PASS)(?:_|$)", re.IGNORECASE
+)
 """Matches names of environment variables whose values are secret."""
+
+_SECRET_KEY = re.compile(
+    r"secret|passw(?:or)?d|passphrase|credential|(?:api|access|private|auth)_?key"
+    r"|(?:^|_)(?:auth|pass|pwd)$|token$"
+)
+"""Matches names of config keys whose values are secret, in lower case."""
+
+# Tokens of a vocabulary, which many configs of language models name.
+_VOCABULARY = re.compile(r"(?:pad|mask|bos|eos|unk|cls|sep|end|start|class|max|num)_?token")
 
 _HINTS = (
     *("://", "token", "secret", "passw", "key", "signature"),
@@ -15,9 +27,10 @@ _HINTS = (
 )
 """Every line in which one of the patterns below matches contains one of these, in any case."""
 
-_SECRET_OVERRIDE = re.compile(
-    r"(?P<name>[\w.+]*(?:token|secret|password|passwd|api_?key|access_?key|secret_?key))=.+",
-    re.IGNORECASE | re.DOTALL,
+# An entry of a mapping in an override, `{name: wandb, api_key: 'abc'}`.
+_ENTRY = re.compile(
+    r"(?P<head>['\"]?(?P<key>[A-Za-z_][\w.-]*)['\"]?\s*:\s*)"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s,{}\[\]'\"][^,{}\[\]]*)"
 )
 # The lengths in the patterns are bounded: without bounds, a long line costs quadratic time.
 _URL_CREDENTIALS = re.compile(
@@ -69,15 +82,65 @@ class Redaction:
         return "\n".join(_redact_line(line) for line in text.split("\n"))
 
     def redact_words(self, words: Sequence[str]) -> list[str]:
-        """Return the words of a command line without secrets, such as `HOOKS.x.api_key=...`."""
-        redacted = []
-        for word in words:
-            match = _SECRET_OVERRIDE.fullmatch(word)
-            if match:
-                redacted.append(f"{match['name']}={REDACTED}")
-            else:
-                redacted.append(self.redact_text(word))
-        return redacted
+        """Return the words of a command line without secrets, such as `HOOKS.x.api_key=...` and
+        `HOOKS.x={api_key: ...}`; they can still be parsed."""
+        return [self._redact_word(word) for word in words]
+
+    def _redact_word(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        if equals and value and is_secret_key(name.lstrip("+~")):
+            return f"{name}='{REDACTED}'"
+        if "{" in value:
+            word = f"{name}={_ENTRY.sub(_redact_entry, value)}"
+        return self.redact_text(word)
+
+    def redact_config(self, value: Any, key: str = "") -> Any:
+        """Return a config, or a value in it, without secrets; mappings and lists keep their form.
+
+        Args:
+            value: nested mappings and lists.
+            key: the key of the value; its last name tells whether it is secret.
+        """
+        if isinstance(value, Mapping):
+            return {name: self.redact_config(item, str(name)) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.redact_config(item, key) for item in value]
+        if value is None or isinstance(value, bool) or value == "":
+            return value
+        if is_secret_key(key):
+            return REDACTED
+        if isinstance(value, str):
+            return self.redact_text(value)
+        return value
+
+
+def has_secrets(config: Mapping[str, Any]) -> bool:
+    """Return whether a config has a value that is redacted."""
+    return REDACTED in str(Redaction({}).redact_config(config))
+
+
+def restore_secrets(redacted: Any, original: Any) -> Any:
+    """Return a redacted config with the values of another one in the place of those removed; what
+    the other one lacks stays redacted."""
+    if isinstance(redacted, Mapping) and isinstance(original, Mapping):
+        return {key: restore_secrets(item, original.get(key)) for key, item in redacted.items()}
+    if isinstance(redacted, list) and isinstance(original, list) and len(redacted) == len(original):
+        return [restore_secrets(*pair) for pair in zip(redacted, original, strict=True)]
+    if isinstance(redacted, str) and REDACTED in redacted and original is not None:
+        return original
+    return redacted
+
+
+def is_secret_key(path: str) -> bool:
+    """Return whether the value of a config key is secret, by its last name."""
+    last = path.rpartition(".")[2].lower()
+    return _SECRET_KEY.search(last) is not None and _VOCABULARY.fullmatch(last) is None
+
+
+def _redact_entry(found: re.Match[str]) -> str:
+    if is_secret_key(found["key"]) and found["value"].strip().lower() not in ("null", "''"):
+        return f"{found['head']}'{REDACTED}'"
+    return found[0]
 
 
 def _redact_line(line: str) -> str:

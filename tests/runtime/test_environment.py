@@ -14,7 +14,7 @@ from phasetrain.runtime.environment import (
     list_distributions,
     list_variables,
 )
-from phasetrain.runtime.redaction import REDACTED, Redaction
+from phasetrain.runtime.redaction import REDACTED, Redaction, has_secrets, restore_secrets
 from phasetrain.runtime.source_tree import describe_source
 
 
@@ -114,16 +114,41 @@ class TestSecrets:
         words = [
             "HOOKS.wandb.api_key=12",
             "MODEL.max_tokens=3",
+            "MODEL.pad_token='<pad>'",
+            "HOOKS.x={name: wandb, api_key: 'a, b', auth: {user: me, password: word}, pass: null}",
             "+HOOKS.x.token='a b'",
             "RUN.dir=x",
         ]
         expected = [
-            f"HOOKS.wandb.api_key={REDACTED}",
+            f"HOOKS.wandb.api_key='{REDACTED}'",
             "MODEL.max_tokens=3",
-            f"+HOOKS.x.token={REDACTED}",
+            "MODEL.pad_token='<pad>'",
+            f"HOOKS.x={{name: wandb, api_key: '{REDACTED}', auth: {{user: me, password: "
+            f"'{REDACTED}'}}, pass: null}}",
+            f"+HOOKS.x.token='{REDACTED}'",
             "RUN.dir=x",
         ]
         assert Redaction({}).redact_words(words) == expected
+
+    def test_in_configs(self) -> None:
+        config = {
+            "HOOKS": {"x": {"api_key": "abc", "token": None, "auth": {"user": "me", "pwd": 1234}}},
+            "DATA": {"TRAIN": {"input_key": "image", "url": "s3://me:word@host", "n": 3}},
+            "MODEL": {"mask_token": "[MASK]", "tokens": 9, "bypass": True},
+        }
+        found = Redaction({}).redact_config(config)
+        assert found == {
+            "HOOKS": {
+                "x": {"api_key": REDACTED, "token": None, "auth": {"user": "me", "pwd": REDACTED}}
+            },
+            "DATA": {"TRAIN": {"input_key": "image", "url": f"s3://{REDACTED}@host", "n": 3}},
+            "MODEL": {"mask_token": "[MASK]", "tokens": 9, "bypass": True},
+        }
+        assert Redaction({}).redact_config(found) == found
+        assert restore_secrets(found, config) == config
+        assert restore_secrets(found, None) == found
+        assert has_secrets(config)
+        assert not has_secrets(config["MODEL"])
 
     def test_in_variables(self) -> None:
         given = {
@@ -131,11 +156,14 @@ class TestSecrets:
             "HF_TOKEN": "hf_x",
             "WANDB_API_KEY": "k",
             "MY_PASSWORD": "long-enough",
+            "HF_AUTH": "some-words",
+            "MLFLOW_PASS": "other-words",
+            "PWD": "/somewhere",
             "HOME": "/h",
         }
         given["WANDB_BASE_URL"] = "https://a:b@c/long-enough"
         assert list_variables(given) == {
-            "HF_TOKEN": REDACTED, "OMP_NUM_THREADS": "2", "WANDB_API_KEY": REDACTED,
+            "HF_AUTH": REDACTED, "HF_TOKEN": REDACTED, "MLFLOW_PASS": REDACTED, "OMP_NUM_THREADS": "2", "WANDB_API_KEY": REDACTED,
             "WANDB_BASE_URL": f"https://{REDACTED}@c/{REDACTED}",
         }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Show the phases, learning rates, checkpoints and memory of a run before it starts
 (RUN.engine=plan)."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -21,6 +22,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import format_bytes, format_duration, format_estimate, format_si
+from phasetrain.runtime.redaction import Redaction
 from phasetrain.tasks import Parts, SplitData
 from phasetrain.tasks.inspection import (
     Inspection,
@@ -124,11 +126,19 @@ def describe_plan(
         "groups": [list(row) for row in parts.groups],
         "directions": metric_directions(list_metrics(parts.meters), parts.meters),
         "facts": to_json_value(parts.facts),
-        "differs": to_json_value(list_non_defaults(setup.composed, setup.schema)),
+        "differs": to_json_value(_list_differences(setup)),
         "notes": [*setup.dropped, *setup.derived, *_explain_waits(parts)],
         "never": list_unused(setup, plan),
         "rehearsal": rehearsed,
     }
+
+
+def _list_differences(setup: Setup) -> list[tuple[str, Any, str]]:
+    clean = Redaction(os.environ)
+    return [
+        (path, clean.redact_config(value, path), layer)
+        for path, value, layer in list_non_defaults(setup.composed, setup.schema)
+    ]
 
 
 def _show_plan(setup: Setup, content: dict[str, Any]) -> None:

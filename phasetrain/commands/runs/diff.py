@@ -29,6 +29,7 @@ from phasetrain.runs.ledger import (
     parse_ledger,
 )
 from phasetrain.runs.records import METRICS, RunFiles, parse_metrics
+from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.storage import Storage, open_storage
 from phasetrain.runtime.terminal import Rows, plain_table
 
@@ -243,8 +244,7 @@ def _read_side(storage: Storage, path: str) -> Side:
         raise ConfigError(
             f"{path}/config.yaml cannot be read: {error}", code="runs.unreadable"
         ) from error
-    if not isinstance(config, dict):
-        config = {}
+    config = Redaction({}).redact_config(config) if isinstance(config, dict) else {}
     ledger = None
     if FILE in names:
         ledger = _read_ledger(storage, f"{path}/{FILE}")

@@ -21,6 +21,7 @@ from phasetrain.config.compose.override_text import format_literal, key_of, quot
 from phasetrain.config.compose.sources import is_file_word
 from phasetrain.errors import ConfigError
 from phasetrain.runs.records import EnvironmentRecord, RunFiles
+from phasetrain.runtime.redaction import restore_secrets
 from phasetrain.runtime.storage import Storage, open_storage
 
 ESSENTIAL = ("RUN", "DATA", "MODEL", "OPTIMIZER")
@@ -47,6 +48,7 @@ class StoredConfig:
         environment: content of environment.json.
         allowed: RUN.allow of the newest command.
         is_trusted: whether the user trusts all code that the config names.
+        changes: overrides with which the config was resolved.
     """
 
     path: str
@@ -56,6 +58,7 @@ class StoredConfig:
     environment: EnvironmentRecord = field(default_factory=EnvironmentRecord)
     allowed: tuple[str, ...] = ()
     is_trusted: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def config_dir(self) -> str | None:
@@ -153,7 +156,8 @@ def read_newest_command(folder: str) -> StoredConfig:
         config = _set_null(config, [str(key) for key in derived])
     elif checkpoint_root(storage, path) is not None:
         # Releases before 0.2 did not record which values were derived; checkpoints have null there.
-        config = read_promised(path, "latest", storage).get("config", config)
+        promised = read_promised(path, "latest", storage).get("config", config)
+        config = restore_secrets(promised, config)
     if config is None:
         raise ConfigError(
             f"{folder!r}: there is no readable config.yaml in it; expected the folder of a run",
@@ -198,6 +202,7 @@ def _of_promised(path: str, config: Any, storage: Storage, checkpoint: str = "")
             code="run.not_found",
         )
     folder = (checkpoint or path).rpartition("/checkpoints/")[0] or path
+    config = restore_secrets(config, read_yaml(storage, f"{folder}/config.yaml"))
     return replace(_read_folder(folder, storage), path=path, values=_without_command(config))
 
 

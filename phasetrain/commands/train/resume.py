@@ -31,6 +31,7 @@ from phasetrain.errors import ChangedError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
 from phasetrain.runtime.machine import Machine
+from phasetrain.runtime.redaction import Redaction
 from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
 
@@ -68,7 +69,8 @@ def build_promise(
     """
     setup = run_plan.setup
     return {
-        "config": setup.asked,
+        # Checkpoints are shared, and config.yaml has what a resume needs.
+        "config": Redaction({}).redact_config(setup.asked),
         "plan": run_plan.plan.to_json(),
         "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
         "environment": describe_environment(setup, run_plan.machine),
@@ -150,8 +152,10 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
 
 
 def _list_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]:
-    before = loaded.promised["config"]
-    asked = setup.asked
+    # Both redacted: a secret is no part of the run, and may be shown in no message.
+    clean = Redaction({})
+    before = clean.redact_config(loaded.promised["config"])
+    asked = clean.redact_config(setup.asked)
     recorded = loaded.promised.get("observers", ())
     schema = classify_hooks(setup.schema, before, asked, recorded=recorded)
     found = compare_configs(before, asked, schema)

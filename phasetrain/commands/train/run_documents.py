@@ -30,7 +30,7 @@ from phasetrain.runtime.environment import (
     list_distributions,
     list_variables,
 )
-from phasetrain.runtime.redaction import Redaction
+from phasetrain.runtime.redaction import REDACTED, Redaction, has_secrets
 from phasetrain.runtime.source_tree import SourceTree, describe_source
 
 GIT_DIFF = "git.diff"
@@ -149,8 +149,10 @@ def write_documents(
     """
     storage = folder.storage
     sources = find_sources(folder.path)
-    overrides = list(setup.composed.overrides)
-    lines = format_deviations(list(deviations))
+    # A run folder is copied and shared: config.yaml alone keeps secrets, for a resume.
+    clean = Redaction(os.environ)
+    overrides = clean.redact_words(setup.composed.overrides)
+    lines = [clean.redact_text(line) for line in format_deviations(list(deviations))]
     deviation_text = ""
     if lines:
         items = "".join(f"\n- {line}" for line in lines)
@@ -170,8 +172,8 @@ def write_documents(
     for name, text in texts.items():
         content = text.encode(errors="surrogateescape")  # paths need not be text in any encoding
         storage.replace(folder.file(name), content, durable=False)
-    # A run folder is copied and shared: no secret of the environment may be in it.
-    clean = Redaction(os.environ)
+    if storage.keeps_files and has_secrets(setup.config.plain()):
+        Path(folder.file("config.yaml")).chmod(0o600)
     public = [
         {"updates": one["updates"], "what": [clean.redact_text(line) for line in one["what"]]}
         for one in deviations
@@ -187,7 +189,8 @@ def format_command(setup: Setup) -> str:
     """Return the command that starts or resumes the run."""
     if setup.given.by_name:
         return _format_program()
-    return shlex.join([*_list_launcher(setup), *_command_words(setup)])
+    clean = Redaction(os.environ)
+    return shlex.join([*_list_launcher(setup), *clean.redact_words(_command_words(setup))])
 
 
 def _list_launcher(setup: Setup) -> list[str]:
@@ -336,8 +339,11 @@ def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[s
     deviation_text = ""
     if deviations:
         deviation_text = "".join(f"# {line}\n" for line in (MORE, *deviations))
+    clean = Redaction(os.environ).redact_words(words)
+    if clean != words:
+        deviation_text += f"# Secrets are left out: replace {REDACTED} in the last line.\n"
     return REPRODUCE.format(
-        command=shlex.join(["-m", *launch, "phasetrain", *_config_dir_flags(setup), *words]),
+        command=shlex.join(["-m", *launch, "phasetrain", *_config_dir_flags(setup), *clean]),
         folder=shlex.quote(str(Path.cwd())),
         prefix=shlex.quote(facts.get("prefix") or "."),
         commit=shlex.quote(facts.get("commit") or ""),

@@ -2,7 +2,7 @@
 sections made from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from phasetrain.runs.records import (
     shorten_error,
 )
 from phasetrain.runtime.format import shorten
+from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.storage import Storage, open_storage
 
 Array = np.ndarray[Any, Any]
@@ -160,18 +161,23 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
         overrides = []
     if not isinstance(config, dict):
         config = {}
+    # Folders of earlier releases have secrets in more files.
+    clean = Redaction({})
+    plan = files.plan()
+    differs = tuple(
+        (key, clean.redact_config(value, key), layer) for key, value, layer in plan.differs
+    )
     log = files.read_bytes("log.txt").decode(errors="replace")
     environment = files.environment()
-    plan = files.plan()
     attempts = files.attempts(status)
     return RunReport(
         path=folder,
         name=folder.rpartition("/")[2] or folder,
         status=status,
-        config=config,
-        overrides=[str(word) for word in overrides],
+        config=clean.redact_config(config),
+        overrides=clean.redact_words([str(word) for word in overrides]),
         environment=environment,
-        plan=plan,
+        plan=replace(plan, differs=differs),
         breakdown=files.read_mapping("breakdown.json"),
         predictions=files.predictions(),
         attempts=attempts,
