@@ -3,7 +3,7 @@ when a run continues with other settings."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import count, islice, takewhile
 from math import ceil
 from typing import Literal
 
@@ -25,8 +25,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 
 MOST_PHASES = 1_000_000
-"""Maximum number of phases of a plan, which is made before the first step and saved in every
-checkpoint."""
+"""Maximum number of phases of a plan, which is made before the first step."""
 
 
 def interleave(stages: Sequence[Stage]) -> Plan:
@@ -76,10 +75,14 @@ def splice(
         rest = rest[1:] if state.step == rest[0].steps else ()
     done += takewhile(lambda phase: not phase.is_train, rest)
     # There may be fewer stages now.
-    done = [replace(phase, stage=min(phase.stage, len(stages) - 1)) for phase in done]
+    last_stage = len(stages) - 1
+    done = [
+        phase if phase.stage <= last_stage else replace(phase, stage=last_stage) for phase in done
+    ]
     at = _Cursor.after(done, state, stages)
     # Before the rest is planned, which moves `at`.
     anchor = _find_anchor(plan, state, at.stage, extend)
+    at.numbers = count(len(done))
     at.tested = {split.name for split in stages[at.stage].tests}
     if done:
         last_tests = takewhile(lambda phase: not phase.is_train, reversed(done))
@@ -114,6 +117,7 @@ class _Cursor:
         stage: current stage.
         before: epoch, updates and samples at the start of the stage.
         tested: names of the splits that were tested since the last update.
+        numbers: indices of the next phases.
     """
 
     epoch: int = 0
@@ -124,6 +128,7 @@ class _Cursor:
     stage: int = 0
     before: tuple[int, int, int] = (0, 0, 0)
     tested: set[str] = field(default_factory=set)
+    numbers: Iterator[int] = field(default_factory=count)
 
     @classmethod
     def after(cls, done: list[Phase], state: RunState, stages: Sequence[Stage]) -> "_Cursor":
@@ -223,9 +228,8 @@ def _divide_stage(stage: Stage, at: _Cursor, *, is_last: bool) -> Iterator[Phase
         end = _pass_end(train, settings, at)
         if at.offset < end:
             steps = _phase_steps(stage, at, left=ceil((end - at.offset) / train.batch_size))
-            phase = Phase(
-                0, TRAIN, epoch, at.first, steps, at.offset, end, train.batch_size, at.stage
-            )
+            place = (at.first, steps, at.offset, end, train.batch_size, at.stage)
+            phase = Phase(next(at.numbers), TRAIN, epoch, *place)
             yield phase
             at.advance(phase)
         else:
@@ -326,12 +330,17 @@ def _test_phases(
     for split in stage.tests:
         # An empty window has no test; an empty split is an error that `_check_split` reports.
         if split.name in names and (split.samples(epoch) or not split.windows):
-            test = replace(
-                make_test_phase(split, epoch=epoch, limit=settings.limit_test), stage=at.stage
+            test = make_test_phase(
+                split,
+                epoch=epoch,
+                limit=settings.limit_test,
+                index=next(at.numbers),
+                stage=at.stage,
             )
             yield test
             for weights in settings.averaged if at.updates else ():
-                yield replace(test, split=f"{split.name}{AVERAGED}{weights}")
+                name = f"{split.name}{AVERAGED}{weights}"
+                yield replace(test, index=next(at.numbers), split=name)
 
 
 def _drop_early_averages(
@@ -339,6 +348,8 @@ def _drop_early_averages(
 ) -> list[Phase]:
     """Drop tests of averaged weights that are due before averaging starts; `updates` were made
     before these phases."""
+    if not any(stage.settings.averaged for stage in stages):
+        return phases
     total = updates + sum(phase.steps for phase in phases if phase.is_train)
     found = []
     for phase in phases:
@@ -353,7 +364,11 @@ def _drop_early_averages(
 
 
 def _number_phases(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    return tuple(replace(phase, index=index) for index, phase in enumerate(phases))
+    # Most have their number already, and a copy takes longer than making the phase did.
+    return tuple(
+        phase if phase.index == index else replace(phase, index=index)
+        for index, phase in enumerate(phases)
+    )
 
 
 def _check_stages(stages: Sequence[Stage]) -> None:

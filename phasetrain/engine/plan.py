@@ -1,7 +1,8 @@
 """The plan of a run: every phase, known before the first batch (section PHASES)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -186,7 +187,7 @@ class Stage:
     settings: PhaseSettings
     name: str = ""
 
-    @property
+    @cached_property
     def tests(self) -> tuple[Split, ...]:
         """The test splits in the order in which they are tested."""
         tests = [split for name, split in self.splits.items() if name != TRAIN]
@@ -322,27 +323,17 @@ class Plan:
         later = (self.phases[index] for index in range(phase.index, len(self.phases)))
         return (one for one in later if one.data == phase.data)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain JSON data."""
-        return {"anchor": list(self.anchor), "phases": [asdict(phase) for phase in self.phases]}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """Return the plan that `to_json` wrote."""
-        # Plans of older checkpoints have no third value.
-        updates, where, *within = data["anchor"]
-        anchor = Anchor(int(updates), float(where), float(within[0] if within else where))
-        return cls(tuple(Phase(**phase) for phase in data["phases"]), anchor)
-
-
-def make_test_phase(split: Split, *, epoch: int = 0, limit: int | None = None) -> Phase:
+def make_test_phase(
+    split: Split, *, epoch: int = 0, limit: int | None = None, index: int = 0, stage: int = 0
+) -> Phase:
     """Return a phase with one pass over a test split, or over its first `limit` batches."""
     length = split.samples(epoch)
     end = length - length % split.batch_size if split.drop_last else length
     if limit is not None:
         end = min(end, limit * split.batch_size)
     steps = ceil(end / split.batch_size)
-    return Phase(0, split.name, epoch, 0, steps, 0, end, split.batch_size)
+    return Phase(index, split.name, epoch, 0, steps, 0, end, split.batch_size, stage)
 
 
 def _progress(updates: int, begin: int, end: int, reached: float) -> float:

@@ -36,6 +36,9 @@ from phasetrain.tasks.inspection import (
 ROWS = 40
 """Maximum number of phases to print; of a longer plan, the first and the last ones."""
 
+LISTED = 1000
+"""The same for phases and checkpoints in plan.json, whose size must not grow with the run."""
+
 
 def preview(setup: Setup) -> dict[str, Any]:
     """Print the plan of the run, write `plan.json` into its folder, and return its content.
@@ -91,6 +94,7 @@ def describe_plan(
         inspected = inspection.plain()
         inspected.pop("modules", None)  # an entry of plan.json already
     train = setup.config.DATA.TRAIN
+    saves = list(list_checkpoints(setup, plan))
     return {
         "name": setup.config.RUN.name,
         "updates": plan.updates,
@@ -109,6 +113,7 @@ def describe_plan(
         },
         "stages": list(_describe_stages(setup, plan)),
         "phases": list(_describe_phases(plan, parts)),
+        "phases_left_out": max(0, len(plan.phases) - LISTED),
         "model": {
             "name": setup.config.MODEL.name,
             "parameters": sum(p.numel() for p in weights),
@@ -119,7 +124,8 @@ def describe_plan(
         "memory": memory_estimate(parts, inspection),
         "weights": parts.weights,
         "checkpoints": {
-            "at": [list(at) for at in list_checkpoints(setup, plan)],
+            "at": [list(at) for at in saves[: LISTED // 2] + saves[LISTED // 2 :][-LISTED // 2 :]],
+            "count": len(saves),
             "bytes_each": bytes_each,
             "kept": setup.config.CHECKPOINT.keep_last,
         },
@@ -264,7 +270,7 @@ def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
     size = f"{saves['bytes_each']:,} bytes each"
     if content["rehearsal"] is None:
         size = f"about {size}"  # only a rehearsal has written a checkpoint and knows its size
-    line = f"{len(saves['at'])} checkpoints of {size}, the newest {saves['kept']} are kept"
+    line = f"{saves['count']} checkpoints of {size}, the newest {saves['kept']} are kept"
     free = RunFolder(setup.config.RUN.dir).space.free_bytes()
     if free is not None:
         line += f"; {format_bytes(free)} are free"
@@ -294,8 +300,7 @@ def list_checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
         if every is not None:
             yield from (
                 (at, "update")
-                for at in range(updates + 1, updates + phase.steps + 1)
-                if at % every == 0
+                for at in range(updates + every - updates % every, updates + phase.steps + 1, every)
             )
         updates += phase.steps
         if (
@@ -376,12 +381,14 @@ def _describe_stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
 
 def _describe_phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
     updates = 0
+    last_ones = len(plan.phases) - LISTED // 2
     for phase in plan.phases:
-        yield asdict(phase) | {
-            "samples": phase.samples,
-            "updates_before": updates,
-            "lr": _lr_at_start(parts, plan, phase, updates),
-        }
+        if phase.index < LISTED // 2 or phase.index >= last_ones:
+            yield asdict(phase) | {
+                "samples": phase.samples,
+                "updates_before": updates,
+                "lr": _lr_at_start(parts, plan, phase, updates),
+            }
         if phase.is_train:
             updates += phase.steps
 

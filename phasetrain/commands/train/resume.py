@@ -27,6 +27,7 @@ from phasetrain.data.samplers.phase_sampler import check_batches
 from phasetrain.engine.interleave import splice
 from phasetrain.engine.plan import Plan, Stage
 from phasetrain.engine.position import RunState
+from phasetrain.engine.repeats import decode_plan, encode_plan
 from phasetrain.errors import ChangedError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
@@ -71,7 +72,7 @@ def build_promise(
     return {
         # Checkpoints are shared, and config.yaml has what a resume needs.
         "config": Redaction({}).redact_config(setup.asked),
-        "plan": run_plan.plan.to_json(),
+        "plan": encode_plan(run_plan.plan),
         "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
         "environment": describe_environment(setup, run_plan.machine),
         "packages": list_packages(),
@@ -251,7 +252,7 @@ def restore_position(
     # config usually names other data, and would be reported as data that has changed.
     changes = check_config_changes(setup, loaded)
     data_changes = check_data_changes(setup, loaded, data)
-    plan = Plan.from_json(loaded.promised["plan"])
+    plan = decode_plan(loaded.promised["plan"])
     state = RunState()
     state.load_state_dict(loaded.manifest.state)
     allowed = [*data_changes, *map(_format_values, changes)]

@@ -32,6 +32,7 @@ class EtaEstimator:
     def __init__(self) -> None:
         self._speeds: dict[str, TimedSteps] = {}
         self._later: Counter[str] = Counter()
+        self._counted: tuple[Plan, int] | None = None  # plan, and index of the first later phase
         self._phase: Phase | None = None
         self._mark = 0
         self._since = 0.0
@@ -40,13 +41,24 @@ class EtaEstimator:
     def enter(self, phase: Phase, step: int, plan: Plan) -> bool:
         """Begin a phase at `step`; return whether `begin` has to be called after its first step."""
         self._phase = phase
-        self._later = Counter()
-        for later in plan.phases[phase.index + 1 :]:
-            self._later[later.split] += later.steps
+        self._count_later_steps(phase, plan)
         self._mark = step
         self._since = time.perf_counter()
         self._warm = phase.split in self._speeds
         return not self._warm
+
+    def _count_later_steps(self, phase: Phase, plan: Plan) -> None:
+        # From the phase before: counting all later phases in each one would take minutes in a plan
+        # with a million phases.
+        if self._counted is None or self._counted[0] is not plan:
+            self._later = Counter()
+            for later in plan.phases[phase.index :]:
+                self._later[later.split] += later.steps
+            self._counted = (plan, phase.index)
+        _, first = self._counted
+        for entered in plan.phases[first : phase.index + 1]:
+            self._later[entered.split] -= entered.steps
+        self._counted = (plan, phase.index + 1)
 
     def begin(self, step: int) -> None:
         """Start timing after the first step of a split."""
