@@ -21,7 +21,7 @@ from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.load import FOR_INFERENCE, find_test_split
 from phasetrain.commands.native_folder import is_native, make_native_files
 from phasetrain.commands.setup import Setup, resolve_config
-from phasetrain.commands.stored.stored_config import stored_in
+from phasetrain.commands.stored.stored_config import read_loaded_config
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
 from phasetrain.config.trust import trust_only
@@ -241,7 +241,7 @@ def build_model(
         ConfigError: the weights are of another model, its input is not a single tensor, or its
             config names code that is not trusted.
     """
-    stored = stored_in(weights.loaded, weights.loaded.path)
+    stored = read_loaded_config(weights.loaded, weights.loaded.path)
     setup = resolve_config(
         # on the CPU, so that the file does not hold CUDA devices
         [*FOR_INFERENCE, *overrides, "MACHINE.device=cpu"],

@@ -13,7 +13,7 @@ from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.choose import restore_weights
 from phasetrain.commands.setup import Setup, resolve_config
-from phasetrain.commands.stored.stored_config import stored_in
+from phasetrain.commands.stored.stored_config import read_loaded_config
 from phasetrain.config.compose.merge import leaves
 from phasetrain.config.objects import (
     GivenObject,
@@ -79,7 +79,7 @@ def load(
     """
     path = str(folder).rstrip("/")
     loaded = load_checkpoint(path, checkpoint)
-    stored = replace(stored_in(loaded, path), is_trusted=trust)
+    stored = replace(read_loaded_config(loaded, path), is_trusted=trust)
     objects = _complete_objects(stored.values, model)
     words = [
         *_remove_lost_meters(stored.values, objects),

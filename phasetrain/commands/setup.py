@@ -235,7 +235,10 @@ def _compose_stored(
     )
     trusted = None
     if not stored.is_trusted:
-        trusted = check_code(stored, composed)
+        # The folder of configs on record may come with the folder: its files are no word of the
+        # user's, unlike the command line, which is the last layer.
+        changes = composed.changes if config_dir else composed.changes[-1:]
+        trusted = check_code(stored, composed, changes)
     return replace(composed, overrides=stored.record_overrides(overrides)), trusted
 
 

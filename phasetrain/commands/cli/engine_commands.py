@@ -222,16 +222,21 @@ def run_sweep(call: Call) -> Outcome:
     return Outcome(code, content={"folder": folder, **results})
 
 
+_ENGINES = {"resume": "train", "rerun": "train", "predict": "test"}
+"""Command -> the value of RUN.engine with which it uses the config of a folder."""
+
+
 def print_config(call: Call) -> Outcome:
     """Print the resolved config of the overrides (`--cfg`)."""
     from omegaconf import OmegaConf
 
     from phasetrain.commands.setup import resolve_config
 
-    engine = "train" if call.command in ("resume", "rerun") else call.command
     stored, words = None, call.overrides
+    if call.command == "predict":
+        call.flags.overrides = [word for word in words if "=" in word]  # without the files
     if call.command != "train":
-        stored, words = _use_folder(call, engine)
+        stored, words = _use_folder(call, _ENGINES.get(call.command, call.command))
     setup = resolve_config(words, config_dir=call.flags.config_dir, stored=stored)
     config = setup.config.plain()
     text = OmegaConf.to_yaml(OmegaConf.create(config))

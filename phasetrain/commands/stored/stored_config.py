@@ -185,7 +185,7 @@ def read_checkpoint_config(folder: str, checkpoint: str = "latest") -> StoredCon
     return _of_promised(path, promised.get("config"), storage)
 
 
-def stored_in(loaded: LoadedCheckpoint, path: str) -> StoredConfig:
+def read_loaded_config(loaded: LoadedCheckpoint, path: str) -> StoredConfig:
     """Return the config of a checkpoint that has been loaded.
 
     Args:

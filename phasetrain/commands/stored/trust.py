@@ -66,7 +66,9 @@ def _list_texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _list_texts(item, f"{path}[{place}]")
 
 
-def check_code(stored: StoredConfig, composed: Composed) -> frozenset[str]:
+def check_code(
+    stored: StoredConfig, composed: Composed, changes: Sequence[Mapping[str, Any]]
+) -> frozenset[str]:
     """Reject custom code that a folder names and that its user has not signed.
 
     Code that the user has named in the changes is trusted, and so is a module of RUN.imports that
@@ -75,6 +77,7 @@ def check_code(stored: StoredConfig, composed: Composed) -> frozenset[str]:
     Args:
         stored: the config of the folder.
         composed: the same with changes.
+        changes: the values that the user has given, in the command or in own files.
 
     Returns:
         The dotted paths that registries may import.
@@ -82,7 +85,7 @@ def check_code(stored: StoredConfig, composed: Composed) -> frozenset[str]:
     Raises:
         ConfigError: lists each module and path.
     """
-    given = _list_given(composed)
+    given = _list_given(changes)
     code = list_code(composed.config)
     unknown = [
         (key, name)
@@ -109,10 +112,10 @@ def check_code(stored: StoredConfig, composed: Composed) -> frozenset[str]:
     )
 
 
-def _list_given(composed: Composed) -> set[str]:
+def _list_given(changes: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the keys and the texts that the user has given as changes of the stored config."""
     found: set[str] = set()
-    for values in composed.changes:
+    for values in changes:
         found |= leaves(values).keys() | {text for _, text in _list_texts(values, "")}
     return found
 

@@ -6,7 +6,6 @@ from os import PathLike
 from typing import Any
 
 from phasetrain.config.compose.sources import EXPERIMENT, is_file_word
-from phasetrain.config.schema import Schema
 from phasetrain.errors import ConfigError
 
 _SPECIAL = re.compile(r"([\\()\[\]{}:=,\s])")
@@ -42,17 +41,6 @@ def format_overrides(config: Mapping[str, Any]) -> list[str]:
         else:
             found.append(f"{key}={format_literal(value, key)}")
     return found
-
-
-def format_removals(config: Mapping[str, Any], schema: Schema) -> list[str]:
-    """Return the overrides that remove the hooks, meters and splits of the defaults that a complete
-    config does not have."""
-    return [
-        f"{section}.{label}=null"
-        for section in ("DATA", "METERS", "HOOKS")
-        for label in schema.defaults.get(section) or {}
-        if label not in (config.get(section) or {})
-    ]
 
 
 def format_literal(value: Any, path: str) -> str:

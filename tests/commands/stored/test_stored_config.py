@@ -190,6 +190,8 @@ class TestOtherCommands:
     def test_config_is_printed(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
         found = run_json(capsys, "resume", str(finished), "--cfg", "OPTIMIZER.lr=0.5")
         assert (found["config"]["MODEL"]["width"], found["config"]["OPTIMIZER"]["lr"]) == (4, 0.5)
+        found = run_json(capsys, "predict", str(finished), "x.png", "--cfg", "MACHINE.threads=1")
+        assert (found["config"]["MODEL"]["width"], found["config"]["MACHINE"]["threads"]) == (4, 1)
 
 
 class TestStoredConfig:

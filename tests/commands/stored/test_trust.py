@@ -156,6 +156,18 @@ class TestAttack:
         assert main(["test", str(folder)]) == 2
         assert not CANARY.exists()
 
+    def test_files_of_its_config_folder_are_no_word_of_the_user(self, folder: Path) -> None:
+        Path("theirs", "LOSS").mkdir(parents=True)
+        Path("theirs", "LOSS", "handy.yaml").write_text("name: os.system\ncommand: touch PWNED\n")
+        environment = json.loads((folder / "environment.json").read_text())
+        changed = json.dumps({**environment, "config_dir": str(Path("theirs").absolute())})
+        (folder / "environment.json").write_text(changed)
+        stored = read_newest_command(str(folder))
+        with raises(ConfigError, code="trust.needed", key="LOSS.name"):
+            resolve_config(["LOSS=handy"], stored=stored)
+        with raises(ConfigError, code="config.unknown_parameter"):  # named by the user: looked up
+            resolve_config(["LOSS=handy", "LOSS.x=1"], stored=stored, config_dir="theirs")
+
     def test_job_is_not_submitted(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         plant(folder, lambda config: config["LAUNCH"].update(cluster="local"))
         assert main(["resume", str(folder), "--json"]) == 2

@@ -7,8 +7,7 @@ import pytest
 from raising import raises
 
 from phasetrain.config.compose.composed import compose
-from phasetrain.config.compose.override_text import format_overrides, format_removals, quote_text
-from phasetrain.config.schema import default_schema
+from phasetrain.config.compose.override_text import format_overrides, quote_text
 from phasetrain.errors import ConfigError
 
 
@@ -56,13 +55,3 @@ def test_what_no_config_can_hold() -> None:
 def test_quotes_and_backslashes() -> None:
     assert quote_text("a'b") == r"'a\'b'"
     assert quote_text("a\\b\\") == "'a\\b\\\\'"
-
-
-def test_what_the_defaults_have_and_a_config_has_not() -> None:
-    config: dict[str, Any] = {
-        "DATA": {"TRAIN": {}, "TEST": {}},
-        "HOOKS": dict.fromkeys(default_schema().defaults["HOOKS"]),
-    }
-    assert format_removals(config, default_schema()) == []
-    del config["HOOKS"]["console"], config["DATA"]["TEST"]
-    assert format_removals(config, default_schema()) == ["DATA.TEST=null", "HOOKS.console=null"]
