@@ -1,7 +1,8 @@
 """Trainings that are a function of their config and their seed.
 
 `phasetrain.fit` trains a model of Python on datasets of Python, `phasetrain.run` runs what a config
-describes, both return the result; `phasetrain.load` returns the task of a run with its weights.
+describes, both return the result; `phasetrain.load` returns the task of a run with its weights, and
+`phasetrain.log` logs a number from within a step.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,19 +10,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phasetrain.commands.api import RunResult, load, run, train
     from phasetrain.commands.fit import fit
+    from phasetrain.engine.step_logs import log
     from phasetrain.runs.history import History
 
 __version__ = "0.1.0"
 
-__all__ = ["History", "RunResult", "__version__", "fit", "load", "run", "train"]
+__all__ = ["History", "RunResult", "__version__", "fit", "load", "log", "run", "train"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the Python API on first use, because importing torch takes a second."""
     if name not in __all__:
         raise AttributeError(f"module 'phasetrain' has no attribute {name!r}")
-    from phasetrain.commands import api
-    from phasetrain.commands.fit import fit
-    from phasetrain.runs.history import History
+    found: Any
+    if name == "log":
+        # Called from models, which should not import the commands.
+        from phasetrain.engine import step_logs
 
-    return {**vars(api), "fit": fit, "History": History}[name]
+        found = step_logs.log
+    else:
+        from phasetrain.commands import api
+        from phasetrain.commands.fit import fit
+        from phasetrain.runs.history import History
+
+        found = {**vars(api), "fit": fit, "History": History}[name]
+    # A model calls phasetrain.log in each forward pass: this function runs once per name.
+    globals()[name] = found
+    return found

@@ -1,6 +1,6 @@
 """The phase engine: the one loop that interleaves train and test phases."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Generic
 from weakref import WeakSet
@@ -12,6 +12,7 @@ from phasetrain.engine.batch import Batch, StepOutput, require_output
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import COMPLETED, Position, RunState
 from phasetrain.engine.protocols import EngineHooks, PhaseTask
+from phasetrain.engine.step_logs import Collected, average_logs, collected
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Interrupted
@@ -90,7 +91,18 @@ class PhaseEngine(Generic[TaskType, HooksType]):
 
     def compute(self, batches: list[Batch]) -> StepOutput:
         """Run the task's train step on the micro-batches of the current step."""
-        out: StepOutput = self.task.train_step(batches, self.position(), self._events)
+        return self._run_step(self.task.train_step, batches)
+
+    def _run_step(self, step: Callable[..., StepOutput], batches: list[Batch]) -> StepOutput:
+        """Run a train or test step, and add to its output what other code has logged meanwhile."""
+        logged: Collected = {}
+        token = collected.set(logged)
+        try:
+            out = step(batches, self.position(), self._events)
+        finally:
+            collected.reset(token)
+        if logged:
+            self.task.add_logs(out, average_logs(logged))
         return out
 
     def finish(self, out: StepOutput) -> None:
@@ -147,7 +159,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                 if phase.is_train:
                     yield batches
                 else:
-                    self.finish(task.test_step(batches, self.position(), self._events))
+                    self.finish(self._run_step(task.test_step, batches))
                 state.finish_step(phase)  # before the hooks, so that they only save complete steps
                 self.is_phase_begun = False
                 self.hooks.on_step(self, phase, require_output(self._out))

@@ -27,6 +27,10 @@ class PhaseTask(Protocol):
         """Evaluate the micro-batches of a step."""
         ...
 
+    def add_logs(self, out: StepOutput, logs: Mapping[str, Any]) -> None:
+        """Add numbers that other code has logged during a step to its output."""
+        ...
+
     def measure(self, phase: Phase) -> dict[str, float]:
         """Return the metrics of a phase by label."""
         ...

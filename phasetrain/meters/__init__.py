@@ -10,7 +10,7 @@ from phasetrain.meters.classification.f1 import F1
 from phasetrain.meters.classification.multilabel_accuracy import MultilabelAccuracy
 from phasetrain.meters.classification.per_class_accuracy import PerClassAccuracy
 from phasetrain.meters.classification.present_accuracy import PresentAccuracy
-from phasetrain.meters.loss import MeanLoss
+from phasetrain.meters.loss import MeanLoss, MeanOfLogged
 from phasetrain.meters.perplexity import Perplexity
 from phasetrain.meters.regression import Regression
 from phasetrain.meters.torchmetrics_bridge import TorchMetric
@@ -24,6 +24,7 @@ __all__ = [
     "ConfusionMatrix",
     "GroupedAUROC",
     "MeanLoss",
+    "MeanOfLogged",
     "Meter",
     "MultilabelAccuracy",
     "PerClassAccuracy",

@@ -1,10 +1,15 @@
 """The mean loss of a phase."""
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.base import METERS, Meter
+from phasetrain.meters.base import METERS, Better, Meter
+
+LOSS = "loss"
+"""Name of the number that every step logs."""
 
 
 @METERS.register("loss")
@@ -55,3 +60,35 @@ class MeanLoss(Meter):
         """Return the mean loss, NaN without steps."""
         # Divided at the end: a mean of the means of steps would weight a short last batch too much.
         return float(self.total / self.weight)
+
+
+@METERS.register("logged")
+class MeanOfLogged(MeanLoss):
+    """Mean over the phase of a number that steps log, weighted like the loss; passes that do not
+    log it do not count.
+
+    A phase has the means of all logged numbers among its metrics; this meter is for monitors, which
+    have to know before the first step that a metric is measured, and which values are better.
+
+    Args:
+        of: name given to `phasetrain.log`, or `loss`.
+        better: which values are better, `larger` or `smaller`.
+
+    Raises:
+        ValueError: `better` is neither.
+    """
+
+    def __init__(self, of: str = LOSS, better: Better = "smaller") -> None:
+        super().__init__(None if of == LOSS else of)
+        if better not in get_args(Better):
+            raise ValueError(f"better = {better!r}: expected larger or smaller")
+        self._better = better
+
+    def direction(self, metric: str = "") -> Better | None:
+        """Return which values are better."""
+        return self._better
+
+    def update(self, out: StepOutput) -> None:
+        """Add the number of one pass, if it has logged it."""
+        if self.of is None or self.of in out.logs:
+            super().update(out)

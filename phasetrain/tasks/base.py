@@ -1,6 +1,6 @@
 """The base class of tasks: a task turns batches into losses, updates and metrics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
 from phasetrain.losses import WeightedSum
 from phasetrain.meters.base import meters_of
-from phasetrain.meters.loss import MeanLoss
+from phasetrain.meters.loss import MeanLoss, MeanOfLogged
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.optim.averaging.averages import Withheld
 from phasetrain.tasks.batchnorm_refresh import refresh_batch_norm
@@ -219,6 +219,19 @@ class Task(Passes, TaskState, Predictor):
         if out.logs:
             self._log_means.add(out)
         return out
+
+    def add_logs(self, out: StepOutput, logs: Mapping[str, Any]) -> None:
+        """Add numbers that were logged in a step, but not in a forward pass, to its output."""
+        # Activation checkpointing runs forward passes again in the backward pass.
+        new = {name: value for name, value in logs.items() if name not in out.logs}
+        if not new:
+            return
+        step = replace(out, logs=new)
+        self._log_means.add(step)
+        for meter in self._measured.values():
+            if isinstance(meter, MeanOfLogged) and meter.of is not None:
+                meter.update(step)
+        out.logs = out.logs | new
 
     def measure(self, phase: Phase) -> dict[str, float]:
         """Return the metrics of the phase by label, and the means of the logged numbers.

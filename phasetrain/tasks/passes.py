@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from phasetrain.distributed import Strategy
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.position import Position
+from phasetrain.engine.step_logs import Collected, average_logs, collected
 from phasetrain.losses import LoggingLoss
 from phasetrain.meters import Meter
 from phasetrain.optim import Updater
@@ -212,11 +213,19 @@ class Passes(ABC):
 
     def _autocast_forward(self, batch: Batch, forward: Forward | None = None) -> StepOutput:
         forward = forward or self.forward
-        if not self._casts:
-            out = forward(batch)
-        else:
-            with self.parts.machine.autocast(train=self._trains):
+        # Not a context manager: this runs in every step, also of runs that log nothing.
+        logged: Collected = {}
+        token = collected.set(logged)
+        try:
+            if not self._casts:
                 out = forward(batch)
+            else:
+                with self.parts.machine.autocast(train=self._trains):
+                    out = forward(batch)
+        finally:
+            collected.reset(token)
+        if logged:
+            out.logs = average_logs(logged) | out.logs
         if self._logged is not None:
             out.logs = self._logged.pop_logs() | out.logs
         return out
@@ -266,9 +275,18 @@ def merge_outputs(outputs: list[StepOutput]) -> StepOutput:
         # Weighted, because the last micro-batch may be smaller; tensors stay on the device.
         return sum(value * (out.weight / weight) for value, out in pairs)
 
+    def average_log(name: str) -> Any:
+        having = [out for out in outputs if name in out.logs]
+        if len(having) == len(outputs):
+            return average([out.logs[name] for out in outputs])
+        # A model may log in some of its passes only.
+        counted = sum(out.weight for out in having) or 1
+        return sum(out.logs[name] * (out.weight / counted) for out in having)
+
+    names = dict.fromkeys(name for out in outputs for name in out.logs)
     return StepOutput(
         loss=average([out.loss for out in outputs]),
         weight=weight,
         samples=sum(out.samples for out in outputs),
-        logs={name: average([out.logs[name] for out in outputs]) for name in outputs[0].logs},
+        logs={name: average_log(name) for name in names},
     )
