@@ -24,6 +24,7 @@ from phasetrain.commands.train.given_objects import (
     list_object_lines,
     list_other_weights,
 )
+from phasetrain.commands.train.optimizer_state import load_optimizer_state
 from phasetrain.commands.train.restart import describe_restart
 from phasetrain.commands.train.resume import (
     add_deviations,
@@ -89,6 +90,7 @@ class Training:
     def __post_init__(self) -> None:
         self._position: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._first_position = (0, 0)
+        self._optimizer_state: dict[str, Any] | None = None
         self.attempt = Attempt(self.folder.read_status(), self.clock)
         ledger = Path(self.folder.file(FILE))
         if self.folder.storage.keeps_files and ledger.is_file():
@@ -124,6 +126,10 @@ class Training:
         rehearsal = prepared.rehearsal
         self.deviations = add_deviations(self.deviations, state.updates, prepared.inexact)
         task = self.builder.task(parts)
+        source = setup.config.OPTIMIZER.state_from
+        if loaded is None and source is not None and parts.updater is not None:
+            name = setup.config.OPTIMIZER.name
+            self._optimizer_state = load_optimizer_state(task, source, name)
         world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal, state))
         self._print_start(run_plan, task, state, loaded, rehearsal)
         save = CheckpointHook(
@@ -278,6 +284,7 @@ class Training:
             if parts.weights is None:
                 # on a resume no weights are loaded: keep the record of the first attempt's
                 content["weights"] = before.get("weights")
+            content["optimizer_state"] = self._optimizer_state or before.get("optimizer_state")
             content["rehearsal"] = content["rehearsal"] or before.get("rehearsal")
             folder.storage.replace_json(path, content, durable=False)
             folder.note(resumed_at=state.updates)

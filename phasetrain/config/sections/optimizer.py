@@ -60,6 +60,12 @@ class OptimizerSection(Section):
         resume="adjustable",
         fields=LrScalingSection,
     )
+    state_from: str | None = key(
+        None,
+        "checkpoint or run folder from which the optimizer starts: momentum and the like of all "
+        "weights with the same name and shape; ignored on resume",
+        resume="forbidden",
+    )
     groups: tuple[Any, ...] = key(
         [],
         "rules for parameter groups: `match` (patterns for names), `types` (class names of "

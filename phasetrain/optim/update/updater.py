@@ -1,6 +1,6 @@
 """One optimizer update: schedules, backward pass, gradient pipeline, step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -41,6 +41,7 @@ class Updater:
         gradients: gradients of the trained parameters; `gradients.norm` is the norm before
             clipping, `gradients.frozen` the parameters that must not move.
         guard: count of skipped updates.
+        names: names of the trained parameters in the optimizer's order; empty if unknown.
         stepper: steps the optimizer.
         schedules: values of scheduled options.
         loss: mean loss of the last update over all ranks, 0-d; None in a single process.
@@ -71,6 +72,7 @@ class Updater:
         self.gradients = GradientPipeline(optimizer, self.strategy, gradients or GradientSettings())
         # The guard exists before the stepper, which reads from it whether the verdict may lag.
         self.guard = NonFiniteGuard(guard)
+        self.names = tuple(guard.names)
         self.stepper = make_stepper(optimizer, self.gradients, self.guard, scaler)
         self.sam: SharpnessAware | None = None
         if sam is not None:
@@ -245,6 +247,9 @@ class Updater:
         )
         if any(options):
             state["options"] = options
+        # The state is numbered; a run that takes it over finds its weights by name.
+        if self.names:
+            state["names"] = list(self.names)
         if entries := self.strategy.state.optimizer_entries(self.optimizer):
             state["entries"] = entries
         # Left out if it is 1: a run that never changes it keeps the same checkpoint content.
@@ -278,6 +283,15 @@ class Updater:
             group.update(options)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
+
+    def load_optimizer_state(self, saved: Mapping[int, Any]) -> None:
+        """Load the state of some parameters by their number, and drop that of all others.
+
+        Args:
+            saved: number of the parameter -> its state, as in the `optimizer` of `state_dict`.
+        """
+        self.stepper.forget()
+        load_optimizer(self.strategy, self.optimizer, self.gradients.parameters, saved, {})
 
     def _note_loss(self, loss: Tensor, *, last: bool) -> None:
         if self.strategy.has_global_loss:
