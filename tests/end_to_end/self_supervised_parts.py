@@ -38,7 +38,7 @@ def losses(world: World) -> dict[str, nn.Module]:
     torch.manual_seed(0)
     made: dict[str, nn.Module] = {
         "simclr": SimCLR(0.2, world),
-        "moco": MoCo(SIZE, ROWS, 30, 0.3, world),
+        "moco": MoCo(SIZE, ROWS, 30, 0.3, world=world),
         "barlow_twins": BarlowTwins(0.01, world=world),
         "swav": build_swav(SIZE, ROWS, 6, queue=20, queue_updates=1, world=world),
         "dino": DINO(SIZE, world=world),
