@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from phasetrain.commands.build_hooks import build_hook
 from phasetrain.commands.setup import Setup
-from phasetrain.config.problems import collect_problems, combine_problems, raise_all
+from phasetrain.config.compose.composed import COMMAND_LINE
+from phasetrain.config.problems import collect_problems, combine_problems, format_value, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
 from phasetrain.data import CustomLoader
 from phasetrain.data.loading.seed_check import check_seeded, read_first_target
@@ -137,6 +138,28 @@ def check_orders(task: Task, plan: Plan) -> None:
         seen.add((phase.data, phase.stage))
 
 
+def _list_unused_launch(setup: Setup) -> list[str]:
+    """Return a sentence for each key of LAUNCH that is set without a cluster to launch on."""
+    launch = setup.composed.config["LAUNCH"]
+    origin = setup.composed.origins.get("LAUNCH.cluster")
+    # A job that LAUNCH has submitted is started with `LAUNCH.cluster=null`.
+    if launch["cluster"] in ("slurm", "local") or origin == COMMAND_LINE:
+        return []
+    found = []
+    for name, value in launch.items():
+        is_used = name in ("cluster", "processes")
+        if not is_used and value != setup.schema.keys[f"LAUNCH.{name}"].default:
+            given = f"LAUNCH.{name} = {format_value(value)}"
+            found.append(f"{given}: without LAUNCH.cluster it never takes effect")
+    size = setup.place.size
+    if launch["processes"] not in (1, size) and size > 1:
+        found.append(
+            f"LAUNCH.processes = {launch['processes']}: the world size is {size}, as the launcher "
+            "has started it"
+        )
+    return found
+
+
 def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
     """Check that the disk has room for checkpoints; without a rule to save, only warn.
 
@@ -173,8 +196,9 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
             )
 
     complete = sum(1 for phase in plan.phases if phase.is_train and phase.ends_epoch)
+    found += _list_unused_launch(setup)
     if not plan.updates:
-        return []
+        return found
     beyond("CHECKPOINT.every_updates", save.every_updates, plan.updates, "updates")
     beyond("CHECKPOINT.every_epochs", save.every_epochs, complete, "complete epochs")
     beyond("CHECKPOINT.keep_every.updates", save.keep_every.updates, plan.updates, "updates")

@@ -5,6 +5,7 @@ and the experiment itself at `_self_` of its list (by default last); options sel
 line (`LOSS=focal`), which take precedence over the experiment; values of the command line.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from phasetrain.config.schema import DEFAULTS, Schema, default_schema
 from phasetrain.errors import Problem, did_you_mean
 
 COMMAND_LINE = "command line"
+_NOT_IN_NAME = re.compile(r"[^\w.+-]")
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
@@ -100,15 +103,17 @@ def compose(
     merged.apply(Layer(COMMAND_LINE, line.values))
     merged.drop_assumed_datasets(assumed)
     merged.finish(default)
+    name = line.file.stem if line.file else line.experiment or ""
     # Last, so that interpolations see the values of the highest layer.
-    problems += _resolve(merged, literal=base.name if base is not None else None)
+    literal = base.name if base is not None else None
+    problems += _resolve(merged, default_run_name(name), literal=literal)
     return Composed(
         config=merged.values,
         origins=merged.origins,
         layers=(*(layer.name for layer in layers), COMMAND_LINE),
         notes=tuple(merged.notes),
         problems=tuple(problems),
-        experiment=line.file.stem if line.file else line.experiment or "",
+        experiment=name,
         overrides=tuple(overrides),
         assumed=frozenset(assumed),
         changes=(*(one.values for one in layers[2:]), line.values) if base is not None else (),
@@ -198,12 +203,19 @@ def _write_nested(path: str) -> str:
     return "".join(f"{name}: {{" for name in parents) + f"{last}: ..." + "}" * len(parents)
 
 
-def _resolve(merged: Merged, *, literal: str | None = None) -> list[Problem]:
+def default_run_name(experiment: str) -> str:
+    """Return RUN.name of a run of an experiment: its name, without characters that a shell or a
+    file system would not take."""
+    return _NOT_IN_NAME.sub("-", experiment) or "run"
+
+
+def _resolve(merged: Merged, run_name: str, *, literal: str | None = None) -> list[Problem]:
     """Resolve interpolations, `${...}`; report those that cannot be resolved, and missing values,
     `???`.
 
     Args:
         merged: all layers.
+        run_name: value of RUN.name if no layer sets it.
         literal: name of a layer whose texts are not resolved: its config was resolved when it was
             stored, and `${oc.env:...}` in a folder from elsewhere would read this environment.
     """
@@ -225,9 +237,19 @@ def _resolve(merged: Merged, *, literal: str | None = None) -> list[Problem]:
     if not wanted:
         return problems
     tree = OmegaConf.create(merged.values)
+    # Derived values do not exist yet; this one is known.
+    if lookup(merged.values, "RUN.name") is None:
+        OmegaConf.update(tree, "RUN.name", run_name)
     for path in wanted:
         parent_path, _, name = path.rpartition(".")
         given = merged.get(path)
+        if null := _find_null(tree, given):
+            message = (
+                f"{path} = {given!r} ({merged.origins[path]}): {null} is null, or derived later; "
+                f"set {null}"
+            )
+            problems.append(Problem.from_message(message, "config.interpolation", path))
+            continue
         try:
             parent: Any = OmegaConf.select(tree, parent_path) if parent_path else tree
             value = parent[name]
@@ -245,3 +267,18 @@ def _resolve(merged: Merged, *, literal: str | None = None) -> list[Problem]:
             continue
         merged.replace(path, plain)
     return problems
+
+
+def _find_null(tree: Any, given: Any) -> str:
+    """Return the null key that a text embeds, as in `a/${RUN.dir}`, or an empty text."""
+    # A text that is one reference may be null on purpose.
+    if not isinstance(given, str) or _REFERENCE.fullmatch(given):
+        return ""
+    for key in _REFERENCE.findall(given):
+        try:
+            is_null = OmegaConf.select(tree, key, default="") is None
+        except OmegaConfBaseException:
+            continue  # reported when the text is resolved
+        if is_null:
+            return str(key)
+    return ""

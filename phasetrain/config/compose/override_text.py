@@ -87,6 +87,21 @@ def key_of(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
+def list_repeated(words: Sequence[str]) -> list[str]:
+    """Return a sentence for each key that several overrides set to different values."""
+    given: dict[str, list[str]] = {}
+    for word in words:
+        value = word if is_file_word(word) else word.partition("=")[2]
+        # Mappings are merged, and `~` removes on purpose what was set before.
+        if not word.startswith("~") and not value.startswith("{"):
+            given.setdefault(key_of(word), []).append(value)
+    return [
+        f"{key} is given {len(values)} times ({', '.join(values)}); the last one counts"
+        for key, values in given.items()
+        if len(set(values)) > 1
+    ]
+
+
 def quote_text(text: str) -> str:
     """Return a quoted string in Hydra's grammar, in which a backslash escapes only before a
     quote."""

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from phasetrain.config.changes import trajectory_digest
+from phasetrain.config.compose.composed import default_run_name
 from phasetrain.config.rules.draft import ConfigDraft
 from phasetrain.config.schema import Schema
 from phasetrain.config.stages import LENGTHS
@@ -12,7 +14,6 @@ from phasetrain.errors import ConfigError
 
 # One path component, which needs no quotes in a shell.
 _NAME = re.compile(r"[\w.+-]+")
-_NOT_IN_NAME = re.compile(r"[^\w.+-]")
 
 
 def derive_length(draft: ConfigDraft) -> None:
@@ -65,8 +66,7 @@ def derive_folder(draft: ConfigDraft, schema: Schema) -> None:
     """Set RUN.name to the name of the experiment, and RUN.dir to runs/{name}-{digest}."""
     run = draft.config["RUN"]
     if run["name"] is None:
-        name = _NOT_IN_NAME.sub("-", draft.experiment) or "run"
-        draft.set("RUN.name", name, "name of the experiment")
+        draft.set("RUN.name", default_run_name(draft.experiment), "name of the experiment")
     elif _NAME.fullmatch(run["name"]) is None:
         draft.reject(
             "RUN.name",
@@ -74,6 +74,9 @@ def derive_folder(draft: ConfigDraft, schema: Schema) -> None:
             "folder's name; use letters, digits and . _ + - only",
             "config.wrong_value",
         )
+    if run["dir"] is not None and run["dir"].startswith("~"):
+        # Quoted, or in a file: no shell has replaced it.
+        draft.set("RUN.dir", str(Path(run["dir"]).expanduser()), "~ is the home folder")
     if run["dir"] is None:
         digest = trajectory_digest(draft.config, schema)
         folder = f"runs/{run['name']}-{digest}"

@@ -388,3 +388,18 @@ def test_keys_with_dots_in_files_are_rejected(user_dir) -> None:
     assert (problem.code, problem.key) == ("config.dotted_key", "OPTIMIZER.lr")
     assert f"({own}/experiment/mine.yaml)" in problem.message
     assert "`OPTIMIZER: {lr: ...}`" in problem.message
+
+
+def test_derived_name_of_the_run_can_be_referred_to() -> None:
+    found = compose(["RUN.dir=odd/${RUN.name}x"])
+    assert found.problems == ()
+    assert found.config["RUN"]["dir"] == "odd/digitsx"
+    assert found.config["RUN"]["name"] is None
+    given = compose(["RUN.dir=odd/${RUN.name}x", "RUN.name=mine"])
+    assert given.config["RUN"]["dir"] == "odd/minex"
+
+
+def test_text_that_embeds_a_null_key_is_rejected() -> None:
+    (problem,) = compose(["RUN.name=a${RUN.dir}"]).problems
+    assert (problem.code, problem.key) == ("config.interpolation", "RUN.name")
+    assert compose(["RUN.name=${RUN.dir}"]).problems == ()

@@ -7,7 +7,11 @@ import pytest
 from raising import raises
 
 from phasetrain.config.compose.composed import compose
-from phasetrain.config.compose.override_text import format_overrides, quote_text
+from phasetrain.config.compose.override_text import (
+    format_overrides,
+    list_repeated,
+    quote_text,
+)
 from phasetrain.errors import ConfigError
 
 
@@ -55,3 +59,22 @@ def test_what_no_config_can_hold() -> None:
 def test_quotes_and_backslashes() -> None:
     assert quote_text("a'b") == r"'a\'b'"
     assert quote_text("a\\b\\") == "'a\\b\\\\'"
+
+
+def test_repeated_overrides_are_named_with_their_values() -> None:
+    words = [
+        "my.yaml",
+        "experiment=digits",
+        "OPTIMIZER.lr=0.1",
+        "+OPTIMIZER.lr=0.2",
+        "RUN.seed=1",
+        "RUN.seed=1",
+        "LOSS={gamma: 1}",
+        "LOSS={name: focal}",
+        "MODEL.width=1",
+        "~MODEL.width",
+    ]
+    assert list_repeated(words) == [
+        "experiment is given 2 times (my.yaml, digits); the last one counts",
+        "OPTIMIZER.lr is given 2 times (0.1, 0.2); the last one counts",
+    ]

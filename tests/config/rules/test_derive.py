@@ -72,6 +72,11 @@ def test_composed_config_is_not_changed() -> None:
     assert composed.config["RUN"]["dir"] is None
 
 
+def test_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/one")
+    assert derived("RUN.dir='~/runs/a'").config.RUN.dir == "/home/one/runs/a"
+
+
 def test_given_values_are_kept() -> None:
     found = derived(
         "RUN.name=mine",
