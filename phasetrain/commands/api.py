@@ -103,6 +103,7 @@ def _run_words(
             loop=loop,
             terminal=terminal,
             on_exception=on_exception,
+            from_python=True,
         )
         return with_history(replace(result, objects=objects))
 

@@ -109,6 +109,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
     clock: Clock | None = None,
     stored: StoredConfig | None = None,
     on_exception: OnException = "raise",
+    from_python: bool = False,
 ) -> RunResult:
     """Run the engine that the config names, without reading back its history.
 
@@ -121,6 +122,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         clock: measures this attempt; by default it starts now.
         stored: the config of a run folder, which the overrides change; see `use_folder`.
         on_exception: `ignore` returns an exception in the result once the config is valid.
+        from_python: a program reads the result, so that RUN.verbosity = quiet prints errors only.
 
     Raises:
         RanksNeededError: LAUNCH.processes asks for ranks, which the command line starts.
@@ -133,6 +135,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         if place.rank:
             # every rank would print the same lines; the other ranks only write their log files
             terminal = Terminal(io.StringIO(), live=False)
+    terminal.silent_if_quiet = from_python
     if "RUN.verbosity=verbose" in overrides:
         terminal.verbosity = "verbose"  # also for an error before the config is resolved
     with print_log(terminal), _log_traceback():

@@ -10,6 +10,7 @@ from phasetrain.commands.stored.stored_config import StoredConfig
 from phasetrain.commands.stored.trust import check_code
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed, compose
+from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.sources import Layer, find_config_dir
 from phasetrain.config.objects import GivenObjects, current_objects
 from phasetrain.config.plugins import load_plugins, run_imports
@@ -31,6 +32,7 @@ from phasetrain.meters import METERS, Meter
 from phasetrain.models import HEADS, MODELS
 from phasetrain.models.sources import parse_sources
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine, check_threads, resolve_device
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import TASKS, Builder
@@ -83,6 +85,9 @@ SLOTS = tuple(replace(slot, facts=RUN_FACTS) for slot in _SLOTS)
 
 SUBMITTED_ENGINES = ("train", "test", "extract")
 """Values of RUN.engine that run as a job if LAUNCH.cluster is set; the others run here."""
+
+DROPPED = 6
+"""Maximum number of dropped parameters that are listed."""
 
 CONSENTS = ("data", "no_valid")
 """Entries of RUN.allow that are not keys: changed data, and unreadable checkpoints."""
@@ -271,6 +276,16 @@ def world_size_of(config: Mapping[str, Any], place: Placement) -> int:
         return place.size
     size: int = launch["nodes"] * launch["processes"]
     return size
+
+
+def describe_dropped(setup: Setup) -> str:
+    """Return a line about parameters that were dropped because a layer named another part, without
+    those that a higher layer has set again; empty if there are none."""
+    paths = [note.partition(" = ")[0] for note in setup.dropped]
+    gone = [path for path in paths if lookup(setup.config, path) is None]
+    if not gone:
+        return ""
+    return f"dropped with the part they belong to: {join_first(gone, DROPPED)} (see log.txt)"
 
 
 def find_first_metric(config: Mapping[str, Any]) -> str:

@@ -186,11 +186,19 @@ def log_report(report: LoadReport) -> None:
             "weights from source %d: %s (%s, %d tensors, digest %s)",
             *(number, source["read"], source["format"], source["tensors"], source["digest"][:16]),
         )
+    count = len(report.loaded)
     rows = report.to_rows()
+    head = ("tensor", "shape", "result")
+    log.debug(plain_table(f"{count} of {len(report.shapes)} tensors are loaded", head, rows))
+    if len(rows) == count == len(report.shapes):
+        log.info("all %d tensors of the model are loaded", count)
+        return
+    # Those that were loaded as expected need no attention.
+    rows = rows[: len(rows) - count]
     if len(rows) > ROWS:
         rows = [*rows[:ROWS], (f"and {len(rows) - ROWS} more, see plan.json", "", "")]
-    title = f"{len(report.loaded)} of {len(report.shapes)} tensors of the model are loaded"
-    log.info(plain_table(title, ("tensor", "shape", "result"), rows))
+    title = f"{count} of {len(report.shapes)} tensors of the model are loaded; the others:"
+    log.info(plain_table(title, head, rows))
 
 
 class WeightMatcher:

@@ -109,6 +109,19 @@ def format_percent(part: float, whole: float = 1.0) -> str:
     return f"{100 * part / whole:.0f} %"
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one.
+
+    Example:
+        >>> [format_count(1, "epoch"), format_count(1442, "sample"), format_count(2, "batch")]
+        ['1 epoch', '1,442 samples', '2 batches']
+    """
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith(("s", "batch")) else "s"
+    return f"{number:,} {noun}{ending}"
+
+
 def shorten(text: str, length: int) -> str:
     """Return the text, cut to `length` characters with `...` at the end if it is longer."""
     if len(text) <= length:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,11 @@ from phasetrain.errors import ConfigError
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MAX_THREADS = 256
 """Number of threads that is always allowed, also on a machine with few cores."""
+
+CPU_FLAGS = ("flags", "Features")
+"""Starts of the line of /proc/cpuinfo with the extensions of the CPU: x86, ARM."""
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -128,6 +134,18 @@ def preserve_generators() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
+def has_bf16_units(cpuinfo: str = "/proc/cpuinfo") -> bool | None:
+    """Return whether this CPU computes in bf16; None if that is unknown."""
+    try:
+        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    flags = next((line for line in text.splitlines() if line.startswith(CPU_FLAGS)), "")
+    if not flags:
+        return None
+    return not BF16_FLAGS.isdisjoint(flags.split())
+
+
 @dataclass(frozen=True)
 class Machine:
     """Device and numeric settings of a run.
@@ -156,6 +174,16 @@ class Machine:
         if not self.uses_autocast(train=train):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=AUTOCAST[self._precision_of(train=train)])
+
+    def slow_precision(self) -> str:
+        """Return a hint that bf16 is slow on this CPU, or an empty string."""
+        chosen = "bf16" in (self.precision, self.test_precision)
+        if self.device.type != "cpu" or not chosen or has_bf16_units() is not False:
+            return ""
+        return (
+            "MACHINE.precision = 'bf16': this CPU has no bf16 units and emulates them, which is "
+            "slower than fp32; set MACHINE.precision=fp32"
+        )
 
     def _precision_of(self, *, train: bool) -> Precision:
         if train or self.test_precision is None:

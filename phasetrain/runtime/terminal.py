@@ -47,6 +47,9 @@ class Terminal:
         live: whether the stream is a terminal that supports live lines; detected by default.
         verbosity: `quiet`: warnings and the end of a run; `normal`; `verbose`: everything that is
             written to log.txt.
+
+    Attributes:
+        silent_if_quiet: `quiet` prints errors only.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Terminal:
             live = self.stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         self.live = live
         self.verbosity: Verbosity = verbosity
+        self.silent_if_quiet = False
         self.warnings = Warnings()
         self._process = os.getpid()
         self._console: rich.console.Console | None = None
@@ -82,7 +86,12 @@ class Terminal:
     @property
     def min_level(self) -> int:
         """The lowest level that is printed, as in `logging`."""
-        return LEVELS[self.verbosity]
+        return logging.ERROR if self.is_silent else LEVELS[self.verbosity]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether only errors are printed."""
+        return self.silent_if_quiet and self.verbosity == "quiet"
 
     def say(self, line: str, *, style: str = "") -> None:
         """Print a line, in one of rich's styles if the stream is a terminal."""
@@ -110,7 +119,7 @@ class Terminal:
         if logged:
             for word, text in rows:
                 SHOWN.info("%s %s", word.ljust(KEY_WIDTH), text)
-        if not rows or (self.verbosity == "quiet" and not always):
+        if not rows or self.is_silent or (self.verbosity == "quiet" and not always):
             return
         if self._console is None:
             for word, text in rows:
@@ -130,6 +139,8 @@ class Terminal:
 
     def print_table(self, title: str, head: Sequence[str], rows: Rows) -> None:
         """Print a table."""
+        if self.is_silent:
+            return
         if self._console is None:
             self._print_plain(plain_table(title, head, rows))
             return

@@ -222,3 +222,13 @@ class TestIgnoredException:
     def test_mistake_in_the_config_is_raised(self, tmp_path: Path) -> None:
         with raises(ConfigError, code="config.unknown_section"):
             phasetrain.run(["MODLE.name=mlp", f"RUN.dir={tmp_path}"], on_exception="ignore")
+
+
+def test_quiet_run_from_python_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["PHASES.epochs=1", "PHASES.limit.train=1", f"RUN.dir={tmp_path}"]
+    phasetrain.run([*words, "RUN.verbosity=quiet", "CHECKPOINT.every_updates=99"])
+    found = capsys.readouterr()
+    assert (found.out, found.err) == ("", "")
+    assert "CHECKPOINT.every_updates = 99" in (tmp_path / "log.txt").read_text()

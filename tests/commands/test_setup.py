@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from raising import raises
 
-from phasetrain.commands.setup import SLOTS, resolve_config
+from phasetrain.commands.setup import SLOTS, describe_dropped, resolve_config
 from phasetrain.config.schema import PARTS
 from phasetrain.engine.plan import PhaseSettings
 from phasetrain.errors import ConfigError
@@ -93,3 +93,12 @@ def test_unknown_parameter_is_answered_without_facts_of_the_run() -> None:
 def test_parameter_is_not_mistaken_for_a_remote_key() -> None:
     with raises(ConfigError, key="LOSS.queue", suggestion=""):
         resolve_config(["LOSS.queue=3"])
+
+
+def test_dropped_parameters_have_one_line_without_those_that_are_set_again() -> None:
+    words = ["OPTIMIZER.name=adamw", "OPTIMIZER.weight_decay=0.1", "MODEL.name=mlp"]
+    line = describe_dropped(resolve_config(words))
+    for path in ("OPTIMIZER.momentum", "OPTIMIZER.nesterov", "MODEL.width", "MODEL.dropout"):
+        assert path in line
+    assert "weight_decay" not in line
+    assert describe_dropped(resolve_config([])) == ""

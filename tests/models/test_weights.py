@@ -54,6 +54,16 @@ def path(tmp_path: Path, trained: MLP) -> str:
     return saved(tmp_path / "trained.safetensors", trained.state_dict())
 
 
+@pytest.mark.parametrize(("classes", "rows"), [(3, 0), (7, 2)])
+def test_only_tensors_that_were_not_loaded_have_a_row(
+    path: str, caplog: pytest.LogCaptureFixture, classes: int, rows: int
+) -> None:
+    caplog.set_level("INFO", "phasetrain")
+    start(mlp(2, classes), [{"path": path, "skip_mismatched": True}] if rows else path)
+    assert sum("layers." in line for line in caplog.text.splitlines()) == rows
+    assert ("all 4 tensors of the model are loaded" in caplog.text) == (rows == 0)
+
+
 class TestNames:
     def test_equal_names_are_loaded(self, path: str, trained: MLP) -> None:
         model = mlp(2)

@@ -6,6 +6,7 @@ import pytest
 
 from phasetrain.runtime.format import (
     format_bytes,
+    format_count,
     format_duration,
     format_duration_range,
     format_metric,
@@ -79,3 +80,22 @@ def test_first_items_are_joined_and_the_others_counted() -> None:
 )
 def test_duration_range_is_in_round_numbers(low: float, high: float, text: str) -> None:
     assert format_duration_range(low, high) == text
+
+
+def test_nouns_are_in_the_plural_unless_there_is_one() -> None:
+    counts = [
+        (1, "epoch"),
+        (2, "epoch"),
+        (0, "update"),
+        (1442, "sample"),
+        (2, "batch"),
+        (3, "process"),
+    ]
+    assert [format_count(*one) for one in counts] == [
+        "1 epoch",
+        "2 epochs",
+        "0 updates",
+        "1,442 samples",
+        "2 batches",
+        "3 processes",
+    ]

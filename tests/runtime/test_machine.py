@@ -17,6 +17,7 @@ from phasetrain.hooks import on
 from phasetrain.runtime.machine import (
     Machine,
     check_threads,
+    has_bf16_units,
     preserve_generators,
     reseed,
     reseed_all,
@@ -182,3 +183,32 @@ def test_generators_are_put_back() -> None:
     assert torch.equal(before[0], after[0])
     assert np.array_equal(before[1], after[1])
     assert before[2] == after[2]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "found"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("flags\t\t: fpu avx2 avx512f\n", False),
+        ("model name: x\n", None),
+        (None, None),
+    ],
+)
+def test_bf16_units_are_read_from_the_flags_of_the_cpu(
+    tmp_path: Path, cpuinfo: str | None, found: bool | None
+) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert has_bf16_units(str(tmp_path / "cpuinfo")) is found
+
+
+@pytest.mark.parametrize(("units", "hints"), [(False, True), (True, False), (None, False)])
+def test_slow_bf16_is_mentioned(
+    monkeypatch: pytest.MonkeyPatch, units: bool | None, hints: bool
+) -> None:
+    monkeypatch.setattr("phasetrain.runtime.machine.has_bf16_units", lambda: units)
+    assert ("MACHINE.precision" in Machine(CPU, "bf16").slow_precision()) == hints
+    assert ("MACHINE.precision" in Machine(CPU, test_precision="bf16").slow_precision()) == hints
+    assert Machine(CPU).slow_precision() == ""
+    assert Machine(torch.device("cuda"), "bf16").slow_precision() == ""

@@ -11,7 +11,7 @@ from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.plan.validate import list_unused, report_all_problems
-from phasetrain.commands.setup import Setup, world_size_of
+from phasetrain.commands.setup import Setup, describe_dropped, world_size_of
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.merge import leaves
 from phasetrain.config.problems import format_value
@@ -21,7 +21,13 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runtime.format import format_bytes, format_duration, format_estimate, format_si
+from phasetrain.runtime.format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_estimate,
+    format_si,
+)
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.tasks import Parts, SplitData
 from phasetrain.tasks.inspection import (
@@ -149,7 +155,7 @@ def _list_differences(setup: Setup) -> list[tuple[str, Any, str]]:
 
 def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
     terminal = setup.terminal
-    for note in content["notes"]:
+    for note in _select_notes(setup, content["notes"]):
         terminal.say(note)
     differs = [(path, format_value(value), layer) for path, value, layer in content["differs"]]
     terminal.print_table(
@@ -177,6 +183,16 @@ def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
     _show_rehearsal(setup, content["rehearsal"])
 
 
+def _select_notes(setup: Setup, notes: Sequence[str]) -> list[str]:
+    """Return the notes worth printing: without values that only fill in a null, unless verbose."""
+    if setup.terminal.verbosity == "verbose":
+        return list(notes)
+    found = [note for note in notes if ": null -> " not in note and note not in setup.dropped]
+    if setup.dropped:
+        found.append(describe_dropped(setup))
+    return [note for note in found if note]
+
+
 def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
     head = ("split", "dataset", "samples", "batch", "micro-batch", "workers", "transforms")
     rows = [
@@ -198,8 +214,9 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
     else:
         count = f"{share['processes']} processes ({share['strategy']})"
     setup.terminal.say(
-        f"{count}: each update is {share['batch_size']} samples, {share['accumulate']} "
-        f"micro-batches of {share['micro_batch_size']} in each process"
+        f"{count}: each update is {format_count(share['batch_size'], 'sample')}, "
+        f"{format_count(share['accumulate'], 'micro-batch')} of {share['micro_batch_size']} in "
+        "each process"
     )
 
 
@@ -210,6 +227,8 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     rows = [
         _format_module(row)
         for row in shown_modules([ModuleRow(**row) for row in content["modules"]])
+        # A ReLU or Dropout has a row of its activations only; `-v` shows it.
+        if row.parameters or setup.terminal.verbosity == "verbose"
     ]
     head = ("module", "kind", "parameters", "trained", "output", "activations", "flops per sample")
     setup.terminal.print_table(f"model {model['name']}", head, rows)
@@ -249,7 +268,9 @@ def _show_phases(setup: Setup, content: Mapping[str, Any]) -> None:
     has_stages = bool(content["stages"])
     rows = [_format_phase(phase, has_stages=has_stages) for phase in content["phases"]]
     title = (
-        f"{content['epochs']} epochs, {content['updates']} updates, {content['samples']} samples"
+        f"{format_count(content['epochs'], 'epoch')}, "
+        f"{format_count(content['updates'], 'update')}, "
+        f"{format_count(content['samples'], 'sample')}"
     )
     setup.terminal.print_table(title, head, _shorten_rows(rows))
 
@@ -270,7 +291,8 @@ def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
     size = f"{saves['bytes_each']:,} bytes each"
     if content["rehearsal"] is None:
         size = f"about {size}"  # only a rehearsal has written a checkpoint and knows its size
-    line = f"{saves['count']} checkpoints of {size}, the newest {saves['kept']} are kept"
+    count = format_count(saves["count"], "checkpoint")
+    line = f"{count} of {size}, the newest {saves['kept']} are kept"
     free = RunFolder(setup.config.RUN.dir).space.free_bytes()
     if free is not None:
         line += f"; {format_bytes(free)} are free"

@@ -16,7 +16,7 @@ from phasetrain.config.stages import LENGTHS
 from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import COMPLETED, RunState
-from phasetrain.runtime.format import format_estimate, join_first
+from phasetrain.runtime.format import format_count, format_estimate, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import Pairs
 from phasetrain.tasks import SplitData
@@ -60,7 +60,8 @@ def first_lines(
     parameters = f"{total:,} parameters"
     if trained != total:
         parameters += f", {trained:,} of them trained"
-    length = f"{plan.epochs:,} epochs, {plan.updates:,} updates: {format_timeline(plan)}"
+    length = f"{format_count(plan.epochs, 'epoch')}, {format_count(plan.updates, 'update')}"
+    length += f": {format_timeline(plan)}"
     if estimate is not None:
         length += f"; about {format_estimate(estimate)}"
     run = f"{config.RUN.name} in {folder.path}, attempt {folder.attempt}"
@@ -95,7 +96,7 @@ def final_lines(
             peak.
     """
     folder = setup.config.RUN.dir
-    end = f"{state.finished} after {state.updates} updates"
+    end = f"{state.finished} after {format_count(state.updates, 'update')}"
     weights = f"sha256 {digest}"
     chosen = ""
     if best:

@@ -17,7 +17,7 @@ from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.plan.validate import list_inexact_splits, report_all_problems
 from phasetrain.commands.result import LatestMetrics, RunResult
-from phasetrain.commands.setup import Setup
+from phasetrain.commands.setup import Setup, describe_dropped
 from phasetrain.commands.train.attempt import Attempt
 from phasetrain.commands.train.given_objects import (
     describe_objects,
@@ -304,10 +304,11 @@ class Training:
         if rehearsal is not None:
             expected = rehearsal.time["expected"]
         setup.terminal.print_pairs(first_lines(run_plan, task.model, estimate=expected))
-        for line in setup.dropped:
-            log.info(line)
-        for line in setup.derived:
+        for line in (*setup.dropped, *setup.derived):
             log.debug(line)
+        for line in (describe_dropped(setup), run_plan.machine.slow_precision()):
+            if line:
+                log.info(line)
         if loaded is not None:
             at = f"update {state.updates} of {run_plan.plan.updates}"
             setup.terminal.print_pairs([("resume", f"from {loaded.path} at {at}")])

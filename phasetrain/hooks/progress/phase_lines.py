@@ -34,11 +34,13 @@ class PhaseLines:
 
     Attributes:
         epochs: number of epochs of the plan.
+        splits: splits of the plan.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
         self.epochs = 0
+        self.splits: tuple[str, ...] = ()
         self._waiting: list[CompletedPhase] = []
         self._columns: tuple[str, ...] | None = None
 
@@ -63,7 +65,9 @@ class PhaseLines:
             return
         width = self.terminal.width
         columns = self._choose_columns(waiting)
-        if width is not None and len(self._format_header(columns)) <= width:
+        # A table that will be too wide for the first test would end after one row.
+        expected = self._expect_columns(columns, waiting)
+        if width is not None and len(self._format_header(expected)) <= width:
             if columns != self._columns:
                 self._columns = columns
                 self.terminal.print_line(self._format_header(columns), style="bold")
@@ -93,6 +97,14 @@ class PhaseLines:
         if self._columns is None:
             return found
         return (*self._columns, *(name for name in found if name not in self._columns))
+
+    def _expect_columns(
+        self, columns: tuple[str, ...], waiting: list[CompletedPhase]
+    ) -> tuple[str, ...]:
+        """Return the columns, and those of the other splits with the same metrics."""
+        names = dict.fromkeys(name for one in waiting for name in one.metrics)
+        others = (f"{split}/{name}" for split in self.splits for name in names)
+        return tuple(dict.fromkeys((*columns, *others)))
 
     def _format_line(self, waiting: list[CompletedPhase]) -> str:
         parts = []

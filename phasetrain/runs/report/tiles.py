@@ -6,7 +6,7 @@ from phasetrain.runs.records import PlanRecord, parse_count
 from phasetrain.runs.report.html import element, escape_text, table
 from phasetrain.runs.report.reading import RunReport, flatten
 from phasetrain.runtime.clock import goodput
-from phasetrain.runtime.format import format_duration, format_metric, format_percent
+from phasetrain.runtime.format import format_count, format_duration, format_metric, format_percent
 
 STATES = ("finished", "running", "preempted", "interrupted", "failed", "killed")
 """States with a colour in report.css."""
@@ -23,7 +23,7 @@ def tiles_section(run: RunReport, now: float) -> str:
         *_headline(run),
         _tile("state", badge(state), reason),
         _tile("updates", format_progress(run), planned),
-        _tile("time", _format_total(run), _format_count(run.status.attempt, "attempt")),
+        _tile("time", _format_total(run), format_count(max(run.status.attempt, 1), "attempt")),
     ]
     spent = run.status.run_seconds
     if spent:
@@ -40,7 +40,9 @@ def tiles_section(run: RunReport, now: float) -> str:
     if device:
         cards.append(
             _tile(
-                "device", escape_text(device), _format_count(run.environment.processes, "process")
+                "device",
+                escape_text(device),
+                format_count(max(run.environment.processes, 1), "process"),
             )
         )
     digest = run.status.digest
@@ -139,12 +141,6 @@ def _format_total(run: RunReport) -> str:
     if seconds:
         return format_duration(seconds)
     return "-"
-
-
-def _format_count(number: int, noun: str) -> str:
-    if number <= 1:
-        return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def _tile(name: str, value: str, note: str = "") -> str:

@@ -148,8 +148,11 @@ def test_plan_is_printed(tmp_path: Path) -> None:
         tmp_path, "PHASES.epochs=1", "RUN.rehearse=false", "CHECKPOINT.every_updates=9"
     )
     text = re.sub(r"; [\d.,]+ [GM]iB are free", "; room is free", text)
+    # what only fills in a null is in plan.json
+    assert "null -> " not in text
+    assert "features.2" not in text  # an activation function
     assert text.endswith(
-        "1 epochs, 5 updates, 120 samples\n"
+        "1 epoch, 5 updates, 120 samples\n"
         "phase  split  epoch  steps  samples  updates before  lr at start\n"
         "-----  -----  -----  -----  -------  --------------  -----------\n"
         "0      train      1      5      120               0            0\n"

@@ -51,6 +51,15 @@ def test_a_table_where_there_is_room() -> None:
     ]
 
 
+def test_no_table_is_begun_that_the_first_test_makes_too_wide() -> None:
+    found, stream, patch = lines(60)
+    found.splits = ("train", "test")
+    found.add(phase("test", 0), {"accuracy": 0.5, "loss": 2.0}, 0.0)
+    found.end()
+    patch.undo()
+    assert stream.getvalue() == "epoch 1/12  test accuracy 0.5000 loss 2.0000  (0.0 s)\n"
+
+
 def test_a_line_for_each_phase_where_there_is_less() -> None:
     assert printed(60) == [
         "epoch 1/12  train accuracy 0.5000 loss 2.0000  (1.0 s)",
