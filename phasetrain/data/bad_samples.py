@@ -28,6 +28,14 @@ class SampleError(PhasetrainError):
     1)."""
 
 
+class BatchError(SampleError):
+    """The samples do not form a batch: dataset, transforms and collate function do not fit (exit
+    code 2)."""
+
+    exit_code = 2
+    default_code = "data.collate"
+
+
 class MissingValueError(PhasetrainError, ValueError):
     """A sample lacks a value named in the config, such as `target_key`, which begins the message
     (exit code 1)."""

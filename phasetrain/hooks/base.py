@@ -39,6 +39,7 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.error_policy import HookErrorGuard, OnException
+from phasetrain.hooks.signatures import check_signatures
 from phasetrain.optim import NonFinite
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
@@ -214,6 +215,8 @@ class Hooks:
         self, hooks: Mapping[str, Hook] = MappingProxyType({}), world: World | None = None
     ) -> None:
         self._world = world or World()
+        for label, hook in hooks.items():
+            check_signatures(label, hook, Hook)
         self.by_label: dict[str, Hook] = {
             label: hook for label, hook in hooks.items() if _runs_on(hook, self._world)
         }
@@ -274,6 +277,7 @@ class Hooks:
             )
         if label not in self._added:
             self._added.append(label)
+        check_signatures(label, hook, Hook)
         if not _runs_on(hook, self._world):
             return
         _check_single_hooks({**self.by_label, label: hook})

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from phasetrain.errors import ConfigError
+
 IGNORED = -100
 """Default `ignore_index` of torch's cross entropy."""
 
@@ -33,6 +35,12 @@ def find_target_counter(loss: nn.Module) -> Count | None:
         counted = target[target != ignored]
         if weight is None:
             return float(len(counted))
+        if counted.numel() and int(counted.max()) >= len(weight):
+            raise ConfigError(
+                f"LOSS.weight: it has {len(weight)} entries, and there is a target of class "
+                f"{int(counted.max())}; give one weight for each class",
+                code="loss.class_weights",
+            )
         # float64, because the denominators of all micro-batches of an update are summed.
         return float(weight.cpu()[counted.cpu()].sum(dtype=torch.float64))
 

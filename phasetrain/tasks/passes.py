@@ -12,6 +12,7 @@ from phasetrain.distributed import Strategy
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.position import Position
 from phasetrain.engine.step_logs import Collected, average_logs, collected
+from phasetrain.errors import ConfigError
 from phasetrain.losses import LoggingLoss
 from phasetrain.meters import Meter
 from phasetrain.optim import Updater
@@ -171,6 +172,8 @@ class Passes(ABC):
                 batch = events.on_batch(micro) if first else micro
                 used.append(batch)
                 out = events.on_forward(self._train_forward(batch, at, number, forward))
+                if not out.loss.requires_grad:
+                    raise ConfigError(self._explain_missing_gradient(out), code="task.no_gradient")
                 # The share is that of the batch as loaded: a hook may have replaced it.
                 weight = micro.size if micro.weight is None else micro.weight
                 target.backward(out.loss, weight / total, last=number == last, inputs=inputs)
@@ -242,6 +245,16 @@ class Passes(ABC):
         out.target = None
         out.mask = None
         return out
+
+    def _explain_missing_gradient(self, out: StepOutput) -> str:
+        advice = "remove detach(), no_grad() and conversions to numbers or NumPy"
+        if isinstance(out.output, Tensor) and out.output.requires_grad:
+            name = type(self.parts.loss).__name__
+            return f"LOSS: {name} returns a loss without a gradient; {advice}"
+        if not any(weight.requires_grad for weight in self.parts.model.parameters()):
+            advice = "all its weights are frozen: see MODEL.freeze"
+        name = type(self.parts.model).__name__
+        return f"MODEL: the output of {name} carries no gradient; {advice}"
 
     def _move_to_device(self, batches: list[Batch]) -> list[Batch]:
         return [batch.to(self._device) for batch in batches]

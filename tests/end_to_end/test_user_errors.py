@@ -1,6 +1,7 @@
 """Errors in the user's code point at the user's files; log.txt and -v have the whole traceback."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -33,6 +34,47 @@ class Samples(torch.utils.data.Dataset):
         if index < 60:
             return torch.zeros(1, 8, 8), index % 10
         return {}["image"]  # wrong
+
+
+class Detached(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+
+    def forward(self, x):
+        return super().forward(x.flatten(1)).detach()
+
+
+def make_nothing():
+    pass
+
+
+def detached_loss(output, target):
+    return nn.functional.cross_entropy(output.detach(), target)
+
+
+def make_text():
+    return lambda where: "hello"
+
+
+def late_nan(where):
+    return 0.1 if where < 0.5 else float("nan")
+
+
+def make_number():
+    return 1.0
+
+
+def fall(where, power=1.0):
+    return (1 - where) ** power
+
+
+class NoHook:
+    pass
+
+
+class WrongArguments(Hook):
+    def on_step(self, run):
+        pass
 
 
 class Typo(Hook):
@@ -92,3 +134,45 @@ def test_verbose_terminal_prints_the_traceback(capfd: pytest.CaptureFixture[str]
     out, err = capfd.readouterr()
     assert "Traceback (most recent call last)" in out
     assert "in b: Linear(in_features=33, out_features=10, bias=True) on " in err
+
+
+SCHEDULE = "OPTIMIZER.SCHEDULES.lr"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "key"),
+    [
+        (["DATA.TRAIN.collate=make_nothing"], "config.wrong_part", "DATA.TRAIN.collate"),
+        (["DATA.TRAIN.transforms=[make_nothing]"], "config.wrong_part", "DATA.TRAIN.transforms[0]"),
+        (
+            ["LOSS={name: CrossEntropyLoss, weight: [1.0, 2.0]}"],
+            "loss.class_weights",
+            "LOSS.weight",
+        ),
+        (["LOSS=null", "LOSS.name=detached_loss"], "task.no_gradient", "LOSS"),
+        (["MODEL=null", "MODEL.name=Detached"], "task.no_gradient", "MODEL"),
+        ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=make_text"], "schedule.invalid", SCHEDULE),
+        ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=late_nan"], "schedule.invalid", SCHEDULE),
+        ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=make_number"], "schedule.invalid", SCHEDULE),
+        (["+HOOKS.x.name=NoHook"], "config.wrong_part", "HOOKS.x"),
+        (["+HOOKS.x.name=WrongArguments"], "hook.signature", "HOOKS.x"),
+    ],
+)
+def test_part_of_the_wrong_form_is_rejected_before_the_first_step(
+    words: list[str], code: str, key: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = ("make_nothing", "detached_loss", "Detached", "make_text", "late_nan", "make_number")
+    for name in (*names, "NoHook", "WrongArguments"):
+        words = [re.sub(rf"(=|\[){name}\b", rf"\1broken_parts.{name}", word) for word in words]
+    assert main([*SMALL, *words, "RUN.dir=run", "--json"]) == 2
+    (error,) = json.loads(capfd.readouterr().out)["errors"]
+    assert (error["code"], error["key"]) == (code, key)
+    assert not Path("run/metrics.jsonl").exists()
+
+
+def test_function_of_where_is_a_schedule(capfd: pytest.CaptureFixture[str]) -> None:
+    words = [f"{SCHEDULE}={{name: broken_parts.fall, power: 2}}", "PHASES.epochs=1"]
+    assert main([*SMALL, *words, "RUN.dir=run"]) == 0
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    rates = [line["lr"] for line in lines if line["kind"] == "step"]
+    assert rates == pytest.approx([0.1 * (1 - update / 5) ** 2 for update in range(5)])

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from phasetrain.data.bad_samples import (
     SHOWN,
     BadPairs,
+    BatchError,
     OnBadSample,
     SampleError,
     Unreadable,
@@ -141,7 +142,7 @@ class SampleReader(Dataset[Batch]):
         except MISFITS as error:
             if is_out_of_memory(error):
                 raise
-            raise SampleError(_describe_misfit(draw.split, draw.indices.tolist(), error)) from error
+            raise BatchError(_describe_misfit(draw.split, draw.indices.tolist(), error)) from error
         if not self._given:
             targets = self.selection.select_targets(targets, ids)
         return Batch(inputs, targets, ids, len(draw.indices))
@@ -216,9 +217,7 @@ class SampleReader(Dataset[Batch]):
             # Any type, because a collate function may index and look up whatever it likes.
             if is_out_of_memory(error):
                 raise
-            raise SampleError(
-                _describe_misfit(draw.split, ids.tolist(), error), code="data.collate"
-            ) from error
+            raise BatchError(_describe_misfit(draw.split, ids.tolist(), error)) from error
         return Batch(inputs, targets, ids, len(samples), bad=bad)
 
     def _collate_samples(self, draw: Draw, samples: Sequence[Sample]) -> Any:

@@ -266,7 +266,8 @@ class _ErrorCatcher(torch.utils.data.Dataset[Any]):
             batch = self._reader[draw]
         except SampleError as error:
             text = "".join(format_exception(error))
-            return _Failure(SampleError(str(error), code=error.code, problems=error.problems), text)
+            sent = type(error)(str(error), code=error.code, problems=error.problems)
+            return _Failure(sent, text)
         try:
             return Parcel(batch)
         except (RuntimeError, OSError) as error:

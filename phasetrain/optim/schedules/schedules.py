@@ -49,6 +49,9 @@ from phasetrain.optim.schedules.durations import RunLength
 
 SCHEDULES: Registry[ParamScheduler] = Registry("schedule", "OPTIMIZER.SCHEDULES")
 
+MOST_CHECKED = 1000
+"""Maximum number of updates for which a schedule is checked before the run."""
+
 OWN = frozenset({"name", "length", "scaling"})
 """Keys of a part of `composite`; all others are parameters of its schedule."""
 
@@ -306,6 +309,40 @@ def make_composite(
             for number, one in enumerate(zip(parts, begins, ends, strict=True))
         ]
     )
+
+
+def check_schedule(where: str, schedule: object, updates: int) -> None:
+    """Reject a schedule that is not a function of the progress with a finite number as its value.
+
+    It is called for up to `MOST_CHECKED` updates spread over the run.
+
+    Args:
+        where: config path of the schedule.
+        schedule: what the factory has returned.
+        updates: number of updates of the run.
+
+    Raises:
+        ConfigError: it cannot be called, or a value is not a finite number.
+    """
+    expected = "expected a function of the progress in [0, 1) that returns a finite number"
+    if not callable(schedule):
+        given = type(schedule).__name__
+        raise ConfigError(f"{where}: it is {given}, {expected}", code="schedule.invalid")
+    count = max(1, min(updates, MOST_CHECKED))
+    for number in range(count):
+        update = number * max(updates, 1) // count
+        progress = update / max(updates, 1)
+        at = f"{where}: at update {update} of {updates} (where = {progress:.4g})"
+        try:
+            value = schedule(progress)
+        except Exception as error:
+            raise ConfigError(
+                f"{at} it fails with {type(error).__name__}: {error}; {expected}",
+                code="schedule.invalid",
+            ) from error
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise ConfigError(f"{at} it returns {value!r}; {expected}", code="schedule.invalid")
 
 
 def _find_ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:

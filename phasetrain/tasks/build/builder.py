@@ -450,6 +450,7 @@ def make_loss(
     context.used.update(
         {key: value for key, value in used.items() if not key.endswith((".make_loss", ".world"))}
     )
+    _check_class_weights(loss, where, facts)
     # With `sum`, the gradient of an update would depend on how its batch is cut into micro-batches.
     if isinstance(loss, _Loss) and loss.reduction not in ("mean", "batchmean"):
         raise ConfigError(
@@ -503,3 +504,16 @@ def _updates_per_epoch(plan: Plan) -> list[float]:
         if phase.is_train:
             found[phase.stage] = phase.end / phase.batch_size
     return found
+
+
+def _check_class_weights(loss: Any, where: str, facts: Mapping[str, Any]) -> None:
+    """Reject a loss of torch whose class weights are not as many as there are classes."""
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss.weight is None:
+        return
+    classes = facts.get("classes")
+    if isinstance(classes, int) and len(loss.weight) != classes:
+        raise ConfigError(
+            f"{where}.weight: it has {len(loss.weight)} entries, and the data has {classes} "
+            "classes; give one weight for each class",
+            code="loss.class_weights",
+        )

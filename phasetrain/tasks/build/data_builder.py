@@ -39,6 +39,7 @@ from phasetrain.tasks.build.loading_builder import (
     build_order,
     build_selection,
     build_source,
+    check_callable,
     count_workers,
 )
 from phasetrain.tasks.build.sections import BuildContext
@@ -270,12 +271,13 @@ def build_split(
 
 
 def _build_pipeline(context: BuildContext, where: str, section: AttrDict) -> Pipeline:
-    return Pipeline(
-        [
-            context.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
-            for i, item in enumerate(section.transforms)
-        ]
-    )
+    transforms = [
+        context.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
+        for i, item in enumerate(section.transforms)
+    ]
+    for number, transform in enumerate(transforms):
+        check_callable(f"{where}.transforms[{number}]", transform, "of an input")
+    return Pipeline(transforms)
 
 
 def build_input_transform(context: BuildContext, split: str) -> InputTransform:

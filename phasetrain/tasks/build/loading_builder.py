@@ -155,9 +155,29 @@ def build_collate(context: BuildContext, where: str, item: str | Mapping[str, An
     """Return the collate function; a dotted path may name the function or its factory.
 
     Raises:
-        ConfigError: it cannot be built.
+        ConfigError: it cannot be built, or the factory returns no function.
     """
     where = f"{where}.collate"
+    found = _make_collate(where, item)
+    check_callable(where, found, "of a list of samples")
+    return found
+
+
+def check_callable(where: str, found: object, of_what: str) -> None:
+    """Reject what a factory has returned unless it can be called.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not callable(found):
+        raise ConfigError(
+            f"{where}: it returned {type(found).__name__}, expected a function {of_what}; a "
+            "factory returns the function",
+            code="config.wrong_part",
+        )
+
+
+def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
     if isinstance(item, str):
         item = {"name": item}
     name = item["name"]

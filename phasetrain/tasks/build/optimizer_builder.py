@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fvcore.common.param_scheduler import ParamScheduler
@@ -21,6 +22,7 @@ from phasetrain.optim.schedules.param_schedules import (
     Schedules,
     StageOptions,
 )
+from phasetrain.optim.schedules.schedules import check_schedule
 from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.sparse import find_sparse_weights
@@ -241,12 +243,32 @@ def _build_schedule(
     the schedule itself."""
     every = _find_interval(item, where)
     if every is None:
-        made: ParamScheduler = context.named(SCHEDULES, item, where, facts)
-        return made
-    made = context.named(SCHEDULES, parameters_of(item, {"every"}), where, facts)
+        return _build_unheld(context, item, where, facts)
+    made = _build_unheld(context, parameters_of(item, {"every"}), where, facts)
     if every == "epoch":
         return HeldSchedule(made)
     return made
+
+
+def _build_unheld(
+    context: BuildContext, item: Any, where: str, facts: Mapping[str, Any]
+) -> ParamScheduler:
+    """Return a schedule; a dotted path may name a function of `where` or a factory of one.
+
+    Raises:
+        ConfigError: it cannot be built, or a value of it is not a finite number.
+    """
+    given = {} if isinstance(item, str) else parameters_of(item, {"name"})
+    name = item if isinstance(item, str) else item["name"]
+    factory = SCHEDULES.find(name, f"{where}.name")
+    schedule: Any
+    if "where" in parameters(factory) and given.keys() <= parameters(factory).keys() - {"where"}:
+        schedule = partial(factory, **given)
+    else:
+        schedule = context.named(SCHEDULES, item, where, facts)
+    check_schedule(where, schedule, facts.get("updates", 0))
+    found: ParamScheduler = schedule
+    return found
 
 
 def _find_interval(item: Any, where: str) -> str | None:

@@ -1,0 +1,53 @@
+"""A hook whose methods take other arguments is rejected when hooks are put together."""
+
+from typing import Any
+
+import pytest
+from raising import raises
+
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import HOOKS, Hook, Hooks
+from phasetrain.hooks.signatures import check_signatures
+
+
+class Flexible(Hook):
+    """Takes the arguments in other ways that work."""
+
+    def on_step(self, *args: Any) -> None:
+        pass
+
+    def on_phase_end(self, run: Any, phase: Any, metrics: Any = None, *, extra: int = 0) -> None:
+        pass
+
+
+class Short(Hook):
+    def on_step(self, run: Any) -> None:  # type: ignore[override]
+        pass
+
+
+class NeedsMore(Hook):
+    def on_update(self, run: Any, phase: Any, *, loss: Any) -> None:  # type: ignore[override]
+        pass
+
+
+def test_arguments_may_be_taken_in_any_way_that_works() -> None:
+    check_signatures("flexible", Flexible(), Hook)
+
+
+@pytest.mark.parametrize(("hook", "method"), [(Short(), "on_step"), (NeedsMore(), "on_update")])
+def test_wrong_parameters_are_rejected_with_the_method(hook: Hook, method: str) -> None:
+    with raises(ConfigError, code="hook.signature", key="HOOKS.mine") as caught:
+        Hooks({"mine": hook})
+    assert f"define it as {method}(self, run, phase" in str(caught.value)
+
+
+def test_object_that_is_no_hook_is_rejected() -> None:
+    with raises(ConfigError, code="config.wrong_part", key="HOOKS.mine"):
+        Hooks({"mine": object()})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "kind", [one for _, one in sorted(HOOKS.items()) if isinstance(one, type)], ids=str
+)
+def test_built_in_hooks_have_the_declared_parameters(kind: type[Hook]) -> None:
+    check_signatures("own", kind.__new__(kind), Hook)
