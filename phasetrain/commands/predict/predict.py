@@ -115,10 +115,11 @@ def predict(
 
 
 def _read_facts(folder: str, split: str) -> Mapping[str, Any]:
-    data = RunFiles(folder).plan().content.get("data")
-    entry = data.get(split.lower()) if isinstance(data, Mapping) else None
-    facts = entry.get("facts") if isinstance(entry, Mapping) else None
-    return facts if isinstance(facts, Mapping) else {}
+    found: Any = RunFiles(folder).plan().content
+    # Step by step: a plan.json of another version may lack any of them.
+    for key in ("data", split.lower(), "facts"):
+        found = found.get(key, {}) if isinstance(found, Mapping) else {}
+    return dict(found)
 
 
 def _predict_batch(
@@ -165,6 +166,7 @@ def _name_classes(
 
 def _name_class(task: Task, reader: InputReader, index: int) -> str:
     if reader.is_text:
+        # 256 is the token at the end of a document
         return repr(bytes([index]))[1:] if index < 256 else "end"
     if index < len(task.class_names):
         return task.class_names[index]

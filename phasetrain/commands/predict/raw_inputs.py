@@ -94,10 +94,15 @@ class InputReader:
     def _read_image(self, file: str) -> Tensor:
         import_pillow("predict")
         mode: Mode = "RGB"
-        if self.section.get("mode", "L" if self.facts.get("channels") == 1 else "RGB") == "L":
+        # Datasets without a mode, such as idx, have the channels of their files.
+        if self.section.get("mode") == "L" or (
+            "mode" not in self.section and self.facts.get("channels") == 1
+        ):
             mode = "L"
         size = self.section.get("size")
-        return decode_image(file, mode, size if isinstance(size, int) else None)
+        if not isinstance(size, int):
+            size = None  # the parameter of another dataset
+        return decode_image(file, mode, size)
 
     def _read_bytes(self, content: bytes) -> Tensor:
         """Return the last tokens of a text, which predict the next one."""
@@ -105,7 +110,9 @@ class InputReader:
         context = self.facts.get("context")
         if not len(tokens):
             raise ValueError("it is empty")
-        return tokens[-context:] if isinstance(context, int) else tokens
+        if isinstance(context, int):
+            tokens = tokens[-context:]  # the model has no positions for more
+        return tokens
 
     def _split_array(self, values: Tensor) -> Sequence[Tensor]:
         """Return the samples of an array: one, or several along the first dimension."""

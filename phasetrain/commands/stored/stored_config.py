@@ -63,14 +63,12 @@ class StoredConfig:
     @property
     def config_dir(self) -> str | None:
         """The folder of configs that the run was started with, if it was."""
-        found = self.environment.config_dir
-        return found if isinstance(found, str) and found else None
+        return _text_or_none(self.environment.config_dir)
 
     @property
     def start_folder(self) -> str | None:
         """The working directory of the newest attempt, in which RUN.imports were found."""
-        found = self.environment.content.get("folder")
-        return found if isinstance(found, str) and found else None
+        return _text_or_none(self.environment.content.get("folder"))
 
     def find_config_dir(self) -> str | None:
         """Return the folder of configs if it exists on this machine."""
@@ -128,6 +126,7 @@ def use_folder(
             words.append(f"RUN.allow={format_literal(stored.allowed, 'RUN.allow')}")
     else:
         stored = read_checkpoint_config(folder, checkpoint or "latest")
+        # A test of a few seconds does not wait in the queue of the training.
         if "LAUNCH.cluster" not in keys:
             words.append("LAUNCH.cluster=null")
         if stored.folder != stored.path:  # the folder is a checkpoint
@@ -147,6 +146,7 @@ def read_newest_command(folder: str) -> StoredConfig:
     path = folder.rstrip("/") or folder
     storage = open_storage(path)
     _check_exists(path, storage)
+    # Not from a checkpoint: the newest attempt may have saved none yet.
     found = _read_folder(path, storage)
     config = read_yaml(storage, f"{path}/config.yaml")
     derived = found.environment.content.get("derived")
@@ -164,8 +164,9 @@ def read_newest_command(folder: str) -> StoredConfig:
             code="run.not_found",
         )
     allowed = lookup(config, "RUN.allow")
-    consents = tuple(map(str, allowed)) if isinstance(allowed, list) else ()
-    return replace(found, values=_without_command(config), allowed=consents)
+    if isinstance(allowed, list):
+        found = replace(found, allowed=tuple(map(str, allowed)))
+    return replace(found, values=_without_command(config))
 
 
 def read_checkpoint_config(folder: str, checkpoint: str = "latest") -> StoredConfig:
@@ -216,12 +217,22 @@ def _check_exists(path: str, storage: Storage) -> None:
 
 def _read_folder(path: str, storage: Storage) -> StoredConfig:
     given = read_yaml(storage, f"{path}/overrides.yaml")
-    words = [str(word) for word in given] if isinstance(given, list) else []
+    # Only a record for people: a damaged list of words does not prevent a resume.
+    words = []
+    if isinstance(given, list):
+        words = [str(word) for word in given]
     dropped = {f"RUN.{key}" for key in OF_COMMAND}
     environment = RunFiles(path, storage).environment()
     started_in = str(environment.content.get("folder", "."))
     kept = [_find_file(word, started_in) for word in words if key_of(word) not in dropped]
     return StoredConfig(path, {}, path, tuple(kept), environment)
+
+
+def _text_or_none(value: Any) -> str | None:
+    # JSON that was edited by hand may hold anything.
+    if isinstance(value, str) and value:
+        return value
+    return None
 
 
 def _find_file(word: str, folder: str) -> str:

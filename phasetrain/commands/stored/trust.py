@@ -20,6 +20,7 @@ from typing import Any
 from phasetrain.commands.stored.stored_config import StoredConfig
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import leaves, lookup
+from phasetrain.config.sections.keys import join_path
 from phasetrain.config.trust import DOTTED_PATH, is_library_path, make_trust_error
 from phasetrain.errors import ConfigError, Problem
 
@@ -27,6 +28,8 @@ SIGNATURE = "code"
 """Entry of environment.json with the signed names of custom code."""
 
 IMPORTS = "RUN.imports"
+
+KEY_BYTES = 32
 
 Code = list[tuple[str, str]]
 """Pairs of a config key and the module or dotted path in it."""
@@ -60,7 +63,7 @@ def _list_texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _list_texts(item, f"{path}.{key}" if path else str(key))
+            yield from _list_texts(item, join_path(path, str(key)))
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
             yield from _list_texts(item, f"{path}[{place}]")
@@ -123,7 +126,10 @@ def _list_given(changes: Sequence[Mapping[str, Any]]) -> set[str]:
 def sign_code(names: Sequence[str]) -> dict[str, Any] | None:
     """Return the entry of environment.json by which a later command of this user recognizes the
     code of a run; None if there is none, or no place to keep a key."""
-    key = _read_key(create=True) if names else None
+    # Most runs have no custom code, and leave nothing in the user's home.
+    if not names:
+        return None
+    key = _read_key(create=True)
     if key is None:
         return None
     files = {name: _find_file(name) for name in sorted(set(names))}
@@ -137,6 +143,7 @@ def is_signed(stored: StoredConfig, names: Sequence[str]) -> bool:
     if key is None or not isinstance(entry, Mapping) or not isinstance(entry.get("files"), Mapping):
         return False
     files = dict(entry["files"])
+    # Without compare_digest, the time of the comparison tells how many characters are right.
     if not hmac.compare_digest(_sign(key, files), str(entry.get("signature"))):
         return False
     return all(files.get(name) == _find_file(name, stored.start_folder) for name in names)
@@ -150,7 +157,9 @@ def _sign(key: bytes, files: Mapping[str, Any]) -> str:
 def _find_file(name: str, start_folder: str | None = None) -> str:
     """Return the file of the package that a module or dotted path is in, without importing it."""
     # The working directory comes last, as in `run_imports`.
-    places = [*sys.path, str(Path.cwd()), *([start_folder] if start_folder else [])]
+    places = [*sys.path, str(Path.cwd())]
+    if start_folder is not None:
+        places.append(start_folder)
     found = PathFinder.find_spec(name.partition(".")[0], places)
     if found is None:
         return ""
@@ -167,11 +176,13 @@ def _read_key(*, create: bool) -> bytes | None:
             path.parent.mkdir(parents=True, exist_ok=True)
             made = path.with_name(f"key-{secrets.token_hex(8)}")
             made.touch(mode=0o600)
-            made.write_bytes(secrets.token_bytes(32))
+            made.write_bytes(secrets.token_bytes(KEY_BYTES))
             with suppress(FileExistsError):
                 os.link(made, path)  # unlike a rename, keeps the key of a run that was faster
             made.unlink()
         found = path.read_bytes()
     except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return None
-    return found if len(found) == 32 else None
+    if len(found) != KEY_BYTES:
+        return None  # cut short by a full disk: whoever guesses it could sign
+    return found
