@@ -267,6 +267,8 @@ class CheckpointHook(Hook):
             SaveError: an earlier save failed, and CHECKPOINT.on_save_error is `stop`.
             FolderInUseError: another process has taken over the run folder.
         """
+        if run.folder is not None:
+            run.folder.check_place()
         _check_folder(run)
         position = _current_position(run)
         # Rank 0 decides: under fsdp a save is collective, and no rank may begin or skip it alone.
@@ -316,6 +318,11 @@ class CheckpointHook(Hook):
         return None
 
     def _write_draft(self, run: Run, draft: Draft) -> Saved | None:
+        if run.folder is not None:
+            run.folder.check_place()
+            # Ranks that write together would wait for this one.
+            if run.folder.lost and not run.task.shards_weights:
+                return None  # the next step ends the run
         began = time.perf_counter()
         # Logs first: a checkpoint must never cover lines that a crash could still lose.
         before = partial(_sync_logs, run)
@@ -448,7 +455,7 @@ def _check_state(run: Run) -> None:
 
 def _check_folder(run: Run) -> None:
     if run.folder is not None and run.folder.lost:
-        raise FolderInUseError(run.folder.lost)
+        raise FolderInUseError(run.folder.lost, code=run.folder.lost_code)
 
 
 def _current_position(run: Run) -> tuple[int, int, str]:

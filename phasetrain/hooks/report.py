@@ -78,7 +78,7 @@ class Report(Hook):
         self._world_size = run.world.size
         if folder is None or not run.world.is_main:
             return
-        files = RunFiles(folder.path, folder.storage)
+        files = RunFiles(folder.root, folder.storage)
         reached = {
             split
             for split, predictions in files.predictions().items()
@@ -232,7 +232,7 @@ class Report(Hook):
             )
             return
         try:
-            write_report([folder.path], storage=folder.storage)
+            write_report([folder.root], storage=folder.storage)
         except Exception as error:  # noqa: BLE001 - the run is complete and must stay so
             self._warn(
                 "report.html of this run could not be written: %s; try phasetrain report %s",

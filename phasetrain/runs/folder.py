@@ -168,19 +168,28 @@ class RunFolder:
         space: free space of its disk.
         status_file: writer of status.json.
         before_close: callbacks called at the end in reverse order, while the lock is still held.
-        lost: a sentence about the process that has taken the folder over, because this one was
-            stopped for longer than its lease; else empty. Nothing may be written then.
+        root: the same folder; an absolute path if it is local, so that a part of the run may change
+            the working directory.
+        lost: why nothing may be written any more: another process has taken the folder over while
+            this one was stopped for longer than its lease, or the folder was moved or deleted;
+            else empty.
+        lost_code: code of that error.
     """
 
     def __init__(self, path: str, storage: Storage | None = None, *, rank: int = 0) -> None:
         self.rank = rank
         self.path = path.rstrip("/")
         self.storage = storage or open_storage(path)
-        self.space = DiskSpace(self.path, self.storage)
+        self.root = self.path
+        if self.storage.keeps_files:
+            self.root = str(Path(self.storage.local_path(self.path)).absolute())
+        self.space = DiskSpace(self.root, self.storage)
         self.before_close: list[Callable[[], None]] = []
         self.lost = ""
+        self.lost_code = FolderInUseError.default_code
         self.status_file = StatusFile(self.file(STATUS), self.storage)
-        self._lock = FolderLock(self.path, self.storage)
+        self._lock = FolderLock(self.root, self.storage)
+        self._is_open = False
         self._closing = threading.Event()
         self._guard = threading.Lock()
         self._logs: list[LogFile] = []
@@ -194,7 +203,20 @@ class RunFolder:
 
     def file(self, name: str) -> str:
         """Return the path of a file in the folder."""
-        return f"{self.path}/{name}"
+        return f"{self.root}/{name}"
+
+    def check_place(self) -> None:
+        """Set `lost` if the folder of this attempt is not at its path any more."""
+        if not self._is_open or not self.storage.keeps_files or self.lost:
+            return
+        # Both are there from the start. By name and not by inode, which some network drives change.
+        if not any(self.storage.exists(self.file(name)) for name in (STATUS, "owner.json")):
+            self.lost_code = "folder.moved"
+            self.lost = (
+                f"RUN.dir = {self.path!r}: the folder was moved or deleted during the run; move "
+                "it back, or run the same command with RUN.dir set to its new path, to resume from "
+                "its newest checkpoint"
+            )
 
     def has_run(self) -> bool:
         """Return whether a run has written here."""
@@ -275,6 +297,7 @@ class RunFolder:
         with self._guard:
             self.status_file.update(state=state, **facts)
             self._write_status(durable=True)
+            self._is_open = self.rank == 0
 
     def note(self, **facts: Any) -> None:
         """Add `facts` to status.json now, or with the next heartbeat if the file system fails."""
@@ -392,6 +415,9 @@ class RunFolder:
                 # `close` may have released the lock while this thread waited for the guard.
                 if self._closing.is_set():
                     return
+                self.check_place()
+                if self.lost:
+                    return
                 try:
                     self._lock.renew(Owner.here(self.attempt))
                     self._write_status(durable=False)
@@ -403,6 +429,7 @@ class RunFolder:
                     continue
 
     def _write_status(self, *, durable: bool) -> None:
+        self.check_place()  # the file must not be the only one in a new folder
         if self.rank == 0 and not self.lost:
             self.status_file.write(durable=durable)
 

@@ -50,8 +50,11 @@ def test_it_is_created_and_nothing_is_left_after_closing(tmp_path: Path) -> None
     folder.close()
 
 
-def test_paths() -> None:
-    assert RunFolder("runs/x/").file("log.txt") == "runs/x/log.txt"
+def test_paths_do_not_depend_on_a_later_working_directory() -> None:
+    folder = RunFolder("runs/x/")
+    assert folder.path == "runs/x"
+    assert folder.file("log.txt") == str(Path("runs/x/log.txt").absolute())
+    assert RunFolder("mem://x/").file("log.txt") == "mem://x/log.txt"
 
 
 def test_the_owner_record(tmp_path: Path) -> None:

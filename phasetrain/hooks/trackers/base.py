@@ -112,7 +112,7 @@ def require_local_folder(folder: RunFolder, label: str) -> Path:
             "same values",
             code="config.conflict",
         )
-    return Path(folder.storage.local_path(folder.path))
+    return Path(folder.storage.local_path(folder.root))
 
 
 def _make_record(
