@@ -1,7 +1,9 @@
 """`phasetrain.fit`: training with objects of Python."""
 
+import ast
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -63,8 +65,8 @@ def fit(folder: Path, model: Any = None, **changes: Any) -> RunResult:
         "RUN": {"dir": str(folder)},
         "HOOKS": {"metrics": {"every_updates": 1}},
     }
-    terminal = Terminal(io.StringIO(), live=False)
-    return phasetrain.fit(model, **{**arguments, **changes}, terminal=terminal)
+    silent = {"terminal": Terminal(io.StringIO(), live=False)}
+    return phasetrain.fit(model, **{**arguments, **silent, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +136,15 @@ def test_load_takes_the_model_or_knows_the_objects_of_the_call(
     assert torch.equal(phasetrain.load(folder, model=make_net()).predict(inputs), expected)
     with raises(ConfigError, key="MODEL.name", code="config.missing_object"):
         phasetrain.load(folder)
+
+
+def test_run_trains_longer_as_its_last_lines_say(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    model = make_net()
+    fit(tmp_path, model, epochs=1, terminal=Terminal(screen, live=False))
+    (hint,) = re.findall(r"the same call with \*\*(\{.*\})", screen.getvalue())
+    assert fit(tmp_path, model, epochs=1, **ast.literal_eval(hint)).updates == 10
+    assert "phasetrain resume" not in (tmp_path / "RUN.md").read_text()
 
 
 def test_loaders_in_processes_of_their_own_give_equal_bits(

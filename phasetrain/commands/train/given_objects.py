@@ -28,14 +28,22 @@ def describe_objects(setup: Setup, loaded: LoadedCheckpoint | None) -> dict[str,
 
 def list_object_lines(setup: Setup, objects: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a sentence for each object, and for each property of them that no config records."""
-    lines = []
-    for facts in objects.values():
-        weights = ""
-        if "sha256" in facts:
-            digest = facts["sha256"][:SHOWN_DIGITS]
-            weights = f", with initial weights (sha256 {digest}...) that RUN.seed does not decide"
-        lines.append(f"{facts['key']}: {facts['class']} is given in Python{weights}")
-    return [*lines, *setup.given.notes]
+    return [*map(_describe_line, objects.values()), *setup.given.notes]
+
+
+def list_inexact_lines(setup: Setup, objects: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the sentences about what config and seed do not decide, to print before the first
+    step."""
+    weighted = [_describe_line(facts) for facts in objects.values() if "sha256" in facts]
+    return [*weighted, *setup.given.notes]
+
+
+def _describe_line(facts: Mapping[str, Any]) -> str:
+    line = f"{facts['key']}: {facts['class']} is given in Python"
+    if "sha256" not in facts:
+        return line
+    digest = facts["sha256"][:SHOWN_DIGITS]
+    return f"{line}, with initial weights (sha256 {digest}...) that RUN.seed does not decide"
 
 
 def list_other_weights(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:

@@ -37,14 +37,7 @@ GIT_DIFF = "git.diff"
 PACKAGE_DIFF = "phasetrain.diff"
 """Files with the uncommitted changes of the working directory's and of the package's git tree."""
 
-RUN_MD = """# Run {name}
-
-Command:
-
-    {command}
-
-The same command resumes from the newest checkpoint, and returns at once if the run has finished.
-These commands need the folder alone; each takes changes such as SECTION.key=value:
+FOLDER_COMMANDS = """These commands need the folder alone; each takes changes such as SECTION.key=value:
 
     {program} resume {folder}
     phasetrain test {folder} --checkpoint best
@@ -52,7 +45,22 @@ These commands need the folder alone; each takes changes such as SECTION.key=val
     phasetrain export {folder} OUT --format onnx
     phasetrain extract {folder} EXTRACT.layers=[NAME]
     phasetrain report {folder}
-    {program} rerun {folder}                (in a new folder; checks that every bit is the same)
+    {program} rerun {folder}                (in a new folder; checks that every bit is the same)"""
+
+OBJECT_COMMANDS = """The parts of this run are objects of that program (environment.json lists them), so that other commands cannot build
+them from the folder. These can do without:
+
+    phasetrain report {folder}
+    phasetrain export {folder} OUT           (the weights; phasetrain.load({folder!r}, model=model) in Python)"""
+
+RUN_MD = """# Run {name}
+
+Command:
+
+    {command}
+
+The same command resumes from the newest checkpoint, and returns at once if the run has finished.
+{commands}
 {deviations}
 | file | content |
 |---|---|
@@ -163,8 +171,7 @@ def write_documents(
         "RUN.md": RUN_MD.format(
             name=setup.config.RUN.name,
             command=format_command(setup),
-            program=shlex.join(_list_launcher(setup)),
-            folder=shlex.quote(setup.config.RUN.dir),
+            commands=_format_folder_commands(setup),
             deviations=deviation_text,
         ),
         "reproduce.sh": _format_script(setup, sources["git"], lines),
@@ -188,41 +195,59 @@ def write_documents(
 def format_command(setup: Setup) -> str:
     """Return the command that starts or resumes the run."""
     if setup.given.by_name:
-        return _format_program()
+        return _format_program(setup)
     clean = Redaction(os.environ)
-    return shlex.join([*_list_launcher(setup), *clean.redact_words(_command_words(setup))])
+    return shlex.join(
+        [*_list_launcher(setup), *_PROGRAM, *clean.redact_words(_command_words(setup))]
+    )
+
+
+def _format_folder_commands(setup: Setup) -> str:
+    """Return the part of RUN.md with the commands that need the folder alone."""
+    text = OBJECT_COMMANDS if setup.given.by_name else FOLDER_COMMANDS
+    program = shlex.join([*_list_launcher(setup), *_PROGRAM])
+    return text.format(program=program, folder=shlex.quote(setup.config.RUN.dir))
+
+
+_PROGRAM = ("phasetrain",)
 
 
 def _list_launcher(setup: Setup) -> list[str]:
-    """Return the program, with the launcher that has started its ranks."""
+    """Return the words that start the ranks of this run, before the words of a program."""
     size = setup.place.size
     if size == 1:
-        return ["phasetrain"]
+        return []
     if "TORCHELASTIC_RUN_ID" in os.environ:
         flags = [f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', size)}"]
         if setup.place.nodes > 1:
             # Only torchrun knows the address at which the machines meet.
             flags.append(f"--nnodes={setup.place.nodes}")
             flags += ["--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
-        return ["torchrun", *flags, "-m", "phasetrain"]
+        return ["torchrun", *flags, "-m"]
     if "SLURM_STEP_NUM_TASKS" in os.environ and "WORLD_SIZE" not in os.environ:
-        return ["srun", f"--ntasks={size}", "phasetrain"]
-    return ["phasetrain"]  # LAUNCH starts the ranks
+        return ["srun", f"--ntasks={size}"]
+    return []  # LAUNCH starts the ranks
 
 
 def format_resume(setup: Setup) -> str:
     """Return the shortest command that resumes the run."""
     if setup.given.by_name:
-        return _format_program()
-    return shlex.join([*_list_launcher(setup), "resume", setup.config.RUN.dir])
+        return _format_program(setup)
+    return shlex.join([*_list_launcher(setup), *_PROGRAM, "resume", setup.config.RUN.dir])
 
 
-def _format_program() -> str:
+def _format_program(setup: Setup) -> str:
     """Return the command of the program that has given objects to the run."""
     # A notebook has no file, and the words of its kernel start no run.
     if "__file__" not in vars(sys.modules["__main__"]) or in_notebook():
         return "the same call in Python"
-    return shlex.join(sys.orig_argv)
+    launcher = _list_launcher(setup)
+    words = sys.orig_argv
+    if launcher[:1] == ["torchrun"]:
+        # torchrun starts Python itself, and takes a script without -m.
+        launcher = launcher[:-1]
+        words = sys.argv
+    return shlex.join([*launcher, *Redaction(os.environ).redact_words(words)])
 
 
 def _command_words(setup: Setup) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -236,13 +237,16 @@ def _explain_longer(setup: Setup, state: RunState, remaining_lr: float) -> Pairs
     key = next((key for key in LENGTHS if phases[key]), None)
     if key is None or phases.stages or state.finished != COMPLETED:
         return []
-    words = [f"PHASES.{key}={2 * phases[key]}"]
+    changes: dict[str, Any] = {f"PHASES.{key}": 2 * phases[key]}
     note = ""
     if remaining_lr < RUN_OUT:
-        words.append("PHASES.extend=stretch")
+        changes["PHASES.extend"] = "stretch"
         note = " (or =cycle; lr has run out)"
-    words.append("RUN.allow=[PHASES]")
-    return [("resume", f"{format_resume(setup)} {' '.join(words)}{note}")]
+    if setup.given.by_name:
+        changes["RUN.allow"] = ["PHASES"]
+        return [("resume", f"the same call with **{changes}{note}")]
+    words = " ".join(f"{path}={value}" for path, value in changes.items())
+    return [("resume", f"{format_resume(setup)} {words} RUN.allow=[PHASES]{note}")]
 
 
 def _name_device(machine: Machine) -> str:

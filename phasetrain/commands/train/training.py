@@ -21,6 +21,7 @@ from phasetrain.commands.setup import Setup, describe_dropped
 from phasetrain.commands.train.attempt import Attempt
 from phasetrain.commands.train.given_objects import (
     describe_objects,
+    list_inexact_lines,
     list_object_lines,
     list_other_weights,
 )
@@ -111,7 +112,7 @@ class Training:
         objects = describe_objects(setup, loaded)
         with report_all_problems(setup):
             given = list_object_lines(setup, objects)
-            for line in given:
+            for line in list_inexact_lines(setup, objects):
                 log.info(line)
             given += list_python_extras(extra, None if loop is PhaseEngine.run else loop)
             given += list_inexact_splits(setup)
