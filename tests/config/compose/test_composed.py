@@ -12,7 +12,14 @@ def composed(*overrides: str, **options) -> Composed:
     return found
 
 
-MODEL = {"weights": None, "freeze": [], "freeze_updates": [], "ema": None, "swa": None}
+MODEL = {
+    "weights": None,
+    "inputs_by_name": False,
+    "freeze": [],
+    "freeze_updates": [],
+    "ema": None,
+    "swa": None,
+}
 
 
 def test_no_overrides_give_the_default_experiment() -> None:
