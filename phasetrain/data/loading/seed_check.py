@@ -34,11 +34,21 @@ def check_seeded(reader: SampleReader, name: str) -> None:
         name: name of the dataset, for the message.
 
     Raises:
-        ConfigError: a part draws from its own generator; the part is named.
+        ConfigError: a part draws from its own generator, or the dataset caches what it has drawn;
+            the part is named.
     """
     if not reader.draws_at_random:
         return
     indices = _select_indices(reader)
+    if _caches_draws(reader, indices):
+        raise ConfigError(
+            f"{name} keeps samples together with the random numbers that it has drawn for them, so "
+            "a resumed run, which has kept nothing, would draw others; keep what was read before "
+            "anything is drawn, or make the random part a transform; "
+            f"{reader.selection.where}.exact=false accepts it for this run, and takes back the "
+            "promise of an exact resume",
+            code="config.impure_sample",
+        )
     together = _read_samples(reader, indices)
     again = _read_samples(reader, indices)
     # Alone, because a part may depend on the samples read before in the same process.
@@ -55,6 +65,28 @@ def check_seeded(reader: SampleReader, name: str) -> None:
         "promise of an exact resume",
         code="config.impure_sample",
     )
+
+
+def _caches_draws(reader: SampleReader, indices: list[int]) -> bool:
+    """Return whether the dataset draws random numbers for a sample at its first read only.
+
+    Has to be called before anything else reads these samples; the first one was read for its
+    target.
+    """
+    watch = GeneratorWatch()
+    for index in indices[1:]:
+        drawn = []
+        for _ in range(2):
+            watch.start()
+            try:
+                reader.dataset[index]
+            except Exception as error:  # noqa: BLE001 - the reader reports it, or tolerates it
+                log.debug("sample %d cannot be read: %s", index, error)
+                break
+            drawn.append(watch.stop())
+        if drawn == [True, False]:
+            return True
+    return False
 
 
 def _choose_way_of_reading(reader: SampleReader, indices: list[int], seeded: Sequence[Any]) -> None:

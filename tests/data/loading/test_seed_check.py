@@ -49,6 +49,24 @@ class OwnTargets(OwnGenerator):
         return torch.ones(2), float(self.generator.standard_normal())
 
 
+class Caching(Samples):
+    """Keeps samples, with or without the noise that it has added."""
+
+    def __init__(self, *, noisy: bool) -> None:
+        super().__init__()
+        self.noisy = noisy
+        self.kept: dict[int, Tensor] = {}
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if index not in self.kept:
+            self.kept[index] = torch.ones(2) * index
+            if self.noisy:
+                self.kept[index] += torch.rand(2)
+        if self.noisy:
+            return self.kept[index], index
+        return self.kept[index] + torch.rand(2), index
+
+
 class Counting(Samples):
     """Another sample for each call."""
 
@@ -123,6 +141,12 @@ def test_dataset_that_uses_the_seeded_generators_is_accepted(dataset: Samples) -
     check(dataset)
     if isinstance(dataset, SeededTorch):
         check(dataset, jitter)
+
+
+def test_dataset_that_keeps_what_it_has_drawn_is_rejected() -> None:
+    check(Caching(noisy=False))
+    with raises(ConfigError, code="config.impure_sample"):
+        check(Caching(noisy=True))
 
 
 @pytest.mark.parametrize(
