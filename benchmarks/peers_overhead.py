@@ -1,11 +1,15 @@
-"""Microseconds per iteration that phasetrain, Lightning and the Hugging Face Trainer add to a loop.
+"""Microseconds per iteration that phasetrain and other frameworks add to a hand-written loop.
 
-    python benchmarks/peers_overhead.py [--repetitions 15] [--updates 1000]
+    python benchmarks/peers_overhead.py [--repetitions 15] [--updates 1000] [--only NAME ...]
 
 Model, optimizer and data are those in `overhead.py`. The other frameworks get their batches as
 slices of tensors in memory, as fast as their loaders can, without logger, progress bar and
 checkpoints, and are timed between their own start and end events, so start-up does not count. All
-variants take turns. Needs the packages in requirements-peers.txt.
+variants take turns. Needs the packages in requirements-peers.txt; those that are not installed are
+left out.
+
+Lightning, the Hugging Face Trainer, Ignite (its Engine with a process function as in its
+documentation) and Accelerate (a hand-written loop with `prepare` and `backward`) are compared.
 """
 
 import argparse
@@ -13,12 +17,12 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from statistics import median
 
-import lightning
 import torch
-import transformers
 from overhead import BATCH, FEATURES, GUARDED, PLAIN, STEPS_PER_EPOCH, bare, framework
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -42,6 +46,21 @@ class Slices(Dataset):
     def __getitem__(self, chosen: list[int]) -> dict[str, Tensor]:
         return {"inputs": self.inputs[chosen], "labels": self.targets[chosen]}
 
+    __getitems__ = __getitem__
+
+
+class Epochs:
+    """The same batches without a DataLoader, for frameworks that take any iterable."""
+
+    def __init__(self) -> None:
+        self.data = Slices()
+
+    def __len__(self) -> int:
+        return STEPS_PER_EPOCH
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return (self.data[chosen] for chosen in torch.randperm(SAMPLES).split(BATCH))
+
 
 def loader() -> DataLoader:
     data = Slices()
@@ -50,27 +69,32 @@ def loader() -> DataLoader:
     )
 
 
-class Model(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(FEATURES, FEATURES)
-
-    def training_step(self, batch: dict[str, Tensor], number: int) -> Tensor:
-        return cross_entropy(self.layer(batch["inputs"]), batch["labels"])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9, fused=True)
+def make_parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(FEATURES, FEATURES)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
 
 
-class Watch(lightning.Callback):
-    def on_train_start(self, *given: object) -> None:
-        self.began = time.process_time()
+def time_lightning(updates: int) -> float:
+    import lightning
 
-    def on_train_end(self, *given: object) -> None:
-        self.seconds = time.process_time() - self.began
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.optimizer = make_parts()
 
+        def training_step(self, batch: dict[str, Tensor], number: int) -> Tensor:
+            return cross_entropy(self.layer(batch["inputs"]), batch["labels"])
 
-def of_lightning(updates: int) -> float:
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return self.optimizer
+
+    class Watch(lightning.Callback):
+        def on_train_start(self, *given: object) -> None:
+            self.began = time.process_time()
+
+        def on_train_end(self, *given: object) -> None:
+            self.seconds = time.process_time() - self.began
+
     watch = Watch()
     trainer = lightning.Trainer(
         max_steps=updates, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -80,47 +104,100 @@ def of_lightning(updates: int) -> float:
     return watch.seconds
 
 
-class Scored(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(FEATURES, FEATURES)
+def time_transformers(updates: int) -> float:
+    import transformers
 
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.layer(inputs)
-        return {"loss": cross_entropy(scores, labels), "logits": scores}
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.optimizer = make_parts()
 
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            scores = self.layer(inputs)
+            return {"loss": cross_entropy(scores, labels), "logits": scores}
 
-class Trainer(transformers.Trainer):
-    def get_train_dataloader(self) -> DataLoader:
-        return loader()
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> DataLoader:
+            return loader()
 
+    class Clock(transformers.TrainerCallback):
+        def on_train_begin(self, *given: object, **more: object) -> None:
+            self.began = time.process_time()
 
-class Clock(transformers.TrainerCallback):
-    def on_train_begin(self, *given: object, **more: object) -> None:
-        self.began = time.process_time()
+        def on_train_end(self, *given: object, **more: object) -> None:
+            self.seconds = time.process_time() - self.began
 
-    def on_train_end(self, *given: object, **more: object) -> None:
-        self.seconds = time.process_time() - self.began
-
-
-def of_transformers(updates: int) -> float:
     clock, model = Clock(), Scored()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     with tempfile.TemporaryDirectory() as folder:
         given = transformers.TrainingArguments(
             folder, max_steps=updates, use_cpu=True, report_to=[], save_strategy="no", logging_strategy="no",
             disable_tqdm=True, max_grad_norm=0.0,
         )  # fmt: skip
         Trainer(
-            model, given, train_dataset=Slices(), optimizers=(optimizer, None), callbacks=[clock]
+            model,
+            given,
+            train_dataset=Slices(),
+            optimizers=(model.optimizer, None),
+            callbacks=[clock],
         ).train()
     return clock.seconds
+
+
+def time_ignite(updates: int) -> float:
+    from ignite.engine import Engine
+
+    model, optimizer = make_parts()
+
+    def step(engine: Engine, batch: dict[str, Tensor]) -> Tensor:
+        model.train()
+        optimizer.zero_grad()
+        loss = cross_entropy(model(batch["inputs"]), batch["labels"])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    trainer, batches = Engine(step), Epochs()
+    began = time.process_time()
+    trainer.run(batches, max_epochs=updates // STEPS_PER_EPOCH)
+    return time.process_time() - began
+
+
+def time_accelerate(updates: int) -> float:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    data = Slices()
+    # Accelerate takes no loader without a batch size.
+    batches = DataLoader(
+        data,
+        batch_sampler=BatchSampler(RandomSampler(data), BATCH, drop_last=True),
+        collate_fn=lambda batch: batch,
+    )
+    model, optimizer, batches = accelerator.prepare(*make_parts(), batches)
+    model.train()
+    began = time.process_time()
+    for _ in range(updates // STEPS_PER_EPOCH):
+        for batch in batches:
+            loss = cross_entropy(model(batch["inputs"]), batch["labels"])
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return time.process_time() - began
+
+
+PEERS: dict[str, Callable[[int], float]] = {
+    "lightning": time_lightning,
+    "transformers": time_transformers,
+    "ignite": time_ignite,
+    "accelerate": time_accelerate,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--updates", type=int, default=1000)
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -135,10 +212,12 @@ def main() -> None:
     for name, words in own.items():
         made = framework(words, given.updates)
         trials[name] = lambda made=made: made().cpu
-    trials[f"Lightning {lightning.__version__}"] = lambda: of_lightning(given.updates)
-    trials[f"Hugging Face Trainer {transformers.__version__}"] = lambda: of_transformers(
-        given.updates
-    )
+    for name in given.only:
+        if find_spec(name) is None:
+            print(f"{name} is not installed")
+            continue
+        version = import_module(name).__version__
+        trials[f"{name} {version}"] = lambda timed=PEERS[name]: timed(given.updates)
     found: dict[str, list[float]] = {name: [] for name in trials}
     for repetition in range(given.repetitions + 1):
         for name, trial in trials.items():

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -45,7 +46,7 @@ class World:
         """Whether this is rank 0, which writes the files that a run has once."""
         return self.rank == 0
 
-    @property
+    @cached_property  # asked for several times in every step
     def is_single_process(self) -> bool:
         """Whether the world size is 1."""
         return self.size == 1

@@ -306,7 +306,7 @@ class Plan:
 
     def _epoch_start(self, phase: Phase, state: RunState) -> tuple[float, float] | None:
         """Return `where` and `within` at the first update of the epoch; None in a test."""
-        if not phase.is_train:
+        if phase.split != TRAIN:
             return None
         key = (phase.index, state.updates - state.step)
         # The same in all steps of a phase, and asked for in each of them.

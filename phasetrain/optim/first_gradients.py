@@ -21,7 +21,7 @@ def _step_new_weights(optimizer: Any, args: object, kwargs: object) -> None:
     # and fails if some do and others do not.
     groups = optimizer.param_groups
     # In nearly all steps every weight has a momentum, and looking at each would cost 0.3 us.
-    if len(optimizer.state) == sum(len(group["params"]) for group in groups):
+    if len(optimizer.state) == sum([len(group["params"]) for group in groups]):
         return
     for group in groups:
         if not group["fused"] or not group["momentum"]:

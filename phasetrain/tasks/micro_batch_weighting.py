@@ -44,7 +44,7 @@ class MicroBatchWeighting:
         if self.weight_of is not None:
             total = self._sum_weights(batches, at)
         else:
-            own = sum(batch.size for batch in batches)
+            own = sum([batch.size for batch in batches])
             # Alone, own samples are all samples; `at.samples` is 0 outside of a plan.
             if own and (self._world.is_single_process or not at.samples):
                 return own

@@ -278,9 +278,11 @@ def logging_loss(loss: nn.Module) -> LoggingLoss | None:
 
 def merge_outputs(outputs: list[StepOutput]) -> StepOutput:
     """Return the output of a whole step: losses and logs averaged by weight, on the device."""
+    # Returned as it is: multiplying by 1 would cost a kernel.
+    if len(outputs) == 1:
+        return outputs[0]
     weight = sum(out.weight for out in outputs)
-    # Returned as it is: multiplying by 1 would cost a kernel, and a padding batch has weight 0.
-    if len(outputs) == 1 or not weight:
+    if not weight:  # padding batches
         return outputs[0]
 
     def average(values: list[Any]) -> Any:
