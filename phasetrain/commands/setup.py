@@ -356,7 +356,12 @@ def check_allow(allow: Sequence[str], schema: Schema) -> None:
         )
         # A hook that has been removed from the config may be named as well.
         if word not in CONSENTS and not known and word.partition(".")[0] != "HOOKS":
+            same = [path for path in adjustable if path.rpartition(".")[2] == word]
             near = did_you_mean(word, [*CONSENTS, *adjustable, "HOOKS"]) or "."
+            if same:  # the key without its section
+                near = f"; did you mean {same[0]!r}?"
+            if of_split is not None and of_split.resume == "forbidden":
+                near = "; it may not change on a resume: start a new run with RUN.dir=..."
             raise ConfigError(
                 f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable keys: "
                 f"{', '.join(adjustable)}, HOOKS; also allowed: {', '.join(CONSENTS)}",

@@ -238,3 +238,18 @@ def test_a_dotted_path_into_a_module_that_breaks_is_reported_with_its_error(
     (here / f"{name}.py").write_text(source + "\n")
     with pytest.raises(ConfigError, match=rf"'{name}'.*{told}"):
         run([f"LOSS.name={name}.thing"])
+
+
+@pytest.mark.parametrize(
+    ("word", "suggestion", "says"),
+    [
+        ("lr", "OPTIMIZER.lr", "did you mean"),
+        ("DATA.TRAIN.drop_last", "", "may not change on a resume"),
+    ],
+)
+def test_consent_to_a_key_gets_its_section_or_the_reason(
+    word: str, suggestion: str, says: str
+) -> None:
+    with raises(ConfigError, code="config.unknown_consent", suggestion=suggestion) as caught:
+        run([*SMALL, f"RUN.allow=[{word}]"])
+    assert says in str(caught.value)

@@ -214,11 +214,22 @@ def _unreadable(text: str, error: HydraException) -> Problem:
         return Problem.from_message(_no_override(text), "config.override")
     # The parser appends every token that it would have accepted.
     reason = str(error).splitlines()[0].partition(" expecting {")[0]
-    hint = ""
-    if value[:1] not in "[{'\"":
-        hint = f"; a text with special characters is quoted twice: \"{key}='{value}'\""
-    message = f"{text!r} cannot be read: {reason}{hint}"
+    message = f"{text!r} cannot be read: {reason}{_hint_at_form(key, value)}"
     return Problem.from_message(message, "config.override", key)
+
+
+def _hint_at_form(key: str, value: str) -> str:
+    """Return how a value that cannot be read is probably meant, or an empty text."""
+    if "[" in key:
+        whole = key.partition("[")[0]
+        return f"; an item of a list cannot be set alone, only the whole list: {whole}=[...]"
+    if value.startswith("(") and value.endswith(")"):
+        return f"; a list is written in brackets: {key}=[{value[1:-1]}]"
+    if value.endswith((";", ",")):
+        return f"; remove the {value[-1]!r} at its end"
+    if value[:1] not in "[{'\"":
+        return f"; a text with special characters is quoted twice: \"{key}='{value}'\""
+    return ""
 
 
 def _no_override(text: str) -> str:

@@ -135,7 +135,11 @@ class Monitor:
             for split, found in of_split.items()
             for metric in list_metrics(found)
         ]
-        near = did_you_mean(objective.metric, measured) or "."
+        # Never a train metric instead of one of a test: it would select what overfits most.
+        meant = [one for one in measured if not one.startswith("train/")]
+        if objective.split == "train":
+            meant = measured
+        near = did_you_mean(objective.metric, meant) or "."
         raise ConfigError(
             f"{self.key} = {self.name!r}: no phase of this run measures it{near} Known: "
             f"{', '.join(measured)}; add a minus sign if smaller is better",

@@ -70,3 +70,18 @@ def test_second_experiment_is_rejected() -> None:
 )
 def test_a_value_as_a_word_is_read_as_it_was(value: Any) -> None:
     assert read(f"RUN.name={format_literal(value, 'RUN.name')}").values == {"RUN": {"name": value}}
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("OPTIMIZER.betas=(0.9,0.99)", "OPTIMIZER.betas=[0.9,0.99]"),
+        ("DATA.TRAIN.transforms[0].pixels=2", "DATA.TRAIN.transforms=[...]"),
+        ("OPTIMIZER.lr=0.1;", "remove the ';'"),
+        ("RUN.name=a!b", "\"RUN.name='a!b'\""),
+    ],
+)
+def test_value_that_cannot_be_read_gets_the_right_form(word: str, hint: str) -> None:
+    (problem,) = read(word).problems
+    assert problem.code == "config.override"
+    assert hint in problem.message

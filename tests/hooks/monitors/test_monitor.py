@@ -166,3 +166,12 @@ def test_names_of_metrics_before_there_is_data() -> None:
     assert METERS.build("auroc").metric_names() == ("mean", "absent")
     assert METERS.build("auroc", {"per_class": True}).metric_names() is None
     assert Needy().metric_names() is None
+
+
+def test_train_metric_is_never_suggested_for_a_test_metric(tmp_path: Path) -> None:
+    with raises(ConfigError, code="monitor.not_measured") as caught:
+        train(tmp_path, "CHECKPOINT.best.monitor=tset/accuracy")
+    assert caught.value.problems[0].suggestion == "test/accuracy"
+    with raises(ConfigError, code="monitor.not_measured") as caught:
+        train(tmp_path, "DATA.TEST=null", "CHECKPOINT.best.monitor=valid/accuracy")
+    assert caught.value.problems[0].suggestion == ""
