@@ -100,6 +100,9 @@ def _place_item(item: Item) -> dict[str, Any]:
 
 def _fold_repetitions(items: Sequence[Item]) -> list[Item]:
     """Return items with repetitions of up to LONGEST_PATTERN items replaced by one item."""
+    # NumPy cannot tell the width of a table without rows: a run of no epochs has no phases.
+    if not items:
+        return []
     numbers: dict[Any, int] = {}
     kinds = [numbers.setdefault(item.kind, len(numbers)) for item in items]
     rows = np.array(

@@ -94,3 +94,8 @@ def test_phases_of_older_checkpoints_have_an_index() -> None:
     fields = {"index": 0, "split": "train", "epoch": 0, "first": 0, "steps": 3, "offset": 0}
     plan = decode_plan({"anchor": [0, 0.0], "phases": [{**fields, "end": 18, "batch_size": 6}]})
     assert plan.phases == (Phase(0, "train", 0, 0, 3, 0, 18, 6),)
+
+
+def test_plan_without_phases_is_the_same() -> None:
+    empty = Plan(())
+    assert decode_plan(encode_plan(empty)) == empty
