@@ -97,7 +97,7 @@ def _describe_defaults(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _describe_groups(optimizer: Optimizer, weights: list[Weight]) -> dict[str, Any]:
-    """Return a rule for each group of parameters whose options are not those of the optimizer."""
+    """Return a rule for each group of parameters whose options differ from the optimizer's."""
     names = {id(weight.parameter): weight.name for weight in weights}
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     if strange := held - names.keys():

@@ -32,7 +32,7 @@ class ObjectNamer:
 
     Attributes:
         objects: name -> object, for those that cannot be imported.
-        notes: sentences about what no config records, see `GivenObjects`.
+        notes: sentences about properties that no config records, see `GivenObjects`.
     """
 
     objects: dict[str, GivenObject] = field(default_factory=dict)
@@ -144,8 +144,8 @@ def describe_class(value: Any) -> str:
 
 
 def describe_object(value: Any) -> dict[str, Any]:
-    """Return what environment.json records about an object: its class, its text, and the digest of
-    the weights of a module."""
+    """Return the record of an object in environment.json: its class, its text, and the digest of the
+    weights of a module."""
     found = {"class": describe_class(value), "text": _ADDRESS.sub("", repr(value))}
     if isinstance(value, nn.Module) and value.state_dict():
         found["sha256"] = hash_state(_tensors(value))
@@ -157,8 +157,8 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _identify(value: Any) -> str:
-    """Return a text that is equal for objects that stand for the same part, in this process and in
-    the next one.
+    """Return a text that is equal for objects that are the same part, in this process and in the
+    next one.
 
     The weights of a module do not count: its initial weights may be drawn without a seed.
     """

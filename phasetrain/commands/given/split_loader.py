@@ -41,7 +41,7 @@ def split_loader(loader: DataLoader[Any], key: str, notes: list[str]) -> dict[st
 
     Raises:
         ConfigError: it cannot be taken apart (code `config.invalid_loader`): it has no batch size,
-            a batch sampler of its own, or an iterable dataset.
+            a custom batch sampler, or an iterable dataset.
     """
     kind = type(loader.batch_sampler)
     reason = ""
