@@ -41,6 +41,7 @@ from phasetrain.commands.train.resume import (
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.commands.train.summary import (
     final_lines,
+    list_untested,
     first_lines,
     stopped_lines,
     warn_of_low_lr,
@@ -349,6 +350,7 @@ class Training:
                 best,
                 self.checkpointer,
                 remaining_lr=_remaining_lr(engine.task, plan.where_at(max(plan.updates - 1, 0))),
+                untested=list_untested(self.setup, plan, state),
             )
         else:
             result = self._preempted_result(engine, result)
