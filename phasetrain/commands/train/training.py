@@ -41,8 +41,8 @@ from phasetrain.commands.train.resume import (
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.commands.train.summary import (
     final_lines,
-    list_untested,
     first_lines,
+    list_untested,
     stopped_lines,
     warn_of_low_lr,
 )

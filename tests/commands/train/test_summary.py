@@ -180,4 +180,5 @@ def test_split_that_an_early_end_leaves_untested_is_named_with_the_command(
     if told is None:
         assert rows == []
     else:
-        assert rows[0].startswith("DATA.TEST") and rows[0].endswith(f"{tmp_path} {told}")
+        assert rows[0].startswith("DATA.TEST")
+        assert rows[0].endswith(f"{tmp_path} {told}")
