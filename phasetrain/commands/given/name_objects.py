@@ -144,8 +144,8 @@ def describe_class(value: Any) -> str:
 
 
 def describe_object(value: Any) -> dict[str, Any]:
-    """Return the record of an object in environment.json: its class, its text, and the digest of the
-    weights of a module."""
+    """Return the record of an object in environment.json: its class, its text, and the digest of
+    the weights of a module."""
     found = {"class": describe_class(value), "text": _ADDRESS.sub("", repr(value))}
     if isinstance(value, nn.Module) and value.state_dict():
         found["sha256"] = hash_state(_tensors(value))
