@@ -54,16 +54,14 @@ def decode_plan(data: Mapping[str, Any]) -> Plan:
 
 def encode_phases(phases: Sequence[Phase]) -> list[dict[str, Any]]:
     """Return phases as plain JSON data, without their index."""
-    kinds = {tuple(getattr(phase, name) for name in FIXED) for phase in phases}
-    contents = {kind: dict(zip(FIXED, kind, strict=True)) for kind in kinds}
-    items = [
-        Item(
-            (phase.epoch, phase.first, phase.offset),
-            kind := (phase.split, phase.steps, phase.end, phase.batch_size, phase.stage),
-            contents[kind],
-        )
-        for phase in phases
-    ]
+    contents: dict[Any, dict[str, Any]] = {}
+    items = []
+    for phase in phases:
+        kind = (phase.split, phase.steps, phase.end, phase.batch_size, phase.stage)
+        # One mapping for all phases of a kind: there may be a million phases.
+        if kind not in contents:
+            contents[kind] = dict(zip(FIXED, kind, strict=True))
+        items.append(Item((phase.epoch, phase.first, phase.offset), kind, contents[kind]))
     while len(shorter := _fold_repetitions(items)) < len(items):
         items = shorter
     return [_place_item(item) for item in items]
