@@ -85,7 +85,12 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             >>> for batches in engine.steps():
             ...     engine.finish(engine.compute(batches))
         """
-        steps = self._own_steps()
+
+        def generate() -> Generator[list[Batch], None, None]:
+            with self._session():
+                yield from self._train_steps()
+
+        steps = generate()
         self._open.add(steps)
         return steps
 
@@ -183,10 +188,6 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         state = self.state
         while state.phase < len(self.plan.phases) and not self.stopping and not state.finished:
             yield from self.run_phase(self.plan.phases[state.phase])
-
-    def _own_steps(self) -> Generator[list[Batch], None, None]:
-        with self._session():
-            yield from self._train_steps()
 
     @contextmanager
     def _session(self) -> Iterator[None]:

@@ -223,7 +223,7 @@ class CheckpointHook(Hook):
                 lambda: _check_last_save(self._saved_at == _current_position(run))
             )
         if self.settings.load_best and not interrupted:
-            self._load_best(run)
+            self.best = load_best(self.checkpointer, run)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Save if the run is between two steps, and finish or cancel the current save."""
@@ -376,32 +376,34 @@ class CheckpointHook(Hook):
             seconds = 60 * every
         self._next_save = time.monotonic() + seconds
 
-    def _load_best(self, run: Run) -> None:
-        """Load the best weights into the model; the file `best` gets the path of the checkpoint."""
-        checkpointer = self.checkpointer
-        monitor = checkpointer.retention.monitor
-        best: LoadedCheckpoint | None = None
 
-        def choose_best() -> str:
-            nonlocal best
-            best = checkpointer.load_best()
-            return "" if best is None else best.path
+def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, dict[str, float]] | None:
+    """Load the best weights into the model; the file `best` gets the path of the checkpoint.
 
-        path = run.world.run_on_main(choose_best)
-        if not path:
-            log.warning(
-                "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights are "
-                "kept",
-                monitor,
-            )
-            return
-        # Other ranks read the file themselves; on a network file system it may be visible there
-        # later.
-        loaded = best or checkpointer.load_when_visible(path)
-        restore(run, loaded, "learned")
-        self.best = (path, dict(loaded.manifest.facts.metrics))
-        log.info("loaded the weights of %s, the best by %s", path, monitor)
-        run.world.run_on_main(lambda: checkpointer.mark_best(path))
+    Returns:
+        Path and metrics of the best checkpoint; None if no checkpoint has the monitored metric.
+    """
+    monitor = checkpointer.retention.monitor
+    best: LoadedCheckpoint | None = None
+
+    def choose_best() -> str:
+        nonlocal best
+        best = checkpointer.load_best()
+        return "" if best is None else best.path
+
+    path = run.world.run_on_main(choose_best)
+    if not path:
+        log.warning(
+            "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights are kept",
+            monitor,
+        )
+        return None
+    # Other ranks read the file themselves; on a network file system it may be visible there later.
+    loaded = best or checkpointer.load_when_visible(path)
+    restore(run, loaded, "learned")
+    log.info("loaded the weights of %s, the best by %s", path, monitor)
+    run.world.run_on_main(lambda: checkpointer.mark_best(path))
+    return path, dict(loaded.manifest.facts.metrics)
 
 
 def has_rule(settings: CheckpointSection) -> bool:
