@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import status, train
+from harness import train
 from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
@@ -292,7 +292,9 @@ def test_index_outside_of_a_test_split_fails_before_training(tmp_path: Path) -> 
     with raises(ConfigError, code="config.invalid_order", key="DATA.TEST.sampler") as caught:
         train(tmp_path, "DATA.TEST.sampler=reading_parts.one_too_far")
     assert "index 355 " in str(caught.value)
-    assert (status(tmp_path)["exit_code"], (tmp_path / "metrics.jsonl").exists()) == (2, False)
+    # A refused command leaves no attempt.
+    assert not (tmp_path / "status.json").exists()
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 class Backwards:
