@@ -242,9 +242,10 @@ class RunFolder:
             FolderInUseError: another process owns it.
         """
         self._reject_foreign_files()
-        if Path(self.path).is_symlink():
-            # The folder behind a link was set aside, or its disk was replaced.
-            self.storage.make_folder(str(Path(self.path).resolve()))
+        with self.writing():
+            if Path(self.path).is_symlink():
+                # The folder behind a link was set aside, or its disk was replaced.
+                self.storage.make_folder(str(Path(self.path).resolve()))
         _check_writable(self.path, self.storage)
         try:
             before = self.read_status()

@@ -18,7 +18,7 @@ from phasetrain.runtime.live_view import Bar, View
 from phasetrain.runtime.terminal import Terminal
 
 WORDS = (
-    *[word for word in SMALL if word != "HOOKS.console=null"],
+    *[word for word in SMALL if word not in ("HOOKS.console=null", "PHASES.epochs=3")],
     "PHASES.epochs=2",
     "MACHINE.threads=1",
 )

@@ -42,9 +42,10 @@ class Record:
         """Return the values by names such as `train/step_loss` and `test/accuracy`."""
         if self.kind == "phase":
             return {f"{self.split}/{name}": value for name, value in self.values.items()}
-        own = {"loss": f"{self.split}/step_loss", "lr": "optimizer/lr"}
+        # A phase has the mean of each logged number under the name without `step_`.
         values = {
-            own.get(name, f"{self.split}/{name}"): value for name, value in self.values.items()
+            "optimizer/lr" if name == "lr" else f"{self.split}/step_{name}": value
+            for name, value in self.values.items()
         }
         return values | {f"time/{name}": value for name, value in self.speeds.items()}
 

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 
 from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
 from phasetrain.hooks import Hook, Hooks
 from phasetrain.hooks.profiling.timing import CallTotals, DeviceClock, StepTimes, StepTotals
 from phasetrain.runtime.clock import Clock
@@ -263,7 +265,7 @@ class TestAround:
         class Changes(Hook):
             def on_batch(self, run: Any, phase: Any, batch: Any) -> Any:
                 heard.append("changes")
-                return batch + 1
+                return replace(batch, size=batch.size + 1)
 
         class Fails(Hook):
             policy = "ignore"
@@ -283,8 +285,9 @@ class TestAround:
 
         asked: list[tuple[str, str]] = []
         hooks = Hooks({"changes": Changes(), "fails": Fails(), "wraps": Wraps()}, World())
-        result: Any = hooks.on_batch(None, None, 1)  # type: ignore[arg-type]
-        assert result == 2
+        batch = Batch(torch.ones(1), None, torch.zeros(1, dtype=torch.int64), 1)
+        result: Any = hooks.on_batch(None, None, batch)  # type: ignore[arg-type]
+        assert result.size == 2
         assert heard == ["(changes", "changes", "(fails", "fails"]
         assert asked == [("changes", "batch"), ("fails", "batch"), ("wraps", "end")]
 

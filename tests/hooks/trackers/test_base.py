@@ -130,7 +130,7 @@ def test_values_are_named_by_split_and_kind() -> None:
     values, speeds = {"loss": 2.0, "lr": 0.1, "norm": 3.0}, {"samples_per_second": 5}
     step = Record("step", "train", 0, 0, 2, 2, 48, values, 7.0, speeds)
     assert step.values_by_name() == {
-        "train/step_loss": 2.0, "optimizer/lr": 0.1, "train/norm": 3.0, "time/samples_per_second": 5,
+        "train/step_loss": 2.0, "optimizer/lr": 0.1, "train/step_norm": 3.0, "time/samples_per_second": 5,
     }  # fmt: skip
     phase = Record("phase", "test@ema", 1, 0, 4, 2, 48, {"accuracy": 0.5, "loss": 1.0}, 8.0)
     assert phase.values_by_name() == {"test@ema/accuracy": 0.5, "test@ema/loss": 1.0}

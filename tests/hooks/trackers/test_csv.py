@@ -36,7 +36,7 @@ def test_each_step_and_phase_is_a_row_once(tmp_path: Path, kills: tuple[int, ...
         run_until_killed(tmp_path, *WORDS, hooks={"kill": KillAfter(steps), "late": Late()})
     train(tmp_path, *WORDS, hooks={"late": Late()})
     assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == [
-        "test.csv", "train-steps-2.csv", "train-steps.csv", "train.csv",
+        "test.csv", "train-2.csv", "train-steps-2.csv", "train-steps.csv", "train.csv",
     ]  # fmt: skip
     first, second = table(tmp_path, "train-steps.csv"), table(tmp_path, "train-steps-2.csv")
     assert list(first[0]) == ["updates", "epoch", "phase", "step", "samples", "loss", "lr"]

@@ -62,7 +62,9 @@ def test_logs_of_other_hooks_are_written(tmp_path: Path) -> None:
             out.logs["norm"] = 2.0
 
     train(tmp_path, *WORDS, "PHASES.epochs=1", "HOOKS.metrics=null", hooks={"norm": Norm()})
-    assert scalars(tmp_path)["train/norm"] == [(step, 2.0) for step in range(1, 6)]
+    found = scalars(tmp_path)
+    assert found["train/step_norm"] == [(step, 2.0) for step in range(1, 6)]
+    assert found["train/norm"] == [(5, 2.0)]
 
 
 def test_without_tensorboard_it_says_how_to_get_it(
