@@ -60,7 +60,11 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
         ("MODEL.width", "MODEL.width is a parameter of", "small_cnn(width=32, dropout=0.0)"),
         ("METERS.x.topk", "METERS.x.topk is a parameter of", "  accuracy("),
         ("OPTIMIZER.others.b.match", "  OPTIMIZER.others.*.match = []", "patterns"),
-        ("idx", "dataset for DATA.*.dataset", "  idx(images, labels, classes=null"),
+        (
+            "idx",
+            "dataset for DATA.*.dataset",
+            "  idx(images, labels, classes=null, class_names=null)",
+        ),
         ("cosine", "schedule for OPTIMIZER.SCHEDULES.*.name", "  cosine(end=0.0, "),
         ("RAdam", "optimizer for OPTIMIZER.name", "  RAdam(betas="),
     ],

@@ -70,7 +70,7 @@ class TestStages:
     def test_position_of_a_step_includes_its_stage(self) -> None:
         plan = interleave(self.TWO)
         state = RunState(phase=3, step=1, updates=9, samples=50)
-        assert plan.position(state)[:7] == ("train", 9, 1, 0.9, 10, 1, 0.5)
+        assert plan.position(state) == ("train", 9, 1, 0.9, 10, 1, 0.5, (0.8, 0.0))
 
     def test_progress_in_a_single_stage_is_where(self) -> None:
         plan = Plan(interleave([stage(epochs=2)]).phases, anchor=Anchor(2, 0.5, 0.25))

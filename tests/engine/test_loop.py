@@ -508,14 +508,17 @@ def test_position_of_each_step() -> None:
 
     @on("batch")
     def look(run: Any, phase: Any, batch: Batch) -> None:
-        seen.append(tuple(run.position())[:7])
+        seen.append(tuple(run.position()))
 
     engine({"look": look}).run()
     assert seen[:6] == [
-        ("train", 0, 0, 0.0, 4, 0, 0.0), ("train", 1, 1, 1 / 6, 4, 0, 1 / 6), ("train", 2, 2, 2 / 6, 4, 0, 2 / 6),
-        ("test", 3, 0, 0.5, 3, 0, 0.5), ("test", 3, 1, 0.5, 2, 0, 0.5),
-        ("train", 3, 0, 0.5, 4, 0, 0.5),
-    ]  # fmt: skip
+        ("train", 0, 0, 0.0, 4, 0, 0.0, (0.0, 0.0)),
+        ("train", 1, 1, 1 / 6, 4, 0, 1 / 6, (0.0, 0.0)),
+        ("train", 2, 2, 2 / 6, 4, 0, 2 / 6, (0.0, 0.0)),
+        ("test", 3, 0, 0.5, 3, 0, 0.5, None),
+        ("test", 3, 1, 0.5, 2, 0, 0.5, None),
+        ("train", 3, 0, 0.5, 4, 0, 0.5, (0.5, 0.5)),
+    ]
 
 
 def test_resume_from_a_position_reads_the_same_batches() -> None:

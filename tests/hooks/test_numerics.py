@@ -98,7 +98,7 @@ class TestStop:
             "tensors.safetensors",
         ]
         kept = read_dump(Storage(), folder)
-        assert kept.position[:7] == ("train", 3, 3, 0.5, 0, 0, 0.0)
+        assert kept.position == ("train", 3, 3, 0.5, 0, 0, 0.0, None)
         assert kept.position.updates == 3
         for number, batch in enumerate(kept.batches):
             expected = Loader(3).batch(3, number)
