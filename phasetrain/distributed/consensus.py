@@ -29,6 +29,8 @@ class Consensus:
     Attributes:
         stopping: reason for the stop once all ranks have agreed on it; else empty.
         interrupted: whether the run is only interrupted and may be resumed.
+        ending: reason for which the run ends for good, once the engine has turned the stop into
+            the last tests; else empty. An interruption may still stop those.
     """
 
     def __init__(self, world: World) -> None:
@@ -45,9 +47,12 @@ class Consensus:
         self._in_flight: tuple[Any, torch.Tensor] | None = None
         self.stopping = ""
         self.interrupted = False
+        self.ending = ""
 
     def ask_stop(self, reason: str, *, interrupted: bool) -> None:
         """Request a stop; only the first reason takes effect."""
+        if self.ending and not interrupted:
+            return
         if not interrupted and not self._end:
             self._end = reason
         if not self._reason[0]:
@@ -56,6 +61,17 @@ class Consensus:
         if self._world.is_single_process:
             self.stopping, self.interrupted = self._reason
 
+    def begin_ending(self) -> None:
+        """Let the run continue with its last tests after a stop for good; every rank has to
+        call."""
+        self.ending = self.stopping
+        self.stopping = ""
+        if not self._reason[1]:
+            self._reason = ("", False)
+        elif not self._world.is_single_process:
+            # This rank was interrupted at the same boundary, and the other reason was the first.
+            self._requests.add("stop")
+
     def pending_end(self, *, at_phase_end: bool) -> tuple[str, int]:
         """Return the reason for which the run was asked to end for good, or an empty string, and
         the number of further steps before that takes effect.
@@ -63,6 +79,8 @@ class Consensus:
         A checkpoint keeps both: a run that is killed before it has ended must end at the same step.
         A collective call, to be made before `agree` at the same boundary.
         """
+        if self.ending:
+            return self.ending, 0
         if self._world.is_single_process:
             return self._end, 0
         found = self._world.all_gather((self._sent_end, self._end))

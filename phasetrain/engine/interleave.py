@@ -68,11 +68,7 @@ def splice(
             at the last update), or is the progress through the whole new plan, or starts at 0.
     """
     _check_stages(stages)
-    done = list(plan.phases[: state.phase])
-    rest = plan.phases[state.phase :]
-    if rest and rest[0].is_train and state.step:
-        done.append(replace(rest[0], steps=state.step))
-        rest = rest[1:] if state.step == rest[0].steps else ()
+    done, rest = _split_plan(plan, state)
     done += takewhile(lambda phase: not phase.is_train, rest)
     # There may be fewer stages now.
     last_stage = len(stages) - 1
@@ -90,6 +86,61 @@ def splice(
     phases = _limit_phases(_plan_phases(stages, at))
     later = _drop_early_averages(phases, stages, state.updates)
     return Plan(_number_phases([*done, *later]), anchor)
+
+
+def add_last_tests(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
+    """Return the plan with the tests that follow a last update as the next phases, for a run that
+    ends early.
+
+    The current train phase ends at once. Tests that are due or running stay, and each split that
+    they and the tests since the last update leave out is tested. The rest of the plan stays behind
+    them, for a resume that trains on. A plan that has these tests already is returned as it is.
+
+    Args:
+        plan: the plan so far.
+        state: the position in it.
+        stages: stages of the run.
+    """
+    done, rest = _split_plan(plan, state)
+    due = list(takewhile(lambda phase: not phase.is_train, rest))
+    later = rest[len(due) :]
+    since = takewhile(lambda phase: not phase.is_train, reversed(done))
+    tested = {phase.data for phase in [*since, *due]}
+    last = next((phase for phase in reversed(done) if phase.is_train), None)
+    at = _Cursor(updates=state.updates)
+    epoch = 0
+    if last is not None:
+        at.stage = min(last.stage, len(stages) - 1)
+        epoch = last.epoch
+    stage = stages[at.stage]
+    untested = {split.name for split in stage.tests} - tested
+    tests = [
+        phase
+        for phase in _test_phases(stage, at, untested, epoch)
+        if not phase.weights
+        or state.updates >= stage.settings.averaged[phase.weights] * plan.updates
+    ]
+    phases = [*done, *due, *tests, *later]
+    if len(phases) == len(plan.phases):
+        return plan
+    return Plan(_number_phases(phases), plan.anchor)
+
+
+def _split_plan(plan: Plan, state: RunState) -> tuple[list[Phase], list[Phase]]:
+    """Return the phases before and after the position; a train phase is divided there, a test is
+    not."""
+    done = list(plan.phases[: state.phase])
+    rest = list(plan.phases[state.phase :])
+    if not rest or not rest[0].is_train or not state.step:
+        return done, rest
+    current = rest.pop(0)
+    left = current.steps - state.step
+    done.append(replace(current, steps=state.step))
+    if left:
+        first = current.first + state.step
+        offset = current.offset + done[-1].samples
+        rest.insert(0, replace(current, first=first, steps=left, offset=offset))
+    return done, rest
 
 
 def _find_anchor(plan: Plan, state: RunState, stage: int, extend: Extension) -> Anchor:

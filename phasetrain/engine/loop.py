@@ -1,6 +1,6 @@
 """The phase engine: the one loop that interleaves train and test phases."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Generic
 from weakref import WeakSet
@@ -9,7 +9,8 @@ from typing_extensions import TypeVar
 
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput, require_output
-from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.interleave import add_last_tests
+from phasetrain.engine.plan import Phase, Plan, Stage
 from phasetrain.engine.position import COMPLETED, Position, RunState
 from phasetrain.engine.protocols import EngineHooks, PhaseTask
 from phasetrain.engine.step_logs import Collected, average_logs, collected
@@ -34,6 +35,8 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         clock: adds up how the wall time is spent.
 
     Attributes:
+        stages: stages of the run, with the test splits of each. A run that is stopped for good is
+            tested like one whose plan ends there; without stages it ends at once.
         completes_first_steps: whether a phase that has begun is left after its first step at the
             earliest, because hooks act in `on_phase_start` and would act again in a resume.
         is_phase_begun: whether such a phase has begun and its first step is not complete; nothing
@@ -54,6 +57,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.task = task
         self.plan = plan
         self.state = state
+        self.stages: Sequence[Stage] = ()
         self.folder = folder
         self.world = world or World()
         self.clock = clock or Clock()
@@ -122,14 +126,15 @@ class PhaseEngine(Generic[TaskType, HooksType]):
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
         """Stop at the next step boundary: to be resumed if `interrupted`, else for good.
 
-        Only the first reason counts.
+        Only the first reason counts. Before a run ends for good, each split that was not tested
+        since the last update is tested.
         """
         self.consensus.ask_stop(reason, interrupted=interrupted)
 
     @property
     def stopping(self) -> str:
         """Why the run stops, or empty."""
-        return self.consensus.stopping
+        return self.consensus.stopping or self.consensus.ending
 
     def position(self) -> Position:
         """Return the position of the current step."""
@@ -170,7 +175,11 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                 self.hooks.on_step(self, phase, require_output(self._out))
                 clock.switch_to("data")
                 if self.consensus.agree():
-                    return
+                    if not self._begin_ending():
+                        return
+                    if phase.is_train:
+                        phase = self.plan.phases[state.phase]  # it ends here
+                        break
             clock.switch_to("train" if phase.is_train else "test")
         except Interrupted as signal:  # raised only while the loader waits for a batch
             self.stop(str(signal), interrupted=True)
@@ -182,12 +191,34 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.hooks.on_phase_end(self, phase, metrics)
         # All ranks wait here: whether the run stops must be agreed before any of them begins a
         # phase whose collectives the others would miss.
-        self.consensus.agree(wait=True)
+        if self.consensus.agree(wait=True):
+            self._begin_ending()
+
+    def _begin_ending(self) -> bool:
+        """Return whether a run that stops has tests left, and put them next in the plan."""
+        consensus = self.consensus
+        if consensus.interrupted or not self.stages:
+            return False
+        consensus.begin_ending()
+        plan = add_last_tests(self.plan, self.state, self.stages)
+        if plan is not self.plan:
+            self.plan = plan
+            self.task.replan(plan)
+        return True
 
     def _train_steps(self) -> Iterator[list[Batch]]:
+        if self.stopping:  # the checkpoint was saved between the stop and the tests
+            self._begin_ending()
+        while self._has_phases_left():
+            yield from self.run_phase(self.plan.phases[self.state.phase])
+
+    def _has_phases_left(self) -> bool:
         state = self.state
-        while state.phase < len(self.plan.phases) and not self.stopping and not state.finished:
-            yield from self.run_phase(self.plan.phases[state.phase])
+        if state.phase == len(self.plan.phases) or state.finished or self.consensus.stopping:
+            return False
+        phase = self.plan.phases[state.phase]
+        # A train phase without a step left was cut by the stop, and has not been measured.
+        return not self.consensus.ending or not phase.is_train or state.step == phase.steps
 
     @contextmanager
     def _session(self) -> Iterator[None]:

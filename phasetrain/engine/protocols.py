@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.engine.plan import Phase
+from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import Position
 
 
@@ -17,6 +17,10 @@ class PhaseTask(Protocol):
 
     def batches(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of a phase, from step `start` on."""
+        ...
+
+    def replan(self, plan: Plan) -> None:
+        """Take the batches of later phases from another plan, equal up to the current position."""
         ...
 
     def train_step(self, batches: list[Batch], at: Position, events: Any) -> StepOutput:

@@ -22,7 +22,8 @@ from phasetrain.checkpoint.background import Background
 from phasetrain.config.sections import CheckpointSection
 from phasetrain.distributed import is_lost_peer
 from phasetrain.engine.batch import StepOutput
-from phasetrain.engine.plan import Phase
+from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.repeats import encode_plan
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.monitors.monitor import Monitor
@@ -79,7 +80,9 @@ class CheckpointHook(Hook):
         self._monitor: Monitor | None = None
         if monitor is not None:
             self._monitor = Monitor(monitor, "CHECKPOINT.best.monitor")
-        self._promised = json.dumps(promised).encode()
+        self._promised = dict(promised)
+        self._encoded = json.dumps(promised).encode()
+        self._plan: Plan | None = None
         self._loaded = loaded
         self._checked = False
         self._checked_update = False
@@ -103,6 +106,7 @@ class CheckpointHook(Hook):
                 self.checkpointer.retention, monitor=self._monitor.name
             )
         self._restart_timer()
+        self._plan = run.plan
         if run.task.shards_weights:
             # A process group for the writing thread alone: in the group of the training its
             # collective calls would come between those of the loop, in another order on each rank.
@@ -307,7 +311,8 @@ class CheckpointHook(Hook):
         trouble = ""
         if run.world.is_main or run.task.shards_weights:
             try:
-                draft = self.checkpointer.make_draft(position, state, self._promised, facts)
+                promised = self._encode_promised(run.plan)
+                draft = self.checkpointer.make_draft(position, state, promised, facts)
             except TypeError as error:  # after the first update all could be saved
                 trouble = f"the checkpoint at update {run.state.updates} could not be made: {error}"
         if run.task.shards_weights:  # they write together or not at all
@@ -316,6 +321,14 @@ class CheckpointHook(Hook):
             return draft
         self._handle_failure(run, SaveError(trouble))
         return None
+
+    def _encode_promised(self, plan: Plan) -> bytes:
+        """Return the promised facts as JSON, with the plan of the position that is saved."""
+        if plan is not self._plan:
+            self._plan = plan
+            self._promised["plan"] = encode_plan(plan)
+            self._encoded = json.dumps(self._promised).encode()
+        return self._encoded
 
     def _write_draft(self, run: Run, draft: Draft) -> Saved | None:
         if run.folder is not None:

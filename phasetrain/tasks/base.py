@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from phasetrain.config.registry import Registry
 from phasetrain.distributed.strategies.base import sum_losses
 from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.engine.plan import TRAIN, Phase
+from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import Position
 from phasetrain.losses import WeightedSum
 from phasetrain.meters.base import meters_of
@@ -124,6 +124,11 @@ class Task(Passes, TaskState, Predictor):
         if self._device.type == "cpu":
             return steps
         return map(self._move, steps)
+
+    def replan(self, plan: Plan) -> None:
+        """Take the batches of later phases from another plan, equal up to the current position."""
+        for loader in self.parts.loaders.values():
+            loader.plan = plan
 
     def begin_update(self, at: Position) -> None:
         """Set the scheduled options of the optimizers, and the weights that are frozen."""

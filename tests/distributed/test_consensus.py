@@ -55,6 +55,18 @@ class TestAlone:
             ("", True, "target reached"),
         ]
 
+    def test_last_tests_may_be_interrupted_but_not_ended_again(self) -> None:
+        consensus = Consensus(World())
+        consensus.ask_stop("target reached", interrupted=False)
+        assert consensus.agree()
+        consensus.begin_ending()
+        consensus.ask_stop("another reason", interrupted=False)
+        assert (consensus.agree(), consensus.ending) == (False, "target reached")
+        consensus.ask_stop("SIGTERM", interrupted=True)
+        assert consensus.agree()
+        assert (consensus.stopping, consensus.interrupted) == ("SIGTERM", True)
+        assert consensus.pending_end(at_phase_end=False) == ("target reached", 0)
+
 
 class TestThree:
     def test_a_wish_to_stop_holds_one_boundary_later(self) -> None:
@@ -93,6 +105,21 @@ class TestThree:
         assert [found[-1] for found in together(3, lambda world: of(world, 3, ask))] == [
             ("reason 1", False, False, False)
         ] * 3
+
+    def test_interruption_at_the_step_of_an_end_for_good_stops_the_last_tests(self) -> None:
+        def end(world: World) -> list[tuple[str, bool]]:
+            consensus = Consensus(world)
+            found = []
+            for number in range(4):
+                if number == 0:
+                    consensus.ask_stop(f"reason {world.rank}", interrupted=world.rank == 2)
+                if consensus.agree() and not consensus.interrupted:
+                    consensus.begin_ending()
+                found.append((consensus.stopping, consensus.interrupted))
+            return found
+
+        no, yes = ("", False), ("reason 2", True)
+        assert together(3, end) == [[no, no, no, yes]] * 3
 
     def test_saves_are_asked_for_beside_each_other_and_made_once(self) -> None:
         def ask(consensus: Consensus, world: World, number: int) -> None:

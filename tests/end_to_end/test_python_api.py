@@ -190,6 +190,7 @@ class TestHooks:
 
         result = train(tmp_path, hooks={"stop": Stop()})
         assert (result.state, result.reason, result.updates) == ("finished", "enough", 5)
+        assert "test/accuracy" in result.last
         assert train(tmp_path).updates == 5
 
     def test_checkpoint_that_a_hook_names_is_kept_and_found(self, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Splits with a loss, meters and a test interval of their own; a kill at any step leaves no trace."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from raising import raises
 from phasetrain.commands.api import run
 from phasetrain.commands.load import load
 from phasetrain.commands.result import RunResult
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook
+from phasetrain.hooks.base import Run
 from phasetrain.runtime.terminal import Terminal
 
 HEAD = "name: cross_entropy, output: {0}, target: {0}"
@@ -36,6 +40,18 @@ STEPS = 3 * (3 + 2) + 2
 
 def train(folder: Path, *words: str, hooks: dict[str, Hook] | None = None) -> RunResult:
     return run([*SMALL, *words, f"RUN.dir={folder}"], hooks=hooks, terminal=Terminal(live=False))
+
+
+def kill_at(steps: int) -> dict[str, Hook]:
+    return {"save": SaveEachStep(), "kill": KillAfter(steps)}
+
+
+class InterruptTest(Hook):
+    """Interrupts the run in the first step of the split `test`."""
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        if phase.split == "test" and run.state.step == 1:
+            run.stop("SIGTERM", interrupted=True)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +101,85 @@ def test_changed_interval_needs_consent_and_plans_the_rest_again(
     train(folder, *words, "RUN.allow=[DATA.TEST.every,DATA.VALID.every]")
     tested = [record["split"] for record in records(folder) if record["kind"] == "phase"]
     assert tested == ["train", "valid", "train", "train", "test", "train", "test", "valid"]
+
+
+class StopAt(Hook):
+    """Ends the run for good after an update."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        if run.state.updates == self.updates:
+            run.stop("enough")
+
+
+# After two epochs of three updates: two validations, then the split that waits for the end.
+NEVER_BETTER = "HOOKS.early_stopping={monitor: valid/first, patience: 1, min_delta: 1}"
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    result = train(folder, NEVER_BETTER)
+    assert result.reason.startswith("early stopping")
+    assert (result.updates, "test/second" in result.last) == (6, True)
+    return folder
+
+
+class TestEarlyStop:
+    def test_split_that_waits_for_the_end_is_tested(self, stopped: Path) -> None:
+        phases = [record for record in records(stopped) if record["kind"] == "phase"]
+        found = [(phase["split"], phase["epoch"], phase["phase"]) for phase in phases]
+        assert found[-3:] == [("train", 1, 2), ("valid", 1, 3), ("test", 1, 4)]
+
+    @pytest.mark.parametrize(
+        "steps", [9, *(pytest.param(at, marks=pytest.mark.slow) for at in (8, 10, 11))]
+    )
+    def test_run_killed_in_its_last_tests_resumes_exactly(
+        self, stopped: Path, tmp_path: Path, steps: int
+    ) -> None:
+        with pytest.raises(Killed):
+            train(tmp_path, NEVER_BETTER, hooks=kill_at(steps))
+        assert train(tmp_path, NEVER_BETTER).state == "finished"
+        assert differences_of_runs(stopped, tmp_path) == []
+
+    def test_patience_that_is_raised_later_trains_the_rest(
+        self, stopped: Path, unbroken: Path, tmp_path: Path
+    ) -> None:
+        folder = shutil.copytree(stopped, tmp_path / "run")
+        words = ("HOOKS.early_stopping.patience=9", "RUN.allow=[HOOKS]", f"RUN.dir={folder}")
+        longer = train(folder, NEVER_BETTER, *words)
+        assert (longer.reason, longer.updates) == ("completed", 9)
+        whole = train(tmp_path / "whole", NEVER_BETTER, *words[:1])
+        assert longer.digest == whole.digest
+
+    @pytest.mark.parametrize(
+        ("updates", "kills"),
+        [(2, [2]), *(pytest.param(at, range(at, at + 4), marks=pytest.mark.slow) for at in (2, 5))],
+    )
+    def test_stop_within_an_epoch_is_exact_wherever_it_is_killed(
+        self, tmp_path: Path, updates: int, kills: Sequence[int]
+    ) -> None:
+        stop = {"stop": StopAt(updates)}
+        whole = train(tmp_path / "whole", hooks={**stop})
+        assert (whole.reason, whole.updates) == ("enough", updates)
+        phases = [one for one in records(tmp_path / "whole") if one["kind"] == "phase"]
+        assert [one["split"] for one in phases[-3:]] == ["train", "valid", "test"]
+        for kill in kills:
+            folder = tmp_path / f"killed{kill}"
+            with pytest.raises(Killed):
+                train(folder, hooks={**stop, **kill_at(kill)})
+            train(folder, hooks={**stop})
+            assert differences_of_runs(tmp_path / "whole", folder) == []
+
+    def test_signal_in_the_last_tests_interrupts_the_run(
+        self, stopped: Path, tmp_path: Path
+    ) -> None:
+        result = train(tmp_path, NEVER_BETTER, hooks={"signal": InterruptTest()})
+        assert result.state == "preempted"
+        assert train(tmp_path, NEVER_BETTER).state == "finished"
+        assert differences_of_runs(stopped, tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import newest, records, status
+from harness import differences_of_runs, newest, records, status
 from processes import Finished, Launcher
 from world_parts import read_sample_ids
 
@@ -139,6 +139,28 @@ def test_other_samples_are_detected(whole: Path, launcher: Launcher, tmp_path: P
         same_run(whole, tmp_path / "run")
     assert [one[:2] for one in samples(whole)] == [one[:2] for one in samples(tmp_path / "run")]
     assert not {one[2] for one in samples(whole)} & {one[2] for one in samples(tmp_path / "run")}
+
+
+@pytest.mark.slow
+def test_early_stop_of_two_ranks_runs_the_last_tests_and_resumes_in_them(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    words = (
+        "DATA.TEST.every=end",
+        "DATA.VALID={dataset: digits, subset: {samples: 60}, batch_size: 32}",
+        "HOOKS.early_stopping={monitor: valid/accuracy, patience: 1, min_delta: 1}",
+        "PHASES.epochs=4",
+    )
+    attempt(launcher, tmp_path / "whole", 2, *words)
+    phases = [one for one in records(tmp_path / "whole") if one["kind"] == "phase"]
+    found = [(one["split"], one["epoch"]) for one in phases]
+    assert found == [("train", 0), ("valid", 0), ("train", 1), ("valid", 1), ("test", 1)]
+    for place, (phase, step) in enumerate([(3, 1), (4, 1), (4, 2)]):
+        folder = tmp_path / f"run{place}"
+        halt = f"HOOKS.halt={{phase: {phase}, step: {step}, rank: 1}}"
+        attempt(launcher, folder, 2, *words, halt, halts=True)
+        attempt(launcher, folder, 2, *words)
+        assert differences_of_runs(tmp_path / "whole", folder) == []
 
 
 @pytest.mark.slow

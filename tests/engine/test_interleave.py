@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
 
-from phasetrain.engine.interleave import interleave, splice
-from phasetrain.engine.plan import Anchor, Phase, PhaseSettings, Plan, Progress, Split, Stage
+from phasetrain.engine.interleave import add_last_tests, interleave, splice
+from phasetrain.engine.plan import (
+    Anchor,
+    Phase,
+    PhaseSettings,
+    Plan,
+    Progress,
+    Split,
+    SplitInterval,
+    Stage,
+)
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 
@@ -124,6 +133,63 @@ class TestStages:
             return [(p.stage, p.epoch, p.first + n) for p in plan.phases for n in range(p.steps)]
 
         assert steps(after) == steps(before)
+
+
+class TestLastTests:
+    @pytest.fixture
+    def early(self) -> Stage:
+        """Return three epochs of four updates, with a validation after each and a final test."""
+        splits = {
+            "train": Split("train", 20, 5, drop_last=True),
+            "test": Split("test", 4, 4, drop_last=False, every=SplitInterval()),
+            "valid": Split("valid", 4, 2, drop_last=False),
+        }
+        return Stage(splits, PhaseSettings(epochs=3))
+
+    def test_end_of_an_epoch_is_followed_by_the_splits_that_wait_for_the_end(
+        self, early: Stage
+    ) -> None:
+        plan = interleave([early])
+        for state in (RunState(1, 0, 4), RunState(1, 1, 4), RunState(2, 0, 4)):
+            found = add_last_tests(plan, state, [early])
+            assert shown(found)[:3] == [
+                "0 train 0 0+4 x 5",
+                "0 valid 0 0+2 x 2",
+                "0 test 0 0+1 x 4",
+            ]
+            assert shown(found)[3:] == shown(plan)[2:]
+            assert [phase.index for phase in found.phases] == list(range(8))
+            assert found.where(state) == plan.where(state)
+
+    def test_middle_of_an_epoch_is_followed_by_all_splits(self, early: Stage) -> None:
+        plan = interleave([early])
+        state = RunState(2, 3, 7)
+        found = add_last_tests(plan, state, [early])
+        assert shown(found)[2:6] == [
+            "0 train 1 0+3 x 5",
+            "0 valid 1 0+2 x 2",
+            "0 test 1 0+1 x 4",
+            "0 train 1 3+1 x 5",
+        ]
+        assert shown(found)[6:] == shown(plan)[3:]
+        assert found.updates == plan.updates
+
+    def test_tests_are_added_once(self, early: Stage) -> None:
+        state = RunState(2, 3, 7)
+        found = add_last_tests(interleave([early]), state, [early])
+        for later in (state, RunState(3, 0, 7), RunState(4, 0, 7), RunState(5, 0, 7)):
+            assert add_last_tests(found, later, [early]) is found
+
+    def test_averaged_weights_are_tested_after_their_start(self) -> None:
+        averaged = stage(epochs=3, averaged={"ema": 0.5}, test_every_epochs=None)
+        plan = interleave([averaged])
+        splits = [
+            [p.split for p in add_last_tests(plan, RunState(0, at, at), [averaged]).phases]
+            for at in (2, 3)
+        ]
+        assert [one[:3] for one in splits] == [["train", "test", "train"]] * 2
+        started = add_last_tests(plan, RunState(1, 2, 6), [averaged]).phases
+        assert [phase.split for phase in started[:4]] == ["train", "train", "test", "test@ema"]
 
 
 class TestPredicate:

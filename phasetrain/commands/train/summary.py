@@ -1,6 +1,6 @@
 """The lines that a run prints before its first step and after its last."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
@@ -84,7 +84,6 @@ def final_lines(
     checkpointer: Checkpointer,
     *,
     remaining_lr: float = 1.0,
-    untested: Sequence[str] = (),
 ) -> Pairs:
     """Return the lines after the last step of a run that has finished.
 
@@ -96,7 +95,6 @@ def final_lines(
         checkpointer: knows whether there is a checkpoint to load and to resume from.
         remaining_lr: learning rate with which a longer run would continue, as a fraction of its
             peak.
-        untested: see `list_untested`.
     """
     folder = setup.config.RUN.dir
     end = f"{state.finished} after {format_count(state.updates, 'update')}"
@@ -112,32 +110,10 @@ def final_lines(
         return [("end", end), ("weights", weights)]
     return [
         ("end", f"{end}; everything is in {folder}"),
-        *_explain_untested(setup, untested),
         *_explain_longer(setup, state, remaining_lr),
         ("load", f"phasetrain.load({folder!r}{chosen}) in Python"),
         ("weights", weights),
     ]
-
-
-def list_untested(setup: Setup, plan: Plan, state: RunState) -> list[str]:
-    """Return the keys of the splits with `every: end` that a run has not tested, because it ended
-    before its last update."""
-    left = {phase.data for phase in plan.phases[state.phase :]}
-    return [
-        f"DATA.{name}"
-        for name, section in setup.config.DATA.items()
-        if name.lower() in left and section.get("every") == "end"
-    ]
-
-
-def _explain_untested(setup: Setup, untested: Sequence[str]) -> Pairs:
-    if not untested:
-        return []
-    command = f"phasetrain test {setup.config.RUN.dir}"
-    if setup.config.CHECKPOINT.best.monitor is not None:
-        command += " --checkpoint best"
-    names = " and ".join(untested)
-    return [("test", f"{names}: not tested, since the run ended early; test with: {command}")]
 
 
 def stopped_lines(setup: Setup, state: RunState, plan: Plan, reason: str) -> Pairs:

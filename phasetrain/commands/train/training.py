@@ -42,7 +42,6 @@ from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.commands.train.summary import (
     final_lines,
     first_lines,
-    list_untested,
     stopped_lines,
     warn_of_low_lr,
 )
@@ -154,6 +153,7 @@ class Training:
             world=world,
             clock=self.clock,
         )
+        engine.stages = self.builder.stages(self.data)
         if world.is_single_process:
             engine.completes_first_steps = engine.hooks.acts_at_phase_start
             # A single process leaves a wait for slow data at once; several ranks agree on the stop
@@ -350,7 +350,6 @@ class Training:
                 best,
                 self.checkpointer,
                 remaining_lr=_remaining_lr(engine.task, plan.where_at(max(plan.updates - 1, 0))),
-                untested=list_untested(self.setup, plan, state),
             )
         else:
             result = self._preempted_result(engine, result)

@@ -34,6 +34,7 @@ class PhaseLoader:
         settings: workers and the like.
 
     Attributes:
+        plan: the phases; may be replaced by a plan that is equal up to the current position.
         bad: the bad samples in the batches that were handed out; None if the reader raises.
         stop_asked: returns the reason to stop the run, such as SIGTERM, or an empty string; called
             while waiting for workers.
@@ -54,6 +55,7 @@ class PhaseLoader:
         self.bad = None if policy == "raise" else BadSamples(policy, settings.bad_sample_budget)
         self.stop_asked: Callable[[], str] = str
         self._stream: WorkerStream | None = None
+        self._stream_plan = plan  # whose phases the stream reads ahead
         self._next: tuple[int, int] | None = None  # phase and step of the next batch of the stream
 
     def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
@@ -152,6 +154,7 @@ class PhaseLoader:
         if self._stream is None or not self._continues_at(phase, start):
             self.close()
             draws = _UpcomingDraws(self.sampler, self.plan, phase, start)
+            self._stream_plan = self.plan
             # Through a lambda, because `stop_asked` may be replaced while the workers live.
             self._stream = WorkerStream(
                 self.reader, draws, phase.data, self.settings, lambda: self.stop_asked()
@@ -171,8 +174,9 @@ class PhaseLoader:
         index, step = self._next
         if index == phase.index:
             return step == start
-        ended = self.plan.phases[index]
-        following = next(islice(self.plan.following(ended), 1, None), None)
+        plan = self._stream_plan
+        ended = plan.phases[index]
+        following = next(islice(plan.following(ended), 1, None), None)
         return start == 0 and step == ended.steps and following == phase
 
     def _read_single_threaded(self, draw: Draw, read: Callable[[Draw], Batch]) -> Batch:

@@ -114,11 +114,11 @@ class ConsoleView(Hook):
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Print the line of the phase."""
-        self._eta.leave()
+        self._eta.leave(phase)
         for name, value in metrics.items():
             direction = metric_direction(name, run.task.meters) or guess_direction(name)
             self._results.add(phase.split, name, (value, run.state.updates), direction)
-        if phase.is_train and run.state.phase < len(run.plan.phases):
+        if phase.is_train and not run.stopping and run.state.phase < len(run.plan.phases):
             self._print_estimate(run)
         if not metrics and phase.is_train and self._last is not None:
             metrics = {"last loss": float(self._last)}
@@ -211,6 +211,8 @@ class ConsoleView(Hook):
             return View()
         step = state.step if state.phase < len(phases) else phase.steps
         phase_left, run_left = format_remaining(self._eta, run.state.step)
+        if run.stopping:
+            run_left = ""  # only tests are left of the plan
         label = f"epoch {phase.epoch + 1}/{run.plan.epochs} {phase.split}"
         bars = (
             Bar(label, step, phase.steps, phase_left),

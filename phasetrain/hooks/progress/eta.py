@@ -67,12 +67,12 @@ class EtaEstimator:
             self._since = time.perf_counter()
             self._warm = True
 
-    def leave(self) -> None:
-        """Add the timed steps of the phase to its split."""
+    def leave(self, phase: Phase) -> None:
+        """Add the timed steps of a complete phase to its split; a stop may have shortened it."""
         if self._phase is None:
             return
-        now = self._time_current(self._phase.steps)
-        speed = self._speeds.setdefault(self._phase.split, TimedSteps())
+        now = self._time_current(phase.steps)
+        speed = self._speeds.setdefault(phase.split, TimedSteps())
         speed.steps += now.steps
         speed.seconds += now.seconds
         self._phase = None

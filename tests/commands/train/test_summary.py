@@ -154,31 +154,3 @@ def test_hint_to_train_longer_is_given_if_it_works(
     rows = dict(final_lines(setup, state, "ab", "", checkpointer, remaining_lr=remaining))
     assert ("resume" in rows) == bool(expected)
     assert expected in rows.get("resume", "")
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (
-            ("HOOKS.early_stopping={monitor: train/accuracy, min_delta: 2, patience: 1}",),
-            "--checkpoint best",
-        ),
-        ((), None),
-    ],
-)
-def test_split_that_an_early_end_leaves_untested_is_named_with_the_command(
-    tmp_path: Path, words: tuple[str, ...], told: str | None
-) -> None:
-    stream = io.StringIO()
-    words = (*words, "DATA.TEST.every=end", "CHECKPOINT.best.monitor=train/accuracy")
-    run(
-        [*SMALL, "PHASES.epochs=2", "PHASES.limit.train=1", *words, f"RUN.dir={tmp_path}"],
-        terminal=Terminal(stream, live=False),
-    )
-    lines = [line.split(maxsplit=2)[1:] for line in stream.getvalue().splitlines()]
-    rows = [text for word, text in lines if word == "test"]
-    if told is None:
-        assert rows == []
-    else:
-        assert rows[0].startswith("DATA.TEST")
-        assert rows[0].endswith(f"{tmp_path} {told}")

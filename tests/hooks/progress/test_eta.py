@@ -53,12 +53,12 @@ def test_tests_have_a_speed_of_their_own(time: Time, plan: Plan) -> None:
     pace.enter(plan.phases[0], 0, plan)
     pace.begin(1)
     time.now += 18.0
-    pace.leave()
+    pace.leave(plan.phases[0])
     assert pace.estimate_remaining(10) is None
     assert pace.enter(plan.phases[1], 0, plan)
     pace.begin(1)
     time.now += 1.5
-    pace.leave()
+    pace.leave(plan.phases[1])
     assert not pace.enter(plan.phases[2], 0, plan)
     # 2 s an update, 0.5 s a step of a test
     assert pace.estimate_remaining(0) == (20.0, 20.0 + 10 * 2.0 + 8 * 0.5)
