@@ -3,7 +3,7 @@
 #   ARGS=...       overrides for `run` (make run ARGS="PHASES.epochs=2"), options of pytest for `test` and `test-slow`
 #   JOBS=...       tests that run at the same time: a number, or `auto` for one per core
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check bench reference docs screenshots clean
+.PHONY: help run test test-slow check bench reference docs docs-site screenshots clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -50,6 +50,9 @@ reference: $(VENV)/core  ## write docs/reference.md, the tables of all keys
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(PYTEST) $(BY_TEST) -m "" tests/rules/test_docs.py $(ARGS)
+
+docs-site: $(VENV)/full  ## build the documentation site in site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 screenshots: $(VENV)/full  ## make the pictures of the docs: of the terminal, and of the report, which needs Chromium
 	$(BIN)/python benchmarks/screenshots.py

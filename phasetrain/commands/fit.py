@@ -62,7 +62,11 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
             object, a class or a name. The mean loss is always measured.
         epochs: passes over the training data.
         batch_size: samples per update, if `train` is not a DataLoader.
-        hooks, loop, terminal, config_dir, on_exception: see `phasetrain.run`.
+        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        loop: runs the engine of a training, see `phasetrain.run`.
+        terminal: where to print; standard output by default.
+        config_dir: folder with your configs.
+        on_exception: `ignore` returns a failed run's result instead of raising its exception.
         **overrides: sections of the config, such as `OPTIMIZER={"clip_norm": 1.0}` or
             `RUN={"dir": "runs/a"}`; they win over the arguments.
 
