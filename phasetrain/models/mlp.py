@@ -19,6 +19,9 @@ class MLP(nn.Module):
         input_shape: shape of one sample, which is flattened first.
         hidden: width of each hidden layer; empty makes the model linear.
         dropout: dropout probability of hidden activations.
+        batch_norm: batch norm before each ReLU.
+        input_norm: batch norm of the input, per channel of images `(N, C, H, W)` and per feature of
+            `(N, D)`; for a linear probe whose features differ in scale.
 
     Raises:
         ValueError: a size is below 1, or dropout is outside [0, 1).
@@ -30,6 +33,9 @@ class MLP(nn.Module):
         input_shape: Sequence[int],
         hidden: Sequence[int] = (128,),
         dropout: float = 0.0,
+        *,
+        batch_norm: bool = False,
+        input_norm: bool = False,
     ) -> None:
         super().__init__()
         width = math.prod(input_shape)
@@ -37,15 +43,24 @@ class MLP(nn.Module):
         check_below_one(dropout=dropout)
         layers: list[nn.Module] = [nn.Flatten()]
         for next_width in hidden:
-            layers += [nn.Linear(width, next_width), nn.ReLU()]
+            layers += [nn.Linear(width, next_width)]
+            if batch_norm:
+                layers += [nn.BatchNorm1d(next_width)]
+            layers += [nn.ReLU()]
             # Not a dropout of 0, which would shift the numbers in the names of later layers for
             # nothing.
             if dropout:
                 layers += [nn.Dropout(dropout)]
             width = next_width
         self.layers = nn.Sequential(*layers, nn.Linear(width, classes))
+        self.norm: nn.Module | None = None
+        if input_norm:
+            self.norm = nn.BatchNorm1d(input_shape[0])
 
     def forward(self, batch: Tensor) -> Tensor:
         """Return logits `(N, classes)`."""
+        if self.norm is not None:
+            # Positions in one dimension, so that one layer serves maps and vectors.
+            batch = self.norm(batch.flatten(2) if batch.ndim > 2 else batch)
         scores: Tensor = self.layers(batch)
         return scores

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from phasetrain.config.sections import HeadSection, part_parameters
 from phasetrain.engine.batch import entry
 from phasetrain.errors import did_you_mean, is_out_of_memory
 from phasetrain.models.base import MODELS
+from phasetrain.models.pooling import Pooling, make_pooling
 from phasetrain.runtime.format import join_first
 
 MakeModel = Callable[[Mapping[str, Any], str, Mapping[str, Any]], nn.Module]
@@ -23,15 +23,18 @@ class HeadInput:
     """The input of a head.
 
     Attributes:
-        layer: name of the trunk module whose output it takes; None takes the output of the trunk.
+        layers: names of the trunk modules whose outputs it takes, concatenated along the second
+            dimension; empty takes the output of the trunk.
         input: entry of the batch input that is passed to the trunk; None passes everything.
-        pool: height and width to which images are average-pooled; None does not pool.
+        norm: name of the trunk module that each output goes through first.
+        pool: pooling of each output; None does not pool.
         detach: whether the loss of the head does not affect the trunk.
     """
 
-    layer: str | None = None
+    layers: tuple[str, ...] = ()
     input: str | None = None
-    pool: int | None = None
+    norm: str | None = None
+    pool: Pooling | None = None
     detach: bool = False
 
 
@@ -61,9 +64,10 @@ class TrunkHeads(nn.Module):
         trunk: `name` of a model, its parameters, and `cut`: name of a module, such as the last
             layer, that is replaced by an identity.
         heads: label -> `name` of a model and its parameters; `from`: name of the trunk module whose
-            output it takes; `input`: entry of a mapping of inputs that goes through the trunk for
-            it; `pool`: rows and columns to which images are average-pooled first; `detach`: whether
-            its loss does not affect the trunk (a probe).
+            output it takes, or several, whose outputs are concatenated; `norm`: module of the trunk
+            that each output goes through first; `input`: entry of a mapping of inputs that goes
+            through the trunk for it; `pool`: see `make_pooling`; `detach`: whether its loss has no
+            effect on the trunk (a probe).
         input_shape: shape of one sample, or of one entry of its inputs.
         make_model: fact; builds the models.
 
@@ -85,13 +89,15 @@ class TrunkHeads(nn.Module):
                 "heads = {}: expected at least one, such as heads: {digit: {name: mlp, hidden: []}}"
             )
         self.trunk = build_trunk(trunk, make_model)
-        self._inputs = {label: _read_head_input(section) for label, section in heads.items()}
+        self._inputs = {label: _read_head_input(one, label) for label, one in heads.items()}
         self._taken: dict[str, Tensor] = {}
         for label, one in self._inputs.items():
-            if one.layer is not None:
-                check_layer(self.trunk, one.layer, f"heads.{label}.from")
+            for layer in one.layers:
+                check_layer(self.trunk, layer, f"heads.{label}.from")
+            if one.norm is not None:
+                check_layer(self.trunk, one.norm, f"heads.{label}.norm")
         # One hook per layer, even if several heads take its output.
-        for layer in sorted({one.layer for one in self._inputs.values() if one.layer is not None}):
+        for layer in sorted({layer for one in self._inputs.values() for layer in one.layers}):
             self.trunk.get_submodule(layer).register_forward_hook(OutputTap(layer, self._taken))
         shapes = self._measure_shapes(input_shape)
         self.heads = nn.ModuleDict()
@@ -123,12 +129,38 @@ class TrunkHeads(nn.Module):
             )
         try:
             last = self.trunk(value)
-            return {
-                label: _select_input(self._inputs[label], last, self._taken) for label in labels
-            }
+            taken = dict(self._taken)
+            return {label: self._select_input(self._inputs[label], last, taken) for label in labels}
         finally:
             # Outputs hold the graph of the step; keeping them would keep its memory.
             self._taken.clear()
+
+    def _select_input(self, wanted: HeadInput, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
+        """Return the input of a head.
+
+        Args:
+            wanted: what the head takes.
+            last: output of the trunk.
+            taken: name of a module -> its output.
+        """
+        values = {"the trunk": last}
+        if wanted.layers:
+            values = {f"its module {layer}": taken[layer] for layer in wanted.layers}
+        found = []
+        for what, value in values.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{what} returns a {type(value).__name__}, and a head takes a tensor; choose "
+                    "another module with `from`"
+                )
+            if wanted.norm is not None:
+                value = self.trunk.get_submodule(wanted.norm)(value)
+            if wanted.detach:
+                # Detached here and not in the trunk: other heads may train the trunk from the same
+                # output.
+                value = value.detach()
+            found.append(value if wanted.pool is None else wanted.pool(value))
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def _measure_shapes(self, input_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
         """Return the shape of one sample of the input of each head, from a pass of zeros through
@@ -139,7 +171,7 @@ class TrunkHeads(nn.Module):
             with torch.no_grad():
                 # Two samples, because some layers drop a first dimension of 1.
                 features = self._compute_features(torch.zeros(2, *input_shape), list(self._inputs))
-        except (RuntimeError, IndexError, TypeError, KeyError, AttributeError) as error:
+        except (RuntimeError, IndexError, TypeError, ValueError, KeyError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise
             raise ValueError(
@@ -150,30 +182,20 @@ class TrunkHeads(nn.Module):
         return {label: tuple(one.shape[1:]) for label, one in features.items()}
 
 
-def _read_head_input(section: Mapping[str, Any]) -> HeadInput:
+def _read_head_input(section: Mapping[str, Any], label: str) -> HeadInput:
+    layers = section.get("from") or ()
+    if isinstance(layers, str):
+        layers = (layers,)
+    pool = section.get("pool")
+    if pool is not None:
+        pool = make_pooling(pool, f"heads.{label}.pool")
     return HeadInput(
-        section.get("from"), section.get("input"), section.get("pool"), section.get("detach", False)
+        tuple(layers),
+        section.get("input"),
+        section.get("norm"),
+        pool,
+        section.get("detach", False),
     )
-
-
-def _select_input(wanted: HeadInput, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
-    if wanted.layer is None:
-        value = last
-        what = "the trunk"
-    else:
-        value = taken[wanted.layer]
-        what = f"its module {wanted.layer}"
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{what} returns a {type(value).__name__}, and a head takes a tensor; choose another "
-            "module with `from`"
-        )
-    if wanted.detach:
-        # Detached here and not in the trunk: other heads may train the trunk from the same output.
-        value = value.detach()
-    if wanted.pool is None:
-        return value
-    return functional.adaptive_avg_pool2d(value, wanted.pool)
 
 
 def check_layer(trunk: nn.Module, layer: str, where: str) -> None:

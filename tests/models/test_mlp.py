@@ -42,3 +42,23 @@ def test_dropout_is_active_in_training_mode_only():
 def test_bad_parameters_are_rejected(given):
     with pytest.raises(ValueError, match=rf"{next(iter(given))} = .*:"):
         MLP(**{"classes": 2, "input_shape": (4,)} | given)
+
+
+def test_input_norm_standardizes_channels_of_maps_and_features_of_vectors():
+    model = MLP(3, (2, 4, 4), hidden=(), input_norm=True)
+    maps = torch.randn(6, 2, 4, 4) * 5 + 2
+    mean, var = maps.mean((0, 2, 3)), maps.var((0, 2, 3), correction=0)
+    normed = (maps - mean.view(1, 2, 1, 1)) / (var.view(1, 2, 1, 1) + 1e-5).sqrt()
+    torch.testing.assert_close(model(maps), model.layers(normed))
+    assert MLP(3, (7,), hidden=(), input_norm=True)(torch.randn(6, 7)).shape == (6, 3)
+
+
+def test_batch_norm_is_before_each_activation():
+    model = MLP(3, (4,), hidden=(5,), batch_norm=True)
+    assert [type(one).__name__ for one in model.layers] == [
+        "Flatten",
+        "Linear",
+        "BatchNorm1d",
+        "ReLU",
+        "Linear",
+    ]

@@ -124,3 +124,25 @@ def test_inputs_without_the_entries_are_rejected() -> None:
 
 def test_model_is_registered() -> None:
     assert MODELS["trunk_heads"] is TrunkHeads
+
+
+def test_several_layers_are_pooled_and_concatenated() -> None:
+    heads = {"both": {**LINEAR, "from": ["features.2", "features.8"], "pool": [2, 1]}}
+    model = made(heads).eval()
+    first = model.trunk.features[:3](IMAGES)
+    last = model.trunk.features[:9](IMAGES)
+    pooled = [nn.functional.adaptive_avg_pool2d(one, (2, 1)) for one in (first, last)]
+    expected = model.heads["both"](torch.cat(pooled, 1))
+    assert torch.equal(model(IMAGES)["both"], expected)
+
+
+def test_norm_of_the_trunk_is_applied_to_each_layer() -> None:
+    heads = {"probe": {**LINEAR, "from": "features.5", "norm": "features.4"}}
+    model = made(heads).eval()
+    normed = model.trunk.features[4](model.trunk.features[:6](IMAGES))
+    assert torch.equal(model(IMAGES)["probe"], model.heads["probe"](normed))
+
+
+def test_unknown_norm_is_rejected_with_a_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"heads\.probe\.norm = 'feature\.4'"):
+        made({"probe": {**LINEAR, "norm": "feature.4"}})

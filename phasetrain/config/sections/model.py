@@ -130,17 +130,26 @@ class TrunkSection(Section):
 class HeadSection(Section):
     """Keys of an entry of MODEL.heads next to the parameters of the model."""
 
-    from_: str | None = key(
+    from_: str | tuple[str, ...] | None = key(
         None,
-        "name of the trunk's module whose output the head gets; null: the output of the trunk",
+        "name of the trunk's module whose output the head gets; several: their outputs, pooled and "
+        "concatenated; null: the output of the trunk",
+        resume="forbidden",
+    )
+    norm: str | None = key(
+        None,
+        "name of the trunk's module, such as its last layer norm, that each of these outputs goes "
+        "through first",
         resume="forbidden",
     )
     input: str | None = key(
         None, "entry of the inputs that the trunk gets; null: all of them", resume="forbidden"
     )
-    pool: int | None = key(
+    pool: int | str | tuple[int, ...] | Mapping[str, Any] | None = key(
         None,
-        "size to which feature maps are average-pooled before the head",
+        "pooling before the head: the size to which feature maps are average-pooled, or its rows "
+        "and columns; `first` token; `mean` over positions; or a mapping with `size`, or with "
+        "`kernel`, `stride` and `padding`, and `kind`: mean or max",
         resume="forbidden",
         ge=1,
     )

@@ -2,6 +2,7 @@
 
 from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
 from phasetrain.data.datasets.digits import load_digits
+from phasetrain.data.datasets.file_list import FileList
 from phasetrain.data.datasets.huggingface import HuggingFace
 from phasetrain.data.datasets.idx import load_idx, read_idx
 from phasetrain.data.datasets.image_folder import ImageFolder
@@ -24,6 +25,7 @@ __all__ = [
     "IGNORED",
     "ByteTokenizer",
     "Described",
+    "FileList",
     "Fingerprinted",
     "HuggingFace",
     "ImageFolder",

@@ -1,5 +1,6 @@
 """Transforms of the input by name (`DATA.*.transforms`)."""
 
+from phasetrain.data.transforms.apply import Apply, ApplyToSample
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, Pipeline, check_images
 from phasetrain.data.transforms.bridge import find_torchvision_transform
 from phasetrain.data.transforms.center_crop import CenterCrop
@@ -16,6 +17,8 @@ from phasetrain.data.transforms.resize import Resize
 
 __all__ = [
     "TRANSFORMS",
+    "Apply",
+    "ApplyToSample",
     "BatchTransform",
     "CenterCrop",
     "Flatten",

@@ -1,17 +1,17 @@
 """Transforms of torchvision (version 2) by name: `torchvision.RandomResizedCrop`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from phasetrain.config.registry import Factory, UnknownNameError
+from phasetrain.data.transforms.apply import make_apply
 from phasetrain.data.transforms.base import TRANSFORMS
 
 OTHERS = (
     "CutMix",
     "MixUp",
     "Compose",
-    "RandomApply",
     "RandomChoice",
     "RandomOrder",
     "Lambda",
@@ -35,6 +35,8 @@ def find_torchvision_transform(name: str) -> Factory[Callable[..., Any]] | None:
 
     if "." in name:
         return None
+    if name == "RandomApply":
+        return make_random_apply
     found = {
         one: thing
         for one, thing in vars(v2).items()
@@ -46,3 +48,15 @@ def find_torchvision_transform(name: str) -> Factory[Callable[..., Any]] | None:
     if name not in kinds:
         raise UnknownNameError(name, kinds)
     return kinds[name]
+
+
+def make_random_apply(
+    transforms: Sequence[str | Mapping[str, Any]], p: float = 0.5
+) -> Callable[..., Any]:
+    """Return the transform `apply`: torchvision's class takes objects, not names.
+
+    Args:
+        transforms: a list as in `DATA.*.transforms`.
+        p: probability, in [0, 1].
+    """
+    return make_apply(transforms, p)

@@ -1,14 +1,14 @@
 """Several views of each sample."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from phasetrain.data.transforms.apply import build_transforms
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, Pipeline
-from phasetrain.errors import ConfigError
 
 
 class MultiCrop(BatchTransform):
@@ -86,28 +86,12 @@ def make_multi_crop(groups: Sequence[Mapping[str, Any]]) -> MultiCrop | MultiCro
                 f"groups[{number}] = {dict(group)}: expected {{views: at least 1, transforms: "
                 "[...]}"
             )
+        where = f"groups[{number}].transforms"
         pipelines += [
-            Pipeline(
-                [
-                    _build_transform(item, number, at)
-                    for at, item in enumerate(group.get("transforms", ()))
-                ]
-            )
+            Pipeline(build_transforms(group.get("transforms", ()), where))
             for _ in range(group["views"])
         ]
     is_batched = all(pipeline.is_batched for pipeline in pipelines)
     if is_batched:
         return MultiCrop(pipelines)
     return MultiCropOfSamples(pipelines)
-
-
-def _build_transform(item: Any, group: int, at: int) -> Callable[..., Any]:
-    if isinstance(item, str):
-        item = {"name": item}
-    name = item["name"]
-    params = {key: value for key, value in item.items() if key != "name"}
-    try:
-        return TRANSFORMS.build(name, params, where=f"groups[{group}].transforms[{at}]")
-    except ConfigError as error:
-        # The registry that builds multi_crop adds the split to the message.
-        raise ValueError(str(error)) from error

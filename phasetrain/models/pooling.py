@@ -1,0 +1,71 @@
+"""Pooling of feature maps and tokens before a head (`MODEL.heads.LABEL.pool`)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
+
+from phasetrain.models.layers import pool_output
+
+Pooling = Callable[[Tensor], Tensor]
+"""Maps outputs of a layer to inputs of a head, first dimension N."""
+
+FORMS = (
+    "expected a size (4), rows and columns ([2, 1]), first, mean, {size: 4, kind: max} or "
+    "{kernel: 6, stride: 1, padding: 0, kind: mean}"
+)
+
+
+def make_pooling(
+    given: int | str | Sequence[int] | Mapping[str, Any], where: str = "pool"
+) -> Pooling:
+    """Return the pooling that a value of the config describes.
+
+    Args:
+        given: a size, or rows and columns, to which maps `(N, C, H, W)` are average-pooled;
+            `first`: the first token of `(N, T, D)`; `mean`: the mean over all positions; or a
+            mapping with `size`, or with `kernel`, `stride` (the kernel) and `padding` (0), and
+            `kind`: mean or max.
+        where: config path of the value, for messages.
+
+    Raises:
+        ValueError: it describes none.
+    """
+    if isinstance(given, str):
+        if given == "first":
+            return lambda value: pool_output(value, "first", where)
+        if given == "mean":
+            return lambda value: pool_output(value, "mean", where)
+        raise ValueError(f"{where} = {given!r}: {FORMS}")
+    if isinstance(given, Mapping):
+        return _make_from_mapping(given, where)
+    size = _read_pair(given, where)
+    return lambda value: adaptive_avg_pool2d(value, size)
+
+
+def _make_from_mapping(given: Mapping[str, Any], where: str) -> Pooling:
+    known = {"kind", "size"}
+    if "kernel" in given:
+        known = {"kind", "kernel", "stride", "padding"}
+    kind = given.get("kind", "mean")
+    if given.keys() - known or kind not in ("mean", "max") or not given.keys() & {"size", "kernel"}:
+        raise ValueError(f"{where} = {dict(given)}: {FORMS}")
+    if "size" in given:
+        size = _read_pair(given["size"], f"{where}.size")
+        pool_to = adaptive_max_pool2d if kind == "max" else adaptive_avg_pool2d
+        return lambda value: pool_to(value, size)
+    kernel = _read_pair(given["kernel"], f"{where}.kernel")
+    stride = _read_pair(given.get("stride", kernel), f"{where}.stride")
+    padding = _read_pair(given.get("padding", 0), f"{where}.padding", least=0)
+    module = nn.MaxPool2d if kind == "max" else nn.AvgPool2d
+    made: Pooling = module(kernel, stride, padding)
+    return made
+
+
+def _read_pair(given: Any, where: str, least: int = 1) -> tuple[int, int]:
+    """Return rows and columns: a number stands for both."""
+    pair = [given, given] if isinstance(given, int) else list(given)
+    if len(pair) != 2 or not all(isinstance(one, int) and one >= least for one in pair):
+        raise ValueError(f"{where} = {given}: {FORMS}")
+    return pair[0], pair[1]
