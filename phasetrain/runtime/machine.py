@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,6 +22,9 @@ CPU_FLAGS = ("flags", "Features")
 """Starts of the line of /proc/cpuinfo with the extensions of the CPU: x86, ARM."""
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+GLOBAL_GENERATORS = frozenset({"torch", "numpy", "python"})
+"""The libraries whose global generators a run seeds."""
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -56,15 +59,18 @@ def reseed(seed: int) -> None:
             generator.manual_seed(seed)
 
 
-def reseed_all(seed: int) -> None:
-    """Seed the global generators of torch, NumPy and Python."""
-    reseed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    random.seed(seed)
+def reseed_all(seed: int, generators: Collection[str] = GLOBAL_GENERATORS) -> None:
+    """Seed the global generators of torch, NumPy and Python, or only those that are named."""
+    if "torch" in generators:
+        reseed(seed)
+    if "numpy" in generators:
+        np.random.seed(seed & 0xFFFFFFFF)
+    if "python" in generators:
+        random.seed(seed)
 
 
 class GeneratorWatch:
-    """Tells whether code draws from the global generators of torch, NumPy and Python.
+    """Tells from which of the global generators of torch, NumPy and Python code draws.
 
     It compares numbers instead of states, whose copies would cost 150 us: NumPy and Python convert
     each of their 624 words. NumPy's and Python's generators are not even seeded, which is as slow
@@ -74,7 +80,7 @@ class GeneratorWatch:
         >>> watch = GeneratorWatch()
         >>> watch.start()
         >>> watch.stop(), watch.start(), random.random() < 1, watch.stop()
-        (False, None, True, True)
+        (frozenset(), None, True, frozenset({'python'}))
     """
 
     SEED = 0x5EED
@@ -87,27 +93,36 @@ class GeneratorWatch:
     def start(self) -> None:
         """Begin to watch; this changes the state of the generators."""
         reseed(self.SEED)
-        if not self._is_in_step():
+        if not self._is_python_in_step():
             random.seed(self.SEED)
-            np.random.seed(self.SEED)
             self._python.seed(self.SEED)
+        if not self._is_numpy_in_step():
+            np.random.seed(self.SEED)
             self._numpy.seed(self.SEED)
 
-    def stop(self) -> bool:
-        """Return whether anything was drawn since `start`."""
-        if not self._is_in_step() or _copy_state(torch.default_generator) != self._torch:
-            return True
+    def stop(self) -> frozenset[str]:
+        """Return the names of the generators that were used or seeded since `start`; `torch` stands
+        for those of CUDA devices too."""
+        used = set()
+        if _copy_state(torch.default_generator) != self._torch or self._is_cuda_used():
+            used.add("torch")
+        if not self._is_numpy_in_step():
+            used.add("numpy")
+        if not self._is_python_in_step():
+            used.add("python")
+        return frozenset(used)
+
+    def _is_cuda_used(self) -> bool:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return False
         return any(generator.get_offset() for generator in torch.cuda.default_generators)
 
-    def _is_in_step(self) -> bool:
-        """Draw a number from each generator of NumPy and Python, and return whether they are
-        equal."""
-        return (
-            random.getrandbits(64) == self._python.getrandbits(64)
-            and np.random.random_sample() == self._numpy.random_sample()
-        )
+    def _is_python_in_step(self) -> bool:
+        """Draw a number from both of Python's generators, and return whether they are equal."""
+        return random.getrandbits(64) == self._python.getrandbits(64)
+
+    def _is_numpy_in_step(self) -> bool:
+        return np.random.random_sample() == self._numpy.random_sample()
 
 
 def _copy_state(generator: torch.Generator) -> bytes:

@@ -1,7 +1,7 @@
 """Reads a draw: samples, transforms and collation, as a pure function of seed and draw."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Any
 
@@ -35,6 +35,7 @@ from phasetrain.engine.batch import Batch, mapped
 from phasetrain.errors import is_out_of_memory
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import (
+    GLOBAL_GENERATORS,
     GeneratorWatch,
     mix_seed,
     reseed_all,
@@ -59,9 +60,10 @@ class SampleReader(Dataset[Batch]):
     and its index: not of the worker that reads it, nor of the other samples of its batch. The same
     holds for the substitute of a sample that cannot be read.
 
-    Seeding the global generators for each sample would cost more than reading one from memory. As
-    long as the dataset and the transforms draw nothing from them, a batch is only watched; the
-    first batch that draws is read again with seeds, and all later ones are read with seeds.
+    Seeding the global generators for each sample would cost more than reading one from memory. So
+    only those are seeded that the dataset and the transforms use, and the others are watched. A
+    batch that draws from one of these is read again with all seeded; if that happens in more than
+    a quarter of the batches, the generator is seeded from then on.
 
     Args:
         dataset: the samples.
@@ -74,8 +76,7 @@ class SampleReader(Dataset[Batch]):
         chosen: indices of the samples in use, if not all; substitutes are among them.
 
     Attributes:
-        seeds_samples: seed the global generators for each sample; set by the first batch that draws
-            from them.
+        seeded_generators: names of the global generators that are seeded for each sample.
         reads_lists: read batches by the dataset's `__getitems__`, which takes a list of indices and
             returns a list of samples; set by `check_seeded` once it returns the same samples.
     """
@@ -106,8 +107,11 @@ class SampleReader(Dataset[Batch]):
             and collate is stack_samples
             and self.selection.keeps_inputs
         )
-        self.seeds_samples = False
+        self.seeded_generators: frozenset[str] = frozenset()
         self._watch = GeneratorWatch()
+        # As if 8 batches had drawn nothing: a draw in one of the first says little.
+        self._watched_batches = 8
+        self._repeated_batches = 0
         self.reads_lists = False
         self._given = self.selection == FieldSelection(where=self.selection.where)
         self._plain = not pipeline.transforms
@@ -166,7 +170,9 @@ class SampleReader(Dataset[Batch]):
         # augmented differently each time, and neither the batch size nor the world size matters.
         return Keys(mix64(mix64(ordinals ^ base) ^ draw.indices.astype(np.uint64)))
 
-    def read_samples(self, draw: Draw) -> Sequence[Sample | Unreadable]:
+    def read_samples(
+        self, draw: Draw, generators: Collection[str] = GLOBAL_GENERATORS
+    ) -> Sequence[Sample | Unreadable]:
         """Return the transformed samples of a draw one by one, with the global generators seeded
         for each.
 
@@ -174,7 +180,7 @@ class SampleReader(Dataset[Batch]):
             SampleError: one cannot be read, and `on_bad_sample` is to raise; otherwise it is
                 `Unreadable`.
         """
-        return self._read_seeded(draw, len(self.pipeline.transforms))
+        return self._read_seeded(draw, len(self.pipeline.transforms), generators)
 
     def read_unseeded(self, draw: Draw) -> Sequence[Sample | Unreadable]:
         """Return the transformed samples of a draw, without seeding the global generators.
@@ -229,26 +235,37 @@ class SampleReader(Dataset[Batch]):
 
     def _read_watched(self, draw: Draw) -> Sequence[Sample | Unreadable]:
         """Return the samples of a draw, without the transforms of whole batches at the end of the
-        pipeline; they are seeded only if something is drawn."""
-        if not self.seeds_samples:
-            self._watch.start()
-            try:
-                found = self._read_unseeded(draw, self._batched_from)
-            except SampleError:
-                # What failed may depend on what was drawn.
-                if not self._watch.stop():
-                    raise
+        pipeline; every generator that they draw from is seeded for each."""
+        seeded = self.seeded_generators
+        self._watched_batches += 1
+        self._watch.start()
+        try:
+            if seeded:
+                found = self._read_seeded(draw, self._batched_from, seeded)
             else:
-                if not self._watch.stop():
-                    return found
-            self.seeds_samples = True
-        return self._read_seeded(draw, self._batched_from)
+                found = self._read_unseeded(draw, self._batched_from)
+        except SampleError:
+            drawn = self._watch.stop() - seeded
+            # With a draw, the error may be due to what was drawn.
+            if not drawn:
+                raise
+        else:
+            drawn = self._watch.stop() - seeded
+            if not drawn:
+                return found
+        self._repeated_batches += 1
+        # A dataset that draws in one sample of thousands is faster if a few batches are read twice.
+        if 4 * self._repeated_batches > self._watched_batches:
+            self.seeded_generators = seeded | drawn
+        return self._read_seeded(draw, self._batched_from, GLOBAL_GENERATORS)
 
-    def _read_seeded(self, draw: Draw, end: int) -> Sequence[Sample | Unreadable]:
+    def _read_seeded(
+        self, draw: Draw, end: int, generators: Collection[str]
+    ) -> Sequence[Sample | Unreadable]:
         keys = self.make_keys(draw)
         found = []
         for at, seed in enumerate(keys.make_seeds()):
-            reseed_all(seed)
+            reseed_all(seed, generators)
             index = int(draw.indices[at])
             found.append(self._read_sample(draw.split, index, keys.select(at), end))
         return found

@@ -14,7 +14,7 @@ from phasetrain.data.protocols import BatchAccess
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError
-from phasetrain.runtime.machine import GeneratorWatch
+from phasetrain.runtime.machine import GLOBAL_GENERATORS, GeneratorWatch
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def _caches_draws(reader: SampleReader, indices: list[int]) -> bool:
             except Exception as error:  # noqa: BLE001 - the reader reports it, or tolerates it
                 log.debug("sample %d cannot be read: %s", index, error)
                 break
-            drawn.append(watch.stop())
+            drawn.append(bool(watch.stop()))
         if drawn == [True, False]:
             return True
     return False
@@ -95,9 +95,15 @@ def _choose_way_of_reading(reader: SampleReader, indices: list[int], seeded: Seq
     watch = GeneratorWatch()
     watch.start()
     unseeded = reader.read_unseeded(draw)
+    drawn = watch.stop()
+    if drawn:
+        unseeded = reader.read_samples(draw, drawn)
     # Not only what was drawn counts: a part may derive a generator from `torch.initial_seed()`.
-    if watch.stop() or not _are_identical(seeded, unseeded):
-        reader.seeds_samples = True
+    if not _are_identical(seeded, unseeded):
+        reader.seeded_generators = GLOBAL_GENERATORS
+        return
+    # The reader finds out by itself whether it is faster to seed every sample.
+    if drawn:
         return
     if isinstance(reader.dataset, BatchAccess) and _returns_lists(reader.dataset, indices):
         reader.reads_lists = True

@@ -34,6 +34,7 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
+from phasetrain.runtime.machine import GLOBAL_GENERATORS
 
 LENGTH = 10
 
@@ -203,7 +204,7 @@ def test_batches_are_equal_for_any_number_of_workers(workers: int) -> None:
 def test_samples_that_draw_rarely_are_equal_for_any_number_of_workers(start: int) -> None:
     alone, many = loader(0, Rare()), loader(2, Rare())
     seeded = loader(0, Rare())
-    seeded.reader.seeds_samples = True
+    seeded.reader.seeded_generators = GLOBAL_GENERATORS
     for phase in (0, 2, 4):
         expected = inputs(read(seeded, phase, start))
         assert inputs(read(alone, phase, start)) == expected

@@ -21,6 +21,7 @@ from phasetrain.data.loading.seed_check import is_identical
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.data.transforms.base import BatchTransform, Keys, Pipeline
+from phasetrain.runtime.machine import GLOBAL_GENERATORS
 
 IMAGES = TensorSamples(
     torch.arange(6 * 16.0).view(6, 1, 4, 4) / 96, torch.tensor([0, 1, 2, 0, 1, 2])
@@ -456,7 +457,7 @@ GENERATORS: dict[str, Callable[[], float]] = {
 def read_seeded(dataset: Any, *draws: Draw) -> list[Any]:
     """Return what the draws are if every sample is seeded."""
     seeded = reader(dataset)
-    seeded.seeds_samples = True
+    seeded.seeded_generators = GLOBAL_GENERATORS
     return [seeded[one].input.tolist() for one in draws]
 
 
@@ -471,17 +472,39 @@ class TestWatchedReading:
         for one in self.draws:
             reading[one]
         assert dataset.calls == {0: 2, 5: 1, 2: 1, 7: 1, 1: 1, 3: 2, 9: 1}
-        assert not reading.seeds_samples
+        assert not reading.seeded_generators
 
     @pytest.mark.parametrize("name", list(GENERATORS))
-    def test_samples_that_draw_rarely_are_seeded(self, name: str) -> None:
+    def test_generator_that_is_used_in_many_batches_is_seeded(self, name: str) -> None:
         dataset = Watched(1, draw=GENERATORS[name])
         reading = reader(dataset)
+        draws = [*self.draws, *[draw(1, ordinal=batch) for batch in range(4)]]
+        found = [reading[one].input.tolist() for one in draws]
+        assert found == read_seeded(Watched(1, draw=GENERATORS[name]), *draws)
+        # Four batches that draw are read twice, and the last one once, with seeds.
+        assert dataset.calls == {0: 2, 5: 1, 2: 1, 7: 2, 1: 9, 3: 3, 9: 1}
+        assert reading.seeded_generators == {name.partition(" ")[0]}
+
+    def test_generator_that_is_used_later_is_seeded_too(self) -> None:
+        uses = [random.random]
+        dataset = Watched(0, 5, 2, 7, draw=lambda: sum(use() for use in uses))
+        reading = reader(dataset)
+        for batch in range(3):
+            reading[draw(7, ordinal=batch)]
+        assert reading.seeded_generators == {"python"}
+        uses.append(np.random.random)
         found = [reading[one].input.tolist() for one in self.draws]
-        assert found == read_seeded(Watched(1, draw=GENERATORS[name]), *self.draws)
-        # Only the batch that drew first was read twice.
-        assert dataset.calls == {0: 2, 5: 1, 2: 1, 7: 2, 1: 2, 3: 3, 9: 1}
-        assert reading.seeds_samples
+        assert found == read_seeded(dataset, *self.draws)
+        assert reading.seeded_generators == {"python", "numpy"}
+
+    def test_few_batches_that_draw_are_read_twice_and_the_others_are_not_seeded(self) -> None:
+        draws = [draw(0, 5, ordinal=2 * batch) for batch in range(8)]
+        rare = [*draws, draw(1, 5, ordinal=16), *draws]
+        dataset = Watched(1, draw=np.random.random)
+        reading = reader(dataset)
+        found = [reading[one].input.tolist() for one in rare]
+        assert found == read_seeded(Watched(1, draw=np.random.random), *rare)
+        assert (dataset.calls, reading.seeded_generators) == ({0: 16, 5: 18, 1: 2}, frozenset())
 
     @pytest.mark.parametrize("name", list(GENERATORS))
     def test_draws_between_batches_do_not_count(self, name: str) -> None:
@@ -489,7 +512,7 @@ class TestWatchedReading:
         for one in self.draws:
             GENERATORS[name]()
             reading[one]
-        assert not reading.seeds_samples
+        assert not reading.seeded_generators
 
     def test_error_that_was_drawn_is_not_raised(self) -> None:
         def fail_unless_seeded() -> float:
