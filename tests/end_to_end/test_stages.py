@@ -27,11 +27,12 @@ from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import build_run
 from phasetrain.testing.resume import default_kills, shortening_overrides
 
-# 3 + 3 + 3 updates and a test of 2 batches after each of 3 stages
+# 3 + 3 + 3 updates, a validation of 2 batches after each of 3 stages, and a test at the end
 SMALL = (
     "experiment=digits_progressive",
     "PHASES.limit={train: 3, test: 2}",
     "PHASES.test_every.epochs=null",
+    "DATA.VALID.batch_size=32",
     "DATA.TEST.batch_size=32",
     "MODEL.width=4",
     "MODEL.dropout=0.2",
@@ -59,7 +60,7 @@ def stages(*epochs: int) -> str:
 
 
 SHORT = stages(1, 1, 1)
-STEPS = 3 * (3 + 2)
+STEPS = 3 * (3 + 2) + 2
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_each_stage_has_its_transforms_in_training_and_in_tests() -> None:
     task, plan = (made := build_run([*SMALL, SHORT])).task, made.plan
     shapes = [tuple(next(iter(task.batches(phase, 0)))[0].input.shape) for phase in plan.phases]
     assert shapes == [
-        (32, 1, 8, 8), (32, 1, 8, 8), (64, 1, 16, 16), (32, 1, 16, 16), (48, 1, 32, 32), (32, 1, 32, 32),
+        (32, 1, 8, 8), (32, 1, 8, 8), (64, 1, 16, 16), (32, 1, 16, 16), (48, 1, 32, 32), (32, 1, 32, 32), (32, 1, 32, 32),
     ]  # fmt: skip
     task.close()
 
@@ -117,7 +118,7 @@ def test_the_whole_experiment_killed_at_random(tmp_path: Path) -> None:
     words = ["experiment=digits_progressive", "HOOKS.console=null", "CHECKPOINT.every_updates=7"]
     quiet = Terminal(live=False)
     result = run([*words, f"RUN.dir={tmp_path / 'unbroken'}"], terminal=quiet)
-    assert (result.reason, result.updates) == ("completed", 298)
+    assert (result.reason, result.updates) == ("completed", 246)
     chosen, kills = random.Random(5), 0
     while True:
         try:
@@ -161,7 +162,9 @@ def test_early_stopping_compares_tests_of_different_stages(tmp_path: Path) -> No
         tmp_path, SHORT, "HOOKS.early_stopping.min_delta=1.0", "HOOKS.early_stopping.patience=1"
     )
     assert result.reason.startswith("early stopping")
-    assert result.updates == 6, "the test of the second stage was not better than that of the first"
+    assert result.updates == 6, "the second validation was not better than the first"
+    tests = [record for record in records(tmp_path) if record.get("split") == "test"]
+    assert len(tests) == 1, "at the size of the stage in which the run ended"
 
 
 def test_a_stage_may_be_lengthened_on_a_resume(unbroken: Path, tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_a_stage_may_be_lengthened_on_a_resume(unbroken: Path, tmp_path: Path) -
 
 
 def test_stages_may_be_replaced_by_one_length_on_a_resume(tmp_path: Path) -> None:
-    words = ("experiment=digits", "PHASES.limit.train=null")
+    words = ("experiment=digits", "PHASES.limit.train=null", "DATA.VALID=null")
     train(tmp_path, *words, "PHASES.stages=[{updates: 2}, {updates: 2}]")
     assert train(tmp_path, *words, "PHASES.updates=6", "RUN.allow=[PHASES]").updates == 6
 
