@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from phasetrain.config.compose.merge import Merged, leaves, lookup
 from phasetrain.config.compose.overrides import CommandLine, read_overrides
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, Layer
-from phasetrain.config.schema import DEFAULTS, Schema, default_schema
+from phasetrain.config.schema import DEFAULTS, PARTS, Schema, default_schema
 from phasetrain.errors import Problem, did_you_mean
 
 COMMAND_LINE = "command line"
@@ -153,12 +153,36 @@ def _select_experiment(files: ConfigFiles, line: CommandLine) -> list[Layer]:
 
 
 def _select_options(files: ConfigFiles, line: CommandLine) -> list[Layer]:
-    return [
-        layer
-        for group, options in line.groups.items()
-        for option in options
-        for layer in files.select(group, option, replaced=tuple(line.groups))
-    ]
+    layers: list[Layer] = []
+    for group, options in line.groups.items():
+        named = {}
+        for option in options:
+            found = files.select(group, option, replaced=tuple(line.groups))
+            layers += found
+            names = [_find_part_name(layer, group) for layer in found]
+            named[option] = next(filter(None, reversed(names)), None)
+        line.problems += _reject_several_parts(group, named)
+    return layers
+
+
+def _find_part_name(layer: Layer, group: str) -> str | None:
+    """Return the part that a layer names in the section of a group; None without one."""
+    section = group.replace("/", ".")
+    name: str | None = lookup(layer.values, f"{section}.{PARTS.get(section, 'name')}")
+    return name
+
+
+def _reject_several_parts(group: str, named: Mapping[str, str | None]) -> list[Problem]:
+    """Reject options of a group that name a part each, of which the last would win."""
+    naming = [option for option, name in named.items() if name is not None]
+    if len(naming) < 2:
+        return []
+    options = ",".join(naming)
+    message = (
+        f"{group}=[{','.join(named)}]: {' and '.join(naming)} name a part each, and {group} has "
+        f"one; choose one of them, or train with each: phasetrain sweep {group}={options}"
+    )
+    return [Problem.from_message(message, "config.several_parts", group)]
 
 
 def _remove(merged: Merged, line: CommandLine, default: Layer) -> list[Problem]:

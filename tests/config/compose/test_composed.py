@@ -158,6 +158,15 @@ def test_several_options_of_one_group_are_merged(user_dir) -> None:
     }
 
 
+def test_options_that_name_a_part_each_are_rejected(user_dir) -> None:
+    folder = user_dir({"OPTIMIZER/clip.yaml": "clip_norm: 1.0\n"})
+    for word in ("OPTIMIZER=[sgd,adamw]", "LOSS=[cross_entropy,label_smoothing]"):
+        (problem,) = compose([word], config_dir=folder).problems
+        assert (problem.code, problem.key) == ("config.several_parts", word.partition("=")[0])
+    found = composed("OPTIMIZER=[adamw,clip]", config_dir=folder).config["OPTIMIZER"]
+    assert (found["name"], found["clip_norm"]) == ("adamw", 1.0)
+
+
 def test_mappings_are_merged_lists_replaced_and_null_kept() -> None:
     found = composed(
         "OPTIMIZER=adamw",
