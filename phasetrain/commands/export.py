@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +31,7 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.sources import WeightSource
 from phasetrain.models.sources.files import flatten_tensors
-from phasetrain.runtime.storage import open_storage
+from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks.build.data_builder import build_input_transform, list_splits
 from phasetrain.tasks.input_transform import TransformedModel, describe_transform
@@ -156,6 +157,7 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
         raise ConfigError(
             f"{out!r} exists; name a file or folder that does not", code="file.exists"
         )
+    _remove_partial(out, storage)
     weights = read_weights(WeightSource(path, **source, where="export"))
     if form == "safetensors":
         storage.replace(out, _encode_safetensors(weights))
@@ -177,6 +179,16 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
         content = _encode_torch_export(built.model, built.example, facts)
     storage.replace(out, content)
     return Exported(len(content), built.inside, built.outside)
+
+
+def _remove_partial(out: str, storage: Storage) -> None:
+    """Remove what exports to the same place have left that were killed while they wrote."""
+    if not storage.keeps_files:
+        return
+    path = Path(storage.local_path(out.rstrip("/")))
+    for name in storage.list_names(str(path.parent)):
+        if TEMPORARY.sub("", name) == path.name:
+            storage.remove(f"{path.parent}/{name}")
 
 
 def _encode_safetensors(weights: Weights) -> bytes:

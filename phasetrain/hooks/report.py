@@ -226,24 +226,31 @@ class Report(Hook):
         """Write pending predictions and the report."""
         if self._is_pending:
             self._write_predictions(folder)
-        if not folder.space.has_spare():
-            self._warn(
-                "report.html is not written to %s: too little disk space is left", folder.path
-            )
-            return
-        try:
-            write_report([folder.root], storage=folder.storage)
-        except Exception as error:  # noqa: BLE001 - the run is complete and must stay so
-            self._warn(
-                "report.html of this run could not be written: %s; try phasetrain report %s",
-                error,
-                folder.path,
-            )
+        write_last_report(folder)
 
     def _warn(self, text: str, *values: object) -> None:
         if text not in self._warned:
             log.warning("HOOKS.report: " + text, *values)
         self._warned.add(text)
+
+
+def write_last_report(folder: RunFolder) -> None:
+    """Write the report of a run that has ended, or log why it could not be written."""
+    if not folder.space.has_spare():
+        log.warning(
+            "HOOKS.report: report.html is not written to %s: too little disk space is left",
+            folder.path,
+        )
+        return
+    try:
+        write_report([folder.root], storage=folder.storage)
+    except Exception as error:  # noqa: BLE001 - the run is complete and must stay so
+        log.warning(
+            "HOOKS.report: report.html of this run could not be written: %s; try phasetrain "
+            "report %s",
+            error,
+            folder.path,
+        )
 
 
 def _find_class_names(run: Run, phase: Phase) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError, FolderInUseError
-from phasetrain.runs.lock import LEASE_SECONDS, FolderLock, Owner
+from phasetrain.runs.lock import LEASE_SECONDS, LOCK_FILES, FolderLock, Owner
 from phasetrain.runs.records import ATTEMPTS, PLAN, STATUS, StatusRecord
 from phasetrain.runtime.storage import TEMPORARY, LogFile, Storage, open_storage
 
@@ -223,6 +223,10 @@ class RunFolder:
         return self.storage.exists(self.file(STATUS)) or bool(
             self.storage.list_names(self.file("checkpoints"))
         )
+
+    def has_lock(self) -> bool:
+        """Return whether a process holds the lock, or was killed while it held it."""
+        return any(self.storage.exists(self.file(name)) for name in LOCK_FILES)
 
     def read_status(self) -> StatusRecord:
         """Return the record of status.json; an empty one if there is none.

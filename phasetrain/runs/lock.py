@@ -14,6 +14,9 @@ from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
 
+LOCK_FILES = ("owner.json", "run.lock")
+"""Files of the lock, which its owner removes when it releases the lock."""
+
 LEASE_SECONDS = 30.0
 """Interval at which the owner of a run folder renews its lease and its heartbeat."""
 

@@ -97,6 +97,16 @@ def test_tensors_are_selected_by_patterns(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("form", ["safetensors", "huggingface"])
+def test_remains_of_a_killed_export_are_removed(folder: Path, tmp_path: Path, form: str) -> None:
+    (tmp_path / "out.tmp-0123abcd").mkdir()
+    (tmp_path / "out.tmp-0123abcd" / "config.json").touch()
+    for name in ("out.tmp-89abcdef", "other.tmp-89abcdef"):
+        (tmp_path / name).touch()
+    export(str(folder), str(tmp_path / "out"), form)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.tmp-89abcdef", "out"]
+
+
 def test_torchscript_is_rejected_with_the_formats_to_use(folder: Path, tmp_path: Path) -> None:
     with raises(ConfigError, code="export.removed_format"):
         export(str(folder), str(tmp_path / "a.pt"), "torchscript", overrides=WORDS)

@@ -4,17 +4,19 @@ in a child process."""
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from phasetrain.checkpoint import Checkpointer
+from phasetrain.commands.train import training
 from phasetrain.runtime.storage import Storage
 
 
-def replace_method(owner: type, name: str, method: Callable[..., Any]) -> None:
-    """Replace a method of a class; a name that the class does not have is an error, because the
-    protocol would be sound."""
+def replace_method(owner: type | ModuleType, name: str, method: Callable[..., Any]) -> None:
+    """Replace a method of a class or a function of a module; a name that it does not have is an error,
+    because the protocol would be sound."""
     assert callable(getattr(owner, name)), name
     setattr(owner, name, method)
 
@@ -82,6 +84,16 @@ def sweep_nothing() -> None:
     replace_method(Storage, "delete_leftovers", lambda self, root, is_folder, last: [])
 
 
+def forget_old() -> None:
+    """Delete the old folder in a restart instead of keeping it."""
+    replace_method(Storage, "rename_folder", lambda self, folder, new: self.remove(folder))
+
+
+def claim_exact() -> None:
+    """Do not record that a run with `exact: false` is not exact."""
+    replace_method(training, "list_inexact_splits", lambda setup: [])
+
+
 def outlive() -> None:
     """Start a process that outlives its parent."""
     subprocess.Popen(["sleep", "60"])
@@ -95,4 +107,6 @@ PROTOCOLS: dict[str, Callable[[], None]] = {
     "forget_momentum": forget_momentum,
     "sweep_nothing": sweep_nothing,
     "outlive": outlive,
+    "forget_old": forget_old,
+    "claim_exact": claim_exact,
 }

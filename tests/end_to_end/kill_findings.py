@@ -79,12 +79,14 @@ class Attempt:
         place: stage of the run at the end.
         resumed: name of the checkpoint that it resumed from, empty for a fresh start; None if it
             ended before.
+        operations: number of its changes of files, if they were counted.
     """
 
     code: int | None
     seconds: float
     place: str
     resumed: str | None
+    operations: int = 0
 
 
 def session(leader: int) -> list[int]:

@@ -6,6 +6,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+HEAD = "name: cross_entropy, output: {0}, target: {0}"
+WORDS = (
+    "experiment=null",
+    "DATA.TRAIN={dataset: split_parts.NamedTargets, have: [first, second], batch_size: 8}",
+    "DATA.TEST={dataset: split_parts.NamedTargets, have: [second], batch_size: 12, every: end}",
+    "DATA.VALID={dataset: split_parts.NamedTargets, have: [first], batch_size: 12}",
+    "MODEL.name=split_parts.TwoHeads",
+    "LOSS.name=weighted_sum",
+    f"LOSS.losses.first={{{HEAD.format('first')}, splits: [TRAIN, VALID]}}",
+    f"LOSS.losses.second={{{HEAD.format('second')}, splits: [TRAIN, TEST]}}",
+    "METERS.first={name: accuracy, output: first, target: first, splits: [VALID]}",
+    "METERS.second={name: accuracy, output: second, target: second, splits: [TEST]}",
+    "PHASES.epochs=3",
+    "HOOKS.metrics.every_updates=1",
+    "HOOKS.console=null",
+)
+
 
 class NamedTargets(Dataset[Any]):
     """Random points with the targets `first` and `second`, or one of them."""

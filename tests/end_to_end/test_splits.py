@@ -8,6 +8,7 @@ import pytest
 import torch
 from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, records
 from raising import raises
+from split_parts import WORDS
 
 from phasetrain.commands.api import run
 from phasetrain.commands.load import load
@@ -19,27 +20,11 @@ from phasetrain.hooks import Hook
 from phasetrain.hooks.base import Run
 from phasetrain.runtime.terminal import Terminal
 
-HEAD = "name: cross_entropy, output: {0}, target: {0}"
-SMALL = (
-    "experiment=null",
-    "DATA.TRAIN={dataset: split_parts.NamedTargets, have: [first, second], batch_size: 8}",
-    "DATA.TEST={dataset: split_parts.NamedTargets, have: [second], batch_size: 12, every: end}",
-    "DATA.VALID={dataset: split_parts.NamedTargets, have: [first], batch_size: 12}",
-    "MODEL.name=split_parts.TwoHeads",
-    "LOSS.name=weighted_sum",
-    f"LOSS.losses.first={{{HEAD.format('first')}, splits: [TRAIN, VALID]}}",
-    f"LOSS.losses.second={{{HEAD.format('second')}, splits: [TRAIN, TEST]}}",
-    "METERS.first={name: accuracy, output: first, target: first, splits: [VALID]}",
-    "METERS.second={name: accuracy, output: second, target: second, splits: [TEST]}",
-    "PHASES.epochs=3",
-    "HOOKS.metrics.every_updates=1",
-    "HOOKS.console=null",
-)
 STEPS = 3 * (3 + 2) + 2
 
 
 def train(folder: Path, *words: str, hooks: dict[str, Hook] | None = None) -> RunResult:
-    return run([*SMALL, *words, f"RUN.dir={folder}"], hooks=hooks, terminal=Terminal(live=False))
+    return run([*WORDS, *words, f"RUN.dir={folder}"], hooks=hooks, terminal=Terminal(live=False))
 
 
 def kill_at(steps: int) -> dict[str, Hook]:

@@ -36,11 +36,14 @@ def is_restart_due(
         return False
     status = folder.read_status()
     before = status.content.get("restart")
-    if not isinstance(before, Mapping) or checkpointer.is_finished():
+    if not isinstance(before, Mapping):
         return True
+    # Also after the end: a rank of torchrun may fail while it closes its process group.
     if _is_requeued() and before.get("job") == _job_id():
         return False
-    if status.state == "interrupted":
+    # A run that was killed after its last checkpoint has not ended for the one who started it.
+    was_killed = status.state == "running" or folder.has_lock()
+    if (checkpointer.is_finished() and not was_killed) or status.state == "interrupted":
         return True
     try:
         loaded = checkpointer.load_newest()

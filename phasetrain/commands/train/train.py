@@ -20,6 +20,7 @@ from phasetrain.data.loading.reader import is_reading_here
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, FolderInUseError, PhasetrainError
 from phasetrain.hooks import Hook
+from phasetrain.hooks.report import write_last_report
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
@@ -120,7 +121,7 @@ def _open_run(
     # Without the lock, so that a finished run can be asked for in a read-only folder.
     done = _finished_result(setup, checkpointer, data)
     if done is not None:
-        _mark_finished(folder, checkpointer, done)
+        _mark_finished(setup, folder, checkpointer, done)
         return done
     if setup.config.RUN.resume == "must" and not folder.storage.list_names(checkpointer.root):
         raise nothing_to_resume(folder)
@@ -172,9 +173,12 @@ def _finished_result(
     )
 
 
-def _mark_finished(folder: RunFolder, checkpointer: Checkpointer, done: RunResult) -> None:
-    """Complete the status of a run that was killed between its last checkpoint and its end."""
-    if not any(folder.storage.exists(folder.file(name)) for name in ("owner.json", "run.lock")):
+def _mark_finished(
+    setup: Setup, folder: RunFolder, checkpointer: Checkpointer, done: RunResult
+) -> None:
+    """Complete status and report of a run that was killed between its last checkpoint and its
+    end."""
+    if not folder.has_lock():
         return
     # Another process may hold the lock, or the folder may be read-only: the run has finished
     # either way.
@@ -189,6 +193,9 @@ def _mark_finished(folder: RunFolder, checkpointer: Checkpointer, done: RunResul
                 exit_code=0,
                 digest=done.digest,
             )
+        hooks = setup.config.HOOKS
+        if any(section.get("name", label) == "report" for label, section in hooks.items()):
+            write_last_report(folder)
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -359,5 +359,6 @@ def test_killed_worker_of_joblib_is_reported(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "A.x=1 in out/" in done.stderr
+    # Either job may end the pool before the other one has started.
+    assert re.search(r": A\.x=[12] in out/", done.stderr)
     assert "2 runs in out:" in done.stdout

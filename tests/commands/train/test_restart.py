@@ -105,6 +105,35 @@ class TestRestart:
         assert status(base)["attempt"] == 1 + is_resumed
         assert (tmp_path / "base.2").exists() is not is_resumed
 
+    def test_job_that_ended_before_it_was_requeued_is_not_started_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = tmp_path / "base"
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        for _ in range(2):
+            train(base, *SHORT, RESTART)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        assert train(base, *SHORT, RESTART).updates == 3
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "base.1"]
+
+    @pytest.mark.parametrize("state", ["running", "finished"])
+    def test_run_killed_after_its_last_checkpoint_is_completed(
+        self, tmp_path: Path, state: str
+    ) -> None:
+        base = tmp_path / "base"
+        for _ in range(2):
+            train(base, *SHORT, RESTART, "HOOKS.report={}")
+        facts = {key: value for key, value in status(base).items() if key != "digest"}
+        (base / "status.json").write_text(json.dumps({**facts, "state": state}))
+        (base / "report.html").unlink()
+        (base / "run.lock").touch()
+        for folders in (["base", "base.1"], ["base", "base.1", "base.2"]):
+            assert train(base, *SHORT, RESTART, "HOOKS.report={}").state == "finished"
+            assert sorted(path.name for path in tmp_path.iterdir()) == folders
+            assert (base / "report.html").exists()
+            assert status(base)["state"] == "finished"
+            assert leftovers(base) == []
+
     @pytest.mark.parametrize("moment", ["rename_folder", "release_at", "open"])
     def test_kill_at_any_moment_leaves_the_old_or_the_new_state(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
