@@ -110,6 +110,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
     stored: StoredConfig | None = None,
     on_exception: OnException = "raise",
     from_python: bool = False,
+    warnings: Sequence[str] = (),
 ) -> RunResult:
     """Run the engine that the config names, without reading back its history.
 
@@ -123,6 +124,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         stored: the config of a run folder, which the overrides change; see `use_folder`.
         on_exception: `ignore` returns an exception in the result once the config is valid.
         from_python: a program reads the result, so that RUN.verbosity = quiet prints errors only.
+        warnings: lines about the overrides, printed by rank 0 once the config is valid.
 
     Raises:
         RanksNeededError: LAUNCH.processes asks for ranks, which the command line starts.
@@ -143,14 +145,17 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
             overrides, config_dir=config_dir, terminal=terminal, place=place, stored=stored
         )
         terminal.verbosity = setup.config.RUN.verbosity
+        if is_started_here(setup.config) and "WORLD_SIZE" not in os.environ and place.size == 1:
+            raise RanksNeededError(setup.config.LAUNCH.processes)
+        # Not before: the ranks that a command starts would print them again.
+        for line in warnings:
+            log.warning(line)
         if is_submitted(setup.config):
             from phasetrain.commands.submit import submit
 
             return RunResult(
                 "submitted", folder=setup.config.RUN.dir, reason=f"job {submit(setup)}"
             )
-        if is_started_here(setup.config) and "WORLD_SIZE" not in os.environ and place.size == 1:
-            raise RanksNeededError(setup.config.LAUNCH.processes)
         if setup.config.LAUNCH.cluster == "debug":
             log.info("LAUNCH.cluster = debug: the run is not submitted, it runs in this process")
         # Parts are built in here: what the config of a folder names stays restricted until then.

@@ -51,28 +51,47 @@ LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 
 _SLOTS = (
     Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
-    Slot("TASK.teacher", MODELS, only=("TASK.name", "distillation")),
+    Slot("TASK.teacher", MODELS, only=("TASK", "distillation")),
     Slot("MODEL", MODELS, provided=frozenset({"make_model"})),
-    Slot("MODEL.trunk", MODELS, only=("MODEL.name", "trunk_heads")),
-    Slot("MODEL.heads.*", MODELS, only=("MODEL.name", "trunk_heads")),
-    Slot("MODEL.trunk", MODELS, only=("MODEL.name", "trunk_head")),
-    Slot("MODEL.head", HEADS, provided=frozenset({"features"}), only=("MODEL.name", "trunk_head")),
+    Slot("MODEL.trunk", MODELS, only=("MODEL", "trunk_heads")),
+    Slot("MODEL.heads.*", MODELS, only=("MODEL", "trunk_heads")),
+    Slot("MODEL.trunk", MODELS, only=("MODEL", "trunk_head")),
+    Slot("MODEL.head", HEADS, provided=frozenset({"features"}), only=("MODEL", "trunk_head")),
     Slot(
         "MODEL.predictor",
         HEADS,
         provided=frozenset({"features"}),
-        only=("MODEL.name", "trunk_head"),
+        only=("MODEL", "trunk_head"),
     ),
     Slot("LOSS", LOSSES, provided=LOSS_FACTS),
-    Slot("LOSS.losses.*", LOSSES, provided=LOSS_FACTS, only=("LOSS.name", "weighted_sum")),
+    Slot("LOSS.losses.*", LOSSES, provided=LOSS_FACTS, only=("LOSS", "weighted_sum")),
     Slot("METERS.*", METERS),
     Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
     Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
+    Slot(
+        "OPTIMIZER.SCHEDULES.*.parts[]",
+        SCHEDULES,
+        provided=frozenset({"base_value"}),
+        only=("OPTIMIZER.SCHEDULES.*", "composite"),
+    ),
     Slot("OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"})),
     Slot("OPTIMIZER.others.*.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
+    Slot(
+        "OPTIMIZER.others.*.SCHEDULES.*.parts[]",
+        SCHEDULES,
+        provided=frozenset({"base_value"}),
+        only=("OPTIMIZER.others.*.SCHEDULES.*", "composite"),
+    ),
     Slot("OPTIMIZER.scaler", SCALERS),
     Slot("DATA.*", DATASETS),
+    Slot("DATA.*.datasets.*", DATASETS, only=("DATA.*", "mixed")),
     Slot("DATA.*.transforms[]", TRANSFORMS),
+    Slot("DATA.*.transforms[].transforms[]", TRANSFORMS, only=("DATA.*.transforms[]", "apply")),
+    Slot(
+        "DATA.*.transforms[].groups[].transforms[]",
+        TRANSFORMS,
+        only=("DATA.*.transforms[]", "multi_crop"),
+    ),
     Slot("DATA.TRAIN.batch_transforms[]", BATCH_TRANSFORMS),
     Slot("DATA.*.sampler", SAMPLERS, provided=SAMPLER_FACTS),
     Slot("DATA.*.collate", COLLATES),
@@ -200,7 +219,7 @@ def _resolve_composed(
     raise_all(
         collect_problems(
             *(partial(check_config, stage, SLOTS, schema) for stage in stages),
-            lambda: check_allow(config.RUN.allow, schema),
+            lambda: check_allow(config, schema),
             lambda: parse_sources(config.MODEL.weights),
             lambda: check_threads(config.MACHINE.threads),
         )
@@ -261,7 +280,10 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
         # The rules expect valid values. They are tried nevertheless, so that their problems are in
         # the same report.
         try:
-            problems += collect_problems(lambda: _derive(composed, schema, place))
+            broken = collect_problems(lambda: _derive(composed, schema, place))
+            # What a rule says about a key with a mistake follows from the mistake.
+            keys = {problem.key for problem in problems if problem.key}
+            problems += [problem for problem in broken if problem.key not in keys]
         except Exception as error:  # noqa: BLE001 - a wrong value can make a rule fail in any way
             log.debug("rules not applied: %s: %s", type(error).__name__, error)
     raise_all(problems)
@@ -339,7 +361,7 @@ def without_derived(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[s
     return found
 
 
-def check_allow(allow: Sequence[str], schema: Schema) -> None:
+def check_allow(config: ConfigDict, schema: Schema) -> None:
     """Reject an entry of RUN.allow without effect.
 
     Raises:
@@ -347,7 +369,7 @@ def check_allow(allow: Sequence[str], schema: Schema) -> None:
             below one.
     """
     adjustable = [path for path, key in schema.keys.items() if key.resume == "adjustable"]
-    for word in allow:
+    for word in config.RUN.allow:
         # All test splits have the keys of DATA.TEST.
         of_split = schema.key(word)
         known = (of_split is not None and of_split.resume == "adjustable") or any(
@@ -355,18 +377,32 @@ def check_allow(allow: Sequence[str], schema: Schema) -> None:
             for path in adjustable
         )
         # A hook that has been removed from the config may be named as well.
-        if word not in CONSENTS and not known and word.partition(".")[0] != "HOOKS":
-            same = [path for path in adjustable if path.rpartition(".")[2] == word]
-            near = did_you_mean(word, [*CONSENTS, *adjustable, "HOOKS"]) or "."
-            if same:  # the key without its section
-                near = f"; did you mean {same[0]!r}?"
-            if of_split is not None and of_split.resume == "forbidden":
-                near = "; it may not change on a resume: start a new run with RUN.dir=..."
+        if word in CONSENTS or known or word.partition(".")[0] == "HOOKS":
+            continue
+        if _is_forbidden(word, config, schema):
             raise ConfigError(
-                f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable keys: "
-                f"{', '.join(adjustable)}, HOOKS; also allowed: {', '.join(CONSENTS)}",
+                f"RUN.allow = [{word}]: this key must not change on a resume; start a new run "
+                "with RUN.dir=...",
                 code="config.unknown_consent",
             )
+        same = [path for path in adjustable if path.rpartition(".")[2] == word]
+        near = did_you_mean(word, [*CONSENTS, *adjustable, "HOOKS"]) or "."
+        if same:  # the key without its section
+            near = f"; did you mean {same[0]!r}?"
+        raise ConfigError(
+            f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable keys: "
+            f"{', '.join(adjustable)}, HOOKS; also allowed: {', '.join(CONSENTS)}",
+            code="config.unknown_consent",
+        )
+
+
+def _is_forbidden(word: str, config: Mapping[str, Any], schema: Schema) -> bool:
+    """Return whether a word is a key, or a parameter of a part of the config, that must not change
+    on a resume."""
+    key = schema.key(word)
+    if key is not None:
+        return key.resume == "forbidden"
+    return lookup(config, word) is not None and schema.resume(word) == "forbidden"
 
 
 def _derive(composed: Composed, schema: Schema, place: Placement) -> Derived:

@@ -16,6 +16,7 @@ DEFAULTS = "defaults.yaml"
 PARTS: Mapping[str, str] = MappingProxyType(
     {
         "DATA.*": "dataset",
+        "DATA.*.datasets.*": "dataset",
         "DATA.*.sampler": "name",
         "DATA.*.collate": "name",
         "DATA.*.loader": "name",

@@ -30,13 +30,33 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
 """Name in Lightning, transformers, timm and others, without case and separators -> the key here."""
 
 
+SYNONYMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "path": ("folder", "dir", "directory", "root", "file", "filename", "location"),
+        "betas": ("beta", "beta1", "beta2"),
+        "eps": ("epsilon",),
+        "topk": ("k", "top"),
+        "size": ("imagesize", "imgsize", "resolution"),
+        "dropout": ("droprate", "pdrop"),
+        "name": ("type", "class", "target", "kind"),
+        "classes": ("numclasses", "nclasses", "numlabels"),
+        "weight_decay": ("wd", "l2"),
+        "workers": ("numworkers",),
+    }
+)
+"""Name of a parameter here -> other words for it, without case and separators."""
+
+_MEANINGS = {word: name for name, words in SYNONYMS.items() for word in words}
+
+
 class KnownPaths:
     """The dotted paths a config may have, in order of preference.
 
     Tried in turn: the same place with other spelling (`OPTIMIZER.lrr`, `optimizer.lr`,
-    `MODLE.name`); the only longer name in the same place that begins or ends with it
-    (`LOSS.smoothing`); the same last name elsewhere (`OPTIMIZER.batch_size`, `lr`); names of other
-    tools; a less similar name in the same place; a similar name elsewhere.
+    `MODLE.name`); another word for a name in the same place (`DATA.TRAIN.root`); the only longer
+    name in the same place that begins or ends with it (`LOSS.smoothing`); the same last name
+    elsewhere (`OPTIMIZER.batch_size`, `lr`); names of other tools; a less similar name in the same
+    place; a similar name elsewhere.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
@@ -58,6 +78,7 @@ class KnownPaths:
         # names elsewhere may be similar by accident.
         return (
             self._walk(path, likeness=0.8)
+            or self._synonym(path)
             or self._longer(path)
             or self._by_name.get(last)
             or self._elsewhere(last)
@@ -67,13 +88,24 @@ class KnownPaths:
 
     def _longer(self, path: str) -> str | None:
         parent, _, last = path.rpartition(".")
-        node = self._tree
-        for name in filter(None, parent.split(".")):
-            node = node.get(name, {})
-        found = [name for name in node if name.startswith(f"{last}_") or name.endswith(f"_{last}")]
+        near = self._below(parent)
+        found = [name for name in near if name.startswith(f"{last}_") or name.endswith(f"_{last}")]
         # With several candidates a suggestion would be a guess.
         if parent and len(found) == 1:
             return f"{parent}.{found[0]}"
+        return None
+
+    def _below(self, path: str) -> Mapping[str, Any]:
+        node = self._tree
+        for name in filter(None, path.split(".")):
+            node = node.get(name, {})
+        return node
+
+    def _synonym(self, path: str) -> str | None:
+        parent, _, last = path.rpartition(".")
+        name = _MEANINGS.get(plain(last), "")
+        if parent and name in self._below(parent):
+            return f"{parent}.{name}"
         return None
 
     def _elsewhere(self, last: str) -> str | None:

@@ -7,10 +7,12 @@ from typing import Any
 
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import leaves, lookup
+from phasetrain.config.compose.sources import EXPERIMENT
 from phasetrain.config.problems import make_problem, raise_all
 from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
 from phasetrain.config.schema import (
     DEFAULT_NAMES,
+    DEFAULTS,
     LABELLED,
     PARTS,
     UNTRAINED,
@@ -24,7 +26,7 @@ from phasetrain.config.sections import ENTRIES
 from phasetrain.config.sections.keys import Key, join_path, section_keys
 from phasetrain.config.sections.value_types import describe_type, fits
 from phasetrain.config.suggestions import KnownPaths
-from phasetrain.errors import ConfigError, Problem, did_you_mean
+from phasetrain.errors import ConfigError, Problem, did_you_mean, nearest
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class Slot:
     """A place in the config where a name chooses a part.
 
     Attributes:
-        path: dotted path; `*` is one label or data split, `[]` at the end each item of a list.
+        path: dotted path; `*` is one label or data split, a name with `[]` each item of a list.
         registry: registry in which the name is looked up.
         provided: parameters that the program passes and a config must not set.
         facts: parameters that the program passes unless a config sets them; not in messages.
-        only: a key and a value; the place exists only if the key has the value.
+        only: a part and its name; the place exists only within parts of this name. The part is
+            given by its slot's path, the beginning of `path`.
     """
 
     path: str
@@ -75,6 +78,8 @@ class _Part:
     types: Mapping[str, Any]
     takes_any: bool
     """Whether the part takes any parameters, as a mapping `params`."""
+    is_guess: bool = False
+    """Whether the name is the suggestion for a misspelt one."""
 
     def accepts(self, key: str, value: Any) -> bool:
         """Return whether a value can be passed as a parameter; interpolations are not checked."""
@@ -141,6 +146,10 @@ class _Report:
         for one in self.unknown:
             near = known.near(one.path)
             meant = f"; did you mean {near}?" if near is not None else "."
+            if one.path.rpartition(".")[2].isdigit() and one.value is None:
+                # YAML reads {lr: 0,1} as two keys.
+                near = None
+                meant = "; a decimal number has a point, as in 0.1."
             self.add(one.code, one.path, one.value, f"{one.sentence}{meant} {one.known}", near)
 
     def layer_of(self, path: str) -> str:
@@ -179,9 +188,21 @@ class _KeyChecker:
         if value == "???" or "${" in str(value):
             return  # already among the problems of the composition
         if not key.type.fits(value):
-            self._report.add("config.wrong_type", path, value, f"expected {key.type.text}")
+            sentence = f"expected {key.type.text}{self._show_form(path, value)}"
+            self._report.add("config.wrong_type", path, value, sentence)
         elif key.fields is not None and isinstance(value, Mapping):
             self._check_mapping(section_keys(key.fields, path), path, value)
+
+    def _show_form(self, path: str, value: Any) -> str:
+        """Return how a value of a wrong type is probably meant, or an empty text."""
+        if path in LABELLED and isinstance(value, list) and value and isinstance(value[0], str):
+            return f" from labels to parameters, as in {path}: {{{value[0]}: {{}}}}"
+        key = self._schema.key(path)
+        layer = self._report.layer_of(path)
+        is_from_yaml = isinstance(value, bool) and layer.endswith((".yaml", ".yml"))
+        if is_from_yaml and key is not None and key.type.fits("text"):
+            return "; YAML reads yes, no, on and off as true and false, unless in quotes"
+        return ""
 
     def _check_mapping(self, keys: Mapping[str, Key], path: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -197,9 +218,8 @@ class _KeyChecker:
     def _check_group(self, path: str, value: Any) -> None:
         if not isinstance(value, Mapping):
             children = ", ".join(self._schema.children(path))
-            self._report.add(
-                "config.wrong_type", path, value, f"expected keys below it: {children}"
-            )
+            form = self._show_form(path, value) or f" of keys: {children}"
+            self._report.add("config.wrong_type", path, value, f"expected mapping{form}")
             return
         if matches(path, "DATA.*") and value.get("dataset") is None:
             self._check_missing_dataset(path)
@@ -221,6 +241,12 @@ class _KeyChecker:
                 "no dataset is set; set DATA.TRAIN.dataset, or start from an experiment, as in "
                 "experiment=digits"
             )
+            if self._report.layer_of(f"{path}.dataset") != DEFAULTS:
+                # The default experiment has one, see `Merged.drop_assumed_datasets`.
+                sentence = (
+                    "no dataset is set, and that of the default experiment does not go with the "
+                    "dataset of the other splits; set DATA.TRAIN.dataset"
+                )
         self._report.add_sentence("config.missing_dataset", path, sentence)
 
     def _add_unknown(self, path: str, value: Any, parent: str) -> None:
@@ -249,14 +275,14 @@ class _PartFinder:
         return [part for part in found if part is not None]
 
     def _list_places(self, slot: Slot) -> Iterator[tuple[str, Any]]:
-        if slot.only is not None and lookup(self._config, slot.only[0]) != slot.only[1]:
+        if slot.only is None:
+            yield from _expand(self._config, "", slot.path.split("."))
             return
-        names = slot.path.removesuffix("[]").split(".")
-        for path, value in _expand(self._config, "", names):
-            if not slot.path.endswith("[]"):
-                yield path, value
-            elif isinstance(value, list):
-                yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
+        outer, name = slot.only
+        inner = slot.path.removeprefix(f"{outer}.").split(".")
+        for path, value in _expand(self._config, "", outer.split(".")):
+            if isinstance(value, Mapping) and value.get(PARTS.get(outer, "name")) == name:
+                yield from _expand(value, path, inner)
 
     def _find_part(self, slot: Slot, path: str, value: Any) -> _Part | None:
         if isinstance(value, Mapping):
@@ -286,10 +312,15 @@ class _PartFinder:
             sentence = str(error).removeprefix(f"{named_by} = {name!r}: ")
             problem = error.problems[0]
             self._report.add(problem.code, named_by, name, sentence, problem.suggestion)
-            return None
+            if not problem.suggestion:
+                return None
+            # So that its misspelt parameters are in the same report.
+            name = problem.suggestion
+            factory = slot.registry.find(name, named_by)
         takes = {n: p for n, p in parameters(factory).items() if n not in slot.provided}
         types = parameter_types(factory)
-        return _Part(path, name, slot, given, takes, types, free_parameters(factory))
+        is_guess = name != given.get(slot.key, label)
+        return _Part(path, name, slot, given, takes, types, free_parameters(factory), is_guess)
 
 
 def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
@@ -309,12 +340,17 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
         elif part.takes_any and key == "params":
             if not isinstance(value, Mapping):
                 report.add("config.wrong_type", here, value, "expected mapping")
+        elif part.is_guess and (key in part.takes or nearest(key, part.takes) is None):
+            continue
         elif key not in part.takes:
             listed = [name for name in part.takes if name not in part.slot.facts]
             known = ", ".join([*listed, *own]) or "no parameters"
             if part.takes_any:
                 known = f"{known}, and others in one mapping `params`"
             sentence = f"{part.name!r} has no such parameter"
+            if key in part.slot.registry and (value is None or isinstance(value, Mapping)):
+                kind = part.slot.registry.kind
+                sentence += f" (a {kind} is named by {part.path}.{part.slot.key}={key})"
             report.unknown.append(
                 _Unknown("config.unknown_parameter", here, value, sentence, f"It takes: {known}")
             )
@@ -352,22 +388,27 @@ def _known_paths(schema: Schema, parts: Sequence[_Part]) -> KnownPaths:
     of_parts = [
         f"{part.path}.{name}" for part in parts for name in (*part.takes, *part.slot.own_keys)
     ]
-    return KnownPaths([*schema.keys, *of_parts, *of_mappings])
+    return KnownPaths([*schema.keys, *of_parts, *of_mappings, EXPERIMENT])
 
 
 def _expand(node: Any, path: str, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of each place that a pattern with `*` matches."""
+    """Yield (path, value) of each place that a pattern with `*` and `[]` matches."""
     if not names:
         yield path, node
         return
     if not isinstance(node, Mapping):
         return
-    wanted = [names[0]]
-    if names[0] == "*":
+    first = names[0].removesuffix("[]")
+    wanted = [first]
+    if first == "*":
         wanted = [name for name in node if path != "DATA" or is_split(name)]
-    for name in wanted:
-        if name in node:
-            yield from _expand(node[name], join_path(path, name), names[1:])
+    for name in filter(node.__contains__, wanted):
+        here = join_path(path, name)
+        if not names[0].endswith("[]"):
+            yield from _expand(node[name], here, names[1:])
+        elif isinstance(node[name], list):
+            for index, item in enumerate(node[name]):
+                yield from _expand(item, f"{here}[{index}]", names[1:])
 
 
 def _describe_expected(slot: Slot, path: str, value: Any) -> str:
@@ -376,6 +417,13 @@ def _describe_expected(slot: Slot, path: str, value: Any) -> str:
     if isinstance(value, str):
         return f"expected a mapping of parameters; a {kind} is named by {path}.{slot.key}={value}"
     if isinstance(value, Mapping):
+        first = next(iter(value), "")
+        if len(value) == 1 and first in slot.registry:
+            # As in other frameworks: {random_shift: {pixels: 1}}.
+            form = f"{slot.key}: {first}"
+            if isinstance(value[first], Mapping):
+                form = ", ".join([form, *(f"{key}: ..." for key in value[first])])
+            return f"names no {kind}; write {{{form}}}"
         return f"names no {kind}; set {path}.{slot.key}. Known: {known}"
     if slot.takes_bare_name:
         return f"expected a name or a mapping with `{slot.key}`. Known: {known}"

@@ -180,10 +180,11 @@ class CompiledModel(nn.Module):
         import torch._dynamo  # takes seconds, so only if a run compiles
 
         if settings.backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
+            public = torch._dynamo.list_backends()  # without those for debugging
             near = did_you_mean(settings.backend, known)
             raise ConfigError(
                 f"MACHINE.compile.backend = {settings.backend!r}: torch has no such backend"
-                f"{near or '.'} Known: {', '.join(known)}",
+                f"{near or '.'} Known: {', '.join(public)}",
                 code="config.unknown_value",
             )
         # Graphs of earlier runs in this process would count towards torch's recompile limit.

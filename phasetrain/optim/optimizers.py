@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from phasetrain.config.checks import check_below_one
 from phasetrain.config.registry import Registry
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -63,6 +64,8 @@ def make_sgd(
         nesterov: look ahead along the velocity (Sutskever et al. 2013).
         fused: fact; one kernel for all weights. Changes bits, so it is decided once, by `fusable`.
     """
+    # torch accepts any momentum, and from 1 on the velocity grows without bound.
+    check_below_one(momentum=momentum)
     return torch.optim.SGD(
         params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=fused
     )

@@ -1,5 +1,6 @@
 """Ranks that LAUNCH.processes starts on this machine."""
 
+import io
 import os
 import signal
 import subprocess
@@ -12,11 +13,13 @@ from harness import SMALL, differences_of_runs, status
 from raising import raises
 
 from phasetrain.commands.api import run
+from phasetrain.commands.engines import RanksNeededError, run_engine
 from phasetrain.commands.local_launch import launch_processes
 from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.run_documents import format_command, format_resume
 from phasetrain.distributed import Placement
 from phasetrain.errors import ConfigError
+from phasetrain.runtime.terminal import Terminal
 
 RANK = "import os, sys, time, signal; rank = int(os.environ['RANK']); "
 
@@ -125,3 +128,20 @@ def test_stopped_run_of_two_ranks_resumes_with_equal_bits(
     output, _ = again.communicate(timeout=300)
     assert again.returncode == 0, output
     assert differences_of_runs(unbroken, folder) == []
+
+
+def test_warnings_about_overrides_are_left_to_the_ranks() -> None:
+    printed = io.StringIO()
+    with pytest.raises(RanksNeededError):
+        run_engine(
+            ["LAUNCH.processes=2"],
+            terminal=Terminal(printed, live=False),
+            warnings=["RUN.seed is given 2 times"],
+        )
+    assert printed.getvalue() == ""
+    run_engine(
+        [*SMALL, "RUN.engine=plan", "RUN.rehearse=false"],
+        terminal=Terminal(printed, live=False),
+        warnings=["RUN.seed is given 2 times"],
+    )
+    assert printed.getvalue().count("RUN.seed is given 2 times") == 1

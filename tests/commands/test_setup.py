@@ -68,12 +68,17 @@ def test_every_section_that_names_a_part_has_a_slot() -> None:
         "METERS.*",
         "OPTIMIZER",
         "OPTIMIZER.SCHEDULES.*",
+        "OPTIMIZER.SCHEDULES.*.parts[]",
         "OPTIMIZER.others.*",
         "OPTIMIZER.others.*.SCHEDULES.*",
+        "OPTIMIZER.others.*.SCHEDULES.*.parts[]",
         "OPTIMIZER.scaler",
         "DATA.*",
         "DISTRIBUTED",
+        "DATA.*.datasets.*",
         "DATA.*.transforms[]",
+        "DATA.*.transforms[].transforms[]",
+        "DATA.*.transforms[].groups[].transforms[]",
         "DATA.TRAIN.batch_transforms[]",
         "DATA.*.sampler",
         "DATA.*.collate",
@@ -102,3 +107,55 @@ def test_dropped_parameters_have_one_line_without_those_that_are_set_again() -> 
         assert path in line
     assert "weight_decay" not in line
     assert describe_dropped(resolve_config([])) == ""
+
+
+def test_what_follows_from_a_mistake_is_not_reported() -> None:
+    with raises(ConfigError, key="RUN.name", code="config.interpolation") as caught:
+        resolve_config(["RUN.name=n${RUN.sed}"])
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "keys"),
+    [
+        (
+            "OPTIMIZER.SCHEDULES.lr={name: composite, parts: [{name: linear, lenght: 1}, "
+            "{name: cosin}]}",
+            {"OPTIMIZER.SCHEDULES.lr.parts[0].lenght", "OPTIMIZER.SCHEDULES.lr.parts[1].name"},
+        ),
+        (
+            "DATA.TRAIN.transforms=[{name: multi_crop, groups: [{views: 2, transforms: "
+            "[random_shft, {name: noise, st: 1}]}]}]",
+            {
+                "DATA.TRAIN.transforms[0].groups[0].transforms[0]",
+                "DATA.TRAIN.transforms[0].groups[0].transforms[1].st",
+            },
+        ),
+        (
+            "DATA.TRAIN.transforms=[{name: apply, transforms: [noize]}]",
+            {"DATA.TRAIN.transforms[0].transforms[0]"},
+        ),
+        (
+            "DATA.TRAIN={dataset: mixed, datasets: {a: {dataset: digts}, b: {dataset: idx, "
+            "image: x}}}",
+            {"DATA.TRAIN.datasets.a.dataset", "DATA.TRAIN.datasets.b.image"},
+        ),
+    ],
+)
+def test_all_mistakes_in_parts_of_parts_are_reported(word: str, keys: set[str]) -> None:
+    with raises(ConfigError) as caught:
+        resolve_config([word])
+    assert {problem.key for problem in caught.value.problems} == keys
+    assert all(problem.suggestion for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(("word", "compiles"), [("true", True), ("false", False)])
+def test_compile_is_switched_by_a_boolean(word: str, compiles: bool) -> None:
+    setup = resolve_config([f"MACHINE.compile={word}"])
+    assert (setup.config.MACHINE.compile is not None) == compiles
+
+
+def test_a_split_that_loses_the_default_dataset_says_so() -> None:
+    with raises(ConfigError, key="DATA.TRAIN", code="config.missing_dataset") as caught:
+        resolve_config(["DATA.TEST.dataset=idx"])
+    assert "default experiment" in str(caught.value)

@@ -27,6 +27,8 @@ KNOWN = KnownPaths(
         ("batchsize", "DATA.TRAIN.batch_size"),
         ("LOSS.batch_sizes", "DATA.TRAIN.batch_size"),
         ("PHASES.test_every.epoch", "PHASES.test_every.epochs"),
+        ("RUN.type", "RUN.name"),  # another word for it
+        ("PHASES.type", None),
         ("xyz", None),
         ("LOSS.xyz", None),
     ],

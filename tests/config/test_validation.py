@@ -425,9 +425,53 @@ class TestKeysNextToAPart:
 
     def test_place_that_exists_for_one_value_of_a_key(self, slots: list[Slot]) -> None:
         losses = next(slot.registry for slot in slots if slot.path == "LOSS")
-        slots.append(Slot("LOSS.losses.*", losses, only=("LOSS.name", "focal")))
+        slots.append(Slot("LOSS.losses.*", losses, only=("LOSS", "focal")))
         override = "LOSS.losses={focal: {weight: a}}"
         found = find_problems(slots, "LOSS.name=focal", override)
         assert "LOSS.losses.focal.weight" in [one.key for one in found]
         (other,) = find_problems(slots, override)
         assert (other.code, other.key) == ("config.unknown_parameter", "LOSS.losses")
+
+    def test_place_inside_of_a_part_in_a_list(self, slots: list[Slot]) -> None:
+        transforms = next(slot for slot in slots if slot.path == "DATA.*.transforms[]")
+        inner = "DATA.*.transforms[].parts[].of"
+        slots.append(Slot(inner, transforms.registry, only=(transforms.path, "flatten")))
+        words = "{name: flatten, parts: [{of: {name: flatten}}, {of: {name: flaten}}]}"
+        found = find_problems(slots, f"DATA.TRAIN.transforms=[{words}]")
+        assert ("DATA.TRAIN.transforms[0].parts[1].of.name", "flatten") in [
+            (one.key, one.suggestion) for one in found
+        ]
+
+
+def test_parameters_of_a_misspelt_part_are_checked_with_it(slots: list[Slot]) -> None:
+    name, parameter = find_problems(slots, "LOSS={name: focl, gama: 2, other: 1}")
+    assert (name.key, name.suggestion) == ("LOSS.name", "focal")
+    assert (parameter.key, parameter.suggestion) == ("LOSS.gama", "LOSS.gamma")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "says"),
+    [
+        ("OPTIMIZER: {lr: 0,1}", "OPTIMIZER.1", "a decimal number has a point"),
+        ("METERS: [accuracy]", "METERS", "METERS: {accuracy: {}}"),
+        ("HOOKS: [console]", "HOOKS", "HOOKS: {console: {}}"),
+        ("RUN: {name: yes}", "RUN.name", "unless in quotes"),
+        ("OPTIMIZER: {adamw: {}}", "OPTIMIZER.adamw", "OPTIMIZER.name=adamw"),
+        (
+            "DATA: {TRAIN: {transforms: [{normalize: {mean: [0], std: [1]}}]}}",
+            "DATA.TRAIN.transforms[0]",
+            "write {name: normalize, mean: ..., std: ...}",
+        ),
+    ],
+)
+def test_other_form_of_a_value_in_a_file_shows_the_right_one(
+    slots: list[Slot], user_dir, text: str, key: str, says: str
+) -> None:
+    own = user_dir({"experiment/mine.yaml": f"defaults: [digits, _self_]\n{text}\n"})
+    found = find_problem(slots, "experiment=mine", config_dir=own)
+    assert found.key == key
+    assert says in found.message
+
+
+def test_misspelt_experiment_is_suggested(slots: list[Slot]) -> None:
+    assert find_problem(slots, "Experiment=digits").suggestion == "experiment"

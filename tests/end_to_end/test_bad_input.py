@@ -244,7 +244,8 @@ def test_a_dotted_path_into_a_module_that_breaks_is_reported_with_its_error(
     ("word", "suggestion", "says"),
     [
         ("lr", "OPTIMIZER.lr", "did you mean"),
-        ("DATA.TRAIN.drop_last", "", "may not change on a resume"),
+        ("DATA.TRAIN.drop_last", "", "must not change on a resume"),
+        ("MODEL.width", "", "must not change on a resume"),
     ],
 )
 def test_consent_to_a_key_gets_its_section_or_the_reason(

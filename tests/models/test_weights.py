@@ -253,6 +253,15 @@ class TestBank:
         message = reject(mlp(2), paths, "weights.unusable")
         assert message.startswith(f"MODEL.weights[1].path = '{tmp_path}/damage.pt':")
 
+    def test_text_file_and_empty_folder_are_named_as_such(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("just text")
+        (tmp_path / "empty").mkdir()
+        text = reject(mlp(2), str(tmp_path / "notes.txt"), "weights.unusable")
+        assert "neither a safetensors file nor written by torch.save" in text
+        assert "Error" not in text, "what an unpickler says"
+        folder = reject(mlp(2), f"{tmp_path}/empty/", "weights.unusable")
+        assert "it is empty" in folder
+
 
 class TestState:
     def test_buffers_are_loaded_and_counters_may_be_missing(self, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_torch_optimizer_is_found_by_class_name() -> None:
             {"momentun": 0.9},
             r"OPTIMIZER\.momentun: .*'momentum'",
         ),
+        ("sgd", {"momentum": 1.5}, r"OPTIMIZER \(optimizer 'sgd'\): momentum = 1\.5"),
         ("adam", {"lr": -1.0}, r"OPTIMIZER \(optimizer 'adam'\): .*-1\.0"),
     ],
 )

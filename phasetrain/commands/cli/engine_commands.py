@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +13,6 @@ from phasetrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from phasetrain.commands.stored.stored_config import StoredConfig
-
-log = logging.getLogger(__name__)
 
 # The modules of the commands are imported in the functions that run them, because most of them
 # import torch: `--help` and usage errors would take a second longer.
@@ -150,18 +147,17 @@ def run_engine_named(engine: str) -> Callable[[Call], Outcome]:
 def _run_words(
     call: Call, overrides: Sequence[str], stored: "StoredConfig | None" = None
 ) -> Outcome:
-    from phasetrain.commands.engines import RanksNeededError, print_log, run_engine
+    from phasetrain.commands.engines import RanksNeededError, run_engine
     from phasetrain.commands.local_launch import launch_processes
     from phasetrain.config.compose.override_text import list_repeated
-    from phasetrain.runtime.terminal import Terminal
 
-    if _is_main():
-        with print_log(Terminal()):
-            for line in list_repeated(call.overrides):
-                log.warning(line)
     try:
         result = run_engine(
-            overrides, config_dir=call.flags.config_dir, clock=call.clock, stored=stored
+            overrides,
+            config_dir=call.flags.config_dir,
+            clock=call.clock,
+            stored=stored,
+            warnings=list_repeated(call.overrides),
         )
     except RanksNeededError as needed:
         # Rank 0 prints.

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from phasetrain.config.compose.merge import Merged, leaves, lookup
+from phasetrain.config.compose.interpolation import resolve_interpolations
+from phasetrain.config.compose.merge import Merged, lookup
 from phasetrain.config.compose.overrides import CommandLine, read_overrides
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, Layer
 from phasetrain.config.schema import DEFAULTS, PARTS, Schema, default_schema
@@ -22,7 +20,6 @@ from phasetrain.errors import Problem, did_you_mean
 
 COMMAND_LINE = "command line"
 _NOT_IN_NAME = re.compile(r"[^\w.+-]")
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,9 @@ def compose(
     name = line.file.stem if line.file else line.experiment or ""
     # Last, so that interpolations see the values of the highest layer.
     literal = base.name if base is not None else None
-    problems += _resolve(merged, default_run_name(name), literal=literal)
+    problems += resolve_interpolations(
+        merged, default_run_name(name), known_keys=schema.keys, literal=literal
+    )
     return Composed(
         config=merged.values,
         origins=merged.origins,
@@ -231,78 +230,3 @@ def default_run_name(experiment: str) -> str:
     """Return RUN.name of a run of an experiment: its name, without characters that a shell or a
     file system would not take."""
     return _NOT_IN_NAME.sub("-", experiment) or "run"
-
-
-def _resolve(merged: Merged, run_name: str, *, literal: str | None = None) -> list[Problem]:
-    """Resolve interpolations, `${...}`; report those that cannot be resolved, and missing values,
-    `???`.
-
-    Args:
-        merged: all layers.
-        run_name: value of RUN.name if no layer sets it.
-        literal: name of a layer whose texts are not resolved: its config was resolved when it was
-            stored, and `${oc.env:...}` in a folder from elsewhere would read this environment.
-    """
-    problems = [
-        Problem.from_message(
-            f"{path} = ??? ({merged.origins[path]}): a value must be given, as in {path}=...",
-            "config.missing_value",
-            path,
-        )
-        for path, value in leaves(merged.values).items()
-        if value == "???"
-    ]
-    wanted = [
-        path
-        for path, value in leaves(merged.values).items()
-        if "${" in str(value) and merged.origins[path] != literal
-    ]
-    # Most configs have no interpolation, and need not pay for building OmegaConf's tree.
-    if not wanted:
-        return problems
-    tree = OmegaConf.create(merged.values)
-    # Derived values do not exist yet; this one is known.
-    if lookup(merged.values, "RUN.name") is None:
-        OmegaConf.update(tree, "RUN.name", run_name)
-    for path in wanted:
-        parent_path, _, name = path.rpartition(".")
-        given = merged.get(path)
-        if null := _find_null(tree, given):
-            message = (
-                f"{path} = {given!r} ({merged.origins[path]}): {null} is null, or derived later; "
-                f"set {null}"
-            )
-            problems.append(Problem.from_message(message, "config.interpolation", path))
-            continue
-        try:
-            parent: Any = OmegaConf.select(tree, parent_path) if parent_path else tree
-            value = parent[name]
-            # An interpolation may name a whole section.
-            if OmegaConf.is_config(value):
-                plain = OmegaConf.to_container(value, resolve=True)
-            else:
-                plain = value
-        except (OmegaConfBaseException, ValueError, TypeError) as error:
-            # The following lines name classes of OmegaConf, which mean nothing to a user.
-            reason = str(error).splitlines()[0]
-            layer = merged.origins[path]
-            message = f"{path} = {given!r} ({layer}): cannot be resolved: {reason}"
-            problems.append(Problem.from_message(message, "config.interpolation", path))
-            continue
-        merged.replace(path, plain)
-    return problems
-
-
-def _find_null(tree: Any, given: Any) -> str:
-    """Return the null key that a text embeds, as in `a/${RUN.dir}`, or an empty text."""
-    # A text that is one reference may be null on purpose.
-    if not isinstance(given, str) or _REFERENCE.fullmatch(given):
-        return ""
-    for key in _REFERENCE.findall(given):
-        try:
-            is_null = OmegaConf.select(tree, key, default="") is None
-        except OmegaConfBaseException:
-            continue  # reported when the text is resolved
-        if is_null:
-            return str(key)
-    return ""

@@ -16,6 +16,7 @@ from phasetrain.config.schema import (
     part_pattern,
 )
 from phasetrain.config.sections.keys import join_path
+from phasetrain.config.sections.value_types import is_choice
 
 IMPORTS = "RUN.imports"
 """The only list that is not replaced by higher layers but extended, since parts that a lower layer
@@ -142,6 +143,7 @@ class Merged:
 
     def _assign(self, target: dict[str, Any], key: str, here: str, new: Any, layer: str) -> None:
         old = target.get(key)
+        new = _read_switch(self._schema, here, new)
         # `HOOKS: null` removes all labels of lower layers, so that a higher layer can list its own.
         if new is None and here in LABELLED:
             new = {}
@@ -223,6 +225,18 @@ class Merged:
     def _forget(self, path: str) -> None:
         for known in [p for p in self.origins if p == path or p.startswith(f"{path}.")]:
             del self.origins[known]
+
+
+def _read_switch(schema: Schema, here: str, new: Any) -> Any:
+    """Return `on` or `off` for a boolean if the key takes these words and no booleans: YAML
+    reads them as true and false."""
+    key = schema.key(here)
+    if not isinstance(new, bool) or key is None or key.type.fits(new):
+        return new
+    word = "on" if new else "off"
+    if is_choice(key.type.annotation, word):
+        return word
+    return new
 
 
 def _complete_split(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from phasetrain.config.compose.library_errors import explain_override_error, find_unclosed
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, is_file_word
 from phasetrain.config.schema import LABELLED, WORDS, Schema, part_pattern
 from phasetrain.errors import Problem, did_you_mean
@@ -43,7 +44,12 @@ def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema)
     """Parse overrides with Hydra's grammar, one by one, so that all invalid ones are reported."""
     line = CommandLine()
     parser = OverridesParser.create()
-    for text in overrides:
+    words = list(overrides)
+    while words:
+        text = words.pop(0)
+        if parts := _take_split_value(text, words):
+            line.problems.append(_make_split_problem([text, *parts]))
+            continue
         if is_file_word(text):
             _Reader(line, files, schema).read_file(text)
             continue
@@ -188,6 +194,27 @@ class _Reader:
         self._line.removals.append((path, value))
 
 
+def _take_split_value(text: str, words: list[str]) -> list[str]:
+    """Remove and return the words that belong to the value of an override, which the shell has
+    split at its spaces: up to the one that closes its brackets. None, if it is no such value."""
+    if "=" not in text or not find_unclosed(text.partition("=")[2]):
+        return []
+    for count in range(1, len(words) + 1):
+        if "=" in words[count - 1]:
+            break  # the next override
+        if not find_unclosed(" ".join([text.partition("=")[2], *words[:count]])):
+            parts = words[:count]
+            del words[:count]
+            return parts
+    return []
+
+
+def _make_split_problem(parts: Sequence[str]) -> Problem:
+    text = " ".join(parts)
+    message = f"{text}: the shell has split this at its spaces; quote it as a whole: '{text}'"
+    return Problem.from_message(message, "config.override", text.partition("=")[0])
+
+
 def _list_files(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.y*ml")]
 
@@ -209,27 +236,10 @@ def _reject(text: str, override: Override) -> str:
 
 
 def _unreadable(text: str, error: HydraException) -> Problem:
-    key, equals, value = text.partition("=")
+    key, equals, _ = text.partition("=")
     if not equals and not text.startswith("~"):
         return Problem.from_message(_no_override(text), "config.override")
-    # The parser appends every token that it would have accepted.
-    reason = str(error).splitlines()[0].partition(" expecting {")[0]
-    message = f"{text!r} cannot be read: {reason}{_hint_at_form(key, value)}"
-    return Problem.from_message(message, "config.override", key)
-
-
-def _hint_at_form(key: str, value: str) -> str:
-    """Return how a value that cannot be read is probably meant, or an empty text."""
-    if "[" in key:
-        whole = key.partition("[")[0]
-        return f"; an item of a list cannot be set alone, only the whole list: {whole}=[...]"
-    if value.startswith("(") and value.endswith(")"):
-        return f"; a list is written in brackets: {key}=[{value[1:-1]}]"
-    if value.endswith((";", ",")):
-        return f"; remove the {value[-1]!r} at its end"
-    if value[:1] not in "[{'\"":
-        return f"; a text with special characters is quoted twice: \"{key}='{value}'\""
-    return ""
+    return Problem.from_message(explain_override_error(text, error), "config.override", key)
 
 
 def _no_override(text: str) -> str:

@@ -29,6 +29,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from phasetrain.config.compose.library_errors import explain_defaults_error, explain_file_error
 from phasetrain.errors import Problem, did_you_mean
 
 PACKAGE = "phasetrain.configs"
@@ -201,7 +202,8 @@ class ConfigFiles:
                 repository.blank(path)  # read it as empty from now on, to find the next problem
                 continue
             except (ConfigCompositionException, ValueError) as error:
-                self._add_problem(self._label(f"{group}/{option}"), _hydra_reason(error))
+                sentence = explain_defaults_error(error, self.groups())
+                self._add_problem(self._label(_name_parent(error) or f"{group}/{option}"), sentence)
                 return
             # Hydra follows a cycle of defaults lists without noticing.
             except RecursionError:
@@ -225,6 +227,13 @@ class ConfigFiles:
             self._add_problem(self._label(path), "expected a mapping of keys, found a list")
             values = {}
         for name in reversed(package.split(".") if package else []):
+            if name in values and name.isupper():
+                text = (
+                    f"the keys of this file belong to {package} already; leave out the line "
+                    f"`{name}:`, or begin the file with `# @package _global_`"
+                )
+                self._add_problem(self._label(path), text)
+                values = {}
             values = {name: values}
         return Layer(self._label(path), values)
 
@@ -253,14 +262,15 @@ class ConfigFiles:
     def _add_missing(self, path: str, message: str) -> None:
         named = _PARENT.match(message)
         group, _, option = path.rpartition("/")
-        known = self.options(group) if group and self.is_group(group) else []
-        near = did_you_mean(option, known) or ";"
-        listed = ", ".join(known) or "none"
         parent = self._label(named["parent"]) if named else group
-        text = (
-            f"{parent}: its defaults list names {path}.yaml, which does not exist{near} options of "
-            f"{group}: {listed}"
-        )
+        text = f"{parent}: its defaults list names {path}.yaml, which does not exist"
+        if group and not self.is_group(group):
+            near = did_you_mean(group, self.groups()) or ";"
+            text += f"{near} groups: {', '.join(self.groups())}"
+        else:
+            known = self.options(group)
+            near = did_you_mean(option, [*known, "_self_"]) or ";"
+            text += f"{near} options of {group}: {', '.join(known)}"
         self.problems.append(Problem.from_message(text, "config.missing_file", parent))
 
     def _reject_hidden(self, user: ConfigSource) -> None:
@@ -315,13 +325,13 @@ class _Repository(ConfigRepository):
         self.sources = sources
         self.problems: list[tuple[str, str]] = []
         self._replaced = frozenset(replaced)
-        first = _empty_file(_SELECTED)
+        first = _empty_file()
         first.defaults_list = [selected]
         self._files: dict[str, ConfigResult | None] = {_SELECTED: first}
 
     def blank(self, config_path: str) -> None:
         """Treat a file as empty from now on."""
-        self._files[config_path] = _empty_file(config_path)
+        self._files[config_path] = _empty_file()
 
     def config_exists(self, config_path: str) -> bool:
         return config_path in self._files or bool(super().config_exists(config_path))
@@ -341,8 +351,8 @@ class _Repository(ConfigRepository):
             AssertionError,
             OSError,
         ) as error:
-            self.problems.append((config_path, _reason(error)))
-            return _empty_file(config_path)
+            self.problems.append((config_path, explain_file_error(error)))
+            return _empty_file()
         if loaded is None:
             return None
         if config_path.startswith(f"{EXPERIMENT}/") and loaded.header.get("package") is None:
@@ -369,14 +379,13 @@ def _read_builtin(path: str) -> bytes:
     return files(PACKAGE).joinpath(f"{path}.yaml").read_bytes()
 
 
-def _empty_file(config_path: str) -> ConfigResult:
-    # Without the package of an experiment, Hydra would report a section `experiment`.
-    package = "_global_" if config_path.startswith(f"{EXPERIMENT}/") else None
+def _empty_file() -> ConfigResult:
     return ConfigResult(
         provider="phasetrain",
         path="memory://",
         config=OmegaConf.create({}),
-        header={"package": package},
+        # Below the package of its folder, it would be an empty section, which may be unknown.
+        header={"package": "_global_"},
         defaults_list=[],
     )
 
@@ -387,11 +396,6 @@ def _names(source: ConfigSource, group: str) -> Iterator[str]:
         yield from (f"{folder}/{name}" for name in _names(source, f"{group}/{folder}"))
 
 
-def _hydra_reason(error: Exception) -> str:
-    return _PARENT.sub("", str(error).splitlines()[0], count=1).lstrip(": ")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1} is not valid YAML: {error.problem}"
-    return f"cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+def _name_parent(error: Exception) -> str:
+    """Return the path of the file whose defaults list an error of Hydra is about, if it says."""
+    return next((found["parent"] for found in _PARENT.finditer(str(error))), "")

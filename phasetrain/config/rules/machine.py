@@ -36,8 +36,12 @@ def derive_compile(draft: ConfigDraft) -> None:
     """Complete MACHINE.compile, and reject settings with which results vary between attempts, or
     batches vary in size."""
     given = draft.config["MACHINE"]["compile"]
-    if given is None:
+    if given is False:
+        draft.config["MACHINE"]["compile"] = None
+    if given in (None, False):
         return
+    if given is True:
+        given = {}
     if isinstance(given, str):
         given = {"backend": given}
     if not fits_section(CompileSection, given):

@@ -36,6 +36,7 @@ from phasetrain.config.sections.model import (
     WeightedLossSection,
 )
 from phasetrain.config.sections.optimizer import (
+    CompositePartSection,
     OptimizerSection,
     OtherOptimizerSection,
     ScheduleSection,
@@ -77,8 +78,10 @@ ENTRIES: Mapping[str, type] = MappingProxyType(
         "LOSS.losses.*": WeightedLossSection,
         "METERS.*": MeterSection,
         "OPTIMIZER.SCHEDULES.*": ScheduleSection,
+        "OPTIMIZER.SCHEDULES.*.parts[]": CompositePartSection,
         "OPTIMIZER.others.*": OtherOptimizerSection,
         "OPTIMIZER.others.*.SCHEDULES.*": ScheduleSection,
+        "OPTIMIZER.others.*.SCHEDULES.*.parts[]": CompositePartSection,
         "HOOKS.*": HookSection,
     }
 )
@@ -88,6 +91,7 @@ ENTRIES: Mapping[str, type] = MappingProxyType(
 __all__ = [
     "ENTRIES",
     "CheckpointSection",
+    "CompositePartSection",
     "Config",
     "DataSection",
     "DistributedSection",

@@ -49,10 +49,10 @@ class MachineSection(Section):
         "use deterministic kernels only; otherwise identical runs may differ in the last bits",
         resume="forbidden",
     )
-    compile: str | Mapping[str, Any] | None = key(
+    compile: bool | str | Mapping[str, Any] | None = key(
         None,
-        "torch.compile of the model in training: a backend such as `inductor`, or a mapping with "
-        "`backend`, `mode`, `fullgraph`, `options`",
+        "torch.compile of the model in training: true, a backend such as `inductor`, or a mapping "
+        "with `backend`, `mode`, `fullgraph`, `options`",
         resume="forbidden",
         fields=CompileSection,
     )

@@ -43,6 +43,20 @@ class ScheduleSection(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompositePartSection(Section):
+    """Keys of a part of the schedule `composite` next to its parameters."""
+
+    length: float | str | None = key(
+        None, "duration of the part; null, for the last part: the rest", resume="adjustable"
+    )
+    scaling: Literal["rescaled", "fixed"] = key(
+        "rescaled",
+        "rescaled: the part runs from its start to its end; fixed: it goes by the whole run",
+        resume="adjustable",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSection(Section):
     """The optimizer, its parameter groups and schedules, and gradient processing."""
 

@@ -77,6 +77,13 @@ def fits(value: Any, annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -
     return _fits_plain(value, plain)
 
 
+def is_choice(annotation: Any, value: Any) -> bool:
+    """Return whether an annotation lists a value, in a Literal or in a union with one."""
+    if get_origin(annotation) is Literal:
+        return value in get_args(annotation)
+    return any(is_choice(choice, value) for choice in get_args(annotation))
+
+
 def describe_type(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -> str:
     """Return an annotation in words: `int >= 1 or null`, `'a' or 'b'`, `list of float`."""
     origin = get_origin(annotation)

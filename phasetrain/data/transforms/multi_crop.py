@@ -9,6 +9,10 @@ from torch import Tensor
 
 from phasetrain.data.transforms.apply import build_transforms
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, Pipeline
+from phasetrain.errors import did_you_mean
+
+GROUP_KEYS = ("views", "transforms")
+"""Keys of a group of views."""
 
 
 class MultiCrop(BatchTransform):
@@ -81,7 +85,12 @@ def make_multi_crop(groups: Sequence[Mapping[str, Any]]) -> MultiCrop | MultiCro
         )
     pipelines: list[Pipeline] = []
     for number, group in enumerate(groups):
-        if group.keys() - {"views", "transforms"} or group.get("views", 0) < 1:
+        for key in group.keys() - set(GROUP_KEYS):
+            near = did_you_mean(key, GROUP_KEYS) or ";"
+            raise ValueError(
+                f"groups[{number}].{key}: no such key{near} a group has {', '.join(GROUP_KEYS)}"
+            )
+        if group.get("views", 0) < 1:
             raise ValueError(
                 f"groups[{number}] = {dict(group)}: expected {{views: at least 1, transforms: "
                 "[...]}"

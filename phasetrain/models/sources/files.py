@@ -119,10 +119,10 @@ def _verify_checksums(source: WeightSource, path: str, file: io.BytesIO) -> None
 def _explain_failure(path: str, error: Exception) -> str:
     found = _GLOBAL.search(str(error))
     if found is None:
-        first = next(iter(str(error).strip().splitlines()), "")
+        # The unpickler's words about other bytes say nothing to a user: `KeyError: 544502645`.
         return (
-            f"{path} is neither a safetensors file nor written by torch.save "
-            f"({type(error).__name__}: {first})"
+            f"{path} is neither a safetensors file nor written by torch.save; it may be "
+            "incomplete, or a file of another kind"
         )
     return (
         f"{path} contains more than tensors, numbers, text, lists and mappings ({found[1]}), and "

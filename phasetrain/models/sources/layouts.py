@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -45,17 +46,21 @@ def read_source(source: WeightSource) -> SourceContent:
 
 def _detect_format(source: WeightSource, storage: Storage) -> str:
     names = storage.list_names(source.path)
-    if not names:
+    if not names and not _is_folder(source, storage):
         return "torch"
     # By the names of the files alone: nothing is opened before the format is known.
     if {"manifest.json", "checkpoints"} & set(names) or any(map(CHECKPOINT.match, names)):
         return "phasetrain"
     if _holds_model(names):
         return "huggingface"
+    content = f"contains {join_first(names, 10)}" if names else "is empty"
     raise source.make_error(
-        f"the folder is not a run or a checkpoint, and has no {' or '.join(WHOLE)}; it contains "
-        f"{join_first(names, 10)}"
+        f"the folder is not a run or a checkpoint, and has no {' or '.join(WHOLE)}; it {content}"
     )
+
+
+def _is_folder(source: WeightSource, storage: Storage) -> bool:
+    return storage.keeps_files and Path(storage.local_path(source.path)).is_dir()
 
 
 @FORMATS.register("torch")

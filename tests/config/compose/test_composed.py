@@ -372,7 +372,8 @@ def test_no_experiment_gives_the_defaults() -> None:
         ("A.b=a=b", "config.override", "A.b", ""),
         ("OPTIMIZER", "config.override", "", ""),
         ("=3", "config.override", "", ""),
-        ("RUN.name=${RUN.nmae}", "config.interpolation", "RUN.name", ""),
+        ("RUN.name=${RUN.nmae}", "config.interpolation", "RUN.name", "RUN.name"),
+        ("RUN.name='n${RUN'", "config.interpolation", "RUN.name", ""),
         ("RUN.name=${", "config.override", "RUN.name", ""),
         ("RUN.name=???", "config.missing_value", "RUN.name", ""),
     ],
@@ -419,3 +420,25 @@ def test_text_that_embeds_a_null_key_is_rejected() -> None:
     (problem,) = compose(["RUN.name=a${RUN.dir}"]).problems
     assert (problem.code, problem.key) == ("config.interpolation", "RUN.name")
     assert compose(["RUN.name=${RUN.dir}"]).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("RUN.name=n${oc.env:NO_SUCH_VARIABLE}", "NO_SUCH_VARIABLE is not set"),
+        ("RUN.name=n${RUN.name}", "it refers to itself"),
+        ("RUN.name=n${now:x}", "there is no resolver 'now'"),
+        ("RUN.name=n${oc.envv:HOME}", "did you mean 'oc.env'?"),
+    ],
+)
+def test_interpolation_that_cannot_be_resolved_says_why(override: str, says: str) -> None:
+    (problem,) = compose([override]).problems
+    assert (problem.code, problem.key) == ("config.interpolation", "RUN.name")
+    assert says in problem.message
+
+
+@pytest.mark.parametrize("word", ["off", "false"])
+def test_off_in_a_file_is_the_word_of_a_key_without_booleans(user_dir, word: str) -> None:
+    own = user_dir({"experiment/mine.yaml": f"CHECKPOINT: {{verify: {word}, background: off}}\n"})
+    found = composed("experiment=mine", config_dir=own).config["CHECKPOINT"]
+    assert (found["verify"], found["background"]) == ("off", False)

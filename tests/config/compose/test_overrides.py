@@ -51,6 +51,15 @@ def test_numeric_keys_of_mappings_become_text() -> None:
     assert read("LOSS.weights={1: 0.5}").values == {"LOSS": {"weights": {"1": 0.5}}}
 
 
+def test_words_that_the_shell_has_split_are_one_problem() -> None:
+    line = read("OPTIMIZER={lr:", "0.1,", "momentum:", "0.9}", "RUN.seed=1", "LOSS={a: 1")
+    first, second = line.problems
+    assert (first.code, first.key) == ("config.override", "OPTIMIZER")
+    assert "'OPTIMIZER={lr: 0.1, momentum: 0.9}'" in first.message
+    assert second.key == "LOSS"
+    assert line.values == {"RUN": {"seed": 1}}
+
+
 def test_second_experiment_is_rejected() -> None:
     (problem,) = read("experiment=[digits,digits]").problems
     assert (problem.code, problem.key) == ("config.override", "experiment")
@@ -79,6 +88,15 @@ def test_a_value_as_a_word_is_read_as_it_was(value: Any) -> None:
         ("DATA.TRAIN.transforms[0].pixels=2", "DATA.TRAIN.transforms=[...]"),
         ("OPTIMIZER.lr=0.1;", "remove the ';'"),
         ("RUN.name=a!b", "\"RUN.name='a!b'\""),
+        ("OPTIMIZER={lr:0,1}", "as in {lr: 0.1}"),
+        ("OPTIMIZER={lr=0.1}", "as in {lr: 0.1}"),
+        ("OPTIMIZER={'lr':0.1}", "keys in braces have no quotes"),
+        ("OPTIMIZER.lr==0.1", "OPTIMIZER.lr=0.1"),
+        ("OPTIMIZER.lr =0.1", "OPTIMIZER.lr=0.1"),
+        ("OPTIMIZER..lr=0.1", "a name is missing"),
+        ("OPTIMIZER.betas=[0.9,0.99", "[ is not closed"),
+        ("METERS.größe={}", "set this one in a file"),
+        ("METERS={größe: {}}", "in files only"),
     ],
 )
 def test_value_that_cannot_be_read_gets_the_right_form(word: str, hint: str) -> None:

@@ -76,11 +76,16 @@ def test_each_missing_file_of_a_defaults_list_is_named(user_dir) -> None:
         ("name: ${a\n", "cannot be read: "),
         ("- a\n- b\n", "expected a mapping of keys, found a list"),
         ("3\n", "cannot be read: "),
-        ("defaults: LOSS\nname: a\n", "cannot be read: Invalid defaults list in 'LOSS/mine'"),
+        ("defaults: LOSS\nname: a\n", "defaults: expected a list"),
         (
             "defaults:\n  - override /MODEL: mlp\nname: a\n",
-            "yaml: Could not override 'MODEL@LOSS.MODEL'. No match in the defaults list.",
+            "no file before it has an entry of MODEL; remove the word `override`",
         ),
+        ("defaults:\n  - override MODEL: mlp\nname: a\n", "`override /MODEL: ...`"),
+        ("defaults: [{a: b, c: d}]\nname: a\n", "defaults: expected entries such as"),
+        ("defaults: [3]\nname: a\n", "defaults: expected entries such as"),
+        ("a:\n\tb: 1\n", "indent with spaces"),
+        ("LOSS:\n  name: a\n", "leave out the line `LOSS:`"),
         ("defaults:\n  - /LOSS/mine\nname: a\n", "its defaults list includes the file itself"),
     ],
 )
@@ -89,6 +94,22 @@ def test_unusable_file_is_named(user_dir, text: str, problem: str) -> None:
     (found,) = compose(["LOSS=mine"], config_dir=own).problems
     assert (found.code, found.key) == ("config.invalid_file", f"{own}/LOSS/mine.yaml")
     assert problem in found.message
+
+
+def test_file_in_another_encoding_is_named(user_dir) -> None:
+    own = user_dir({})
+    own.joinpath("LOSS").mkdir(parents=True)
+    own.joinpath("LOSS/mine.yaml").write_bytes(b"name: \xe9\n")
+    (found,) = compose(["LOSS=mine"], config_dir=own).problems
+    assert "byte 7 (0xe9) is not UTF-8" in found.message
+
+
+def test_unknown_group_of_a_defaults_list_is_the_only_problem(user_dir) -> None:
+    own = user_dir({"experiment/mine.yaml": "defaults: [/optimizer: adamw]\n"})
+    found = compose(["experiment=mine"], config_dir=own)
+    (problem,) = found.problems
+    assert (problem.code, problem.suggestion) == ("config.missing_file", "OPTIMIZER")
+    assert "optimizer" not in found.config
 
 
 def test_empty_file_is_an_empty_layer(user_dir) -> None:
@@ -127,7 +148,7 @@ class TestExperimentFile:
         ("text", "problem"),
         [
             ("RUN:\n\tname: x\n", "line 2 is not valid YAML"),
-            ("defaults: digits\n", "cannot be read: Invalid defaults list"),
+            ("defaults: digits\n", "defaults: expected a list"),
             ("defaults: [mine]\n", "its defaults list includes the file itself"),
             ("defaults: [digts]\n", "experiment/digts.yaml"),
         ],
