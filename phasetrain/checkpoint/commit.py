@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
@@ -237,27 +238,70 @@ def read_file(
     storage: Storage, folder: str, name: str, record: FileRecord, verify: Verify
 ) -> bytearray:
     """Return the content of one file of a checkpoint, see `read_files`."""
-    try:
-        size = storage.file_size(f"{folder}/{name}")
-        # Before it is read: a file of the wrong size may not fit into memory.
-        if verify != "off" and size not in (None, record.size):
-            raise InvalidCheckpointError(
-                f"{name} has {size} bytes, the manifest says {record.size}"
-            )
+    with reject_unreadable(name):
+        check_size(storage, folder, name, record, verify)
         data, digest = storage.read_hashed(f"{folder}/{name}")
+    check_record(name, FileRecord(len(data), digest), record, verify)
+    return data
+
+
+def verify_file(
+    storage: Storage, folder: str, name: str, record: FileRecord, verify: Verify
+) -> None:
+    """Verify one file of a checkpoint, without keeping it in memory.
+
+    Raises:
+        InvalidCheckpointError: see `read_files`.
+    """
+    with reject_unreadable(name):
+        check_size(storage, folder, name, record, verify)
+        if verify == "full":
+            check_record(name, storage.hash_file(f"{folder}/{name}"), record, verify)
+
+
+@contextmanager
+def reject_unreadable(name: str) -> Iterator[None]:
+    """Turn the errors of reading a file into an InvalidCheckpointError.
+
+    Args:
+        name: the file, for the message.
+    """
+    try:
+        yield
     except (OSError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         raise InvalidCheckpointError(f"{name} cannot be read ({reason})") from error
-    if verify != "off" and len(data) != record.size:
+
+
+def check_size(
+    storage: Storage, folder: str, name: str, record: FileRecord, verify: Verify
+) -> None:
+    """Check the size of a file before it is read: one of the wrong size may not fit into memory.
+
+    Raises:
+        InvalidCheckpointError: it differs from the manifest.
+        OSError: there is no such file.
+    """
+    size = storage.file_size(f"{folder}/{name}")
+    if verify != "off" and size not in (None, record.size):
+        raise InvalidCheckpointError(f"{name} has {size} bytes, the manifest says {record.size}")
+
+
+def check_record(name: str, found: FileRecord, record: FileRecord, verify: Verify) -> None:
+    """Compare a file that was read with the manifest.
+
+    Raises:
+        InvalidCheckpointError: its size or digest differs.
+    """
+    # First: a truncated file is reported by its size, which says more than its digest.
+    if verify != "off" and found.size != record.size:
         raise InvalidCheckpointError(
-            f"{name} has {len(data)} bytes, the manifest says {record.size}"
+            f"{name} has {found.size} bytes, the manifest says {record.size}"
         )
-    # Only now: a truncated file is reported by its size, which says more than its digest.
-    if verify == "full" and digest != record.digest:
+    if verify == "full" and found.digest != record.digest:
         raise InvalidCheckpointError(
-            f"{name} has digest {digest}, the manifest says {record.digest}"
+            f"{name} has digest {found.digest}, the manifest says {record.digest}"
         )
-    return data
 
 
 def delete_leftovers(storage: Storage, root: str) -> list[str]:

@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from phasetrain.checkpoint.codec import assemble_state
 from phasetrain.checkpoint.commit import Facts, Manifest
+from phasetrain.distributed.strategies.state import Target
 
 WEIGHT_PREFIXES = ("task.model.", "task.loss.")
 """Prefixes of the tensors that make a checkpoint unhealthy if they contain NaN."""
 
-FindTargets = Callable[[dict[str, Any]], list[tuple[Tensor, Tensor]]]
-"""Takes a state with empty tensors, and returns pairs of one of them and its target tensor."""
+FindTargets = Callable[[dict[str, Any]], list[Target]]
+"""Takes a state with empty tensors, and returns targets for some of them."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,41 @@ class Draft:
         return self.tensors.nbytes + sum(map(len, self.texts.values()))
 
 
+def read_with_targets(
+    tree: bytes | bytearray,
+    layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    find_targets: FindTargets | None,
+    read_into: Callable[[dict[str, Tensor]], None],
+) -> Any:
+    """Return a state whose tensors are read into the targets that are chosen for them.
+
+    Args:
+        tree: the state as JSON.
+        layout: name -> shape and dtype of each tensor.
+        find_targets: see `FindTargets`; a tensor without a target is read into a new one, and one
+            that is not needed stays on the meta device.
+        read_into: fills tensors by name.
+    """
+    # On the meta device, tensors have a shape and an identity, and take no memory.
+    empty = {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, (shape, dtype) in layout.items()
+    }
+    chosen: dict[int, Tensor | None] = {}
+    if find_targets is not None:
+        pairs = find_targets(assemble_state(tree, empty))
+        chosen = {id(saved): target for saved, target in pairs}
+    targets: dict[str, Tensor] = {}
+    for name, one in empty.items():
+        target = chosen.get(id(one), one)
+        if target is one:
+            targets[name] = torch.empty(one.shape, dtype=one.dtype)
+        elif target is not None:
+            targets[name] = target
+    read_into(targets)
+    return assemble_state(tree, {**empty, **targets})
+
+
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     """The content of one checkpoint.
@@ -82,10 +120,14 @@ class LoadedCheckpoint:
         return self.read_state(None)
 
     def read_state(self, find_targets: FindTargets | None) -> dict[str, Any]:
-        """Return the states, with some of the tensors read into others, such as DTensors.
+        """Return the states, with some of the tensors read into others, such as those of a model.
 
-        The tensors of a checkpoint in one file have been read already and are whole.
+        Args:
+            find_targets: chooses the tensors; None: all are read into new ones.
+
+        Raises:
+            InvalidCheckpointError: a file was damaged after it had been verified.
         """
-        if isinstance(self.content, dict):  # one file, which had to be read as a whole anyway
+        if isinstance(self.content, dict):  # it was read as a whole
             return self.content
         return self.content(find_targets)

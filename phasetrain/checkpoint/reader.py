@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -20,6 +21,7 @@ from phasetrain.checkpoint.commit import (
 )
 from phasetrain.checkpoint.contents import LoadedCheckpoint
 from phasetrain.checkpoint.retention import Retention
+from phasetrain.checkpoint.tensor_file import TensorFile
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
 from phasetrain.runtime.storage import Storage
@@ -41,6 +43,8 @@ class CheckpointReader:
         retention: ranks checkpoints for `load_best`.
         verify: how files are verified before they are used.
         say: called with a sentence for each checkpoint that is skipped.
+        reads_in_place: read tensors only when they are restored, straight into the tensors of the
+            run; nobody else may delete the checkpoint until then.
     """
 
     root: str
@@ -48,6 +52,7 @@ class CheckpointReader:
     retention: Retention = field(default_factory=Retention)
     verify: Verify = "full"
     say: Callable[[str], None] = lambda sentence: None
+    reads_in_place: bool = False
     # Path -> problem, of sharded checkpoints that all ranks have verified together.
     _examined: dict[str, str] = field(default_factory=dict)
 
@@ -175,9 +180,11 @@ class CheckpointReader:
     def _load(self, path: str, manifest: Manifest) -> LoadedCheckpoint:
         if INDEX in manifest.files:
             return self._load_sharded(path, manifest)
-        contents = read_files(self.storage, path, manifest, self.verify)
-        if not contents.keys() >= {TREE, TENSORS}:
+        if not manifest.files.keys() >= {TREE, TENSORS}:
             raise InvalidCheckpointError(f"{TREE} or {TENSORS} is missing from its manifest")
+        if self.reads_in_place and PROMISED in manifest.files:
+            return self._load_in_place(path, manifest)
+        contents = read_files(self.storage, path, manifest, self.verify)
         state = decode(contents[TREE], contents[TENSORS])
         promised = parse_json(contents[PROMISED]) if PROMISED in contents else None
         if isinstance(state, dict) and manifest.format == 1:  # it had no separate file
@@ -185,6 +192,20 @@ class CheckpointReader:
         if not isinstance(state, dict) or not isinstance(promised, dict):
             raise InvalidCheckpointError(f"{TREE} or {PROMISED} does not contain a mapping")
         return LoadedCheckpoint(path, manifest, promised, state)
+
+    def _load_in_place(self, path: str, manifest: Manifest) -> LoadedCheckpoint:
+        """Verify a checkpoint, and leave its tensors on disk until the run is built."""
+        file = TensorFile(self.storage, path, TENSORS, manifest.files[TENSORS], self.verify)
+        texts = {
+            name: read_file(self.storage, path, name, record, self.verify)
+            for name, record in manifest.files.items()
+            if name != TENSORS
+        }
+        file.check_tree(texts[TREE])
+        promised = parse_json(texts[PROMISED])
+        if not isinstance(promised, dict):
+            raise InvalidCheckpointError(f"{PROMISED} does not contain a mapping")
+        return LoadedCheckpoint(path, manifest, promised, partial(file.read_state, texts[TREE]))
 
     def _load_sharded(self, path: str, manifest: Manifest) -> LoadedCheckpoint:
         from phasetrain.checkpoint.sharded import ShardedTensors

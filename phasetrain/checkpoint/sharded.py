@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Size, Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -26,9 +25,15 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_together
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from phasetrain.checkpoint.codec import assemble_state, reject_malformed
+from phasetrain.checkpoint.codec import reject_malformed
 from phasetrain.checkpoint.commit import INDEX, CheckpointWriter, Manifest, Saved, Verify, read_file
-from phasetrain.checkpoint.contents import WEIGHT_PREFIXES, Draft, FindTargets, SaveGroup
+from phasetrain.checkpoint.contents import (
+    WEIGHT_PREFIXES,
+    Draft,
+    FindTargets,
+    SaveGroup,
+    read_with_targets,
+)
 from phasetrain.checkpoint.snapshot import DTYPE_OF_NAME, DTYPES, has_nan, parse_safetensors
 from phasetrain.errors import InvalidCheckpointError, SaveError
 from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
@@ -221,21 +226,8 @@ class ShardedTensors:
             InvalidCheckpointError: a file that is needed is missing or damaged.
         """
         metadata: dict[str, Any] = dict(self.metadata.state_dict_metadata)
-        # On the meta device, tensors have a shape and an identity, and take no memory.
-        empty = {
-            name: torch.empty(one.size, dtype=one.properties.dtype, device="meta")
-            for name, one in metadata.items()
-        }
-        given: dict[int, Tensor] = {}
-        if find_targets is not None:
-            pairs = find_targets(assemble_state(tree, empty))
-            given = {id(saved): target for saved, target in pairs}
-        targets: dict[str, Tensor] = {}
-        for name, one in empty.items():
-            target = given.get(id(one))
-            targets[name] = torch.empty(one.shape, dtype=one.dtype) if target is None else target
-        self.read_into(targets)
-        return assemble_state(tree, targets)
+        layout = {name: (tuple(one.size), one.properties.dtype) for name, one in metadata.items()}
+        return read_with_targets(tree, layout, find_targets, self.read_into)
 
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
         """Fill tensors by name, DTensors with this rank's shard; only the files needed are read."""

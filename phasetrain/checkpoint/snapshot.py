@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +34,8 @@ DTYPES = MappingProxyType(
 DTYPE_OF_NAME = MappingProxyType({name: dtype for dtype, name in DTYPES.items()})
 HEADER_BYTES = 100_000_000
 """Maximum size of a header, as in the reference implementation."""
+
+Data = bytes | bytearray | memoryview
 
 NamedTensors = Sequence[tuple[str, Tensor]]
 
@@ -86,32 +89,75 @@ class Snapshot:
         self._layout = layout
 
 
+@dataclass(frozen=True)
+class TensorPlace:
+    """Where a tensor is in a safetensors file.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        begin, end: offsets in bytes from the start of the file.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
 def parse_safetensors(file: bytearray | memoryview) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file by name; they share its memory.
 
     Not with the safetensors library, which would copy the file; the checks are the same.
 
     Raises:
+        ValueError, TypeError, KeyError, RuntimeError: see `parse_header`.
+    """
+    places = parse_header(file, len(file))
+    return {name: _view_tensor(file, place) for name, place in places.items()}
+
+
+def parse_header(head: Data, size: int) -> dict[str, TensorPlace]:
+    """Return the places of the tensors in a safetensors file by name.
+
+    Args:
+        head: the file, or its beginning up to the end of the header.
+        size: bytes of the file.
+
+    Raises:
         ValueError: a length, dtype, shape or offset is inconsistent. As in the reference
             implementation, tensors may neither overlap nor leave a gap.
         TypeError, KeyError, RuntimeError: a part of the header has an unexpected type.
     """
-    length = int.from_bytes(file[:8], "little")
-    if len(file) < 8 or length > min(len(file) - 8, HEADER_BYTES):
-        raise ValueError("its header is longer than the file")
-    header = json.loads(bytes(file[8 : 8 + length]), object_pairs_hook=_reject_duplicates)
+    start = header_end(head, size)
+    header = json.loads(bytes(head[8:start]), object_pairs_hook=_reject_duplicates)
     if not isinstance(header, dict):
-        raise ValueError("its header is not a mapping")  # noqa: TRY004 - it is the file that is wrong
+        raise ValueError("its header is not a mapping")  # noqa: TRY004 - the file is wrong
     header.pop("__metadata__", None)
-    found = {name: _view_tensor(file, 8 + length, name, entry) for name, entry in header.items()}
-    at = 0
-    for begin, end in sorted(tuple(entry["data_offsets"]) for entry in header.values()):
-        if begin != at:
-            raise ValueError(f"its tensors overlap or leave a gap at byte {min(at, begin)}")
-        at = end
-    if 8 + length + at != len(file):
+    found = {name: _parse_place(start, size, name, entry) for name, entry in header.items()}
+    at = start
+    for place in sorted(found.values(), key=lambda one: (one.begin, one.end)):
+        if place.begin != at:
+            raise ValueError(f"its tensors overlap or leave a gap at byte {min(at, place.begin)}")
+        at = place.end
+    if at != size:
         raise ValueError("it is longer than its tensors")
     return found
+
+
+def header_end(head: Data, size: int) -> int:
+    """Return the number of bytes of a safetensors file before its first tensor.
+
+    Args:
+        head: at least the first 8 bytes of the file.
+        size: bytes of the file.
+
+    Raises:
+        ValueError: the file is shorter.
+    """
+    length = int.from_bytes(head[:8], "little")
+    if size < 8 or length > min(size - 8, HEADER_BYTES):
+        raise ValueError("its header is longer than the file")
+    return 8 + length
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -120,18 +166,23 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _view_tensor(file: bytearray | memoryview, start: int, name: str, entry: Any) -> Tensor:
+def _parse_place(start: int, size: int, name: str, entry: Any) -> TensorPlace:
     dtype = DTYPE_OF_NAME[entry["dtype"]]
     shape = entry["shape"]
     begin, end = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise ValueError(f"tensor {name!r} has a shape or an offset that is not a whole number")
-    count = math.prod(shape)
-    if end - begin != count * dtype.itemsize or start + end > len(file):
+    if end - begin != math.prod(shape) * dtype.itemsize or start + end > size:
         raise ValueError(f"tensor {name!r} of shape {shape} does not fit its {end - begin} bytes")
+    return TensorPlace(dtype, tuple(shape), start + begin, start + end)
+
+
+def _view_tensor(file: bytearray | memoryview, place: TensorPlace) -> Tensor:
+    count = math.prod(place.shape)
     if not count:  # frombuffer rejects an empty buffer
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(file, dtype=dtype, count=count, offset=start + begin).view(shape)
+        return torch.empty(place.shape, dtype=place.dtype)
+    flat = torch.frombuffer(file, dtype=place.dtype, count=count, offset=place.begin)
+    return flat.view(place.shape)
 
 
 def has_nan(file: bytearray | memoryview, prefix: str | tuple[str, ...]) -> bool:

@@ -83,7 +83,7 @@ def restore(
     Raises:
         ChangedError: the run has a part that the checkpoint lacks, or one of another shape.
     """
-    state = loaded.read_state(lambda saved: run.task.shard_targets(saved["task"]))
+    state = loaded.read_state(lambda saved: run.task.restore_targets(saved["task"]))
     ranks: list[Mapping[str, Any]] = state.get("processes") or []
     try:
         run.task.restore(SavedTask(state["task"], [one["task"] for one in ranks]), what)

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
 from phasetrain.distributed import Strategy, World, load_buffers
+from phasetrain.distributed.strategies.state import Target
 from phasetrain.errors import ChangedError, is_out_of_memory
 from phasetrain.optim import Updater
 from phasetrain.tasks.misfits import shorten_misfit
@@ -139,14 +140,12 @@ class TaskState(ABC):
                     states = [one[name] for one in ranks if name in one]
                     part.merge_rank_states(states, is_main=self._world.is_main)
 
-    def shard_targets(self, shared: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a saved tensor and the tensor into which this rank reads its shard.
+    def restore_targets(self, shared: Mapping[str, Any]) -> list[Target]:
+        """Return pairs of a saved tensor and the tensor into which this rank reads it, or None.
 
-        Saved tensors that are not in the list are read whole.
+        Saved tensors that are not in the list are read whole into new ones.
         """
-        found: list[tuple[Tensor, Tensor]] = []
-        if not self._strategy.shards_weights:
-            return found
+        found: list[Target] = []
         state = self._strategy.state
         for name, part in self.stateful().items():
             saved = shared.get(name, {})

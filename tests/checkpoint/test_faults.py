@@ -229,19 +229,23 @@ class TestRefusing:
 class TestReading:
     @pytest.mark.parametrize("kind", PLACES)
     @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
+    # Three manifests, and three files of the newest; the header of one is read by itself.
+    @pytest.mark.parametrize(("in_place", "count"), [(False, 6), (True, 8)])
     def test_an_error_at_any_read_leads_to_the_checkpoint_before(
-        self, tmp_path: Path, kind: Kind, error: int
+        self, tmp_path: Path, kind: Kind, error: int, count: int, *, in_place: bool
     ) -> None:
         place = kind(tmp_path / "count")
         made, reads = saved(place, [1, 2, 3]), list[str]()
         made.storage = place.storage(lambda operation, path: reads.append(path))
+        made.reads_in_place = in_place
         assert made.load_newest() is not None
-        assert len(reads) == 6  # three manifests, and three files of the newest
+        assert len(reads) == count
         for number, path in enumerate(reads):
             said: list[str] = []
             saved(place := kind(tmp_path / str(number)), [1, 2, 3])
             made = checkpointer(place, Failpoint(number, refused(error)))
             made.say = said.append
+            made.reads_in_place = in_place
             loaded = made.load_newest()
             assert loaded is not None
             hurt = "s00000003" in path

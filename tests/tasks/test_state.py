@@ -73,7 +73,7 @@ def whole_state() -> dict[str, dict[str, Tensor]]:
 def test_custom_module_is_sharded_like_the_model(task: WithProjector) -> None:
     assert all(is_dtensor(one) for one in task.projector.parameters())
     assert task.module_names() == ["model", "loss", "projector"]
-    targets = task.shard_targets(whole_state())
+    targets = task.restore_targets(whole_state())
     assert [tuple(saved.shape) for saved, _ in targets] == [(5, 3), (5,), (4, 3), (4,)]
 
 

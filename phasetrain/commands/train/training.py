@@ -225,6 +225,8 @@ class Training:
                 raise nothing_to_resume(self.folder)
             return ""
 
+        # Nobody else deletes checkpoints, because the folder is locked.
+        checkpointer.reads_in_place = True
         # Every rank verifies its own shards before rank 0 chooses, so that all reading is parallel.
         checkpointer.verify_shards(world)
         path = world.run_on_main(choose)

@@ -21,7 +21,7 @@ from phasetrain.distributed.strategies.base import (
     MakeOptimizer,
     device_of,
 )
-from phasetrain.distributed.strategies.state import StateAdapter
+from phasetrain.distributed.strategies.state import StateAdapter, Target
 from phasetrain.distributed.world import World
 from phasetrain.errors import ConfigError, did_you_mean
 
@@ -86,15 +86,13 @@ class DTensorState(StateAdapter):
                     local[number][name] = local_shard(_shard_value(value, weight))
         return local
 
-    def model_targets(
-        self, module: nn.Module, state: Mapping[str, Any]
-    ) -> list[tuple[Tensor, Tensor]]:
+    def model_targets(self, module: nn.Module, state: Mapping[str, Any]) -> list[Target]:
         """Return pairs of a saved tensor and the empty shard this rank reads it into."""
         own = module.state_dict()
         pairs = [(state[name], tensor) for name, tensor in own.items() if name in state]
         return [(saved, _empty_shard(saved, like)) for saved, like in pairs if _fits(saved, like)]
 
-    def optimizer_targets(self, state: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
+    def optimizer_targets(self, state: Mapping[Any, Any]) -> list[Target]:
         """Return the same pairs for the state of the optimizer."""
         return [
             (saved, _empty_shard(saved, self.pairs[int(number)][0]))

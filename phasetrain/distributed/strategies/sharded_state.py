@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from phasetrain.distributed.strategies.state import StateAdapter
+from phasetrain.distributed.strategies.state import StateAdapter, Target
 from phasetrain.distributed.world import World
 
 
@@ -69,11 +69,31 @@ class ShardedOptimizerState(StateAdapter):
         """Load this rank's part of a state saved by `optimizer_state`, perhaps under another
         strategy."""
         by_number = {int(number): values for number, values in state.items()}
-        numbers = self._parameter_numbers()
-        mine = [numbers[one] for group in self._inner.param_groups for one in group["params"]]
+        mine = self._own_numbers()
         # The inner optimizer numbers its own parameters from 0.
         local = {place: by_number[n] for place, n in enumerate(mine) if n in by_number}
         super().load_optimizer_state(self._inner, local, entries)
+
+    def local_optimizer_state(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return the state of this rank's parameters."""
+        mine = set(self._own_numbers())
+        return {number: values for number, values in state.items() if int(number) in mine}
+
+    def optimizer_targets(self, state: Mapping[Any, Any]) -> list[Target]:
+        """Return the tensors of other ranks' parameters, which are not needed here."""
+        mine = set(self._own_numbers())
+        return [
+            (saved, None)
+            for number, values in state.items()
+            if int(number) not in mine
+            for saved in values.values()
+            if isinstance(saved, Tensor)
+        ]
+
+    def _own_numbers(self) -> list[int]:
+        """Return the numbers of the parameters that this rank updates."""
+        numbers = self._parameter_numbers()
+        return [numbers[one] for group in self._inner.param_groups for one in group["params"]]
 
     def _parameter_numbers(self) -> dict[Tensor, int]:
         return {parameter: number for number, parameter in enumerate(self.parameters)}

@@ -1,11 +1,16 @@
 """How the state of a model and its optimizer is read for a checkpoint and loaded again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from phasetrain.distributed.dtensors import is_dtensor
+
+Target = tuple[Tensor, Tensor | None]
+"""A saved tensor, and the tensor it is read into, or None."""
 
 STANDARD_ENTRIES = ("state", "param_groups")
 """Entries of the state_dict of every optimizer."""
@@ -62,15 +67,43 @@ class StateAdapter:
         """Return the part of a saved optimizer state that this rank holds."""
         return state
 
-    def model_targets(
-        self, module: nn.Module, state: Mapping[str, Any]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a saved tensor and the empty shard this rank reads it into.
+    def model_targets(self, module: nn.Module, state: Mapping[str, Any]) -> list[Target]:
+        """Return pairs of a saved tensor and the tensor this rank reads it into.
 
-        Tensors without a pair are read whole.
+        A saved tensor without a pair is read whole; one with None is not needed here.
         """
+        own = dict(_plain_tensors(module, ""))
+        return [
+            (saved, own[name])
+            for name, saved in state.items()
+            if isinstance(saved, Tensor)
+            and name in own
+            and not is_dtensor(own[name])
+            and (saved.shape, saved.dtype) == (own[name].shape, own[name].dtype)
+        ]
+
+    def optimizer_targets(self, state: Mapping[Any, Any]) -> list[Target]:
+        """Return such pairs for the state of the optimizer."""
         return []
 
-    def optimizer_targets(self, state: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
-        """Return the same pairs for the state of the optimizer."""
-        return []
+
+def _plain_tensors(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a module that its load_state_dict only copies, by name."""
+    kind = type(module)
+    # Whoever replaces or prepares the loading may look at the old value while it has the new one.
+    if (
+        kind.load_state_dict is not nn.Module.load_state_dict
+        or kind._load_from_state_dict is not nn.Module._load_from_state_dict
+        or module._load_state_dict_pre_hooks
+    ):
+        return
+    saved = module._parameters | {
+        name: buffer
+        for name, buffer in module._buffers.items()
+        if name not in module._non_persistent_buffers_set
+    }
+    for name, tensor in saved.items():
+        if tensor is not None:
+            yield f"{prefix}{name}", tensor
+    for name, child in module.named_children():
+        yield from _plain_tensors(child, f"{prefix}{name}.")

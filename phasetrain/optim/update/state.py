@@ -41,13 +41,23 @@ def load_optimizer(
                 continue
             if loaded.shape != value.shape:
                 continue  # the optimizer has converted it
+            # torch's load_state_dict takes over the given tensors: saved values that have their own
+            # memory in the right layout are kept, without another copy.
+            is_kept = loaded is value and _owns_memory(value)
             if value.shape == parameter.shape:
                 # Fused kernels walk raw memory: momentum has to be laid out as its parameter is
                 # (channels_last, say).
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-            elif loaded.dtype != value.dtype:
+                if not is_kept or value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            elif loaded.dtype != value.dtype or not is_kept:
                 # torch casts state to the dtype of the parameter, which may be coarser.
                 state[name] = value.to(loaded.device, copy=True)
+
+
+def _owns_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor is all that is in its memory: a view would keep the content of a
+    whole file in memory."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def changed_options(

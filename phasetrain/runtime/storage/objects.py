@@ -6,6 +6,7 @@ An object store writes whole objects, and can neither rename nor append.
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from io import RawIOBase
 from typing import Any, BinaryIO, TypeVar, cast
 
 from iopath.common.file_io import PathHandler
@@ -92,6 +93,11 @@ class ObjectAccess(Storage):
         content = bytearray(self.read(path))
         return content, tree_digest(content)
 
+    def hash_file(self, path: str) -> FileRecord:
+        """Return the size and the `tree_digest` of an object."""
+        content = self.read(path)
+        return FileRecord(len(content), tree_digest(content))
+
     def create(
         self, path: str, data: Data, *, give_up: Callable[[], bool] = lambda: False
     ) -> FileRecord:
@@ -136,6 +142,9 @@ class ObjectAccess(Storage):
             "RUN.dir to a folder on this machine",
             code="storage.not_local",
         )
+
+    def _open_binary(self, path: str) -> RawIOBase:
+        return cast(RawIOBase, self._files.open(path, "rb"))
 
     def _write_object(self, path: str, data: Any) -> None:
         self._before("write", path)

