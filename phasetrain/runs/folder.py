@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError, FolderInUseError
-from phasetrain.runs.lock import LEASE_SECONDS, LOCK_FILES, FolderLock, Owner
+from phasetrain.runs.lock import LEASE_SECONDS, FolderLock, Owner
 from phasetrain.runs.records import ATTEMPTS, PLAN, STATUS, StatusRecord
 from phasetrain.runtime.storage import TEMPORARY, LogFile, Storage, open_storage
 
@@ -226,7 +226,7 @@ class RunFolder:
 
     def has_lock(self) -> bool:
         """Return whether a process holds the lock, or was killed while it held it."""
-        return any(self.storage.exists(self.file(name)) for name in LOCK_FILES)
+        return self._lock.has_files()
 
     def read_status(self) -> StatusRecord:
         """Return the record of status.json; an empty one if there is none.
@@ -347,6 +347,18 @@ class RunFolder:
             return kept
         return os.path.relpath(kept)
 
+    def unlock_kept(self) -> None:
+        """Remove the lock that a kill within `set_aside` has left in the folder that it kept."""
+        kept = _list_kept(str(Path(self.path).resolve()), self.storage)
+        if not self.storage.keeps_files or not kept:
+            return
+        lock = FolderLock(kept[max(kept)], self.storage)
+        # A run that was started in the kept folder keeps its lock.
+        if lock.has_files():
+            with suppress(FolderInUseError, OSError):
+                lock.take(Owner.here(0))
+                lock.release()
+
     def close(self) -> None:
         """Call `before_close`, close the logs, and release the lock."""
         # The lock is held until all files are complete: a process that waits for it reads them.
@@ -441,11 +453,15 @@ class RunFolder:
 
 def _number_folder(path: str, storage: Storage) -> str:
     """Return the path with the next number behind it: runs/base.3 after runs/base.2."""
+    return f"{path}.{max(_list_kept(path, storage), default=0) + 1}"
+
+
+def _list_kept(path: str, storage: Storage) -> dict[int, str]:
+    """Return the folders that have this path and a number behind it, by number."""
     parent, _, name = path.rpartition("/")
     numbered = re.compile(rf"{re.escape(name)}\.([0-9]+)")
     found = map(numbered.fullmatch, storage.list_names(parent or "/"))
-    numbers = [int(match[1]) for match in found if match]
-    return f"{path}.{max(numbers, default=0) + 1}"
+    return {int(match[1]): f"{parent}/{match[0]}" for match in found if match}
 
 
 def _check_writable(path: str, storage: Storage) -> None:

@@ -161,6 +161,10 @@ class FolderLock:
         finally:
             self.path = here
 
+    def has_files(self) -> bool:
+        """Return whether the lock is held, or its owner was killed."""
+        return any(self.storage.exists(f"{self.path}/{name}") for name in LOCK_FILES)
+
     @property
     def _record(self) -> str:
         return f"{self.path}/owner.json"

@@ -118,6 +118,8 @@ def _open_run(
         )
     if is_restart_due(setup, folder, checkpointer, data):
         log.info("%s is kept as %s: the run starts over", folder.path, folder.set_aside())
+    elif setup.config.RUN.resume == "restart":
+        folder.unlock_kept()
     # Without the lock, so that a finished run can be asked for in a read-only folder.
     done = _finished_result(setup, checkpointer, data)
     if done is not None:
