@@ -362,10 +362,11 @@ class ExportRoute(Route):
         return ["export", str(self.template), str(folder / "weights.safetensors")]
 
     def describe_loss(self, folder: Path, attempt: Attempt, newest: str) -> tuple[str, str]:
-        if attempt.code:
-            return describe_loss(folder, attempt, newest)
         file = folder / "weights.safetensors"
         whole = self.template.parent / "measured" / file.name
+        # A file that was written before the kill is not written again: exit code 2.
+        if attempt.code not in (None, 0) and not (attempt.code == 2 and file.exists()):
+            return describe_loss(folder, attempt, newest)
         if file.exists() and whole.exists() and file.read_bytes() != whole.read_bytes():
             return "the file is not whole", newest
         return "", newest

@@ -21,7 +21,8 @@ from harness import (
 
 from phasetrain.data import PhaseSampler
 from phasetrain.runtime.machine import reseed
-from phasetrain.tasks import Task, passes
+from phasetrain.tasks import Task
+from phasetrain.tasks.generator_use import GeneratorUse
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +315,7 @@ class TestNegativeControls:
     def test_dropout_seeded_once_per_attempt_is_detected(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(passes, "reseed", lambda seed: None)
+        monkeypatch.setattr(GeneratorUse, "seed", lambda self, seed: None)
         reseed(0)
         train(tmp_path / "unbroken")
         reseed(0)
