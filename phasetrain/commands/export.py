@@ -26,6 +26,7 @@ from phasetrain.commands.stored.stored_config import read_loaded_config
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
 from phasetrain.config.trust import trust_only
+from phasetrain.data import SampleReader
 from phasetrain.engine.plan import make_test_phase
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.observers import classify_hooks
@@ -288,6 +289,7 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
         transform = build_input_transform(builder.context, split)
     if transform is not None and with_transforms:
         rest, inside = transform.split_tensor_part()
+        assert isinstance(reader, SampleReader), "only training data has sources"
         reader = reader.with_pipeline(rest.pipeline)
     phase = make_test_phase(list_splits(builder.context, data)[name])
     draw = next(iter(parts.loaders[name].sampler.steps(phase, 0)))[0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from phasetrain.commands.choose import choose_checkpoint, restore_weights
 from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
-from phasetrain.data.loading.seed_check import read_first_target
+from phasetrain.data.loading.seed_check import read_first_targets
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import AVERAGED, TRAIN, Plan, make_test_phase
 from phasetrain.engine.position import RunState
@@ -57,7 +57,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     latest = LatestMetrics()
     restore_weights(task, loaded)
     for split in tests:
-        task.check_targets(split.name, read_first_target(data[split.name].reader))
+        task.check_targets(split.name, read_first_targets(data[split.name].reader))
     called = Hooks({"latest": latest, **(hooks or {})}, setup.world)
     engine = PhaseEngine(task, plan, RunState(), called, world=setup.world)
     with setup.machine.apply_settings():

@@ -9,6 +9,7 @@ from phasetrain.data.loading.loader import PhaseLoader
 from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.settings import LoaderSettings
+from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.mixture import MixedDataset
 from phasetrain.data.protocols import GrowingDataset, ShardedDataset, WindowedDataset
 from phasetrain.data.samplers.lanes import LaneOrder
@@ -42,6 +43,7 @@ __all__ = [
     "SampleReader",
     "SampleSource",
     "ShardedDataset",
+    "SourcesReader",
     "Stream",
     "StreamDataset",
     "WindowedDataset",

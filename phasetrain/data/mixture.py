@@ -1,6 +1,7 @@
-"""Several datasets combined into one, sampled in given proportions."""
+"""Several datasets combined into one, sampled in given proportions or by a number per batch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import sha256
 from math import gcd, lcm
@@ -17,7 +18,7 @@ from phasetrain.data.samplers.epoch_stream import EpochStream
 from phasetrain.data.samplers.named import DrawOrder, Draws
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
-from phasetrain.data.samplers.source import SampleSource
+from phasetrain.data.samplers.source import SampleSource, SampleView, select_subset
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import shorten
 from phasetrain.runtime.machine import seed_of
@@ -25,12 +26,79 @@ from phasetrain.runtime.machine import seed_of
 PERIOD = 10_000
 """Maximum number of draws after which the turns repeat; shares are multiples of 1 / PERIOD."""
 
+ALL_SAMPLES = {"samples": None, "seed": 0, "balanced": False, "skip": 0}
+"""Defaults of `subset`."""
+
+SOURCE_KEYS = ("batch_size", "transforms", "collate", "inputs", "targets", "label_type")
+"""Keys of a dataset in a mixture with a batch size per source; the rest are parameters."""
+
+
+@dataclass(frozen=True)
+class SourceBatches:
+    """The number of samples of each source in a batch.
+
+    Attributes:
+        sizes: label -> samples per batch.
+        settings: label -> other keys of `SOURCE_KEYS` that the source sets.
+        epoch: the source whose batches are an epoch: its label, or `first`, `longest` or
+            `shortest`, counted in batches.
+    """
+
+    sizes: Mapping[str, int]
+    settings: Mapping[str, Mapping[str, Any]]
+    epoch: str
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch, over all sources."""
+        return sum(self.sizes.values())
+
+    @property
+    def shares(self) -> list[int]:
+        """Samples of each source in the smallest batch with the same proportions."""
+        divisor = gcd(*self.sizes.values())
+        return [size // divisor for size in self.sizes.values()]
+
+    def count_batches(self, lengths: Mapping[str, int]) -> int:
+        """Return the number of full batches of an epoch, at least 1.
+
+        Args:
+            lengths: label -> number of samples.
+        """
+        batches = {label: max(1, lengths[label] // size) for label, size in self.sizes.items()}
+        if self.epoch in batches:
+            return batches[self.epoch]
+        if self.epoch == "first":
+            return next(iter(batches.values()))
+        if self.epoch == "shortest":
+            return min(batches.values())
+        return max(batches.values())
+
+
+class SubsetView(SampleView):
+    """Some samples of a dataset, with its facts and labels."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the facts of the dataset."""
+        if isinstance(self.dataset, Described):
+            return self.dataset.facts()
+        return {}
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the class of each sample in use, int64 `(N,)`."""
+        return SampleSource(self.dataset, self.chosen).labels()
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the dataset, or its length if it has none."""
+        return fingerprint_or_length(self.dataset)
+
 
 class MixedDataset(Dataset[Any]):
     """Several datasets one after the other under common indices.
 
     Args:
         sources: label -> dataset.
+        batches: number of samples of each source in a batch, if that is fixed.
 
     Attributes:
         source_lengths: label -> number of samples.
@@ -46,10 +114,13 @@ class MixedDataset(Dataset[Any]):
         ('noisy', 0)
     """
 
-    def __init__(self, sources: Mapping[str, Samples]) -> None:
+    def __init__(
+        self, sources: Mapping[str, Samples], batches: SourceBatches | None = None
+    ) -> None:
         if not sources:
             raise ValueError("datasets = {}: expected at least one dataset")
         self.sources = dict(sources)
+        self.batches = batches
         self.source_lengths: Mapping[str, int] = {
             label: len(one) for label, one in self.sources.items()
         }
@@ -94,10 +165,16 @@ class MixedDataset(Dataset[Any]):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts that all sources share; they must agree on `classes` and `class_names`.
+        With a batch size per source, the facts of the first source.
 
         Raises:
             ValueError: sources have different classes.
         """
+        if self.batches is not None:
+            one = next(iter(self.sources.values()))
+            if isinstance(one, Described):
+                return one.facts()
+            return {}
         known = {
             label: dict(one.facts())
             for label, one in self.sources.items()
@@ -126,48 +203,104 @@ class MixedDataset(Dataset[Any]):
         have none."""
         digest = sha256()
         for label, one in self.sources.items():
-            content = one.fingerprint() if isinstance(one, Fingerprinted) else str(len(one))
+            content = fingerprint_or_length(one)
             digest.update(f"{label}\0{content}\n".encode())
         return digest.hexdigest()
+
+
+def fingerprint_or_length(dataset: Samples) -> str:
+    """Return the fingerprint of a dataset, or its length if it has none."""
+    if isinstance(dataset, Fingerprinted):
+        return dataset.fingerprint()
+    return str(len(dataset))
 
 
 @DATASETS.register("mixed")
 def make_mixed(
     datasets: Mapping[str, Mapping[str, Any]],
     *,
+    epoch: str = "longest",
     split: str | None = None,
     part: str | None = None,
     classes: int | None = None,
     class_names: Sequence[str] | None = None,
 ) -> MixedDataset:
     """Combine several datasets into one; the sampler `proportional` draws from them in given
-    proportions.
+    proportions. If each has a `batch_size`, each batch has that many samples of it.
 
     Args:
-        datasets: label -> `dataset`, a name or a dotted path, and its parameters.
+        datasets: label -> `dataset`, a name or a dotted path, its parameters, perhaps `subset`,
+            and with a `batch_size` also the other keys of `SOURCE_KEYS`.
+        epoch: with batch sizes, the source whose batches are an epoch: its label, or `first`,
+            `longest` or `shortest`. Shorter ones begin again, in another order.
         split, part, classes, class_names: facts, passed on to datasets that request them.
 
     Raises:
-        ValueError: there are no datasets, a mapping lacks `dataset`, or a dataset cannot be built.
+        ValueError: there are no datasets, a mapping lacks `dataset`, a dataset cannot be built, or
+            only some have a `batch_size`.
     """
     given = {"split": split, "part": part, "classes": classes, "class_names": class_names}
     facts = {key: value for key, value in given.items() if value is not None}
-    found = {}
+    found: dict[str, Samples] = {}
+    batches = _read_batches(datasets, epoch)
     for label, section in datasets.items():
         if not isinstance(section, Mapping) or "dataset" not in section:
             raise ValueError(
                 f"datasets.{label} = {section!r}: expected a mapping with `dataset` and its "
                 "parameters"
             )
-        params = {key: value for key, value in section.items() if key != "dataset"}
+        own = {"dataset", "subset", *(SOURCE_KEYS if batches else ())}
+        params = {key: value for key, value in section.items() if key not in own}
+        where = f"datasets.{label}"
         try:
-            found[label] = DATASETS.build(
-                section["dataset"], params, where=f"datasets.{label}", facts=facts
-            )
+            found[label] = DATASETS.build(section["dataset"], params, where=where, facts=facts)
         except ConfigError as error:
             # The registry that builds this dataset adds the split to the message.
             raise ValueError(str(error)) from error
-    return MixedDataset(found)
+        if section.get("subset"):
+            found[label] = _select_view(found[label], section["subset"], where)
+    return MixedDataset(found, batches)
+
+
+def _select_view(dataset: Samples, subset: Mapping[str, Any], where: str) -> Samples:
+    try:
+        chosen = select_subset(SampleSource(dataset), **{**ALL_SAMPLES, **subset})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where}.subset: {error}") from error
+    if chosen is None:
+        return dataset
+    return SubsetView(dataset, chosen)
+
+
+def _read_batches(datasets: Mapping[str, Mapping[str, Any]], epoch: str) -> SourceBatches | None:
+    """Return the samples of each source per batch; None if no dataset has a `batch_size`."""
+    sections = {label: one for label, one in datasets.items() if isinstance(one, Mapping)}
+    sizes = {label: one["batch_size"] for label, one in sections.items() if "batch_size" in one}
+    if not sizes and epoch != "longest":
+        raise ValueError(
+            f"epoch = {epoch!r}: it counts batches of sources, and no dataset has a `batch_size`; "
+            "set `samples` of the sampler instead"
+        )
+    if not sizes:
+        return None
+    for label in datasets:
+        size = sizes.get(label)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(
+                f"datasets.{label}.batch_size = {size}: expected a number of samples, at least 1; "
+                "either all datasets of a mixture have one, or none"
+            )
+    if epoch not in (*datasets, "first", "longest", "shortest"):
+        near = did_you_mean(epoch, list(datasets)) or ";"
+        raise ValueError(
+            f"epoch = {epoch!r}: expected first, longest, shortest or a label{near} labels: "
+            f"{', '.join(datasets)}"
+        )
+    settings = {
+        label: {key: one[key] for key in SOURCE_KEYS if key in one and key != "batch_size"}
+        for label, one in sections.items()
+    }
+    return SourceBatches(sizes, settings, epoch)
 
 
 @SAMPLERS.register("proportional")
@@ -230,9 +363,7 @@ class ProportionalOrder(DrawOrder):
             EpochStream(count, seed_of(seed, "source", number))
             for number, (_, count) in enumerate(self._parts)
         ]
-        # An epoch shorter than a period begins at a random position in it, otherwise the sources at
-        # the end of the period would never be drawn.
-        shift = seed_of(seed, "turn") % len(self._turns)
+        shift = self._find_shift(seed)
 
         def draw_indices(begin: int, end: int) -> Indices:
             places = np.arange(begin + shift, end + shift) % len(self._turns)
@@ -246,10 +377,41 @@ class ProportionalOrder(DrawOrder):
 
         return draw_indices
 
+    def _find_shift(self, seed: int) -> int:
+        """Return the position in the period at which an epoch begins."""
+        # An epoch shorter than a period begins at a random position in it, otherwise the sources at
+        # the end of the period would never be drawn.
+        return seed_of(seed, "turn") % len(self._turns)
+
     def _count_turns(self, number: int, place: int) -> int:
         """Return the number of turns of a source among the first `place` turns."""
         periods, rest = divmod(place, len(self._turns))
         return int(periods * self._before[-1, number] + self._before[rest, number])
+
+
+class SourceOrder(ProportionalOrder):
+    """The order of a mixture with a number of samples of each source per batch.
+
+    The sources take turns, so that each part of a batch that is a multiple of the sum of
+    `SourceBatches.shares` has the same proportions: ranks and micro-batches get equal parts.
+
+    Args:
+        dataset: the mixture.
+        batches: its batch sizes.
+    """
+
+    def __init__(self, dataset: MixedDataset, batches: SourceBatches) -> None:
+        lengths = dataset.source_lengths
+        begins = np.cumsum([0, *lengths.values()]).tolist()
+        self.batch_size = batches.batch_size
+        super().__init__(
+            list(zip(begins, lengths.values(), strict=False)),
+            schedule_turns(batches.shares),
+            batches.count_batches(lengths) * batches.batch_size,
+        )
+
+    def _find_shift(self, seed: int) -> int:
+        return 0
 
 
 def round_shares(proportions: Mapping[str, float]) -> list[int]:

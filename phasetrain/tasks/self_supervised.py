@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from phasetrain.data import SampleReader
+from phasetrain.data import SampleReader, SourcesReader
 from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
 from phasetrain.distributed import Ordered
@@ -245,10 +245,15 @@ class SelfSupervised(Task):
         views = 1 if self._momentum is None else self._teacher_views
         for split, loader in self.parts.loaders.items():
             if isinstance(loader.reader, PerStageReader):
-                readers = list(loader.reader.readers)
+                readers = loader.reader.readers
             else:
-                readers = [loader.reader]
+                readers = (loader.reader,)
             for reader in readers:
+                if isinstance(reader, SourcesReader):
+                    raise ConfigError(
+                        f"DATA.{split.upper()}.datasets.*.batch_size: TASK.name = "
+                        "'self_supervised' takes batches of one source; leave the batch sizes out"
+                    )
                 _check_views(split, reader, views)
         for label, meter in self.meters.items():
             _check_meter(label, meter, self._device)

@@ -18,6 +18,7 @@ from phasetrain.commands.choose import NONE, choose_checkpoint
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
+from phasetrain.data import SampleReader
 from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
 from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
@@ -265,6 +266,12 @@ def _to_saved_type(value: Tensor) -> Tensor:
 
 def _read_in_order(split: SplitData) -> SplitData:
     """Return the split in the order of the dataset; unreadable samples are skipped or raise."""
+    if not isinstance(split.reader, SampleReader):
+        raise ConfigError(
+            "EXTRACT.splits: DATA.TRAIN.datasets have batch sizes, and features are extracted from "
+            "one source at a time; name other splits",
+            code="config.conflict",
+        )
     reader = copy(split.reader)  # the split itself, with its settings, is used elsewhere as well
     if reader.on_bad_sample == "substitute":
         reader.on_bad_sample = "drop"  # a substitute would be a second row of another sample

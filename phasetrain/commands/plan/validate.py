@@ -13,7 +13,8 @@ from phasetrain.config.compose.composed import COMMAND_LINE
 from phasetrain.config.problems import collect_problems, combine_problems, format_value, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
 from phasetrain.data import CustomLoader
-from phasetrain.data.loading.seed_check import check_seeded, read_first_target
+from phasetrain.data.loading.seed_check import check_seeded, read_first_targets
+from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.distributed import World
 from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.errors import ConfigError, Problem
@@ -102,11 +103,12 @@ def check_data(data: Mapping[str, SplitData], task: Task) -> None:
     """
     ours = {name: split for name, split in data.items() if split.loader is None}
     for name, split in ours.items():
-        task.check_targets(name, read_first_target(split.reader))
+        task.check_targets(name, read_first_targets(split.reader))
         if not split.section.exact:
             continue
         for reader in dict.fromkeys(one.reader for one in (split, *split.stages)):
-            check_seeded(reader, split.section.dataset)
+            for one in list_sample_readers(reader):
+                check_seeded(one, split.section.dataset)
 
 
 def list_inexact_splits(setup: Setup) -> list[str]:

@@ -1,5 +1,8 @@
 """Rules of batch sizes: micro-batches, gradient accumulation and the world size."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from phasetrain.config.rules.draft import ConfigDraft, list_numbers, nearest_divisors
 
 MICRO = "DATA.TRAIN.micro_batch_size"
@@ -7,6 +10,31 @@ BATCH = "DATA.TRAIN.batch_size"
 ACCUMULATE = "OPTIMIZER.accumulate"
 SHARDS = "DISTRIBUTED.virtual_shards"
 _WHOLE_BATCH = "batch_size in one piece"
+
+
+def derive_batch_size(draft: ConfigDraft) -> None:
+    """Derive the batch size of a mixture whose datasets have their own batch sizes."""
+    datasets = draft.get("DATA.TRAIN.datasets")
+    if draft.get("DATA.TRAIN.dataset") != "mixed" or not isinstance(datasets, Mapping):
+        return
+    sizes: dict[str, Any] = {
+        label: one.get("batch_size") for label, one in datasets.items() if isinstance(one, Mapping)
+    }
+    # Whether each is a number, the dataset checks.
+    if not sizes or any(type(size) is not int for size in sizes.values()):
+        return
+    total = sum(sizes.values())
+    if draft.get(BATCH) == total:
+        return
+    first = f"DATA.TRAIN.datasets.{next(iter(sizes))}.batch_size"
+    if draft.rank_of(BATCH) >= draft.rank_of(first):
+        draft.reject(
+            BATCH,
+            f"{BATCH} = {draft.get(BATCH)} ({draft.layer_of(BATCH)}): the batch sizes of "
+            f"DATA.TRAIN.datasets add up to {total}; leave it out",
+        )
+        return
+    draft.set(BATCH, total, "the sum of DATA.TRAIN.datasets.*.batch_size")
 
 
 def derive_micro_batches(draft: ConfigDraft, world_size: int | None) -> None:

@@ -9,6 +9,7 @@ from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import leaves, origin_of
 from phasetrain.config.problems import raise_all
 from phasetrain.config.rules.batch import (
+    derive_batch_size,
     derive_micro_batches,
     derive_test_micro_batches,
     share_batch,
@@ -66,6 +67,7 @@ def derive(
     # Tests and extraction take any number of processes.
     trains = draft.config["RUN"]["engine"] not in UNTRAINED
     derive_length(draft)
+    derive_batch_size(draft)
     derive_micro_batches(draft, processes if trains else None)
     derive_test_micro_batches(draft)
     scale_learning_rate(draft)

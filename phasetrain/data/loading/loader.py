@@ -14,6 +14,7 @@ from phasetrain.data.loading.device_prefetch import prefetch_to_cuda
 from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.settings import LoaderSettings
+from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.loading.worker_stream import WorkerStream
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
@@ -42,7 +43,7 @@ class PhaseLoader:
 
     def __init__(
         self,
-        reader: SampleReader | PerStageReader,
+        reader: SampleReader | SourcesReader | PerStageReader,
         sampler: PhaseSampler | PerStageSampler,
         plan: Plan,
         settings: LoaderSettings,

@@ -7,6 +7,7 @@ from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import OnBadSample
 from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
@@ -20,7 +21,7 @@ class PerStageReader(Dataset[Batch]):
         readers: reader of each stage.
     """
 
-    def __init__(self, readers: Sequence[SampleReader]) -> None:
+    def __init__(self, readers: Sequence[SampleReader | SourcesReader]) -> None:
         self.readers = tuple(readers)
 
     @property

@@ -10,6 +10,7 @@ import torch
 from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.protocols import BatchAccess
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Pipeline
@@ -117,6 +118,18 @@ def _returns_lists(dataset: BatchAccess, indices: list[int]) -> bool:
         log.debug("__getitems__ is not used: %r", error)
         return False
     return isinstance(samples, list) and len(samples) == len(indices)
+
+
+def read_first_targets(reader: SampleReader | SourcesReader) -> Any:
+    """Return the target of the first sample in use; of a mixture with batch sizes, label ->
+    target.
+
+    Raises:
+        ConfigError, SampleError: see `read_first_target`.
+    """
+    if isinstance(reader, SourcesReader):
+        return {label: read_first_target(one) for label, one in reader.readers.items()}
+    return read_first_target(reader)
 
 
 def read_first_target(reader: SampleReader) -> Any:

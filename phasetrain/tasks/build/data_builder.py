@@ -12,19 +12,25 @@ from phasetrain.data import (
     TRANSFORMS,
     CustomLoader,
     LoaderSettings,
+    MixedDataset,
     PerStageReader,
     PerStageSampler,
     PhaseLoader,
     PhaseSampler,
     SampleReader,
+    SampleSource,
+    SourcesReader,
     WindowedDataset,
 )
 from phasetrain.data.datasets import Described, Fingerprinted, Samples
 from phasetrain.data.datasets.base import hash_tensors
 from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
+from phasetrain.data.loading.sources_reader import list_sample_readers
+from phasetrain.data.mixture import SourceOrder
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.phase_sampler import HasPassLength, SampleOrder, pass_length
+from phasetrain.data.samplers.source import SampleView
 from phasetrain.data.transforms import Pipeline
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
@@ -40,6 +46,7 @@ from phasetrain.tasks.build.loading_builder import (
     build_selection,
     build_source,
     check_callable,
+    check_sources,
     count_workers,
 )
 from phasetrain.tasks.build.sections import BuildContext
@@ -68,7 +75,7 @@ class SplitData:
     """
 
     section: AttrDict
-    reader: SampleReader
+    reader: SampleReader | SourcesReader
     order: SampleOrder
     length: int
     facts: Mapping[str, Any]
@@ -228,18 +235,16 @@ def build_split(
     reseed_all(seed_of(context.seed, "init", "data"))
     if dataset is None:
         dataset = open_dataset(context, name, section, facts)
-    pipeline = _build_pipeline(context, where, section)
     source = build_source(context, where, section, dataset)
-    reader = SampleReader(
-        dataset,
-        pipeline,
-        build_collate(context, where, section.collate),
-        seed=context.seed,
-        on_bad_sample=section.on_bad_sample,
-        selection=build_selection(context, where, section),
-        chosen=source.chosen,
-    )
-    order = build_order(context, where, section, source)
+    reader: SampleReader | SourcesReader
+    order: SampleOrder
+    if isinstance(dataset, MixedDataset) and dataset.batches is not None:
+        reader, order = build_sources(context, name, section, dataset)
+        pipeline = list_sample_readers(reader)[0].pipeline
+    else:
+        reader = build_reader(context, where, section, source, context.seed)
+        order = build_order(context, where, section, source)
+        pipeline = reader.pipeline
     if name == TRAIN and context.config.PHASES.overfit is not None:
         order = _overfit_order(context, order, section.batch_size, pass_length(order, len(dataset)))
     known = _facts(dataset, where)
@@ -268,6 +273,48 @@ def build_split(
     return SplitData(
         section, reader, order, length, known, train=name == TRAIN, windows=windows, loader=loader
     )
+
+
+def build_reader(
+    context: BuildContext, where: str, section: AttrDict, source: SampleSource, seed: int
+) -> SampleReader:
+    """Return the reader of a split, or of a source of it."""
+    return SampleReader(
+        source.dataset,
+        _build_pipeline(context, where, section),
+        build_collate(context, where, section.collate),
+        seed=seed,
+        on_bad_sample=section.on_bad_sample,
+        selection=build_selection(context, where, section),
+        chosen=source.chosen,
+    )
+
+
+def build_sources(
+    context: BuildContext, name: str, section: AttrDict, dataset: MixedDataset
+) -> tuple[SourcesReader, SourceOrder]:
+    """Return reader and order of a mixture with a number of samples of each source per batch.
+
+    Raises:
+        ConfigError: keys of the section do not fit such a mixture, or ranks and micro-batches
+            cannot get equal parts of each source.
+    """
+    where = f"DATA.{name.upper()}"
+    batches = dataset.batches
+    assert batches is not None, "the mixture has no batch sizes"
+    check_sources(where, section, batches, is_train=name == TRAIN)
+    readers = {}
+    for label, samples in dataset.sources.items():
+        # What a source leaves out is taken from the split.
+        own = AttrDict({**section.plain(), **batches.settings[label]})
+        source = SampleSource(samples)
+        if isinstance(samples, SampleView):
+            source = SampleSource(samples.dataset, samples.chosen)
+        # Sources may share a dataset, and equal positions must not draw equal numbers.
+        seed = seed_of(context.seed, "source", label)
+        readers[label] = build_reader(context, f"{where}.datasets.{label}", own, source, seed)
+    reader = SourcesReader(dataset, readers, batches.shares, section.on_bad_sample)
+    return reader, SourceOrder(dataset, batches)
 
 
 def _build_pipeline(context: BuildContext, where: str, section: AttrDict) -> Pipeline:
@@ -317,7 +364,7 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
     sampler: PhaseSampler | PerStageSampler = samplers[0]
     if len(samplers) > 1:
         sampler = PerStageSampler(samplers)
-    reader: SampleReader | PerStageReader
+    reader: SampleReader | SourcesReader | PerStageReader
     if len(readers) > 1:
         reader = PerStageReader([one.reader for one in readers])
     else:
@@ -339,6 +386,7 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
         device=device,
     )
     if split.loader is not None:
+        assert isinstance(split.reader, SampleReader), "sources have no custom loader"
         selection = split.reader.selection
         known = (split.reader, _build_sampler(context, split), plan, settings)
         return CustomLoader(split.loader, selection, context.seed, *known)

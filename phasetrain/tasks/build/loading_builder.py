@@ -23,6 +23,8 @@ from phasetrain.data import (
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.fields import FieldSelection
+from phasetrain.data.loading.sources_reader import SourcesReader
+from phasetrain.data.mixture import SourceBatches
 from phasetrain.data.samplers.phase_sampler import BatchOrder, SampleOrder, make_sequential
 from phasetrain.data.samplers.source import SubsetBatchOrder, SubsetOrder, select_subset
 from phasetrain.data.samplers.torch_sampler import to_order
@@ -94,6 +96,46 @@ def build_order(
     if isinstance(order, BatchOrder):
         return SubsetBatchOrder(order, source.chosen, order.batch_size)
     return SubsetOrder(order, source.chosen)
+
+
+def check_sources(where: str, section: AttrDict, batches: SourceBatches, *, is_train: bool) -> None:
+    """Check the section of a mixture with a number of samples of each source per batch.
+
+    Raises:
+        ConfigError: the split is a test, a key does not fit, or a micro-batch cannot have its part
+            of each source.
+    """
+    given = f"{where}.datasets.*.batch_size"
+    subset = section.subset
+    misfits = {
+        f"{where}.sampler": section.sampler != "shuffled",
+        f"{where}.subset": subset.samples is not None or bool(subset.skip) or subset.balanced,
+        f"{where}.loader": section.loader is not None,
+        f"{where}.batch_transforms": bool(section.get("batch_transforms")),
+        f"{where}.on_bad_sample = 'drop'": section.on_bad_sample == "drop",
+    }
+    if not is_train:
+        raise ConfigError(
+            f"{given}: a test reads each sample once, so its sources have no batch sizes; leave "
+            "them out, or make each dataset a split",
+            code="config.conflict",
+        )
+    for key, is_set in misfits.items():
+        if is_set:
+            raise ConfigError(
+                f"{key}: with {given} each batch has a fixed number of shuffled samples of each "
+                "source; leave it out (a source may have a `subset`)",
+                code="config.conflict",
+            )
+    micro = section.micro_batch_size or section.batch_size
+    if section.batch_size != batches.batch_size or micro % sum(batches.shares):
+        sizes = ", ".join(f"{label} {size}" for label, size in batches.sizes.items())
+        raise ConfigError(
+            f"{where}.micro_batch_size = {micro}: each micro-batch of each rank needs its part of "
+            f"each source ({sizes}); expected a multiple of {sum(batches.shares)}; use batch sizes "
+            "that are divisible by world size x OPTIMIZER.accumulate",
+            code="config.indivisible",
+        )
 
 
 def build_custom_loader(
@@ -198,7 +240,7 @@ def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
     return factory
 
 
-def count_workers(asked: int | str, reader: SampleReader) -> int:
+def count_workers(asked: int | str, reader: SampleReader | SourcesReader) -> int:
     """Return the number of loader workers of this rank.
 
     Args:
