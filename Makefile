@@ -45,8 +45,9 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/profiling.py
 
-reference: $(VENV)/core  ## write docs/reference.md, the tables of all keys
+reference: $(VENV)/core  ## write docs/reference.md and docs/vissl_keys.md, the tables of all keys
 	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
+	$(BIN)/python -m phasetrain.commands.migrate.key_page > docs/vissl_keys.md
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(PYTEST) $(BY_TEST) -m "" tests/rules/test_docs.py $(ARGS)

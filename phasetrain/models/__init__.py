@@ -8,6 +8,7 @@ from phasetrain.models.bridges import (
 )
 from phasetrain.models.heads import HEADS, Embedding, TrunkHead
 from phasetrain.models.mlp import MLP
+from phasetrain.models.resnet import make_resnet
 from phasetrain.models.resnet_cifar import ResNetCifar
 from phasetrain.models.small_cnn import SmallCNN
 from phasetrain.models.transformer import Transformer
@@ -26,4 +27,5 @@ __all__ = [
     "find_timm_model",
     "find_torchvision_model",
     "find_transformers_model",
+    "make_resnet",
 ]

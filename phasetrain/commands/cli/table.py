@@ -194,6 +194,13 @@ COMMANDS = (
         add_arguments=files.add_consolidate_arguments,
     ),
     Command(
+        "migrate vissl",
+        "CONFIG.yaml... [--out FILE.yaml]",
+        "convert a VISSL config to an experiment, with a report on each key",
+        files.run_migrate_vissl,
+        add_arguments=files.add_migrate_arguments,
+    ),
+    Command(
         "help",
         "[TOPIC]",
         "show this help, or help on a section, a key, a part or a command",

@@ -1,0 +1,1 @@
+"""Converters from the configs of other frameworks."""

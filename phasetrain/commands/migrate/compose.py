@@ -1,0 +1,127 @@
+"""Reading of VISSL's configs: files, merged over VISSL's defaults."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from phasetrain.errors import ConfigError
+
+
+class VisslConfig:
+    """A config of VISSL that remembers which keys were read.
+
+    Args:
+        given: key -> value of the files, without the leading `config.`.
+
+    Attributes:
+        given: the same.
+        read: keys that have been asked for.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.given = dict(given)
+        self.read: set[str] = set()
+        tree: dict[str, Any] = {}
+        # Copies: values of two configs must not be the same objects.
+        for key, value in deepcopy({**read_defaults(), **self.given}).items():
+            _set(tree, key, value)
+        self._tree = tree
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value: of the files, else of VISSL's defaults, else `default`."""
+        self.read.add(key)
+        found: Any = self._tree
+        for part in key.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                return default
+            found = found[part]
+        if found is None:
+            return default
+        return found
+
+    def has(self, prefix: str) -> bool:
+        """Return whether the files set a key, or one below it."""
+        return any(key == prefix or key.startswith(f"{prefix}.") for key in self.given)
+
+    @property
+    def is_extraction(self) -> bool:
+        """Whether features are extracted, for a probe or for files, and nothing is trained."""
+        engine = str(self.get("engine_name"))
+        return engine.startswith("extract") or not (self.has("OPTIMIZER") or self.has("LOSS"))
+
+    def is_changed(self, key: str) -> bool:
+        """Return whether the files set a key to something else than VISSL's default."""
+        return key in self.given and self.given[key] != read_defaults().get(key)
+
+
+@cache
+def read_defaults() -> dict[str, Any]:
+    """Return VISSL's defaults: key -> value."""
+    text = files(__package__).joinpath("vissl_defaults.yaml").read_text()
+    found: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    return found
+
+
+def read_vissl(paths: Sequence[str | Path]) -> VisslConfig:
+    """Return the config of several files, a base and what is merged over it, in this order.
+
+    Raises:
+        ConfigError: a file cannot be read, or is no config of VISSL.
+    """
+    tree: dict[str, Any] = {}
+    for path in paths:
+        _merge(tree, _read_file(path))
+    return VisslConfig(dict(_list_leaves(tree)))
+
+
+def _read_file(path: str | Path) -> dict[str, Any]:
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(
+            f"migrate vissl {path}: cannot be read: {error}; expected a YAML file",
+            code="file.unreadable",
+        ) from error
+    config = content.get("config") if isinstance(content, dict) else None
+    if not isinstance(config, dict):
+        raise ConfigError(
+            f"migrate vissl {path}: expected a mapping `config`, as in VISSL's configs",
+            code="config.wrong_type",
+        )
+    if "engine_name" in content:
+        config["engine_name"] = content["engine_name"]
+    return config
+
+
+def _list_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _list_leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        below = tree.get(parent)
+        if not isinstance(below, dict):
+            below = tree[parent] = {}
+        tree = below
+    if isinstance(value, dict) and isinstance(tree.get(last), dict):
+        return
+    tree[last] = value
