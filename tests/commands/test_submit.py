@@ -195,6 +195,40 @@ class TestWords:
         ]
 
 
+class TestFolders:
+    """Commands on a folder that submit themselves."""
+
+    SHORT = ("PHASES.epochs=1", "PHASES.limit.train=1", "PHASES.limit.test=1", "RUN.dir=out")
+
+    def words_of_job(self) -> tuple[str, ...]:
+        job = submitit.core.utils.DelayedSubmission.load(Path("out/launch/4711_submitted.pkl"))
+        words: tuple[str, ...] = job.function.words
+        return words
+
+    def test_resume_is_the_command_of_the_job(self, sbatch: Callable[..., Path]) -> None:
+        sbatch()
+        main([*self.SHORT])
+        changes = ["PHASES.epochs=2", "RUN.allow=[PHASES.epochs]"]
+        assert main(["resume", "out", *changes, "LAUNCH.cluster=slurm", "LAUNCH.minutes=9"]) == 0
+        assert self.words_of_job() == ("resume", "out", *changes, "LAUNCH.cluster=null")
+        assert main([*self.words_of_job()]) == 0
+        state = json.loads(Path("out/status.json").read_text())
+        assert (state["state"], state["updates"], state["attempt"]) == ("finished", 2, 2)
+
+    def test_restart_keeps_the_folder_before_the_job_starts(
+        self, sbatch: Callable[..., Path]
+    ) -> None:
+        sbatch()
+        main([*self.SHORT])
+        assert main(["--restart", *self.SHORT, "LAUNCH.cluster=slurm"]) == 0
+        assert Path("out.1/status.json").exists()
+        assert [path.name for path in Path("out").iterdir()] == ["launch"]
+        assert self.words_of_job() == (*self.SHORT, "RUN.resume=auto")
+        for _ in range(2):  # a requeued job does not start over
+            assert main([*self.words_of_job()]) == 0
+        assert sorted(path.name for path in Path().glob("out*")) == ["out", "out.1"]
+
+
 def job_of(monkeypatch: pytest.MonkeyPatch, **variables: str) -> submitit.JobEnvironment:
     for key, value in variables.items():
         monkeypatch.setenv(key, value)

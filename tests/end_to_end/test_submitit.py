@@ -5,12 +5,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import SMALL, differences_of_runs, status
+from faulty import ONE
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    run_until_killed,
+    status,
+    train,
+)
 from kill_findings import session
 from processes import Launcher
 
@@ -103,16 +112,10 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Submitted]]:
     at the end."""
     leaders = []
 
-    def start(*words: str) -> Submitted:
+    def start(*words: str, command: Sequence[str] = ()) -> Submitted:
         folder = tmp_path / "run"
-        line = [
-            sys.executable,
-            str(ROOT / "tools/run.py"),
-            f"RUN.dir={folder}",
-            *WORDS,
-            "LAUNCH.cluster=local",
-            *words,
-        ]
+        first = command or [str(ROOT / "tools/run.py"), f"RUN.dir={folder}", *WORDS]
+        line = [sys.executable, *first, "LAUNCH.cluster=local", *words]
         with (tmp_path / "printed.txt").open("w") as output:
             process = subprocess.Popen(
                 line,
@@ -163,6 +166,41 @@ def test_preempted_local_job_resumes_bit_identically(
     assert "Not checkpointing nor requeuing since I am a slave" in one.log(size - 1) or size == 1
     assert (status(one.folder)["state"], status(one.folder)["attempt"]) == ("finished", 2)
     assert differences_of_runs(unbroken(size), one.folder) == []
+
+
+def preempt_and_wait(job: Submitted) -> None:
+    wait_until(lambda: updates(job.folder) >= 4)
+    job.preempt()
+    wait_until(lambda: not session(job.leader))
+    assert "Requeued job" in job.log()
+
+
+@pytest.mark.slow
+def test_folder_of_a_killed_run_is_resumed_in_a_job(
+    submit: Callable[..., Submitted], unbroken: Callable[[int], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    run_until_killed(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
+    resume = ["-m", "phasetrain", "resume", str(folder)]
+    job = submit("RUN.imports=[process_parts]", "LAUNCH.minutes=5", SLEEP, command=resume)
+    preempt_and_wait(job)
+    assert (status(folder)["state"], status(folder)["attempt"]) == ("finished", 3)
+    assert differences_of_runs(unbroken(1), folder) == []
+
+
+@pytest.mark.slow
+def test_job_of_a_restart_starts_over_once(
+    submit: Callable[..., Submitted], unbroken: Callable[[int], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    train(folder, ONE, "RUN.seed=1", "PHASES.epochs=1")
+    digest = status(folder)["digest"]
+    restart = ["-m", "phasetrain", "--restart", f"RUN.dir={folder}", *WORDS]
+    preempt_and_wait(submit(SLEEP, command=restart))
+    assert (status(folder)["state"], status(folder)["attempt"]) == ("finished", 2)
+    assert differences_of_runs(unbroken(1), folder) == []
+    assert status(tmp_path / "run.1")["digest"] == digest
+    assert not (tmp_path / "run.2").exists()
 
 
 @pytest.mark.slow
