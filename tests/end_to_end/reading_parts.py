@@ -180,6 +180,35 @@ class CountedShuffling(Shuffling):
         return 40
 
 
+class Sharded(IterableDataset[Any]):
+    """The digits of one rank, shuffled over all ranks; the last rank has fewer of them."""
+
+    def __init__(self, rank: int = 0, processes: int = 1) -> None:
+        self.samples = load_digits("train")
+        self.rank = rank
+        self.processes = processes
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(41))
+        random.shuffle(order)
+        for index in order[self.rank :: self.processes]:
+            image, label = self.samples[index]
+            yield image + 0.1 * torch.rand_like(image), label
+
+
+class RankDependent:
+    """Digits with indices that differ between ranks."""
+
+    def __init__(self, rank: int = 0, processes: int = 1) -> None:
+        self.samples = load_digits("train")
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
 class Unsized:
     """Digits at any index."""
 

@@ -11,6 +11,7 @@ from harness import (
     differences_of_runs,
     newest,
     run_until_killed,
+    status,
     train,
 )
 from processes import Launcher
@@ -75,6 +76,49 @@ def test_killed_run_of_an_iterable_reads_up_to_its_position(tmp_path: Path) -> N
     run_until_killed(tmp_path / "run", *words, hooks=hooks)
     train(tmp_path / "run", *words, "DATA.TRAIN.workers=1")
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
+
+
+ITERABLE = (
+    *("RUN.imports=[process_parts]", "MODEL=mlp", "MODEL.classes=10", "MODEL.input_shape=[1,8,8]"),
+    *("DATA.TRAIN.batch_size=24", "DATA.TRAIN.transforms=[]", "DATA.TEST=null"),
+    *("PHASES={epochs: null, updates: 8}", "CHECKPOINT.every_updates=2", "MACHINE.threads=1"),
+    *("HOOKS.metrics.every_updates=1", "HOOKS.console=null", "METERS={}"),
+)
+
+
+@pytest.mark.slow
+def test_two_ranks_read_the_iterable_of_one_and_resume_exactly(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    words = (*ITERABLE, "DATA.TRAIN.dataset=reading_parts.Shuffling")
+    words = (*words, "DISTRIBUTED.reduction=ordered", "DISTRIBUTED.virtual_shards=2")
+    for size in (1, 2):
+        done = launcher.run(tmp_path / f"ranks{size}", size, *words)
+        assert done.codes == [0] * size, done.outputs
+    assert status(tmp_path / "ranks1")["digest"] == status(tmp_path / "ranks2")["digest"]
+    broken = launcher.run(tmp_path / "run", 2, *words, "HOOKS.strike={rank: 1, update: 5}")
+    assert broken.codes[1] == -9, broken.outputs
+    again = launcher.run(tmp_path / "run", 2, *words, "DATA.TRAIN.workers=1")
+    assert again.codes == [0, 0], again.outputs
+    assert status(tmp_path / "run")["digest"] == status(tmp_path / "ranks2")["digest"]
+
+
+@pytest.mark.slow
+def test_iterable_that_yields_the_samples_of_a_rank_resumes_exactly_with_as_many(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    words = (*ITERABLE, "DATA.TRAIN.dataset=reading_parts.Sharded")
+    kill = "HOOKS.strike={rank: 1, update: 5}"
+    done = launcher.run(tmp_path / "unbroken", 2, *words)
+    assert done.codes == [0, 0], done.outputs
+    broken = launcher.run(tmp_path / "run", 2, *words, kill)
+    assert broken.codes[1] == -9, broken.outputs
+    other = launcher.run(tmp_path / "run", 1, *words, kill)
+    assert other.codes == [3], other.outputs
+    assert "RUN.allow=[data]" in other.outputs[0]
+    again = launcher.run(tmp_path / "run", 2, *words, kill)
+    assert again.codes == [0, 0], again.outputs
+    assert status(tmp_path / "run")["digest"] == status(tmp_path / "unbroken")["digest"]
 
 
 def test_dataset_that_draws_rarely_resumes_exactly_with_other_workers(tmp_path: Path) -> None:

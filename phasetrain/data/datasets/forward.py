@@ -4,6 +4,7 @@ indexed without end."""
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
@@ -20,6 +21,33 @@ LONG_WAY = 1000
 """Number of samples from which on a message says that they are read and dropped."""
 
 
+@dataclass(frozen=True)
+class RankShard:
+    """The part of each batch for which a rank reads its own stream of samples.
+
+    Attributes:
+        rank: number of the rank.
+        processes: world size, which divides the batch size.
+        batch_size: samples per batch over all ranks.
+    """
+
+    rank: int
+    processes: int
+    batch_size: int
+
+    def find_local(self, index: int) -> int:
+        """Return the place in the stream of the rank of a sample of the run."""
+        step, within = divmod(index, self.batch_size)
+        share = self.batch_size // self.processes
+        return step * share + within % share
+
+    def find_global(self, place: int) -> int:
+        """Return the sample of the run that is at a place in the stream of the rank."""
+        share = self.batch_size // self.processes
+        step, within = divmod(place, share)
+        return step * self.batch_size + self.rank * share + within
+
+
 class ForwardDataset(Dataset[Any]):
     """A dataset without a length as one with indices.
 
@@ -33,6 +61,7 @@ class ForwardDataset(Dataset[Any]):
             an object with `__getitem__` for any index from 0 on.
         seed: seed of the random numbers of an iterable.
         length: number of samples in a pass; None: passes follow one another without end.
+        shard: the iterable yields the samples of one rank only; None: those of all ranks.
 
     Raises:
         TypeError: it is neither, or it is an iterator, which can be read only once.
@@ -44,7 +73,9 @@ class ForwardDataset(Dataset[Any]):
         ['a', 'b', 'a']
     """
 
-    def __init__(self, dataset: Any, seed: int, length: int | None = None) -> None:
+    def __init__(
+        self, dataset: Any, seed: int, length: int | None = None, shard: RankShard | None = None
+    ) -> None:
         self.is_iterable = reads_forward(dataset) or not isinstance(dataset, Indexed)
         if self.is_iterable and not isinstance(dataset, Iterable):
             raise TypeError(f"{type(dataset).__name__} has neither __getitem__ nor __iter__")
@@ -56,6 +87,7 @@ class ForwardDataset(Dataset[Any]):
         self.dataset = dataset
         self._seed = seed
         self._length = length or ENDLESS
+        self._shard = shard
         self._iterator: Iterator[Any] | None = None
         self._next = 0  # index of the next sample of the iterator
         self._passes = 0
@@ -67,10 +99,13 @@ class ForwardDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not self.is_iterable:
             return self.dataset[index]
+        if self._shard is not None:
+            index = self._shard.find_local(index)
         # A fork inherits an iterator whose open files are shared with the parent.
         if self._iterator is None or index < self._next or self._process != os.getpid():
             self._restart()
-        if index - self._next >= LONG_WAY:
+        # Only at the start: with several ranks each of them passes over the samples of the others.
+        if not self._next and index >= LONG_WAY:
             log.info("reading %d samples to reach sample %d", index - self._next, index)
         # Transforms draw after the sample was read, with the seed of the caller.
         with preserve_generators():
@@ -89,11 +124,14 @@ class ForwardDataset(Dataset[Any]):
         return {}
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the dataset, or the name of its class."""
+        """Return the fingerprint of the dataset, or the name of its class; for shards also the
+        number of ranks and the batch size, with which the samples change."""
+        if self._shard is not None:
+            parts = f"{self._shard.processes} ranks and batches of {self._shard.batch_size}"
+            return f"{_name_class(self.dataset)} for {parts}"
         if isinstance(self.dataset, Fingerprinted):
             return self.dataset.fingerprint()
-        kind = type(self.dataset)
-        return f"{kind.__module__}.{kind.__qualname__}"
+        return _name_class(self.dataset)
 
     def _restart(self) -> None:
         self._iterator = None
@@ -119,12 +157,20 @@ class ForwardDataset(Dataset[Any]):
             if self._iterator is None:
                 reseed_all(seed_of(self._seed, "pass", self._passes))
                 self._iterator = iter(self.dataset)
-            reseed_all(seed_of(self._seed, "sample", self._next))
+            number = self._next
+            if self._shard is not None:
+                number = self._shard.find_global(number)
+            reseed_all(seed_of(self._seed, "sample", number))
             return next(self._iterator, END)
         except BaseException:
             # A generator that has raised is over, and would look like the end of a pass.
             self._restart()
             raise
+
+
+def _name_class(dataset: Any) -> str:
+    kind = type(dataset)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 END = object()

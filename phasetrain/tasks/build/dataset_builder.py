@@ -4,9 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.registry import parameters
 from phasetrain.data import DATASETS
 from phasetrain.data.datasets import Role, Samples
-from phasetrain.data.datasets.forward import ForwardDataset, find_length, reads_forward
+from phasetrain.data.datasets.forward import (
+    ForwardDataset,
+    RankShard,
+    find_length,
+    reads_forward,
+)
 from phasetrain.data.protocols import Indexed
 from phasetrain.engine.plan import TRAIN
 from phasetrain.errors import ConfigError
@@ -34,18 +40,31 @@ def open_dataset(
     # A dataset with both parts returns the one for this split, unless the config names another.
     part = Role("train" if name == TRAIN else "test")
     where = f"DATA.{name.upper()}"
+    shard = None
+    if name == TRAIN:
+        shard = _find_shard(context, where, section)
+    facts = {**facts, "split": part, "part": part}
+    if shard is not None:
+        facts |= {"rank": shard.rank, "processes": shard.processes}
     dataset = DATASETS.build(
         section.dataset,
         parameters_of(section, DATA_KEYS),
         where=where,
-        facts={**facts, "split": part, "part": part},
+        facts=facts,
         used=context.used,
     )
     length = find_length(dataset)
-    if isinstance(dataset, Indexed) and length is not None and not reads_forward(dataset):
-        return dataset
     given = f"{where}.dataset = {section.dataset!r}"
     kind = type(dataset).__name__
+    if shard is not None and isinstance(dataset, Indexed) and not reads_forward(dataset):
+        raise ConfigError(
+            f"{given}: {kind} takes `rank` and `processes`, and only an iterable may yield the "
+            "samples of one rank; every rank needs all samples of a dataset with indices, of which "
+            "it reads its part of each batch",
+            code="data.rank_dependent",
+        )
+    if isinstance(dataset, Indexed) and length is not None and not reads_forward(dataset):
+        return dataset
     if dataset is None or not (reads_forward(dataset) or isinstance(dataset, Indexed)):
         raise ConfigError(
             f"{given}: it returned {kind}, expected a dataset: an object with __len__ and "
@@ -63,11 +82,34 @@ def open_dataset(
     length = None if name == TRAIN else length
     seed = seed_of(context.seed, "forward", name)
     try:
-        found = ForwardDataset(dataset, seed, length)
+        found = ForwardDataset(dataset, seed, length, shard)
     except TypeError as error:
         raise ConfigError(f"{given}: {error}", code="data.no_dataset") from error
     _check_section(context, where, section, found)
     return found
+
+
+def _find_shard(context: BuildContext, where: str, section: AttrDict) -> RankShard | None:
+    """Return the shard of this rank, if there are several ranks and the dataset is called with
+    `rank` and `processes`.
+
+    Raises:
+        ConfigError: the batch size changes between stages.
+    """
+    if context.world.is_single_process:
+        return None
+    takes = parameters(DATASETS.find(section.dataset, where)).keys()
+    wanted = {"rank", "processes"}
+    if not wanted <= takes or wanted & section.keys():
+        return None
+    if any(one.DATA.TRAIN.batch_size != section.batch_size for one in context.stages):
+        raise ConfigError(
+            f"{where}.dataset = {section.dataset!r} yields the samples of one rank, and "
+            "PHASES.stages change the batch size, with which the position in them changes; leave "
+            f"it out, or {STREAM_ADVICE}",
+            code="config.conflict",
+        )
+    return RankShard(context.world.rank, context.world.size, section.batch_size)
 
 
 def _check_section(
@@ -94,16 +136,10 @@ def _check_section(
             f"{where}.on_bad_sample = {section.on_bad_sample!r}",
             f"{kind} is an iterable, which ends with its first error",
         )
-    if context.world.size > 1:
-        raise ConfigError(
-            f"{where}.dataset = {section.dataset!r}: {kind} is an iterable, which one process can "
-            f"read, and the world size is {context.world.size}; {STREAM_ADVICE}",
-            code="data.no_length",
-        )
     if isinstance(section.workers, int) and section.workers > 1:
         raise _conflict(
             f"{where}.workers = {section.workers}",
-            f"{kind} is an iterable, which is read by one worker at most",
+            f"{kind} is an iterable, which is read by one worker of each rank at most",
         )
 
 

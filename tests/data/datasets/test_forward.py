@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from phasetrain.data.datasets.forward import (
     ENDLESS,
     ForwardDataset,
+    RankShard,
     find_length,
     reads_forward,
 )
@@ -68,6 +69,20 @@ def test_sample_is_a_function_of_seed_and_index() -> None:
     jumping = ForwardDataset(Numbers(), seed=0)
     assert [jumping[at] for at in (11, 3, 4, 9, 0)] == [first[at] for at in (11, 3, 4, 9, 0)]
     assert ForwardDataset(Numbers(), seed=1)[0] != first[0]
+
+
+def test_rank_reads_its_part_of_each_batch_from_its_own_stream() -> None:
+    shards = [RankShard(rank, 2, batch_size=4) for rank in (0, 1)]
+    assert [shards[0].find_local(index) for index in (0, 1, 4, 5, 8)] == [0, 1, 2, 3, 4]
+    assert [shards[1].find_local(index) for index in (2, 3, 6, 7)] == [0, 1, 2, 3]
+    for shard in shards:
+        samples = [shard.find_global(place) for place in range(6)]
+        assert [shard.find_local(index) for index in samples] == list(range(6))
+    evens = ForwardDataset(dict.fromkeys(range(0, 10, 2)).keys(), seed=0, shard=shards[0])
+    odds = ForwardDataset(dict.fromkeys(range(1, 6, 2)).keys(), seed=0, shard=shards[1])
+    assert [evens[index] for index in (0, 1, 4, 5, 8, 9)] == [0, 2, 4, 6, 8, 0]
+    assert [odds[index] for index in (2, 3, 6, 7)] == [1, 3, 5, 1], "its next pass begins earlier"
+    assert evens.fingerprint() == "builtins.dict_keys for 2 ranks and batches of 4"
 
 
 def test_samples_on_the_way_are_read_once() -> None:

@@ -3,7 +3,10 @@
 import pytest
 from raising import raises
 
+from phasetrain.commands.setup import resolve_config
+from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
+from phasetrain.tasks import Builder
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import BuiltRun, build_run
 
@@ -38,6 +41,28 @@ def test_dataset_without_a_length_is_rejected_with_a_key(
 ) -> None:
     with raises(ConfigError, code=code, key=key):
         build(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([UPDATES, "DATA.TRAIN.dataset=reading_parts.RankDependent"], "data.rank_dependent"),
+        (
+            [
+                "DATA.TRAIN.dataset=reading_parts.Sharded",
+                "PHASES.epochs=null",
+                "PHASES.stages=[{updates: 2}, {updates: 2, DATA: {TRAIN: {batch_size: 12}}}]",
+            ],
+            "config.conflict",
+        ),
+    ],
+)
+def test_dataset_for_one_rank_that_does_not_fit_is_rejected(words: list[str], code: str) -> None:
+    setup = resolve_config([*FORWARD, *words])
+    world = World(rank=1, size=2)
+    builder = Builder(setup.config, setup.machine, world, setup.stages)
+    with raises(ConfigError, code=code):
+        builder.data()
 
 
 def test_error_names_updates_and_streams() -> None:
