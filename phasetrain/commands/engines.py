@@ -46,11 +46,22 @@ class RanksNeededError(ConfigError):
 
     def __init__(self, processes: int) -> None:
         super().__init__(
-            f"LAUNCH.processes = {processes}: only the commands train, resume, test and extract "
-            f"start processes; start this with torchrun --nproc-per-node={processes}",
+            f"LAUNCH.processes = {processes}: only the commands train, resume, test, extract and "
+            f"rerun start processes; start this with torchrun --nproc-per-node={processes}",
             code="launch.needs_command",
         )
         self.processes = processes
+
+
+def require_ranks(setup: Setup) -> None:
+    """Check that the ranks of a run that starts them on this machine have been started.
+
+    Raises:
+        RanksNeededError: they have not.
+    """
+    is_alone = "WORLD_SIZE" not in os.environ and setup.place.size == 1
+    if is_alone and is_started_here(setup.config):
+        raise RanksNeededError(setup.config.LAUNCH.processes)
 
 
 @dataclass(frozen=True)
@@ -145,8 +156,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
             overrides, config_dir=config_dir, terminal=terminal, place=place, stored=stored
         )
         terminal.verbosity = setup.config.RUN.verbosity
-        if is_started_here(setup.config) and "WORLD_SIZE" not in os.environ and place.size == 1:
-            raise RanksNeededError(setup.config.LAUNCH.processes)
+        require_ranks(setup)
         # Not before: the ranks that a command starts would print them again.
         for line in warnings:
             log.warning(line)

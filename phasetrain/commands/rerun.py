@@ -10,6 +10,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from phasetrain.commands.engines import require_ranks
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.diff import LENGTH, diff, read_side
 from phasetrain.commands.setup import resolve_config
@@ -88,6 +89,7 @@ def repeat(
     Raises:
         ConfigError: the folder contains no run that can be repeated, RUN.dir is a folder in which
             nothing would be trained, or the config names code that is not trusted.
+        RanksNeededError: LAUNCH.processes asks for ranks, which the command line starts.
     """
     original = read_original(folder, trust=trust)
     # before the repetition, which may take as long as the original
@@ -124,12 +126,6 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     """Return the overrides of the repetition, as changes of the config of the original."""
     words = []
     new = {key_of(word) for word in overrides}
-    for line in original.deviations:
-        log.warning(
-            "%s differs from a run of its command alone, and the repetition may differ from it: %s",
-            original.folder,
-            line,
-        )
     environment = original.stored.environment
     processes = environment.content.get("processes")
     # The number of threads is part of the bits, and its default depends on the machine.
@@ -149,6 +145,13 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
         )
     if "RUN.dir" in new:
         _check_folder(original.folder, setup.config.RUN.dir)
+    require_ranks(setup)
+    for line in original.deviations:
+        log.warning(
+            "%s differs from a run of its command alone, and the repetition may differ from it: %s",
+            original.folder,
+            line,
+        )
     size = find_placement(os.environ).size
     if isinstance(processes, int) and processes != size:
         log.warning(

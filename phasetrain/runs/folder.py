@@ -256,10 +256,7 @@ class RunFolder:
             self.status_file.begin(before)
             self._lock.take(Owner.here(self.attempt))
             self._before = {name: self._read(name) for name in (STATUS, ATTEMPTS)}
-            # under the lock only: an owner that is alive still needs its temporary files
-            for name in self.storage.list_names(self.path):
-                if TEMPORARY.search(name):  # a killed attempt was about to rename it
-                    self.storage.remove(self.file(name))
+            self._remove_temporary()
             if before.attempt and self.space.has_spare():
                 _archive_attempt(self.file(ATTEMPTS), self.storage, before)
         except OSError as error:
@@ -331,6 +328,7 @@ class RunFolder:
         before = self.read_status()
         try:
             self._lock.take(Owner.here(before.attempt + 1))
+            self._remove_temporary()
             try:
                 self.storage.rename_folder(real, kept)
             except OSError:
@@ -383,6 +381,15 @@ class RunFolder:
                     "machine",
                     error,
                 )
+
+    def _remove_temporary(self) -> None:
+        """Remove files that a killed attempt was about to rename.
+
+        Under the lock only: an owner that is alive still needs its temporary files.
+        """
+        for name in self.storage.list_names(self.path):
+            if TEMPORARY.search(name):
+                self.storage.remove(self.file(name))
 
     def _read(self, name: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""

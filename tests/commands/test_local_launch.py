@@ -9,9 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from harness import SMALL, differences_of_runs, status
 from raising import raises
+from torch import nn
+from torch.utils.data import TensorDataset
 
+from phasetrain import fit
 from phasetrain.commands.api import run
 from phasetrain.commands.engines import RanksNeededError, run_engine
 from phasetrain.commands.local_launch import launch_processes
@@ -49,6 +53,22 @@ class TestExitCode:
 def test_python_has_to_start_ranks_itself(tmp_path: Path) -> None:
     with raises(ConfigError, code="launch.needs_command", key="LAUNCH.processes"):
         run([*SMALL, "LAUNCH.processes=2", f"RUN.dir={tmp_path}/run"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_fit_has_to_start_ranks_itself(tmp_path: Path) -> None:
+    points = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    sections = {"LAUNCH": {"processes": 2}, "RUN": {"dir": str(tmp_path / "run")}}
+    with raises(ConfigError, code="launch.needs_command", key="LAUNCH.processes"):
+        fit(
+            nn.Linear(4, 2),
+            points,
+            loss=nn.CrossEntropyLoss(),
+            optimizer=torch.optim.SGD,
+            batch_size=4,
+            epochs=1,
+            **sections,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -145,3 +165,13 @@ def test_warnings_about_overrides_are_left_to_the_ranks() -> None:
         warnings=["RUN.seed is given 2 times"],
     )
     assert printed.getvalue().count("RUN.seed is given 2 times") == 1
+
+
+@pytest.mark.slow
+def test_rerun_starts_the_ranks_of_the_original(unbroken: Path) -> None:
+    line = [sys.executable, "-m", "phasetrain", "rerun", str(unbroken)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"bit-identical to {unbroken}: weights sha256") == 1
+    assert "world size" not in done.stdout + done.stderr
+    assert differences_of_runs(unbroken, Path(f"{unbroken}-again")) == []

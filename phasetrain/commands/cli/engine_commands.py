@@ -1,6 +1,7 @@
 """The commands that work from a config: one for each engine, sweeps, repetitions and help."""
 
 import argparse
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -179,26 +180,32 @@ def add_rerun_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_rerun(call: Call) -> Outcome:
     """Repeat a run in a new folder and compare every bit."""
-    from phasetrain.commands.engines import print_log, run_engine
+    from phasetrain.commands.engines import RanksNeededError, print_log, run_engine
+    from phasetrain.commands.local_launch import launch_processes
     from phasetrain.commands.rerun import repeat
     from phasetrain.runtime.terminal import Terminal
 
-    with print_log(Terminal()):
-        verdict = repeat(
-            call.flags.run_folder,
-            call.overrides,
-            run=lambda words, stored: run_engine(
-                words, config_dir=call.flags.config_dir, clock=call.clock, stored=stored
-            ),
-            trust=call.flags.trust,
-        )
+    is_main = _is_main()
+    terminal = Terminal() if is_main else Terminal(io.StringIO(), live=False)
+    try:
+        with print_log(terminal):
+            verdict = repeat(
+                call.flags.run_folder,
+                call.overrides,
+                run=lambda words, stored: run_engine(
+                    words, config_dir=call.flags.config_dir, clock=call.clock, stored=stored
+                ),
+                trust=call.flags.trust,
+            )
+    except RanksNeededError as needed:
+        return Outcome(launch_processes(needed.processes, call.words), is_main=False)
     content = {
         "original": call.flags.run_folder,
         "folder": verdict.folder,
         "bit_identical": verdict.is_identical,
         "verdict": verdict.text,
     }
-    return Outcome(verdict.exit_code, text=verdict.text, content=content, is_main=_is_main())
+    return Outcome(verdict.exit_code, text=verdict.text, content=content, is_main=is_main)
 
 
 def run_sweep(call: Call) -> Outcome:

@@ -58,6 +58,7 @@ class TestRestart:
         train(base, *SHORT, RESTART)
         (tmp_path / "base.7").mkdir()
         (tmp_path / "base.old").mkdir()
+        (base / "owner.json.tmp-0123abcd").touch()  # of a restart that was killed
         train(base, *SHORT, "RUN.seed=1", RESTART)
         digest = status(base)["digest"]
         train(base, *SHORT, RESTART)
