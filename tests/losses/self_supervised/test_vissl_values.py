@@ -1,0 +1,55 @@
+"""Losses equal VISSL's: expected values were computed once with its loss files on these inputs."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from phasetrain.losses import LOSSES
+
+
+def rows(seed: int, count: int = 8, width: int = 6) -> Tensor:
+    """Return embeddings that no generator has drawn, so that they are the same everywhere."""
+    angles = torch.arange(count * width, dtype=torch.float64) * (0.37 * (seed + 1)) + seed
+    return torch.sin(angles).float().view(count, width)
+
+
+def views(*seeds: int) -> list[Tensor]:
+    return [rows(seed) for seed in seeds]
+
+
+def test_simclr() -> None:
+    loss = LOSSES.build("simclr", {"temperature": 0.1})
+    assert loss(views(0, 1), None).item() == pytest.approx(10.119626998901367, abs=1e-5)
+
+
+def test_swav() -> None:
+    params = {"temperature": 0.1, "epsilon": 0.05, "iterations": 3, "prototypes": 5}
+    loss = LOSSES.build("swav", params, facts={"dimensions": 6, "batch_size": 8})
+    loss.prototypes.data.copy_(normalize(rows(9, 5)))
+    assert loss(views(0, 1, 2, 3), None).item() == pytest.approx(1.800754189491272, abs=1e-5)
+
+
+def test_dino_and_its_center() -> None:
+    params = {"student_temperature": 0.1, "teacher_temperature": 0.07, "warmup": 0.0}
+    loss = LOSSES.build("dino", params, facts={"dimensions": 6})
+    students = views(0, 1, 2, 3)
+    assert loss(students, views(10, 11)).item() == pytest.approx(8.672012329101562, abs=1e-5)
+    assert loss(students, views(12, 13)).item() == pytest.approx(6.581449031829834, abs=1e-5)
+    expected = [-0.019573424, -0.045582574, -0.007252283, 0.038861431, 0.028778605, -0.002960156]
+    torch.testing.assert_close(loss.center, torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_moco_in_one_direction_and_its_queue() -> None:
+    params = {"queue": 16, "temperature": 0.2, "symmetric": False}
+    loss = LOSSES.build("moco", params, facts={"dimensions": 6, "batch_size": 8})
+    loss.queue.copy_(normalize(rows(20, 16)))
+    found = loss(views(0, 4), views(5, 1))
+    assert found.item() == pytest.approx(3.485790491104126, abs=1e-5)
+    assert loss(views(2, 4), views(5, 3)).item() == pytest.approx(5.63722038269043, abs=1e-5)
+
+
+def test_barlow_twins_of_both_views_together() -> None:
+    params = {"off_diagonal": 0.0051, "scale": 0.024, "joint": True}
+    loss = LOSSES.build("barlow_twins", params)
+    assert loss(views(0, 1), None).item() == pytest.approx(0.18665815889835358, abs=1e-5)
