@@ -1,6 +1,7 @@
 """The checkpoint that RUN.checkpoint names, and its weights put into built parts."""
 
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.checkpoint.excluded import complete_state, excluded_digests
 from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.commands.setup import Setup
 from phasetrain.errors import ChangedError, ConfigError
@@ -17,13 +18,15 @@ def restore_weights(task: Task, loaded: LoadedCheckpoint) -> None:
     Raises:
         ChangedError: the checkpoint is of another model or loss, or has no such averages.
     """
-    shared = loaded.state["task"]
+    shared = dict(loaded.state["task"])
     # Here, because the error of task.restore() could not name the key to remove.
     for name in task.parts.averages.keys() - shared.keys():
         raise ChangedError(
             f"{loaded.path} has no averaged weights; remove MODEL.{name}",
             code="checkpoint.no_average",
         )
+    digests = excluded_digests(loaded)
+    shared["model"] = complete_state(loaded.path, digests, shared["model"], task.parts.model)
     try:
         task.restore(SavedTask(shared), "learned")
     except ChangedError as error:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.checkpoint.codec import flatten_state
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.checkpoint.snapshot import Snapshot
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import open_storage
@@ -37,6 +38,12 @@ def consolidate(checkpoint: str, out: str, *, everything: bool = False) -> tuple
         )
     storage = open_storage(checkpoint)
     loaded = Checkpointer(checkpoint.rstrip("/").rpartition("/")[0], storage).load(checkpoint)
+    if excluded_digests(loaded) and not everything:
+        raise ConfigError(
+            f"{checkpoint!r} leaves out tensors of the model (CHECKPOINT.exclude); write the whole "
+            "model with `phasetrain export`, or what is in the checkpoint with --all",
+            code="checkpoint.incomplete",
+        )
     state: Any = loaded.state if everything else loaded.state["task"]["model"]
     tensors: list[tuple[str, Tensor]] = flatten_state(state)[1]
     content = Snapshot().copy_tensors(tensors)

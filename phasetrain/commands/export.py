@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.checkpoint.weights import find_checkpoint
-from phasetrain.commands.load import FOR_INFERENCE, find_test_split
+from phasetrain.commands.load import FOR_INFERENCE, find_test_split, load_task
 from phasetrain.commands.native_folder import is_native, make_native_files
 from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.commands.stored.stored_config import read_loaded_config
@@ -159,7 +160,7 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
             f"{out!r} exists; name a file or folder that does not", code="file.exists"
         )
     _remove_partial(out, storage)
-    weights = read_weights(WeightSource(path, **source, where="export"))
+    weights = read_weights(WeightSource(path, **source, where="export"), trust=trust)
     if form == "safetensors":
         storage.replace(out, _encode_safetensors(weights))
         return Exported(len(weights.tensors), outside=weights.transforms)
@@ -197,8 +198,12 @@ def _encode_safetensors(weights: Weights) -> bytes:
     return save(_without_tied(weights.tensors), facts)
 
 
-def read_weights(source: WeightSource) -> Weights:
+def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
     """Return the weights of a checkpoint with their metadata.
+
+    Args:
+        source: which checkpoint, and which of its weights.
+        trust: see `export`; needed only for a checkpoint that leaves out tensors.
 
     Raises:
         ConfigError: there is no such checkpoint, or a pattern matches nothing.
@@ -210,7 +215,10 @@ def read_weights(source: WeightSource) -> Weights:
     learned = loaded.state["task"]
     if source.which not in learned:
         raise source.make_error(f"{loaded.path} has no averaged weights; expected which=model")
-    taken = _select_tensors(source, flatten_tensors(learned[source.which]))
+    state = learned[source.which]
+    if excluded_digests(loaded):
+        state = load_task(loaded, loaded.path, device="cpu", trust=trust).model.state_dict()
+    taken = _select_tensors(source, flatten_tensors(state))
     config = loaded.promised["config"]
     manifest = loaded.manifest
     facts = {

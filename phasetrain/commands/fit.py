@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
+from phasetrain.checkpoint.excluded import complete_state, excluded_digests
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.engines import Loop, OnException
@@ -135,7 +136,8 @@ def _load_finished(model: nn.Module, result: RunResult) -> None:
     """Load the weights of a run that had finished before this call."""
     source = WeightSource(result.loaded_checkpoint or result.folder, where="fit")
     loaded = find_checkpoint(source, open_storage(result.folder))
-    model.load_state_dict(loaded.state["task"]["model"])
+    state = loaded.state["task"]["model"]
+    model.load_state_dict(complete_state(loaded.path, excluded_digests(loaded), state, model))
 
 
 def _check_given(overrides: Mapping[str, Any], **arguments: Any) -> None:

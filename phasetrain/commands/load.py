@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import nn
 
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.choose import restore_weights
 from phasetrain.commands.setup import Setup, resolve_config
@@ -79,6 +80,40 @@ def load(
     """
     path = str(folder).rstrip("/")
     loaded = load_checkpoint(path, checkpoint)
+    task = load_task(loaded, path, device=device, changes=changes, trust=trust, model=model)
+    parts = task.parts
+    if weights != "model":
+        if weights not in parts.averages:
+            raise ConfigError(
+                f"weights = {weights!r}: {loaded.path} has no MODEL.{weights}; expected 'model'",
+                code="checkpoint.no_average",
+            )
+        task.parts = replace(parts, model=parts.averages[weights].module)
+        task.model = task.parts.model
+    task.model.eval()
+    task.loss.eval()
+    return task
+
+
+def load_task(
+    loaded: LoadedCheckpoint,
+    path: str,
+    *,
+    device: str,
+    changes: Sequence[str] = (),
+    trust: bool = False,
+    model: nn.Module | None = None,
+) -> Task:
+    """Return the task of a run with the weights of a checkpoint, see `load`.
+
+    Args:
+        loaded: the checkpoint.
+        path: folder of the run or of the checkpoint, for messages.
+        device, changes, trust, model: see `load`.
+
+    Raises:
+        ConfigError: see `load`.
+    """
     stored = replace(read_loaded_config(loaded, path), is_trusted=trust)
     objects = _complete_objects(stored.values, model)
     words = [
@@ -93,17 +128,6 @@ def load(
     with provide_objects(objects), trust_only(setup.trusted_paths):
         task = _build_task(setup, loaded)
         _add_transform(task, setup, loaded.path)
-    parts = task.parts
-    if weights != "model":
-        if weights not in parts.averages:
-            raise ConfigError(
-                f"weights = {weights!r}: {loaded.path} has no MODEL.{weights}; expected 'model'",
-                code="checkpoint.no_average",
-            )
-        task.parts = replace(parts, model=parts.averages[weights].module)
-        task.model = task.parts.model
-    task.model.eval()
-    task.loss.eval()
     return task
 
 
@@ -169,11 +193,12 @@ def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
     """Return the task of a run with its weights, without opening the data if possible."""
     builder_without_data = _DatalessBuilder(setup.config, setup.machine, setup.world, setup.stages)
     recorded = _read_facts(loaded.path)
+    fresh = bool(excluded_digests(loaded))
     # An object needs no facts: then none are recorded, and none are missing.
     if recorded or is_object_name(setup.config.MODEL.name):
         builder_without_data.recorded = recorded
         try:
-            parts = builder_without_data.parts({}, Plan(()), train=False)
+            parts = builder_without_data.parts({}, Plan(()), train=False, fresh=fresh)
             task = builder_without_data.task(parts)
             restore_weights(task, loaded)
         except (ConfigError, ChangedError):
@@ -182,7 +207,8 @@ def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
             return task
     builder = setup.builder()
     data = builder.data()
-    task = builder.task(builder.parts(data, builder.plan(data), train=False))
+    parts = builder.parts(data, builder.plan(data), train=False, fresh=fresh)
+    task = builder.task(parts)
     restore_weights(task, loaded)
     return task
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.commands.choose import choose_checkpoint, restore_weights
 from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
@@ -41,7 +42,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
         )
     plan_of_run = builder.plan(data) if TRAIN in data else Plan(())
-    parts = builder.parts(data, plan_of_run, train=False)
+    parts = builder.parts(data, plan_of_run, train=False, fresh=bool(excluded_digests(loaded)))
     phases = [make_test_phase(split, limit=setup.config.PHASES.limit.test) for split in tests]
     averages = [
         f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test

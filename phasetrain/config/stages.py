@@ -108,6 +108,12 @@ def _find_problems(
             message = f"{key}: the run has no such split{near} It has {', '.join(splits)}"
             yield Problem.from_message(message, "config.unknown_split", key)
     changed = leaves({key: value for key, value in stage.items() if key not in STAGE_KEYS})
+    for key in stage:
+        section, dot, rest = str(key).partition(".")
+        if dot and _may_change(str(key)):
+            nested = ": {".join([section, *rest.split(".")]) + ": ..." + "}" * (rest.count(".") + 1)
+            message = f"{stage_key}.{key}: expected sections and keys inside them, such as {nested}"
+            yield Problem.from_message(message, "config.unknown_key", f"{stage_key}.{key}")
     for path in changed:
         if not _may_change(path):
             near = did_you_mean(path, [*STAGE_KEYS, *CHANGES]) or "."

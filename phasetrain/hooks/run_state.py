@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.excluded import complete_state, excluded_digests
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.base import Run
 from phasetrain.tasks import SavedTask
@@ -21,6 +22,9 @@ def collect_state(run: Run) -> dict[str, Any]:
     """
     task = run.task
     found = {"task": task.shared_state(), "hooks": run.hooks.state_dict()}
+    if task.excluded is not None:
+        task.excluded.check_unchanged(fully=bool(run.state.finished))
+        found["task"]["model"] = task.excluded.remove_from(found["task"]["model"])
     if run.world.is_single_process:
         return found
     own = task.rank_state()
@@ -81,17 +85,36 @@ def restore(
         what: see `phasetrain.tasks.Task.restore`; `learned` leaves the hooks alone.
 
     Raises:
-        ChangedError: the run has a part that the checkpoint lacks, or one of another shape.
+        ChangedError: a tensor that the checkpoint leaves out has another initial value, the run
+            has a part that the checkpoint lacks, or one of another shape.
     """
     state = loaded.read_state(lambda saved: run.task.restore_targets(saved["task"]))
     ranks: list[Mapping[str, Any]] = state.get("processes") or []
+    shared = _complete_task(run, loaded, state["task"])
     try:
-        run.task.restore(SavedTask(state["task"], [one["task"] for one in ranks]), what)
+        run.task.restore(SavedTask(shared, [one["task"] for one in ranks]), what)
     except ChangedError as error:
         raise ChangedError(f"{loaded.path}: {error}", code=error.code) from error.__cause__
+    if run.task.excluded is not None:
+        run.task.excluded.check_unchanged(fully=True)
     if what == "everything":
         # With another world size no rank has a predecessor, and all take the state of rank 0.
         hooks = state["hooks"]
         if len(ranks) == run.world.size:
             hooks = ranks[run.world.rank]["hooks"]
         run.hooks.load_state_dict(hooks)
+
+
+def _complete_task(
+    run: Run, loaded: LoadedCheckpoint, shared: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the state of the task with the tensors that the checkpoint leaves out."""
+    digests = excluded_digests(loaded)
+    if not digests and run.task.excluded is not None:
+        # A checkpoint of a rehearsal or a test, which promises nothing.
+        absent = run.task.excluded.digests.keys() - shared["model"].keys()
+        digests = {name: run.task.excluded.digests[name] for name in absent}
+    if not digests:
+        return shared
+    model = run.task.parts.model
+    return {**shared, "model": complete_state(loaded.path, digests, shared["model"], model)}

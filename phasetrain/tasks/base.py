@@ -51,6 +51,7 @@ class Task(Passes, TaskState, Predictor):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
+        self.excluded = parts.excluded
         self._train_model = parts.model if parts.train_model is None else parts.train_model
         self._train_loss = parts.loss if parts.train_loss is None else parts.train_loss
         losses = nn.ModuleList([parts.loss, *parts.losses])

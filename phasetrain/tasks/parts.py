@@ -12,6 +12,7 @@ from phasetrain.distributed import Strategy, World
 from phasetrain.engine.batch import Batch, StepOutput, entry
 from phasetrain.engine.plan import Phase
 from phasetrain.meters import Meter
+from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.models.freeze import FreezeSchedule
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.optim.averaging.averages import Average
@@ -78,6 +79,7 @@ class Parts:
         other_updaters: label in OPTIMIZER.others -> its updater, for a task with
             `separate_updaters`.
         known_facts: values that parts may ask for by name.
+        excluded: tensors of the model that checkpoints leave out; None without.
     """
 
     model: nn.Module
@@ -102,6 +104,7 @@ class Parts:
     averages: Mapping[str, Average] = field(default_factory=dict)
     other_updaters: Mapping[str, Updater] = field(default_factory=dict)
     known_facts: Mapping[str, Any] = field(default_factory=dict)
+    excluded: ExcludedTensors | None = None
 
     @property
     def updaters(self) -> dict[str, Updater]:

@@ -10,6 +10,7 @@ from torch import nn
 from phasetrain.distributed import Strategy, World, load_buffers
 from phasetrain.distributed.strategies.state import Target
 from phasetrain.errors import ChangedError, is_out_of_memory
+from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.optim import Updater
 from phasetrain.tasks.misfits import shorten_misfit
 
@@ -73,6 +74,9 @@ class SavedTask:
 
 class TaskState(ABC):
     """Saves and restores all parts in `stateful`."""
+
+    excluded: ExcludedTensors | None = None
+    """Tensors of the model that checkpoints leave out."""
 
     _strategy: Strategy
     _world: World

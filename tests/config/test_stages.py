@@ -67,6 +67,13 @@ def test_keys_of_model_and_run_are_rejected_in_stages() -> None:
     ]
 
 
+def test_dotted_keys_in_stages_are_rejected() -> None:
+    stages = "[{epochs: 1, MODEL.freeze: []}]"
+    assert [(one.code, one.key) for one in find_problems(f"PHASES.stages={stages}")] == [
+        ("config.unknown_key", "PHASES.stages[0].MODEL.freeze")
+    ]
+
+
 def test_misspelt_keys_and_names_in_stages_get_suggestions() -> None:
     (problem,) = find_problems("PHASES.stages=[{epoch: 1, updates: 3}]")
     assert problem.suggestion == "epochs"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.excluded import complete_state, excluded_digests
 from phasetrain.commands.choose import NONE, choose_checkpoint
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.commands.result import RunResult
@@ -324,6 +325,9 @@ def _build_model(
     if loaded is None:
         load_weights(builder.context, model)
         return model.to(setup.machine.device).eval()
+    digests = excluded_digests(loaded)
+    if digests:
+        load_weights(builder.context, model)
     learned = loaded.state["task"]
     if which not in learned:
         averages = ", ".join(name for name in learned if name in ("ema", "swa")) or "none"
@@ -332,7 +336,7 @@ def _build_model(
             f"{averages}; set EXTRACT.weights=model for the trained weights"
         )
     try:
-        model.load_state_dict(learned[which])
+        model.load_state_dict(complete_state(loaded.path, digests, learned[which], model))
     except RuntimeError as error:
         raise ChangedError(
             f"{loaded.path} is of another MODEL than the config describes: "

@@ -61,7 +61,14 @@ def preview(setup: Setup) -> dict[str, Any]:
         builder = setup.builder()
         data = builder.data()
         run_plan = RunPlan(
-            setup, builder, data, builder.plan(data), setup.machine, folder, is_fresh=is_fresh
+            setup,
+            builder,
+            data,
+            builder.plan(data),
+            setup.machine,
+            folder,
+            is_fresh=is_fresh,
+            loads_weights=is_fresh,
         )
         prepared = prepare_parts(run_plan, is_preview=True)
         build_hooks(setup)

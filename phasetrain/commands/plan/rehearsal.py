@@ -212,7 +212,7 @@ def prepare_parts(
 
 
 def _build_parts(run_plan: RunPlan, *, loads: bool = True) -> Parts:
-    fresh = run_plan.is_fresh and loads
+    fresh = run_plan.loads_weights and loads
     return run_plan.builder.parts(run_plan.data, run_plan.plan, fresh=fresh)
 
 

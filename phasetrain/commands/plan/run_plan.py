@@ -22,6 +22,8 @@ class RunPlan:
         machine: where it computes; on a resume with the number of threads of the checkpoint.
         folder: the run folder.
         is_fresh: whether no checkpoint will be loaded.
+        loads_weights: whether MODEL.weights are loaded: at a fresh start, or because checkpoints
+            leave out tensors.
     """
 
     setup: Setup
@@ -31,3 +33,4 @@ class RunPlan:
     machine: Machine
     folder: RunFolder
     is_fresh: bool
+    loads_weights: bool = True

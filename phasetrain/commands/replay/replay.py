@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.commands.build_hooks import build_checkpointer, build_hooks
 from phasetrain.commands.replay.nonfinite_dump import examine_dump, read_step_dump
 from phasetrain.commands.result import RunResult
@@ -189,7 +190,8 @@ class _Replay:
             raise ConfigError(
                 f"RUN.step = {self.number}: the plan of this run has {plan.updates} updates"
             )
-        task = self.builder.task(self.builder.parts(data, plan, fresh=loaded is None))
+        fresh = loaded is None or bool(excluded_digests(loaded))
+        task = self.builder.task(self.builder.parts(data, plan, fresh=fresh))
         log.info(
             "replaying update %d of %s from %s (update %d)",
             self.number,

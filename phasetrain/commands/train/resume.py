@@ -31,6 +31,7 @@ from phasetrain.engine.repeats import decode_plan, encode_plan
 from phasetrain.errors import ChangedError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
+from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.tasks import SplitData
@@ -60,6 +61,7 @@ def build_promise(
     run_plan: RunPlan,
     deviations: Sequence[Mapping[str, Any]] = (),
     objects: Mapping[str, Any] = MappingProxyType({}),
+    excluded: ExcludedTensors | None = None,
 ) -> dict[str, Any]:
     """Return the JSON data that a checkpoint keeps for later attempts to compare with.
 
@@ -67,6 +69,7 @@ def build_promise(
         run_plan: the run.
         deviations: see `list_deviations`.
         objects: see `phasetrain.commands.train.given_objects.describe_objects`.
+        excluded: tensors of the model that checkpoints leave out.
     """
     setup = run_plan.setup
     return {
@@ -80,6 +83,7 @@ def build_promise(
         "observers": list(list_observers(setup.asked)),
         "departures": list(deviations),  # the name of the key in existing checkpoints
         **({"objects": objects} if objects else {}),
+        **({"excluded": excluded.digests} if excluded else {}),
     }
 
 

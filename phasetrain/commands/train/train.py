@@ -5,8 +5,10 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 
-from phasetrain.checkpoint import Checkpointer
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.commands.build_hooks import build_checkpointer
+from phasetrain.commands.choose import restore_weights
 from phasetrain.commands.plan.validate import check_same_data, report_all_problems
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
@@ -170,9 +172,19 @@ def _finished_result(
         folder=folder,
         reason=state["finished"],
         updates=state["updates"],
-        digest=hash_state((best or loaded).state["task"]["model"]),
+        digest=_hash_weights(setup, best or loaded, data),
         loaded_checkpoint=best.path if best else "",
     )
+
+
+def _hash_weights(setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, SplitData]) -> str:
+    """Return the digest of the model in a checkpoint, with the tensors that it leaves out."""
+    if not excluded_digests(loaded):
+        return hash_state(loaded.state["task"]["model"])
+    builder = setup.builder()
+    parts = builder.parts(data, builder.plan(data), train=False, fresh=True)
+    restore_weights(builder.task(parts), loaded)
+    return hash_state(parts.model.state_dict())
 
 
 def _mark_finished(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.commands.build_hooks import build_hooks, merge_hooks
 from phasetrain.commands.plan.preview import describe_plan
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
@@ -137,7 +138,7 @@ class Training:
             self.checkpointer,
             setup.config.CHECKPOINT,
             self.signals,
-            build_promise(run_plan, self.deviations, objects),
+            build_promise(run_plan, self.deviations, objects, parts.excluded),
             loaded,
             seconds_between_failures=self.attempt.seconds_between_failures(),
         )
@@ -270,8 +271,16 @@ class Training:
                 log.warning(line)
         self.deviations = list_deviations(loaded, state.updates, given, changed)
         is_fresh = loaded is None
+        excludes = bool(setup.config.CHECKPOINT.exclude or excluded_digests(loaded))
         run_plan = RunPlan(
-            setup, self.builder, self.data, plan, machine, self.folder, is_fresh=is_fresh
+            setup,
+            self.builder,
+            self.data,
+            plan,
+            machine,
+            self.folder,
+            is_fresh=is_fresh,
+            loads_weights=is_fresh or excludes,
         )
         return run_plan, state
 

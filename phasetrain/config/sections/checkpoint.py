@@ -86,6 +86,13 @@ class CheckpointSection(Section):
     )
     keep_every: KeepEverySection = group(KeepEverySection)
     best: BestSection = group(BestSection)
+    exclude: tuple[str, ...] = key(
+        [],
+        "patterns for names in the model's state_dict that checkpoints leave out: weights that "
+        "MODEL.freeze freezes for the whole run, and buffers of such modules; a resume takes them "
+        "from MODEL.weights or the seed again, and verifies their digests",
+        resume="free",
+    )
     load_best: bool = key(
         False,
         "load the best weights by best.monitor (null: auto) into the model once the run has "

@@ -77,7 +77,8 @@ class ModelSection(Section):
     weights: str | Mapping[str, Any] | tuple[Any, ...] | None = key(
         None,
         "weights to initialize from: the path of a file, a checkpoint or a run, a mapping with "
-        "`path` and renaming rules, or a list, in which later entries win; ignored on resume",
+        "`path` and renaming rules, or a list, in which later entries win; ignored on resume, "
+        "unless CHECKPOINT.exclude leaves out weights",
         resume="forbidden",
     )
     freeze: tuple[str, ...] = key(

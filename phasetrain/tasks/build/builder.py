@@ -21,6 +21,7 @@ from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS, Embedding
 from phasetrain.models.bridges.base import spread_mapping
+from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.models.prepare import (
     CompiledModel,
     CompileSettings,
@@ -51,6 +52,7 @@ from phasetrain.tasks.build.weights_builder import (
     build_averages,
     build_freeze_schedule,
     copy_for_averages,
+    find_excluded,
     freeze_parameters,
 )
 from phasetrain.tasks.parts import OutputChoice, Parts
@@ -100,7 +102,12 @@ class Builder:
         return build_strategy(self.context)
 
     def parts(
-        self, data: Mapping[str, SplitData], plan: Plan, *, train: bool = True, fresh: bool = True
+        self,
+        data: Mapping[str, SplitData],
+        plan: Plan,
+        *,
+        train: bool = True,
+        fresh: bool | None = None,
     ) -> Parts:
         """Return all parts, or without `train` those that a test needs.
 
@@ -108,8 +115,11 @@ class Builder:
             data: data of every split.
             plan: all phases.
             train: build the updater and all that only training needs.
-            fresh: no checkpoint will be loaded, so training starts from MODEL.weights.
+            fresh: load MODEL.weights, because no checkpoint will be loaded, or only one that leaves
+                out tensors; by default if the parts train.
         """
+        if fresh is None:
+            fresh = train
         facts = self.facts(data, plan)
         strategy = self.build_strategy()
         return build_parts(self.context, data, plan, facts, strategy, train=train, fresh=fresh)
@@ -141,13 +151,13 @@ def build_parts(
         facts: values that parts may ask for by name; the model may add some.
         strategy: how ranks share an update.
         train: build the updater and all that only training needs.
-        fresh: training starts from MODEL.weights.
+        fresh: load MODEL.weights.
     """
     built = build_model(context, facts)
     if isinstance(built, Embedding):
         facts = facts | {"dimensions": built.dimensions}
     weights = None
-    if train and fresh:
+    if fresh:
         weights = load_weights(context, built)
     model, loss, checkpointed = prepare_modules(
         context, built, build_loss(context, facts), train=train
@@ -166,7 +176,10 @@ def build_parts(
     strategy.prepare(model, loss)
     others: dict[str, Updater] = {}
     updater = None
+    excluded = None
     if train:
+        names = find_excluded(context, model, strategy)
+        excluded = ExcludedTensors(model, names) if names else None
         kind = TASKS.find(context.config.TASK.name, "TASK.name")
         others = build_updaters(
             context,
@@ -219,6 +232,7 @@ def build_parts(
         averages=build_averages(context, model, copies, strategy, facts),
         other_updaters=others,
         known_facts=facts,
+        excluded=excluded,
     )
 
 

@@ -1,13 +1,14 @@
 """Freezes weights and builds averages (MODEL.freeze, freeze_updates, ema and swa)."""
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from math import ceil
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from phasetrain.distributed import Strategy
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.freeze import (
     NOTHING,
     UPDATES,
@@ -23,6 +24,8 @@ from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks.build.sections import BuildContext
+
+EXCLUDE = "CHECKPOINT.exclude"
 
 
 def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
@@ -42,6 +45,68 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
             where = f"PHASES.stages[{number}].MODEL.freeze"
             found.append(match_frozen(model, patterns, where))
     return found
+
+
+def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -> list[str]:
+    """Return the names of the tensors that checkpoints leave out (CHECKPOINT.exclude).
+
+    Raises:
+        ConfigError: a pattern selects nothing, or something that may change; or another part of
+            the config does not go with it.
+    """
+    patterns = context.config.CHECKPOINT.exclude
+    if not patterns:
+        return []
+    where = f"{EXCLUDE} = [{', '.join(patterns)}]"
+    _check_excludable(context, where, strategy)
+    state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
+    found: list[str] = []
+    for pattern in patterns:
+        matched = [name for name in state if fnmatchcase(name, pattern)]
+        if not matched:
+            raise ConfigError(
+                f"{EXCLUDE} = [{pattern}]: it matches no name in the model's state_dict"
+                f"{did_you_mean(pattern, state) or '.'} Names are {join_first(state, 6)}; patterns "
+                "cover whole names, such as trunk.*",
+                code="config.no_match",
+            )
+        found += matched
+    always = intersect_frozen(find_frozen(context, model))
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    changing = [
+        name
+        for name in found
+        if (name not in always.parameters if name in parameters else not _is_inside(name, always))
+    ]
+    if changing:
+        raise ConfigError(
+            f"{where}: {join_first(changing, 3)} may change during the run, so every checkpoint "
+            "needs it; exclude only weights that MODEL.freeze freezes in all stages, and buffers "
+            "of modules that are frozen as a whole",
+            code="checkpoint.not_excludable",
+        )
+    return list(dict.fromkeys(found))
+
+
+def _check_excludable(context: BuildContext, where: str, strategy: Strategy) -> None:
+    averages = list(read_average_settings(context.config.MODEL))
+    if averages:
+        raise ConfigError(
+            f"{where} and MODEL.{averages[0]}: the average is a second copy of all weights, which "
+            "cannot be left out; remove one of the two",
+            code="config.conflict",
+        )
+    if strategy.shards_weights:
+        raise ConfigError(
+            f"{where} and DISTRIBUTED.strategy = {context.config.DISTRIBUTED.strategy!r}: sharded "
+            "checkpoints hold all weights; remove one of the two",
+            code="config.conflict",
+        )
+
+
+def _is_inside(name: str, frozen: FrozenNames) -> bool:
+    """Return whether a buffer belongs to a frozen module."""
+    return name.rpartition(".")[0] in frozen.modules
 
 
 def freeze_parameters(context: BuildContext, model: nn.Module, loss: nn.Module) -> None:
