@@ -24,6 +24,15 @@ EXPIRED_SECONDS = 3 * LEASE_SECONDS
 """Age from which on a lease has expired: two renewals in a row were missed."""
 
 
+WATCHED_SECONDS = 2 * LEASE_SECONDS
+"""How long an owner on another host is watched for a renewal before its folder is taken over."""
+
+MAX_SKEW_SECONDS = 3600.0
+"""Largest difference of the clocks of two hosts: an older lease has expired on any clock."""
+
+POLL_SECONDS = 1.0
+"""Interval at which a watched record is read."""
+
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of file systems without locks, such as Lustre mounted without `flock`."""
 
@@ -78,6 +87,14 @@ class Owner:
             return False
         return not is_lease_expired(self.lease, other.lease)
 
+    def may_be_misjudged(self, other: "Owner") -> bool:
+        """Return whether the clocks of two hosts decide if this owner keeps `other` out: its lease
+        has expired not long ago, or is from the future."""
+        if self.host == other.host or (self.job is not None and self.job == other.job):
+            return False
+        age = other.lease - self.lease
+        return age < -EXPIRED_SECONDS or EXPIRED_SECONDS < age < MAX_SKEW_SECONDS
+
 
 class FolderLock:
     """The lock of a run folder.
@@ -96,6 +113,7 @@ class FolderLock:
         self.storage = storage
         self._handle: int | None = None
         self._held = False
+        self._dead: Owner | None = None
 
     def take(self, owner: Owner) -> None:
         """Take the lock.
@@ -108,9 +126,11 @@ class FolderLock:
         # locks that a process has on a file as soon as it closes any handle of that file.
         if before is not None and before.host == owner.host and before.blocks(owner):
             raise FolderInUseError(self._describe_owner(before))
+        if before is not None and before.may_be_misjudged(owner):
+            self._watch(before)
         if self.storage.keeps_files:
             self._handle = self._acquire_kernel_lock(owner)
-        if self._handle is None and before is not None and before.blocks(owner):
+        if self._handle is None and self._is_blocked(before, owner):
             raise FolderInUseError(self._describe_owner(before))
         self._held = True
         self._write_owner(owner, durable=True)
@@ -192,8 +212,7 @@ class FolderLock:
                 # the former owner removed the file between our open and our lock
                 raise BlockingIOError
             # The kernel lock says nothing about owners on other hosts: their lease does.
-            before = self._read_owner()
-            if before is not None and before.blocks(owner):
+            if self._is_blocked(self._read_owner(), owner):
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
             os.close(handle)
@@ -213,6 +232,35 @@ class FolderLock:
             return None
         return handle
 
+    def _is_blocked(self, before: Owner | None, owner: Owner) -> bool:
+        return before is not None and before != self._dead and before.blocks(owner)
+
+    def _watch(self, before: Owner) -> None:
+        """Wait until the record of an owner on another host has not changed for two renewals.
+
+        Its clock may differ from the one here, so that its lease says nothing; a renewal does.
+
+        Raises:
+            FolderInUseError: the owner is alive.
+        """
+        log.info(
+            "RUN.dir = %r: process %d on %s may still run it; watching for %g s whether it renews "
+            "its lease",
+            self.path,
+            before.pid,
+            before.host,
+            WATCHED_SECONDS,
+        )
+        ends = time.monotonic() + WATCHED_SECONDS
+        while time.monotonic() < ends:
+            time.sleep(POLL_SECONDS)
+            now = self._read_owner()
+            if now is None:
+                return
+            if now != before:
+                raise FolderInUseError(self._describe_owner(now))
+        self._dead = before
+
     def _read_owner(self) -> Owner | None:
         record = self.storage.read_json(self._record)
         try:
@@ -229,7 +277,8 @@ class FolderLock:
         else:
             who = "another process"
         if owner and owner.host != socket.gethostname():
-            left = max(0, round(EXPIRED_SECONDS - (time.time() - owner.lease)))
+            left = round(EXPIRED_SECONDS - (time.time() - owner.lease))
+            left = min(max(0, left), round(EXPIRED_SECONDS))  # the clocks may differ
             who += f" (if that one is dead, this folder can be taken over in {left} s)"
         return (
             f"RUN.dir = {self.path!r} is in use by {who}; wait for it to end, stop it, or choose "

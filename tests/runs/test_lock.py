@@ -109,7 +109,8 @@ class TestFiles:
         with pytest.raises(FolderInUseError):
             opened(tmp_path)
         folder.close()
-        (tmp_path / "owner.json").write_text(json.dumps(asdict(replace(ELSEWHERE, lease=9e99))))
+        alive = replace(ELSEWHERE, lease=time.time())
+        (tmp_path / "owner.json").write_text(json.dumps(asdict(alive)))
         with pytest.raises(FolderInUseError, match="process 1 on elsewhere"):
             opened(tmp_path)
 
@@ -128,7 +129,7 @@ class TestFiles:
             worker.join()
 
     @pytest.mark.parametrize(
-        ("age", "refused"), [(0.0, True), (2.9, True), (3.1, False), (-1.0, True)]
+        ("age", "refused"), [(0.0, True), (2.9, True), (121, False), (-1.0, True)]
     )
     def test_an_owner_on_another_host_has_it_for_three_leases(
         self, tmp_path: Path, age: float, refused: bool
@@ -141,6 +142,26 @@ class TestFiles:
             assert json.loads((tmp_path / "owner.json").read_text())["host"] == "elsewhere"
         else:
             opened(tmp_path).close()
+
+    @pytest.mark.parametrize("age", [-4.0, 3.1, 100.0])
+    def test_an_owner_whose_clock_differs_keeps_it_while_it_renews(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float
+    ) -> None:
+        monkeypatch.setattr("phasetrain.runs.lock.POLL_SECONDS", 0.01)
+        monkeypatch.setattr("phasetrain.runs.lock.WATCHED_SECONDS", 0.1)
+        record = tmp_path / "owner.json"
+        dead = replace(ELSEWHERE, lease=time.time() - age * LEASE_SECONDS)
+        record.write_text(json.dumps(asdict(dead)))
+        opened(tmp_path).close()
+        record.write_text(json.dumps(asdict(dead)))
+        monkeypatch.setattr("phasetrain.runs.lock.WATCHED_SECONDS", 60)
+        renewed = json.dumps(asdict(replace(dead, lease=dead.lease + LEASE_SECONDS)))
+        monkeypatch.setattr(
+            "phasetrain.runs.lock.time.sleep", lambda seconds: record.write_text(renewed)
+        )
+        with pytest.raises(FolderInUseError, match="process 1 on elsewhere"):
+            opened(tmp_path)
+        assert record.read_text() == renewed
 
     @pytest.mark.parametrize(
         ("job", "attempt", "refused"),
@@ -223,7 +244,7 @@ class TestObjects:
         self.put(owner)
         opened("mem://run").close()
 
-    @pytest.mark.parametrize(("age", "refused"), [(0.0, True), (2.9, True), (3.1, False)])
+    @pytest.mark.parametrize(("age", "refused"), [(0.0, True), (2.9, True), (121, False)])
     def test_an_owner_on_another_host_has_it_for_three_leases(
         self, age: float, refused: bool
     ) -> None:
