@@ -292,7 +292,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the nearest of `known`, or an empty string when nothing is
     near."""
-    near = nearest(given, known)
+    names = list(known)
+    near = nearest(given, names) or _complete(given, names)
     if near:
         return f"; did you mean {near!r}?"
     return ""
@@ -311,6 +312,14 @@ def nearest(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str |
     found = get_close_matches(plain(given), entries, n=1, cutoff=likeness)
     if found:
         return entries[found[0]]
+    return None
+
+
+def _complete(given: str, known: Iterable[str]) -> str | None:
+    """Return the only entry of `known` that an abbreviation of three or more letters begins."""
+    found = [name for name in known if plain(name).startswith(plain(given))]
+    if len(plain(given)) >= 3 and len(found) == 1:
+        return found[0]
     return None
 
 

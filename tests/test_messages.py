@@ -50,10 +50,10 @@ $ RUN.resume=always
 RUN.resume = 'always' (command line): expected 'auto' or 'must' or 'never' or 'restart'
 
 $ MACHINE.precision=fp61
-MACHINE.precision = 'fp61' (command line): expected 'fp32' or 'tf32' or 'bf16' or 'fp16' or 'apex'
+MACHINE.precision = 'fp61' (command line): expected 'fp32' or 'tf32' or 'bf16' or 'fp16' or 'apex'; did you mean 'fp16'?
 
 $ MACHINE.device=gpu
-MACHINE.device = 'gpu' (command line): expected 'auto' or 'cpu' or 'cuda' or 'mps'
+MACHINE.device = 'gpu' (command line): expected 'auto' or 'cpu' or 'cuda' or 'mps'; did you mean 'cuda'?
 
 $ CHECKPOINT.keep_last=0
 CHECKPOINT.keep_last = 0 (command line): expected int >= 2
@@ -146,7 +146,7 @@ $ RUN.engine=train RUN.resume=must
 RUN.resume = 'must' and RUN.dir = 'FOLDER/run' contains no checkpoint to resume from; set RUN.resume=auto to start a run in it
 
 $ RUN.engine=trian
-RUN.engine = 'trian' (command line): expected 'train' or 'test' or 'extract' or 'plan' or 'replay' or 'find_lr' or 'find_batch_size'
+RUN.engine = 'trian' (command line): expected 'train' or 'test' or 'extract' or 'plan' or 'replay' or 'find_lr' or 'find_batch_size'; did you mean 'train'?
 
 $ OPTIMIZER.lrr=1 LOSS.name=focl PHASES.epochs=x
 3 problems in the config:

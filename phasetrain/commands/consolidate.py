@@ -10,6 +10,7 @@ from phasetrain.checkpoint.codec import flatten_state
 from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.checkpoint.snapshot import Snapshot
 from phasetrain.errors import ConfigError
+from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
 
 
@@ -36,6 +37,7 @@ def consolidate(checkpoint: str, out: str, *, everything: bool = False) -> tuple
             f"{out!r} exists and is not overwritten; delete it, or give another name",
             code="file.exists",
         )
+    make_parent(out, open_storage(out))
     storage = open_storage(checkpoint)
     loaded = Checkpointer(checkpoint.rstrip("/").rpartition("/")[0], storage).load(checkpoint)
     if excluded_digests(loaded) and not everything:

@@ -33,6 +33,7 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.sources import WeightSource
 from phasetrain.models.sources.files import flatten_tensors
+from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks.build.data_builder import build_input_transform, list_splits
@@ -159,6 +160,7 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
         raise ConfigError(
             f"{out!r} exists; name a file or folder that does not", code="file.exists"
         )
+    make_parent(out, storage)
     _remove_partial(out, storage)
     weights = read_weights(WeightSource(path, **source, where="export"), trust=trust)
     if form == "safetensors":

@@ -28,6 +28,7 @@ from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models.sources import WeightSource
+from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
@@ -267,11 +268,7 @@ def load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:
         ConfigError: there is none.
     """
     storage = open_storage(folder)
-    if not storage.list_names(folder):
-        raise ConfigError(
-            f"{folder!r}: there is no such folder, or it is empty; expected the folder of a run",
-            code="run.not_found",
-        )
+    check_run_folder(folder, storage)
     if checkpoint in ("latest", "best"):
         which: Literal["latest", "best"] = "best" if checkpoint == "best" else "latest"
         return find_checkpoint(WeightSource(folder, checkpoint=which, where=""), storage)

@@ -1,7 +1,7 @@
 """Resolve the config of a run: compose, validate and derive it, before data is opened."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from phasetrain.config.validation import Slot, check_config
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
 from phasetrain.distributed import STRATEGIES, Placement, World
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, Problem, did_you_mean
 from phasetrain.hooks import HOOKS
 from phasetrain.hooks.monitors.monitor import first_metric
 from phasetrain.hooks.observers import classify_hooks
@@ -281,12 +281,17 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
         # the same report.
         try:
             broken = collect_problems(lambda: _derive(composed, schema, place))
-            # What a rule says about a key with a mistake follows from the mistake.
             keys = {problem.key for problem in problems if problem.key}
-            problems += [problem for problem in broken if problem.key not in keys]
+            problems += [one for one in broken if not _follows(one, keys)]
         except Exception as error:  # noqa: BLE001 - a wrong value can make a rule fail in any way
             log.debug("rules not applied: %s: %s", type(error).__name__, error)
     raise_all(problems)
+
+
+def _follows(problem: Problem, mistakes: Collection[str]) -> bool:
+    """Return whether a rule is violated because of mistakes: it is about one of their keys, or a
+    section in which a value is missing now."""
+    return any(one in problem.message or one.startswith(f"{problem.key}.") for one in mistakes)
 
 
 def world_size_of(config: Mapping[str, Any], place: Placement) -> int:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from phasetrain.errors import Problem, did_you_mean
+from phasetrain.errors import PhasetrainError, Problem, did_you_mean, is_user_file
 
 PLUGINS = "phasetrain"
 """Entry point group of installed packages that register parts."""
@@ -62,7 +62,7 @@ def _describe_import_error(name: str, error: Exception | SystemExit) -> str:
         files: list[str] = []
         with suppress(OSError):  # this user may not be allowed to read the current folder
             files = [path.stem for path in Path.cwd().glob("*.py")]
-        near = did_you_mean(name, files)
+        near = did_you_mean(name.removesuffix(".py"), files)
         return f"there is no module {name!r}, neither installed nor in {Path.cwd()}{near}"
     if isinstance(error, SyntaxError):
         return f"module {name!r} failed: {error.msg} ({error.filename}:{error.lineno})"
@@ -73,8 +73,11 @@ def _describe_import_error(name: str, error: Exception | SystemExit) -> str:
         if not frame.filename.startswith("<frozen importlib")
         and frame.filename not in (importlib.__file__, __file__)
     ]
+    # The registry that rejects a name is not the place of the mistake.
+    frames = [frame for frame in frames if is_user_file(frame.filename)] or frames
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"module {name!r} failed: {type(error).__name__}: {error}{place}"
+    kind = "" if isinstance(error, PhasetrainError) else f"{type(error).__name__}: "
+    return f"module {name!r} failed: {kind}{error}{place}"
 
 
 def _is_missing(name: str, error: Exception | SystemExit) -> bool:

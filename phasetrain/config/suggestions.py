@@ -1,6 +1,6 @@
 """Suggestions for misspelt keys."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +32,7 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "lr": ("learningrate", "eta"),
         "path": ("folder", "dir", "directory", "root", "file", "filename", "location"),
         "betas": ("beta", "beta1", "beta2"),
         "eps": ("epsilon",),
@@ -42,11 +43,23 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "classes": ("numclasses", "nclasses", "numlabels"),
         "weight_decay": ("wd", "l2"),
         "workers": ("numworkers",),
+        "cuda": ("gpu", "cuda:0"),
+        "fp16": ("float16", "half"),
+        "bf16": ("bfloat16",),
+        "fp32": ("float32", "float"),
     }
 )
-"""Name of a parameter here -> other words for it, without case and separators."""
+"""Name of a parameter or a value here -> other words for it, without case and separators."""
 
 _MEANINGS = {word: name for name, words in SYNONYMS.items() for word in words}
+
+
+def find_synonym(name: str, known: Container[str]) -> str | None:
+    """Return the known parameter that another word means, such as `path` for `folder`, or None."""
+    found = _MEANINGS.get(plain(name))
+    if found is not None and found in known:
+        return found
+    return None
 
 
 class KnownPaths:
@@ -103,8 +116,8 @@ class KnownPaths:
 
     def _synonym(self, path: str) -> str | None:
         parent, _, last = path.rpartition(".")
-        name = _MEANINGS.get(plain(last), "")
-        if parent and name in self._below(parent):
+        name = find_synonym(last, self._below(parent))
+        if parent and name is not None:
             return f"{parent}.{name}"
         return None
 

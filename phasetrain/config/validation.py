@@ -24,8 +24,8 @@ from phasetrain.config.schema import (
 )
 from phasetrain.config.sections import ENTRIES
 from phasetrain.config.sections.keys import Key, join_path, section_keys
-from phasetrain.config.sections.value_types import describe_type, fits
-from phasetrain.config.suggestions import KnownPaths
+from phasetrain.config.sections.value_types import describe_type, fits, list_choices
+from phasetrain.config.suggestions import KnownPaths, find_synonym
 from phasetrain.errors import ConfigError, Problem, did_you_mean, nearest
 
 
@@ -195,13 +195,26 @@ class _KeyChecker:
 
     def _show_form(self, path: str, value: Any) -> str:
         """Return how a value of a wrong type is probably meant, or an empty text."""
-        if path in LABELLED and isinstance(value, list) and value and isinstance(value[0], str):
-            return f" from labels to parameters, as in {path}: {{{value[0]}: {{}}}}"
+        first = value
+        if isinstance(value, list) and value:
+            first = value[0]
+        if path in LABELLED and isinstance(first, str):
+            entry = f"{first}: {{}}"
+            if path == "OPTIMIZER.SCHEDULES":
+                entry = f"lr: {first}"
+            return f" from labels to parameters, as in {path}: {{{entry}}}"
         key = self._schema.key(path)
-        layer = self._report.layer_of(path)
-        is_from_yaml = isinstance(value, bool) and layer.endswith((".yaml", ".yml"))
-        if is_from_yaml and key is not None and key.type.fits("text"):
+        if key is None:
+            return ""
+        is_in_file = self._report.layer_of(path).endswith((".yaml", ".yml"))
+        if isinstance(value, bool) and is_in_file and key.type.fits("text"):
             return "; YAML reads yes, no, on and off as true and false, unless in quotes"
+        if isinstance(value, str):
+            return _show_form_of_text(key, value)
+        if value is True and key.type.fits({}):
+            return "; write {} for its defaults"
+        if key.fields is not None:
+            return f" with keys {', '.join(section_keys(key.fields, path))}"
         return ""
 
     def _check_mapping(self, keys: Mapping[str, Key], path: str, values: Mapping[str, Any]) -> None:
@@ -219,6 +232,9 @@ class _KeyChecker:
         if not isinstance(value, Mapping):
             children = ", ".join(self._schema.children(path))
             form = self._show_form(path, value) or f" of keys: {children}"
+            pattern = part_pattern(path)
+            if isinstance(value, str) and pattern is not None:
+                form = f", as in {path}: {{{PARTS[pattern]}: {value}}}"
             self._report.add("config.wrong_type", path, value, f"expected mapping{form}")
             return
         if matches(path, "DATA.*") and value.get("dataset") is None:
@@ -340,7 +356,7 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
         elif part.takes_any and key == "params":
             if not isinstance(value, Mapping):
                 report.add("config.wrong_type", here, value, "expected mapping")
-        elif part.is_guess and (key in part.takes or nearest(key, part.takes) is None):
+        elif part.is_guess and (key in part.takes or not nearest(key, part.takes, likeness=0.8)):
             continue
         elif key not in part.takes:
             listed = [name for name in part.takes if name not in part.slot.facts]
@@ -370,7 +386,7 @@ def _check_schedule_options(
     options = list(dict.fromkeys(["lr", *optimizer.takes]))
     for option in schedules:
         if option not in options:
-            near = did_you_mean(option, options) or "."
+            near = did_you_mean(find_synonym(option, options) or option, options) or "."
             report.add_sentence(
                 "config.unknown_option",
                 f"OPTIMIZER.SCHEDULES.{option}",
@@ -411,6 +427,23 @@ def _expand(node: Any, path: str, names: Sequence[str]) -> Iterator[tuple[str, A
                 yield from _expand(item, f"{here}[{index}]", names[1:])
 
 
+def _show_form_of_text(key: Key, text: str) -> str:
+    """Return how a text is probably meant for a key that does not take it, or an empty text."""
+    if key.type.fits([text]):
+        return f"; write [{text}]"
+    if text.lower() in ("none", "nil") and key.type.fits(None):
+        return "; did you mean null?"
+    try:
+        number: float = float(text)
+    except ValueError:
+        choices = list_choices(key.type.annotation)
+        near = find_synonym(text, choices) or nearest(text, choices, likeness=0.7)
+        return did_you_mean(near or "", choices)
+    if key.type.fits(number) or (number.is_integer() and key.type.fits(int(number))):
+        return "; write it without quotes"
+    return ""
+
+
 def _describe_expected(slot: Slot, path: str, value: Any) -> str:
     known = ", ".join(slot.registry)
     kind = slot.registry.kind
@@ -425,6 +458,8 @@ def _describe_expected(slot: Slot, path: str, value: Any) -> str:
                 form = ", ".join([form, *(f"{key}: ..." for key in value[first])])
             return f"names no {kind}; write {{{form}}}"
         return f"names no {kind}; set {path}.{slot.key}. Known: {known}"
+    if value is True and slot.path in DEFAULT_NAMES:
+        return f"expected a mapping of parameters; write {path}={{}} for its defaults"
     if slot.takes_bare_name:
         return f"expected a name or a mapping with `{slot.key}`. Known: {known}"
     return f"expected a mapping of parameters. Known: {known}"

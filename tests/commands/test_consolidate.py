@@ -63,6 +63,11 @@ def test_it_can_hold_everything(checkpoint: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_the_folder_of_the_file_is_made(checkpoint: Path, tmp_path: Path) -> None:
+    consolidate(str(checkpoint), str(tmp_path / "new" / "all.safetensors"))
+    assert (tmp_path / "new" / "all.safetensors").is_file()
+
+
 def test_a_file_that_exists_is_not_overwritten(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "out.safetensors").write_text("mine")
 

@@ -109,9 +109,18 @@ def test_dropped_parameters_have_one_line_without_those_that_are_set_again() -> 
     assert describe_dropped(resolve_config([])) == ""
 
 
-def test_what_follows_from_a_mistake_is_not_reported() -> None:
-    with raises(ConfigError, key="RUN.name", code="config.interpolation") as caught:
-        resolve_config(["RUN.name=n${RUN.sed}"])
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["RUN.name=n${RUN.sed}"], "RUN.name"),
+        (["PHASES.updates=None"], "PHASES.updates"),
+        (["PHASES.epochs=ten"], "PHASES.epochs"),
+        (["DATA.TRAIN.batch_size=x", "OPTIMIZER.accumulate=3"], "DATA.TRAIN.batch_size"),
+    ],
+)
+def test_what_follows_from_a_mistake_is_not_reported(words: list[str], key: str) -> None:
+    with raises(ConfigError, key=key) as caught:
+        resolve_config(words)
     assert len(caught.value.problems) == 1
 
 

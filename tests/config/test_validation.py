@@ -218,9 +218,13 @@ ENGINES = ("train", "test", "extract", "plan", "replay", "find_lr", "find_batch_
         ("OPTIMIZER.lr=fast", "'fast'", "float >= 0"),
         ("DATA.TEST.workers=-1", "-1", "int >= 0 or 'auto'"),
         ("DATA.TRAIN.drop_last=1", "1", "bool"),
-        ("RUN.engine=trian", "'trian'", " or ".join(map(repr, ENGINES))),
+        (
+            "RUN.engine=trian",
+            "'trian'",
+            f"{' or '.join(map(repr, ENGINES))}; did you mean 'train'?",
+        ),
         ("RUN.imports=[{a: 1}]", "[{'a': 1}]", "list of str"),
-        ("RUN.imports=mine", "'mine'", "list of str"),
+        ("RUN.imports=mine", "'mine'", "list of str; write [mine]"),
         ("MODEL.width=wide", "'wide'", "int"),
         ("MODEL.width=3.5", "3.5", "int"),
         ("MODEL.width=true", "true", "int"),
@@ -235,7 +239,7 @@ ENGINES = ("train", "test", "extract", "plan", "replay", "find_lr", "find_batch_
         ("MODEL.ema={warmup: 3}", "3", "bool"),
         ("MODEL.swa={batches: 0}", "0", "int >= 1"),
         ("MODEL.swa={every: null}", "null", "float or str"),
-        ("MODEL.swa=0.75", "0.75", "mapping or null"),
+        ("MODEL.swa=0.75", "0.75", "mapping or null with keys start, every, batches, test"),
         ("OPTIMIZER.sam={rho: 0.0}", "0.0", "float > 0"),
         ("OPTIMIZER.sam={rho: far}", "'far'", "float > 0"),
         ("OPTIMIZER.sam={adaptive: 1}", "1", "bool"),
@@ -376,13 +380,16 @@ def test_each_broken_import_is_told_with_its_place(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_losses.py").write_text("x = 1\ny = 1 / 0\n")
+    (tmp_path / "my_fine.py").write_text("")
     (tmp_path / "my_syntax.py").write_text("x = (\n")
     (tmp_path / "my_needs.py").write_text("import no_such_library\n")
     register = "from phasetrain.config.registry import Registry\nR = Registry('loss', 'LOSS')\n"
     (tmp_path / "my_twice.py").write_text(
         register + "@R.register('a')\ndef f(): ...\n@R.register('a')\ndef g(): ...\n"
     )
-    found = run_imports(["my_losses", "my_syntax", "my_needs", "my_lossess", "my_twice"])
+    found = run_imports(
+        ["my_losses", "my_syntax", "my_needs", "my_lossess", "my_twice", "my_fine.py"]
+    )
     assert {one.code for one in found} == {"config.import_failed"}
     texts = [one.message for one in found]
     assert f"ZeroDivisionError: division by zero ({tmp_path}/my_losses.py:2)" in texts[0]
@@ -390,6 +397,8 @@ def test_each_broken_import_is_told_with_its_place(
     assert "ModuleNotFoundError: No module named 'no_such_library'" in texts[2]
     assert found[3].suggestion == "my_losses"
     assert re.search(r"defined twice: my_twice.f \(.*py:3\) and my_twice.g \(.*py:5\)", texts[4])
+    assert texts[4].endswith("my_twice.py:5)"), "not the place of the registry"
+    assert found[5].suggestion == "my_fine"
 
 
 def test_a_stale_plugin_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,6 +465,22 @@ def test_parameters_of_a_misspelt_part_are_checked_with_it(slots: list[Slot]) ->
         ("METERS: [accuracy]", "METERS", "METERS: {accuracy: {}}"),
         ("HOOKS: [console]", "HOOKS", "HOOKS: {console: {}}"),
         ("RUN: {name: yes}", "RUN.name", "unless in quotes"),
+        ("OPTIMIZER: {SCHEDULES: cosine}", "OPTIMIZER.SCHEDULES", "{lr: cosine}"),
+        ("MODEL: small_cnn", "MODEL", "MODEL: {name: small_cnn}"),
+        ("DATA: {TRAIN: {workers: '2'}}", "DATA.TRAIN.workers", "write it without quotes"),
+        ("DATA: {TRAIN: {transforms: flatten}}", "DATA.TRAIN.transforms", "write [flatten]"),
+        ("PHASES: {updates: None}", "PHASES.updates", "did you mean null?"),
+        ("LAUNCH: {cluster: slrum}", "LAUNCH.cluster", "did you mean 'slurm'?"),
+        ("MODEL: {ema: true}", "MODEL.ema", "write {} for its defaults"),
+        ("MACHINE: {device: gpu}", "MACHINE.device", "did you mean 'cuda'?"),
+        ("MODEL: {ema: 0.99}", "MODEL.ema", "with keys decay"),
+        ("METERS: {accuracy: true}", "METERS.accuracy", "METERS.accuracy={}"),
+        (
+            "OPTIMIZER: {SCHEDULES: {learning_rate: cosine}}",
+            "OPTIMIZER.SCHEDULES.learning_rate",
+            "'lr'",
+        ),
+        ("METERS: {acc: {}}", "METERS.acc", "did you mean 'accuracy'?"),
         ("OPTIMIZER: {adamw: {}}", "OPTIMIZER.adamw", "OPTIMIZER.name=adamw"),
         (
             "DATA: {TRAIN: {transforms: [{normalize: {mean: [0], std: [1]}}]}}",

@@ -115,7 +115,9 @@ def parse_flags(command: Command, words: Sequence[str]) -> argparse.Namespace:
     if unknown:
         # private: argparse has no public list of its flags
         known = [option for action in parser._actions for option in action.option_strings]
-        raise _unknown("flag", unknown[0], known, parser.format_usage())
+        usage = parser.format_usage()
+        advice = _advise_on_flag(command, unknown[0], words, usage)
+        raise _unknown("flag", unknown[0], known, advice)
     return flags
 
 
@@ -135,7 +137,7 @@ def split_command(commands: Sequence[Command], words: Sequence[str]) -> tuple[Co
     groups = {command.name.split()[0] for command in commands}
     name = two if rest[place] in groups else rest[place]
     known = [one for one in by_name if one.startswith(f"{rest[place]} ")] or list(by_name)
-    advice = "Without a command, expected FILE.yaml or SECTION.key=value"
+    advice = "Without a command, expected FILE.yaml, experiment=NAME or SECTION.key=value"
     raise _unknown("command", name, known, advice)
 
 
@@ -152,10 +154,30 @@ def _place_of_command(words: Sequence[str]) -> int | None:
     return None
 
 
+def _advise_on_flag(command: Command, flag: str, words: Sequence[str], usage: str) -> str:
+    """Return how keys and files are given, if a flag or a word looks like one, and the usage."""
+    advice = []
+    if command.takes_overrides:
+        # Composing a config is slow to import, and only this message needs its keys.
+        from phasetrain.config.schema import default_schema
+        from phasetrain.config.suggestions import KnownPaths
+
+        keys = default_schema().keys
+        name = flag.lstrip("-").partition("=")[0]
+        key = KnownPaths(keys).near(name)
+        if key in keys and len(name) > 1:
+            advice.append(f"A key is set without dashes: {key}=VALUE")
+        files = [word for word in words if word.endswith((".yaml", ".yml"))]
+        advice += [f"An experiment file is given by its path alone: {file}" for file in files]
+    return "\n".join([*advice, usage])
+
+
 def _unknown(kind: str, given: str, known: Sequence[str], advice: str) -> ConfigError:
     expected = f"one of {', '.join(known)}"
     near = nearest(given, known) or ""
-    question = f"; did you mean {near}?" if near else ""
+    question = "."
+    if near:
+        question = f"; did you mean {near}?"
     message = f"{given}: no such {kind}{question} Expected {expected}\n{advice}".rstrip()
     code = f"cli.unknown_{kind}"
     problem = Problem(code, message, given=given, expected=expected, suggestion=near)
@@ -168,7 +190,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = message.removesuffix(", OVERRIDE")  # argparse counts it among those required
         raise ConfigError(
-            f"{self.prog}: {message}\n{self.format_usage()}",
+            f"{self.prog}: {message}\n{self.format_usage().rstrip()}",
             code="cli.usage",
             problems=[Problem("cli.usage", message, expected=self.format_usage().strip())],
         )

@@ -16,6 +16,7 @@ from phasetrain.commands.predict.raw_inputs import InputReader, RawInput
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
+from phasetrain.runs.paths import make_parent
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
@@ -229,6 +230,7 @@ def write_predictions(found: Sequence[Prediction], out: str) -> None:
         text = file.getvalue()
     else:
         raise ConfigError(f"--out {out}: expected a file FILE.json or FILE.csv", code="cli.usage")
+    make_parent(out, open_storage(out))
     try:
         open_storage(out).replace(out, text.encode(errors="surrogateescape"))
     except OSError as error:

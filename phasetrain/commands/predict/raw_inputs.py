@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phasetrain.data.datasets.images import EXTENSIONS, Mode, decode_image, import_pillow
 from phasetrain.data.datasets.text import ByteTokenizer
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, did_you_mean
 
 ARRAYS = (".npy", ".pt")
 """Extensions of files with tensors."""
@@ -71,6 +71,13 @@ class InputReader:
 
     def _read_file(self, file: str) -> Sequence[Any]:
         suffix = Path(file).suffix.lower()
+        if Path(file).is_dir():
+            raise ConfigError(
+                f"{file}: this is a folder; expected files", code="predict.unreadable"
+            )
+        if not Path(file).exists():
+            near = did_you_mean(Path(file).name, sorted(_list_siblings(file))) or "."
+            raise ConfigError(f"{file}: there is no such file{near}", code="predict.unreadable")
         try:
             if suffix in EXTENSIONS and not self.is_text:
                 return [self._read_image(file)]
@@ -157,3 +164,10 @@ def _read_array(file: str) -> Tensor:
             f"it contains {type(found).__name__}, expected a tensor"
         )
     return found
+
+
+def _list_siblings(file: str) -> list[str]:
+    parent = Path(file).parent
+    if parent.is_dir():
+        return [path.name for path in parent.iterdir() if path.is_file()]
+    return []

@@ -431,8 +431,11 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
     try:
         return parse_ledger(storage.read(path), path)
     except OSError as error:
+        reason = error.strerror or str(error)
+        if isinstance(error, IsADirectoryError):
+            reason = "the folder is empty"
         raise ConfigError(
-            f"{path!r}: expected the folder of a run, or the path of a {FILE} ({error})",
+            f"{path!r}: {reason}; expected the folder of a run, or the path of a {FILE}",
             code="runs.no_run",
         ) from error
     except InvalidLedgerError as error:

@@ -20,6 +20,7 @@ from phasetrain.config.compose.merge import leaves, lookup
 from phasetrain.config.compose.override_text import format_literal, key_of, quote_value
 from phasetrain.config.compose.sources import is_file_word
 from phasetrain.errors import ConfigError
+from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.records import EnvironmentRecord, RunFiles
 from phasetrain.runtime.redaction import restore_secrets
 from phasetrain.runtime.storage import Storage, open_storage
@@ -145,7 +146,7 @@ def read_newest_command(folder: str) -> StoredConfig:
     """
     path = folder.rstrip("/") or folder
     storage = open_storage(path)
-    _check_exists(path, storage)
+    check_run_folder(path, storage)
     # Not from a checkpoint: the newest attempt may have saved none yet.
     found = _read_folder(path, storage)
     config = read_yaml(storage, f"{path}/config.yaml")
@@ -159,8 +160,13 @@ def read_newest_command(folder: str) -> StoredConfig:
         promised = read_promised(path, "latest", storage).get("config", config)
         config = restore_secrets(promised, config)
     if config is None:
+        near = ";"
+        above = str(Path(folder).parent)
+        if storage.exists(f"{above}/config.yaml"):
+            near = f"; did you mean {above!r}?"
         raise ConfigError(
-            f"{folder!r}: there is no readable config.yaml in it; expected the folder of a run",
+            f"{folder!r}: there is no readable config.yaml in it{near} expected the folder of a "
+            "run",
             code="run.not_found",
         )
     allowed = lookup(config, "RUN.allow")
@@ -181,7 +187,7 @@ def read_checkpoint_config(folder: str, checkpoint: str = "latest") -> StoredCon
     """
     path = folder.rstrip("/") or folder
     storage = open_storage(path)
-    _check_exists(path, storage)
+    check_run_folder(path, storage)
     promised = read_promised(path, checkpoint, storage)
     return _of_promised(path, promised.get("config"), storage)
 
@@ -205,14 +211,6 @@ def _of_promised(path: str, config: Any, storage: Storage, checkpoint: str = "")
     folder = (checkpoint or path).rpartition("/checkpoints/")[0] or path
     config = restore_secrets(config, read_yaml(storage, f"{folder}/config.yaml"))
     return replace(_read_folder(folder, storage), path=path, values=_without_command(config))
-
-
-def _check_exists(path: str, storage: Storage) -> None:
-    if not storage.list_names(path):
-        raise ConfigError(
-            f"{path!r}: there is no such folder, or it is empty; expected the folder of a run",
-            code="run.not_found",
-        )
 
 
 def _read_folder(path: str, storage: Storage) -> StoredConfig:

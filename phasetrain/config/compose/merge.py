@@ -16,7 +16,7 @@ from phasetrain.config.schema import (
     part_pattern,
 )
 from phasetrain.config.sections.keys import join_path
-from phasetrain.config.sections.value_types import is_choice
+from phasetrain.config.sections.value_types import list_choices
 
 IMPORTS = "RUN.imports"
 """The only list that is not replaced by higher layers but extended, since parts that a lower layer
@@ -234,7 +234,7 @@ def _read_switch(schema: Schema, here: str, new: Any) -> Any:
     if not isinstance(new, bool) or key is None or key.type.fits(new):
         return new
     word = "on" if new else "off"
-    if is_choice(key.type.annotation, word):
+    if word in list_choices(key.type.annotation):
         return word
     return new
 

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from phasetrain.config.compose.library_errors import explain_override_error, find_unclosed
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, is_file_word
 from phasetrain.config.schema import LABELLED, WORDS, Schema, part_pattern
-from phasetrain.errors import Problem, did_you_mean
+from phasetrain.errors import Problem, did_you_mean, nearest
 
 DEFAULT_EXPERIMENT = "digits"
 
@@ -79,6 +79,11 @@ class _Reader:
             self._add_problem(rejection, key)
         elif override.is_delete():
             self._remove(key, override.value())
+        elif override.value() == "" and self._selects(key):
+            message = (
+                f"{text}: expected the name of a file; {EXPERIMENT}=null selects no experiment"
+            )
+            self._add_problem(message, key, "config.unknown_file")
         elif _is_options(override.value()) and "." not in key and self._selects(key):
             options = override.value()
             chosen = options if isinstance(options, list) else [options]
@@ -99,7 +104,11 @@ class _Reader:
             self._add_problem(f"{text}: expected a file *.yaml; rename it", EXPERIMENT)
             return
         if not path.is_file():
-            near = did_you_mean(path.name, _list_files(path.parent)) or "."
+            # Without the suffix, which all of them share.
+            stems = [Path(name).stem for name in _list_files(path.parent)]
+            near = "."
+            if stem := nearest(path.stem, stems):
+                near = f"; did you mean '{path.with_stem(stem)}'?"
             message = f"{text}: there is no such file{near}"
             self._add_problem(message, EXPERIMENT, "config.unknown_file")
             return

@@ -77,11 +77,13 @@ def fits(value: Any, annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -
     return _fits_plain(value, plain)
 
 
-def is_choice(annotation: Any, value: Any) -> bool:
-    """Return whether an annotation lists a value, in a Literal or in a union with one."""
+def list_choices(annotation: Any) -> list[str]:
+    """Return the texts that an annotation lists, in a Literal or in a union with one."""
     if get_origin(annotation) is Literal:
-        return value in get_args(annotation)
-    return any(is_choice(choice, value) for choice in get_args(annotation))
+        return [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return []
+    return [text for choice in get_args(annotation) for text in list_choices(choice)]
 
 
 def describe_type(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -> str:

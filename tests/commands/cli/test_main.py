@@ -90,6 +90,32 @@ def test_usage_error_is_reported_with_code_and_suggestion(
     assert (error["code"], error["suggestion"]) == (code, suggestion)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--lr", "0.1"], "OPTIMIZER.lr=VALUE"),
+        (["--config", "my.yaml"], "given by its path alone: my.yaml"),
+        (["digits"], "experiment=NAME"),
+        (["folde.yaml"], "there is no such file."),
+        (["min.yaml"], "did you mean 'mine.yaml'?"),
+        (["resume", "a_file"], "this is a file; expected the folder of a run"),
+        (["resume", "empty"], "the folder is empty; expected the folder of a run"),
+        (["resume", "emty"], "did you mean 'empty'? expected the folder of a run"),
+        (["resume", "run/files"], "did you mean 'run'? expected the folder of a run"),
+        (["runs", "diff", "empty", "empty"], "'empty': the folder is empty"),
+    ],
+)
+def test_wrong_file_folder_or_flag_says_what_is_there_and_what_is_meant(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("empty", "run/files/more"):
+        Path(folder).mkdir(parents=True)
+    for file in ("a_file", "mine.yaml", "run/config.yaml"):
+        Path(file).write_text("")
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+
+
 class TestJson:
     def test_error_lists_every_misspelt_key(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["OPTIMIZER.lrr=1", "MODLE.name=x", "--json"]) == 2

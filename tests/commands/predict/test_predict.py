@@ -106,6 +106,9 @@ def test_image_of_another_size_is_rejected_until_a_transform_resizes_it(
 
 
 def test_files_that_cannot_be_read_are_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "three.png").write_bytes(b"")
+    with raises(ConfigError, code="predict.unreadable", suggestion="three.png"):
+        predict(str(folder), [str(tmp_path / "tree.png")])
     (tmp_path / "broken.png").write_bytes(b"nothing")
     (tmp_path / "pickle.npy").write_bytes(b"\x80\x04.")
     torch.save({"a": 1}, tmp_path / "mapping.pt")

@@ -359,6 +359,8 @@ def test_no_experiment_gives_the_defaults() -> None:
         ("LOSS=choice(a,b)", "config.override", "LOSS", ""),
         ("OPTIMIZER.lr=range(1,3)", "config.override", "OPTIMIZER.lr", ""),
         ("experiment=digts", "config.unknown_file", "experiment", "digits"),
+        ("experiment=", "config.unknown_file", "experiment", ""),
+        ("LOSS=", "config.unknown_file", "LOSS", ""),
         ("OPTIMIZER=adam", "config.unknown_file", "OPTIMIZER", "adamw"),
         ("MODEL=nothing", "config.unknown_file", "MODEL", ""),
         ("PHASES=short", "config.unknown_file", "PHASES", ""),
