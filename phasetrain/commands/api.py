@@ -111,7 +111,8 @@ def _run_words(
 def with_history(result: RunResult) -> RunResult:
     """Return the result with the metrics.jsonl of its folder and the best value in it."""
     history = read_history(result.folder)
-    best = history.best(read_monitor(result.folder))
+    monitor = read_monitor(result.folder)
+    best = history.best_monitored(monitor) if monitor else history.best()
     if best is not None:
         best = replace(best, checkpoint=_checkpoint_at(result.folder, best))
     # A run that had finished before measures nothing in this attempt.

@@ -395,7 +395,9 @@ def _make_files(weights: Weights, source: Mapping[str, Any], *, trust: bool) -> 
         "metrics": json.loads(weights.facts["metrics"]),
         "transforms": list(weights.transforms),
     }
-    if is_native(weights.facts["model"]) and not {"include", "exclude"} & source.keys():
+    # The command line gives both keys always, empty without its options.
+    selects = bool(source.get("include") or source.get("exclude"))
+    if is_native(weights.facts["model"]) and not selects:
         which = source.get("which", "model")
         files = make_native_files(weights.loaded.path, config, which, trust=trust)
         return {**files, "phasetrain.json": _encode_json(facts)}

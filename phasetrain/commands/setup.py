@@ -32,6 +32,7 @@ from phasetrain.meters import METERS, Meter
 from phasetrain.models import HEADS, MODELS
 from phasetrain.models.sources import parse_sources
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
+from phasetrain.runs.direction import choose_split
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine, check_threads, resolve_device
 from phasetrain.runtime.terminal import Terminal
@@ -316,7 +317,8 @@ def describe_dropped(setup: Setup) -> str:
 
 
 def find_first_metric(config: Mapping[str, Any]) -> str:
-    """Return the first metric of the first test split, with a minus sign if lower is better.
+    """Return the first metric of the validation split, else of the first test split, with a minus
+    sign if lower is better.
 
     Raises:
         ConfigError: there is none, or its meter does not say which values are better.
@@ -324,7 +326,7 @@ def find_first_metric(config: Mapping[str, Any]) -> str:
     tests = [name for name in config["DATA"] if is_split(name) and name != "TRAIN"]
     # As in the plan: splits that are only tested at the end come last.
     tests.sort(key=lambda name: config["DATA"][name].get("every") == "end")
-    name = next(iter(tests), "")
+    name = choose_split(tests)
     split = name.lower()
     measuring = [
         label

@@ -5,7 +5,7 @@ into plan.json and into the phase lines of metrics.jsonl, from where `runs list`
 read it. In configs a metric is named with a minus sign if smaller values are better: `-test/loss`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -38,6 +38,46 @@ SMALLER_IS_BETTER = frozenset(
     ]
 )
 """Words in names of metrics whose smaller values are better, see `guess_direction`."""
+
+LARGER_IS_BETTER = frozenset(
+    [
+        "accuracy",
+        "acc",
+        "top1",
+        "top5",
+        "precision",
+        "recall",
+        "sensitivity",
+        "specificity",
+        "f1",
+        "fbeta",
+        "auc",
+        "auroc",
+        "auprc",
+        "ap",
+        "map",
+        "ndcg",
+        "mrr",
+        "iou",
+        "miou",
+        "dice",
+        "jaccard",
+        "kappa",
+        "mcc",
+        "r2",
+        "correlation",
+        "bleu",
+        "rouge",
+        "psnr",
+        "ssim",
+        "score",
+        "reward",
+    ]
+)
+"""Words in names of metrics whose larger values are better, see `guess_direction`."""
+
+VALIDATION = ("valid", "validation", "val", "dev")
+"""Names of splits by which a run chooses, before any other test split."""
 
 
 class Direction(StrEnum):
@@ -105,16 +145,26 @@ def parse_directions(content: Any) -> dict[str, Direction]:
     }
 
 
-def guess_direction(metric: str) -> Direction:
-    """Guess the direction of a metric from the words of its name.
+def choose_split(tests: Sequence[str]) -> str:
+    """Return the split whose first metric chooses: a validation split if there is one, else the
+    first test split; empty if there is none."""
+    named = [split for split in tests if split.lower() in VALIDATION]
+    return next(iter([*named, *tests]), "")
 
-    The fallback for run folders written before directions were recorded, and for custom meters that
-    declare none. Nothing else may guess: the terminal, lists and reports must agree.
+
+def guess_direction(metric: str) -> Direction | None:
+    """Guess the direction of a metric from the words of its name; None if they do not say.
+
+    The fallback for run folders written before directions were recorded, for logged numbers, and
+    for custom meters that declare none. Nothing else may guess: the terminal, lists and reports
+    must agree.
     """
     words = set(metric.replace("/", "_").replace("-", "_").lower().split("_"))
     if words & SMALLER_IS_BETTER:
         return Direction.SMALLER
-    return Direction.LARGER
+    if words & LARGER_IS_BETTER:
+        return Direction.LARGER
+    return None
 
 
 def resolve_objective(text: str, recorded: Mapping[str, Direction]) -> Objective:

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.runs.direction import Direction, Objective, guess_direction, resolve_objective
+from phasetrain.runs.direction import (
+    Direction,
+    Objective,
+    choose_split,
+    guess_direction,
+    resolve_objective,
+)
 from phasetrain.runs.records import MetricsLine, RunFiles, is_scalar, parse_count
 
 if TYPE_CHECKING:
@@ -178,23 +184,29 @@ class History(Sequence[dict[str, Any]]):
         """The latest value of every metric of a phase, by `split/name`."""
         return {name: value for row in self for name, value in _list_metrics(row).items()}
 
-    def direction_of(self, metric: str) -> Direction:
-        """Return which values of a metric are better: as recorded, else guessed from its name."""
+    def direction_of(self, metric: str) -> Direction | None:
+        """Return which values of a metric are better: as recorded, else guessed from its name;
+        None if neither says it."""
         return self.directions.get(metric) or guess_direction(metric)
 
     def best(self, monitor: str | None = None, direction: Direction | None = None) -> Best | None:
         """Return the best finite value of a metric, the first one of equals; None if it was never
-        measured.
+        measured, or nothing says which of its values are better.
 
         Args:
             monitor: such as `test/accuracy`, or `-test/loss` if smaller is better. By default the
-                first metric of a test, else of training.
+                first metric of a validation split, else of a test, else of training.
             direction: which values are better; by default the minus sign decides, then the
-                direction recorded in the run.
+                direction recorded in the run, then the name of the metric.
         """
-        objective = _find_objective(self, monitor)
+        objective = Objective.parse(monitor or _choose_metric(self))
         metric = objective.metric
-        direction = direction or objective.direction
+        if objective.direction is Direction.LARGER:
+            direction = direction or self.direction_of(metric)
+        else:
+            direction = direction or Direction.SMALLER
+        if direction is None:
+            return None
         measured = [
             row
             for row in self
@@ -211,6 +223,11 @@ class History(Sequence[dict[str, Any]]):
             updates=int(row["updates"]),
             direction=direction,
         )
+
+    def best_monitored(self, monitor: str) -> Best | None:
+        """Return the best value by a monitor of a config, in which no minus sign means that larger
+        is better unless the run has recorded otherwise; None if it was never measured."""
+        return self.best(monitor, resolve_objective(monitor, self.directions).direction)
 
     def steps(self) -> "Table":
         """Return a row for each logged step: `updates`, `epoch`, `loss`, `lr`, `logs/NAME`, ..."""
@@ -270,14 +287,13 @@ class Table(list[dict[str, Any]]):
         return pd.DataFrame.from_records(list(self))
 
 
-def _find_objective(history: History, monitor: str | None) -> Objective:
-    if monitor:
-        return resolve_objective(monitor, history.directions)
-    names = list(history.last)
+def _choose_metric(history: History) -> str:
+    names = [name for name in history.last if history.direction_of(name)]
     # A metric of training flatters: the weights have seen the samples.
     tested = [name for name in names if not name.startswith("train/")]
-    metric = next(iter([*tested, *names]), "")
-    return Objective(metric, history.direction_of(metric))
+    chosen = choose_split([Objective(name).split for name in tested])
+    preferred = [name for name in tested if Objective(name).split == chosen]
+    return next(iter([*preferred, *names]), "")
 
 
 def read_history(folder: str | Path) -> History:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import phasetrain
+from phasetrain.commands.cli import main
 from phasetrain.commands.export import export
 from phasetrain.testing.kills import run_quietly
 
@@ -59,6 +60,17 @@ def test_transformers_reads_its_model_and_tokenizer_with_equal_outputs(
     assert tokenizer("rabbit")["input_ids"] == [0]
     facts = json.loads((tmp_path / "hf" / "phasetrain.json").read_text())
     assert facts["updates"] == "2"
+
+
+def test_command_writes_the_folder_of_the_library(
+    gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(gpt2), f"{tmp_path}/hf", "--format", "huggingface"]) == 0
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "gpt2"
+    words = ["--format", "huggingface", "--exclude", "*.bias"]
+    assert main(["export", str(gpt2), f"{tmp_path}/part", *words]) == 0
+    assert json.loads((tmp_path / "part" / "config.json").read_text())["model_type"] == "phasetrain"
+    capsys.readouterr()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from phasetrain.runs.direction import (
     Direction,
     Objective,
+    choose_split,
     guess_direction,
     parse_directions,
     resolve_objective,
@@ -49,7 +50,15 @@ def test_sign_decides_before_the_record() -> None:
 @pytest.mark.parametrize(
     ("metric", "direction"),
     [("test/accuracy", "larger"), ("test/loss", "smaller"), ("dev/clean_wer", "smaller"),
-     ("test/lossless_share", "larger"), ("", "larger")],
+     ("train/loss_kl", "smaller"), ("test/lossless_share", None), ("", None)],
 )  # fmt: skip
-def test_guess_reads_whole_words(metric: str, direction: str) -> None:
+def test_guess_reads_whole_words(metric: str, direction: str | None) -> None:
     assert guess_direction(metric) == direction
+
+
+@pytest.mark.parametrize(
+    ("tests", "chosen"),
+    [(["test", "valid"], "valid"), (["TEST", "DEV"], "DEV"), (["a", "b"], "a"), ([], "")],
+)
+def test_validation_split_chooses_before_any_test(tests: list[str], chosen: str) -> None:
+    assert choose_split(tests) == chosen

@@ -137,6 +137,18 @@ def test_equal_values_are_best_at_the_first() -> None:
     assert found == Best("test/loss", 2.0, 0, 1, direction=SMALLER)
 
 
+def test_number_of_unknown_direction_has_no_best_unless_asked_for_one() -> None:
+    history = history_of(phase(1, 0, noise=2.0), phase(2, 1, noise=1.0))
+    assert (history.best(), history.best("test/noise")) == (None, None)
+    assert history.best("-test/noise") == Best("test/noise", 1.0, 1, 2, direction=SMALLER)
+    assert history.best_monitored("test/noise") == Best("test/noise", 2.0, 0, 1)
+
+
+def test_validation_split_is_the_default_of_best() -> None:
+    lines = [{**phase(2, 0, accuracy=0.5), "split": split} for split in ("test", "valid")]
+    assert history_of(*lines).best() == Best("valid/accuracy", 0.5, 0, 2)
+
+
 NESTED = "[" * 100_000
 DAMAGED = [
     NESTED,

@@ -167,7 +167,10 @@ def _summarize_run(folder: Path, monitor: str) -> RunSummary:
     history = History.from_lines(parse_metrics(_read_metrics_tail(folder / METRICS)))
     monitor = monitor or read_monitor(folder) or ""
     # A run compared by a metric that it has not measured still has a best value of another one.
-    best = history.best(monitor if monitor.removeprefix("-") in history.last else None)
+    best = None
+    if monitor.removeprefix("-") in history.last:
+        best = history.best_monitored(monitor)
+    best = best or history.best()
     # A search instead of a parse: the plan lists every phase, and the number is near its beginning.
     planned = _PLANNED.search(_read_head(folder / PLAN, PLAN_BYTES))
     summary = RunSummary(
@@ -234,7 +237,7 @@ def _compare_metrics(one: History, other: History) -> list[tuple[str, ...]]:
         best_cells = [f"  best of {name}"]
         for history in (one, other):
             last = history.last.get(name)
-            best = history.best(name, recorded or history.direction_of(name))
+            best = history.best(name, recorded)
             cells.append("-" if last is None else f"{last:.6g}")
             best_cell = "-"
             if best is not None:

@@ -49,14 +49,14 @@ def derive_length(draft: ConfigDraft) -> None:
 
 def derive_monitor(draft: ConfigDraft, first_metric: Callable[[], str]) -> None:
     """Replace CHECKPOINT.best.monitor = auto, and null with load_best, by the first metric of the
-    first test split."""
+    validation split, else of the first test split."""
     section = draft.config["CHECKPOINT"]
     path = "CHECKPOINT.best.monitor"
     monitor = section["best"]["monitor"]
     if monitor != "auto" and not (monitor is None and section["load_best"]):
         return
     try:
-        draft.set(path, first_metric(), "the first metric of the first test split")
+        draft.set(path, first_metric(), "the first metric of the validation or first test split")
     except ConfigError as error:
         asked = f"{path} = 'auto'" if monitor else "CHECKPOINT.load_best = true"
         draft.reject(path, f"{asked}: {error}", error.code)

@@ -27,7 +27,8 @@ class BestSection(Section):
     monitor: str | None = key(
         None,
         "`split/metric`, such as valid/accuracy, with a leading minus sign if lower is better: "
-        "-valid/loss; auto: the first metric of the first test split",
+        "-valid/loss; auto: the first metric of the validation split (VALID, VALIDATION, VAL or "
+        "DEV), else of the first test split",
         resume="free",
     )
     keep: int = key(1, "number of best checkpoints to keep", resume="free", ge=1)

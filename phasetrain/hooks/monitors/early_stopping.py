@@ -18,7 +18,8 @@ class EarlyStopping(Hook):
 
     Args:
         monitor: `split/metric`, such as `test/accuracy`, or `-test/loss` with a minus sign if
-            smaller is better; `auto` is the first metric of the first test split.
+            smaller is better; `auto` is the first metric of the validation split, else
+            of the first test split.
         patience: number of consecutive measurements without improvement.
         min_delta: minimum improvement that counts.
     """

@@ -12,12 +12,12 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
 from phasetrain.meters import Meter
 from phasetrain.meters.base import list_metrics, meters_of, metric_direction, split_metric
-from phasetrain.runs.direction import Direction, Objective
+from phasetrain.runs.direction import Direction, Objective, choose_split
 
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""Selects the first metric of the first test split."""
+"""Selects the first metric of the validation split, else of the first test split."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class Monitor:
         return replace(self, label=split_metric(self.objective.name, meters)[0])
 
     def _resolve_auto(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
-        split = next((phase.split for phase in plan.phases if not phase.is_train), "")
+        split = choose_split([phase.split for phase in plan.phases if not phase.is_train])
         kinds = {label: type(meter) for label, meter in meters_of(meters, split).items()}
         try:
             chosen = first_metric(split, kinds)
         except ConfigError as error:
             raise ConfigError(f"{self.key} = {AUTO!r}: {error}", code=error.code) from error
-        log.info("%s: %s -> %s (the first metric of the first test split)", self.key, AUTO, chosen)
+        log.info("%s: %s -> %s (the first metric of the split)", self.key, AUTO, chosen)
         return Monitor(chosen, self.key)
 
     def _check_measured(
@@ -193,7 +193,7 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
     """Return the first metric of a split as a monitor, with the sign of its declared direction.
 
     Args:
-        split: the first test split, or empty.
+        split: the validation split or the first test split, or empty.
         meters: label -> class of the meter, in their order.
 
     Raises:

@@ -25,7 +25,8 @@ class Plateau(Hook):
 
     Args:
         monitor: `split/metric`, such as `test/accuracy`, or `-test/loss` with a minus sign if
-            smaller is better; `auto` is the first metric of the first test split.
+            smaller is better; `auto` is the first metric of the validation split, else
+            of the first test split.
         factor: factor of one reduction, above 0 and below 1.
         patience: number of consecutive measurements without improvement.
         min_delta: minimum improvement that counts.

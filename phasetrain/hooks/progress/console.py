@@ -129,7 +129,8 @@ class ConsoleView(Hook):
         self._end_live_view()
         if not self._results:
             return
-        self.terminal.print_pairs([("best", self._results.summarize_best())], always=True)
+        if best := self._results.summarize_best():
+            self.terminal.print_pairs([("best", best)], always=True)
         if self.terminal.verbosity == "verbose":
             self.terminal.print_table("results", COLUMNS, self._results.make_rows())
 

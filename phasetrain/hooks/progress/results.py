@@ -27,10 +27,12 @@ class Results:
     def __bool__(self) -> bool:
         return bool(self._latest)
 
-    def add(self, split: str, name: str, measured: Measured, direction: Direction) -> None:
-        """Add a value; of equal ones the first is the best."""
+    def add(self, split: str, name: str, measured: Measured, direction: Direction | None) -> None:
+        """Add a value; of equal ones the first is the best. Without a direction none is."""
         key = (split, name)
         self._latest[key] = measured
+        if direction is None:
+            return
         best = self._best.get(key)
         if best is None or math.isnan(best[0]) or direction.is_better(measured[0], best[0]):
             self._best[key] = measured
@@ -51,9 +53,11 @@ class Results:
         rows: list[tuple[str, ...]] = []
         for split, name in sorted(self._latest, key=lambda key: key[0] == TRAIN):
             value, update = self._latest[split, name]
-            best, best_update = self._best[split, name]
-            cells = (format_metric(value), str(update), format_metric(best), str(best_update))
-            rows.append((f"{split}/{name}", *cells))
+            best_cells = ("-", "-")
+            if (split, name) in self._best:
+                best, best_update = self._best[split, name]
+                best_cells = (format_metric(best), str(best_update))
+            rows.append((f"{split}/{name}", format_metric(value), str(update), *best_cells))
         return rows
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,5 +70,5 @@ class Results:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore all values; checkpoints of an earlier version have no best ones."""
         self._latest = {(split, name): (value, at) for split, name, value, at in state["results"]}
-        best = {(split, name): (value, at) for split, name, value, at in state.get("best", ())}
-        self._best = self._latest | best
+        best = state.get("best", state["results"])
+        self._best = {(split, name): (value, at) for split, name, value, at in best}

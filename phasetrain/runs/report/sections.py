@@ -52,7 +52,7 @@ def metrics_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
         rows = []
         for split, metric in ordered:
             name = f"{split}/{metric}"
-            best = run.history.best(name, run.history.direction_of(name))
+            best = run.history.best(name)
             rows.append((escape_text(name), *_summarize_curve(run.metrics[metric][split], best)))
         return _fold_long_table(
             table(
@@ -201,7 +201,7 @@ def _format_last(run: RunReport, split: str, metric: str) -> str:
     if curve is None:
         return "-"
     name = f"{split}/{metric}"
-    best = run.history.best(name, run.history.direction_of(name))
+    best = run.history.best(name)
     last = element("b", _format_finite(curve.y[-1]))
     if best is None:
         return last

@@ -60,7 +60,8 @@ def _headline(run: RunReport) -> list[str]:
     """Return a tile with the metric that counts: the monitored one, or the first of a test."""
     chosen = flatten(run.config).get("CHECKPOINT.best.monitor")
     monitor = chosen if isinstance(chosen, str) and chosen != "auto" else None
-    best = run.history.best(monitor) or run.history.best()
+    best = run.history.best_monitored(monitor) if monitor else None
+    best = best or run.history.best()
     if best is None:
         return []
     split, _, name = best.metric.partition("/")

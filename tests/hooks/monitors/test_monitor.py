@@ -94,6 +94,19 @@ def test_auto_is_the_first_metric_of_the_first_test_split(tmp_path: Path) -> Non
     assert "HOOKS.early_stopping.monitor: auto -> test/accuracy" in log(tmp_path)
 
 
+def test_auto_prefers_the_validation_split(tmp_path: Path) -> None:
+    valid = "DATA.VALID={dataset: digits, split: train, subset: {samples: 64}}"
+    train(
+        tmp_path,
+        "HOOKS.early_stopping={}",
+        "CHECKPOINT.best.monitor=auto",
+        "PHASES.epochs=1",
+        valid,
+    )
+    assert "HOOKS.early_stopping.monitor: auto -> valid/accuracy" in log(tmp_path)
+    assert "CHECKPOINT.best.monitor: 'auto' -> 'valid/accuracy'" in log(tmp_path)
+
+
 class Other(Meter):
     """Does not say which values are better."""
 
