@@ -4,7 +4,6 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from copy import copy
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -273,9 +272,9 @@ def _read_in_order(split: SplitData) -> SplitData:
             "one source at a time; name other splits",
             code="config.conflict",
         )
-    reader = copy(split.reader)  # the split itself, with its settings, is used elsewhere as well
+    reader = split.reader
     if reader.on_bad_sample == "substitute":
-        reader.on_bad_sample = "drop"  # a substitute would be a second row of another sample
+        reader = reader.with_policy("drop")  # a substitute would be another sample's second row
     order: SampleOrder = make_sequential()
     length = len(reader.dataset)
     if reader.chosen is not None:

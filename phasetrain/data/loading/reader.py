@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -17,27 +16,25 @@ from phasetrain.data.bad_samples import (
     OnBadSample,
     SampleError,
     Unreadable,
-    format_samples,
 )
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.loading.collate import (
     Collate,
     collate_targets,
-    describe_form,
-    find_common_form,
     stack_samples,
 )
 from phasetrain.data.loading.fields import FieldSelection
+from phasetrain.data.loading.single_samples import Sample, SingleSamples
+from phasetrain.data.loading.substitutes import BadSampleReplacer
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
-from phasetrain.data.transforms.base import Keys, Pipeline, mix64
+from phasetrain.data.transforms.base import Keys, Pipeline
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.errors import is_out_of_memory
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import (
     GLOBAL_GENERATORS,
     GeneratorWatch,
-    mix_seed,
     reseed_all,
     seed_of,
 )
@@ -46,11 +43,6 @@ log = logging.getLogger(__name__)
 
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
-SUBSTITUTES = 10
-"""Maximum number of substitutes that are tried for a bad sample."""
-
-Sample = tuple[Any, Any]
-"""Transformed input, and target."""
 
 
 class SampleReader(Dataset[Batch]):
@@ -107,6 +99,7 @@ class SampleReader(Dataset[Batch]):
             and collate is stack_samples
             and self.selection.keeps_inputs
         )
+        self._samples = SingleSamples(dataset, pipeline, self.selection, seed, on_bad_sample)
         self.seeded_generators: frozenset[str] = frozenset()
         self._watch = GeneratorWatch()
         # As if 8 batches had drawn nothing: a draw in one of the first says little.
@@ -120,6 +113,15 @@ class SampleReader(Dataset[Batch]):
         self._batched_from = len(pipeline.transforms)
         if self._stacks:
             self._batched_from = pipeline.find_batched_end()
+        self._replacer = BadSampleReplacer(
+            self._samples,
+            dataset,
+            chosen,
+            len(pipeline.transforms),
+            seed=seed,
+            stacks=self._stacks,
+            drops=on_bad_sample == "drop",
+        )
 
     @property
     def draws_at_random(self) -> bool:
@@ -142,7 +144,7 @@ class SampleReader(Dataset[Batch]):
         try:
             inputs, targets = self.dataset.__getitems__(ids)
             if not self._plain:
-                inputs = self.pipeline(inputs, self.make_keys(draw))
+                inputs = self.pipeline(inputs, self._samples.make_keys(draw))
         except MISFITS as error:
             if is_out_of_memory(error):
                 raise
@@ -158,17 +160,7 @@ class SampleReader(Dataset[Batch]):
             SampleError: no substitute can be read either.
         """
         # Even if bad samples are dropped, because the forward pass of this rank needs real inputs.
-        return self._copy_with(self.pipeline, "substitute")[
-            draw._replace(counts=True)
-        ].as_stand_in()
-
-    def make_keys(self, draw: Draw) -> Keys:
-        """Return the key material of each sample of a draw."""
-        base = np.uint64(seed_of(self._seed, "sample", draw.split, draw.epoch))
-        ordinals = np.arange(draw.ordinal, draw.ordinal + len(draw.indices), dtype=np.uint64)
-        # Position and index both enter the key: a sample that is drawn twice in an epoch is
-        # augmented differently each time, and neither the batch size nor the world size matters.
-        return Keys(mix64(mix64(ordinals ^ base) ^ draw.indices.astype(np.uint64)))
+        return self.with_policy("substitute")[draw._replace(counts=True)].as_stand_in()
 
     def read_samples(
         self, draw: Draw, generators: Collection[str] = GLOBAL_GENERATORS
@@ -180,7 +172,7 @@ class SampleReader(Dataset[Batch]):
             SampleError: one cannot be read, and `on_bad_sample` is to raise; otherwise it is
                 `Unreadable`.
         """
-        return self._read_seeded(draw, len(self.pipeline.transforms), generators)
+        return self._samples.read_seeded(draw, len(self.pipeline.transforms), generators)
 
     def read_unseeded(self, draw: Draw) -> Sequence[Sample | Unreadable]:
         """Return the transformed samples of a draw, without seeding the global generators.
@@ -188,11 +180,17 @@ class SampleReader(Dataset[Batch]):
         Raises:
             SampleError: see `read_samples`.
         """
-        return self._read_unseeded(draw, len(self.pipeline.transforms))
+        return self._samples.read_unseeded(
+            draw, len(self.pipeline.transforms), as_list=self.reads_lists
+        )
 
     def with_pipeline(self, pipeline: Pipeline) -> "SampleReader":
         """Return a reader of the same samples with other transforms."""
         return self._copy_with(pipeline, self.on_bad_sample)
+
+    def with_policy(self, on_bad_sample: OnBadSample) -> "SampleReader":
+        """Return a reader of the same samples with another policy for bad ones."""
+        return self._copy_with(self.pipeline, on_bad_sample)
 
     def _copy_with(self, pipeline: Pipeline, on_bad_sample: OnBadSample) -> "SampleReader":
         return SampleReader(
@@ -211,7 +209,7 @@ class SampleReader(Dataset[Batch]):
         samples: Sequence[Any] = found
         bad: BadPairs = ()
         if stacked is None and self.on_bad_sample != "raise":
-            ids, samples, bad = self._replace_bad_samples(draw, found)
+            ids, samples, bad = self._replacer.replace_bad_samples(draw, found)
         if not samples:
             return Batch(None, None, ids, 0, bad=bad)
         try:
@@ -241,9 +239,11 @@ class SampleReader(Dataset[Batch]):
         self._watch.start()
         try:
             if seeded:
-                found = self._read_seeded(draw, self._batched_from, seeded)
+                found = self._samples.read_seeded(draw, self._batched_from, seeded)
             else:
-                found = self._read_unseeded(draw, self._batched_from)
+                found = self._samples.read_unseeded(
+                    draw, self._batched_from, as_list=self.reads_lists
+                )
         except SampleError:
             drawn = self._watch.stop() - seeded
             # With a draw, the error may be due to what was drawn.
@@ -257,53 +257,7 @@ class SampleReader(Dataset[Batch]):
         # A dataset that draws in one sample of thousands is faster if a few batches are read twice.
         if 4 * self._repeated_batches > self._watched_batches:
             self.seeded_generators = seeded | drawn
-        return self._read_seeded(draw, self._batched_from, GLOBAL_GENERATORS)
-
-    def _read_seeded(
-        self, draw: Draw, end: int, generators: Collection[str]
-    ) -> Sequence[Sample | Unreadable]:
-        keys = self.make_keys(draw)
-        found = []
-        for at, seed in enumerate(keys.make_seeds()):
-            reseed_all(seed, generators)
-            index = int(draw.indices[at])
-            found.append(self._read_sample(draw.split, index, keys.select(at), end))
-        return found
-
-    def _read_unseeded(self, draw: Draw, end: int) -> Sequence[Sample | Unreadable]:
-        # A batch with an error is read again one by one, to find out which sample it is. With a
-        # dataset in which errors are expected, that would cost more than it gains.
-        if self.reads_lists or self.on_bad_sample == "raise":
-            try:
-                return self._read_at_once(draw, end)
-            except Exception as error:  # noqa: BLE001 - it comes again with the sample's number
-                log.debug("DATA.%s: a batch cannot be read: %r", draw.split.upper(), error)
-        keys = self.make_keys(draw)
-        return [
-            self._read_sample(draw.split, index, keys.select(at), end)
-            for at, index in enumerate(draw.indices.tolist())
-        ]
-
-    def _read_at_once(self, draw: Draw, end: int) -> Sequence[Sample]:
-        """Return the samples of a draw after the first `end` transforms, with as few calls per
-        sample as possible."""
-        indices = draw.indices.tolist()
-        if self.reads_lists:
-            given = self.dataset.__getitems__(indices)
-        else:
-            given = [self.dataset[index] for index in indices]
-        samples = self.selection.split_samples(given, indices)
-        if end:
-            keys = self.make_keys(draw)
-            samples = [
-                (self.pipeline.transform_sample(value, keys.select(at), 0, end), target)
-                for at, (value, target) in enumerate(samples)
-            ]
-        inputs = [value for value, _ in samples]
-        if set(map(type, inputs)) != {Tensor} or not all(map(Tensor.numel, inputs)):
-            for value in inputs:
-                _check_input(value)
-        return samples
+        return self._samples.read_seeded(draw, self._batched_from, GLOBAL_GENERATORS)
 
     def _transform_rest(
         self, draw: Draw, found: Sequence[Sample | Unreadable]
@@ -316,12 +270,12 @@ class SampleReader(Dataset[Batch]):
         """
         keys = None
         for position in range(self._batched_from, len(self.pipeline.transforms)):
-            keys = keys or self.make_keys(draw)
+            keys = keys or self._samples.make_keys(draw)
             stacked = self._transform_stacked(found, keys, position)
             if stacked is not None:
                 return stacked, found
             found = [
-                self._transform_one(draw, sample, at, keys.select(at), position)
+                self._samples.transform_one(draw, sample, at, keys.select(at), position)
                 for at, sample in enumerate(found)
             ]
         return None, found
@@ -346,98 +300,6 @@ class SampleReader(Dataset[Batch]):
         # As stacked samples are: kernels may choose their algorithm by the memory layout.
         return mapped(batch, Tensor.contiguous)
 
-    def _transform_one(
-        self, draw: Draw, sample: Sample | Unreadable, at: int, key: Keys, position: int
-    ) -> Sample | Unreadable:
-        if isinstance(sample, Unreadable):
-            return sample
-        value, target = sample
-        try:
-            value = self.pipeline.transform_sample(value, key, position, position + 1)
-            return _check_input(value), target
-        except Exception as error:  # noqa: BLE001 - raised again there unless it is tolerated
-            return self._handle_bad_sample(draw.split, int(draw.indices[at]), error)
-
-    def _replace_bad_samples(
-        self, draw: Draw, found: Sequence[Sample | Unreadable]
-    ) -> tuple[Tensor, list[Sample], BadPairs]:
-        """Return indices and samples for a batch, and the bad samples that were met."""
-        good = [sample for sample in found if not isinstance(sample, Unreadable)]
-        wanted = find_common_form(good) if self._stacks else None
-        ids: list[int] = []
-        samples: list[Sample] = []
-        bad: dict[int, str] = {}
-        for ordinal, (index, sample) in enumerate(
-            zip(draw.indices.tolist(), found, strict=True), draw.ordinal
-        ):
-            taken, sample = index, _check_form(sample, wanted)
-            if isinstance(sample, Unreadable):
-                bad.setdefault(index, sample.reason)
-                if self.on_bad_sample == "drop":
-                    continue
-                taken, sample = self._find_substitute(draw, ordinal, index, wanted, bad)
-                wanted = (
-                    describe_form(sample) if self._stacks else None
-                )  # where no sample of the draw itself was good
-            ids.append(taken)
-            samples.append(sample)
-        return torch.tensor(ids, dtype=torch.int64), samples, tuple(bad.items())
-
-    def _find_substitute(
-        self, draw: Draw, ordinal: int, index: int, wanted: str | None, bad: dict[int, str]
-    ) -> tuple[int, Sample]:
-        """Return index and sample of a substitute for a bad sample; bad ones on the way are added
-        to `bad`."""
-        places = range(len(self.dataset)) if self.chosen is None else self.chosen
-        own = int(np.searchsorted(places, index)) if self.chosen is not None else index
-        others = len(places) - 1
-        for attempt in range(SUBSTITUTES if others else 0):
-            word = seed_of(
-                self._seed, "substitute", draw.split, draw.epoch, ordinal, index, attempt
-            )
-            # The bias of the remainder of a 64-bit word is negligible: below others / 2**64.
-            other = word % others
-            # The bad sample itself is skipped, so that it is never its own substitute.
-            other = int(places[other + (other >= own)])
-            key = Keys([mix_seed(word, other)])
-            reseed_all(key.make_seeds()[0])
-            sample = self._read_sample(draw.split, other, key, len(self.pipeline.transforms))
-            sample = _check_form(sample, wanted)
-            if not isinstance(sample, Unreadable):
-                return other, sample
-            bad.setdefault(other, sample.reason)
-        where = f"DATA.{draw.split.upper()}"
-        raise SampleError(
-            f"{where}.on_bad_sample = 'substitute': sample {index} cannot be read, nor can up to "
-            f"{SUBSTITUTES} substitutes; the last ones: "
-            f"{format_samples(list(bad.items())[-SHOWN:])}; fix the data, or set "
-            f"{where}.on_bad_sample=drop",
-            code="data.no_substitute",
-        )
-
-    def _read_sample(self, split: str, index: int, key: Keys, end: int) -> Sample | Unreadable:
-        """Return a sample after the first `end` transforms."""
-        try:
-            value, target = self.selection.split_sample(self.dataset[index], index)
-            return _check_input(self.pipeline.transform_sample(value, key, 0, end)), target
-        except Exception as error:  # noqa: BLE001 - raised again there unless it is tolerated
-            return self._handle_bad_sample(split, index, error)
-
-    def _handle_bad_sample(self, split: str, index: int, error: Exception) -> Unreadable:
-        """Return the placeholder of a bad sample.
-
-        Raises:
-            SampleError: `on_bad_sample` is to raise.
-        """
-        if self.on_bad_sample != "raise":
-            return Unreadable.from_error(error)
-        where = f"DATA.{split.upper()}"
-        raise SampleError(
-            f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; fix it, "
-            f"or set {where}.on_bad_sample to substitute or drop",
-            code="data.unreadable_sample",
-        ) from error
-
 
 def is_reading_here(frame: FrameType | None) -> bool:
     """Return whether code at `frame` was called to read a batch in this process."""
@@ -457,27 +319,10 @@ def _is_gathered(dataset: Any) -> bool:
     )
 
 
-def _check_input(value: Any) -> Any:
-    if value is None:
-        raise ValueError("its input is None; the dataset or a transform returns nothing")
-    if (isinstance(value, Tensor) and value.numel() == 0) or (
-        isinstance(value, np.ndarray) and value.size == 0
-    ):
-        raise ValueError(f"its input is empty: {describe_form(value)}")
-    return value
-
-
 def _have_one_form(inputs: Sequence[Any]) -> bool:
     """Return whether all inputs are tensors of one shape and type."""
     forms = {(one.shape, one.dtype) if isinstance(one, Tensor) else None for one in inputs}
     return len(forms) == 1 and None not in forms
-
-
-def _check_form(sample: Sample | Unreadable, wanted: str | None) -> Sample | Unreadable:
-    """Return the sample if it has the required form, if any."""
-    if isinstance(sample, Unreadable) or wanted is None or describe_form(sample) == wanted:
-        return sample
-    return Unreadable(f"it is {describe_form(sample)}, and the others of its batch are {wanted}")
 
 
 def _describe_misfit(split: str, indices: Sequence[int], error: Exception) -> str:
