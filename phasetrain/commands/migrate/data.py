@@ -122,7 +122,20 @@ def _convert_source(
         if source.get(f"{key}.LABEL_SOURCES"):
             draft.put(f"{key}.labels", labels, f"{key}.LABEL_PATHS")
         _convert_list_source(source, draft, key, kind)
+    _convert_local_copy(source, draft, key)
     _convert_label_type(source, draft, key)
+
+
+def _convert_local_copy(source: VisslConfig, draft: Draft, key: str) -> None:
+    wanted = f"{key}.COPY_TO_LOCAL_DISK"
+    folder = f"{key}.COPY_DESTINATION_DIR"
+    if not source.get(wanted):
+        draft.skip("COPY_TO_LOCAL_DISK is false", folder)
+    elif draft.experiment["DATA"][key.split(".")[1]]["dataset"] == "file_list":
+        path = str(source.get(folder) or "/tmp/phasetrain")
+        draft.put(f"{key}.local_copy", path, wanted, folder)
+    else:
+        draft.miss("only lists of files are copied to a local disk", wanted)
 
 
 def _find_torchvision_name(name: str) -> str:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ class FileList(Dataset[tuple[Tensor, Any]]):
         mode: `RGB` (C = 3) or `L` (grey, C = 1), to which images are converted.
         class_names: fixed order of classes given as names; None sorts the names that occur.
         classes: number of classes given as integers; None: one more than the largest.
+        local_copy: folder, such as one on a local disk, to which each image is copied when it is
+            first read, and from which it is read afterwards; None: no copies.
 
     Raises:
         ConfigError: Pillow is not installed.
@@ -50,7 +53,7 @@ class FileList(Dataset[tuple[Tensor, Any]]):
         PhasetrainError: on access, a file cannot be decoded.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the keys of a config, all but one with a default
         self,
         images: str,
         labels: str | None = None,
@@ -59,6 +62,8 @@ class FileList(Dataset[tuple[Tensor, Any]]):
         mode: Mode = "RGB",
         class_names: Sequence[str] | None = None,
         classes: int | None = None,
+        *,
+        local_copy: str | None = None,
     ) -> None:
         check_mode(mode, size)
         import_pillow("file_list")
@@ -70,6 +75,7 @@ class FileList(Dataset[tuple[Tensor, Any]]):
         self.paths = _replace_prefix(_read_list(images, "images"), replace_prefix)
         self.class_names = tuple(class_names or ())
         self.classes = classes
+        self.local_copy = local_copy
         self.targets: NDArray[Any] | None = None
         if labels is not None:
             self.targets = self._number_labels(_read_list(labels, "labels"))
@@ -86,8 +92,8 @@ class FileList(Dataset[tuple[Tensor, Any]]):
         # An absolute path replaces the folder.
         file = os.path.join(self.folder, self.paths[index])  # noqa: PTH118 - Path costs 5 us
         try:
-            image = decode_image(file, self.mode, self.size)
-        except ValueError as error:
+            image = decode_image(self._copy_locally(file), self.mode, self.size)
+        except (OSError, ValueError) as error:
             raise PhasetrainError(
                 f"sample {index} ({file}) {error}; repair the file or remove it from the list",
                 code="data.unreadable_sample",
@@ -97,6 +103,20 @@ class FileList(Dataset[tuple[Tensor, Any]]):
         if self.targets.ndim == 2:
             return image, torch.from_numpy(self.targets[index])
         return image, int(self.targets[index])
+
+    def _copy_locally(self, file: str) -> str:
+        """Return the path of the local copy of a file, or the file itself."""
+        if self.local_copy is None:
+            return file
+        name = sha256(file.encode(errors="surrogateescape")).hexdigest()
+        copy = Path(self.local_copy, name + Path(file).suffix)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            # Under another name first: workers and ranks may copy the same file at the same time.
+            with NamedTemporaryFile(dir=copy.parent, delete=False) as part:
+                part.write(Path(file).read_bytes())
+            Path(part.name).replace(copy)
+        return str(copy)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample, int64 `(N,)`.

@@ -66,6 +66,17 @@ def test_prefix_of_paths_is_replaced(folder):
     assert data[0][1] is None
 
 
+def test_images_are_copied_once_and_read_from_the_copy(folder):
+    data = read(folder, local_copy=str(folder / "local"))
+    before = [data[at][0] for at in (0, 1, 1)]
+    assert len(list((folder / "local").iterdir())) == 2
+    (folder / "1.png").unlink()
+    assert torch.equal(data[1][0], before[1])
+    (folder / "2.png").unlink()
+    with pytest.raises(PhasetrainError, match=r"sample 2 .*2\.png"):
+        data[2]
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
