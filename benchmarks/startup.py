@@ -1,12 +1,12 @@
 """CPU seconds from process start to the first update, compared with a bare script.
 
-    python benchmarks/startup.py [--repetitions 9] [--json FILE]
+    python benchmarks/startup.py [--repetitions 9] [--phases 1000000] [--json FILE]
 
 Both processes read the digits, build the small network and its optimizer, make one update and
 report their CPU time so far (user and system, all threads, including the start of the interpreter).
 phasetrain also composes and checks its config, plans, opens its run folder and starts its hooks.
 They take turns; the output shows medians, and the time of imports per package, excluding other
-packages that they import.
+packages that they import. The third line is phasetrain with many phases: a test after each epoch.
 """
 
 import argparse
@@ -83,16 +83,20 @@ def cpu_seconds(command: list[str], folder: Path) -> float:
     return float(found[1])
 
 
-def measure(repetitions: int, folder: Path) -> dict[str, list[float]]:
-    """Return the seconds of both sides, in turns; the first turn fills the disk cache."""
+def measure(repetitions: int, phases: int, folder: Path) -> dict[str, list[float]]:
+    """Return the seconds of all variants, in turns; the first turn fills the disk cache."""
     (folder / "clock.py").write_text(CLOCK, encoding="utf-8")
     (folder / "bare.py").write_text(BARE, encoding="utf-8")
-    taken: dict[str, list[float]] = {"bare script": [], "phasetrain": []}
+    many = f"phasetrain, {phases:,} phases"
+    taken: dict[str, list[float]] = {"bare script": [], "phasetrain": [], many: []}
     for turn in range(repetitions + 1):
         clock = ["RUN.imports=[clock]", "HOOKS.clock={}", f"RUN.dir={folder / f'run-{turn}'}"]
         bare = cpu_seconds([sys.executable, "bare.py", str(DIGITS)], folder)
-        ours = cpu_seconds([sys.executable, str(ROOT / "tools" / "run.py"), *clock], folder)
+        command = [sys.executable, str(ROOT / "tools" / "run.py"), *clock]
+        ours = cpu_seconds(command, folder)
+        longer = [f"PHASES.epochs={phases // 2}", f"RUN.dir={folder / f'long-{turn}'}"]
         if turn:
+            taken[many].append(cpu_seconds([*command, *longer], folder))
             taken["bare script"].append(bare)
             taken["phasetrain"].append(ours)
     return taken
@@ -118,20 +122,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--phases", type=int, default=1_000_000)
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        taken = measure(flags.repetitions, Path(folder))
+        taken = measure(flags.repetitions, flags.phases, Path(folder))
         spent = imports(Path(folder))
     medians = {name: median(seconds) for name, seconds in taken.items()}
-    above = median(ours - bare for bare, ours in zip(*taken.values(), strict=True))
+    above = median(ours - bare for bare, ours, _ in zip(*taken.values(), strict=True))
     print("CPU seconds to the first update")
     for name, seconds in medians.items():
-        print(f"  {name:<18} {seconds:5.2f}   ({min(taken[name]):.2f} .. {max(taken[name]):.2f})")
-    print(f"  {'above bare':<18} {above:5.2f}")
+        print(f"  {name:<28} {seconds:5.2f}   ({min(taken[name]):.2f} .. {max(taken[name]):.2f})")
+    print(f"  {'above bare':<28} {above:5.2f}")
     print("seconds of import, by package")
     for package, seconds in spent:
-        print(f"  {package:<18} {seconds:5.2f}")
+        print(f"  {package:<28} {seconds:5.2f}")
     if flags.json:
         content = {
             "python": platform.python_version(),

@@ -199,7 +199,7 @@ def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
     if recorded or is_object_name(setup.config.MODEL.name):
         builder_without_data.recorded = recorded
         try:
-            parts = builder_without_data.parts({}, Plan(()), train=False, fresh=fresh)
+            parts = builder_without_data.parts({}, Plan(), train=False, fresh=fresh)
             task = builder_without_data.task(parts)
             restore_weights(task, loaded)
         except (ConfigError, ChangedError):

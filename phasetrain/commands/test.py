@@ -11,7 +11,7 @@ from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.data.loading.seed_check import read_first_targets
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import AVERAGED, TRAIN, Plan, make_test_phase
+from phasetrain.engine.plan import AVERAGED, TRAIN, PhaseTable, Plan, make_test_phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Hooks
@@ -41,19 +41,15 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         raise ConfigError(
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
         )
-    plan_of_run = builder.plan(data) if TRAIN in data else Plan(())
+    plan_of_run = builder.plan(data) if TRAIN in data else Plan()
     parts = builder.parts(data, plan_of_run, train=False, fresh=bool(excluded_digests(loaded)))
     phases = [make_test_phase(split, limit=setup.config.PHASES.limit.test) for split in tests]
     averages = [
         f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test
     ]
     tested = [(phase, weights) for phase in phases for weights in ("", *averages)]
-    plan = Plan(
-        tuple(
-            replace(phase, index=index, split=f"{phase.split}{weights}")
-            for index, (phase, weights) in enumerate(tested)
-        )
-    )
+    phases = [replace(phase, split=f"{phase.split}{weights}") for phase, weights in tested]
+    plan = Plan(PhaseTable(phases))
     task = builder.task(parts)
     latest = LatestMetrics()
     restore_weights(task, loaded)

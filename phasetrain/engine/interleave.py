@@ -3,16 +3,16 @@ when a run continues with other settings."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice, takewhile
-from math import ceil
-from typing import Literal
+from itertools import takewhile
+from math import ceil, lcm
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from phasetrain.engine.phases import AVERAGED, COLUMNS, TRAIN, Phase, PhaseTable, PhaseTableBuilder
 from phasetrain.engine.plan import (
-    AVERAGED,
     START,
-    TRAIN,
     Anchor,
-    Phase,
     PhaseSettings,
     Plan,
     Progress,
@@ -27,6 +27,9 @@ from phasetrain.errors import ConfigError
 MOST_PHASES = 1_000_000
 """Maximum number of phases of a plan, which is made before the first step."""
 
+FEWEST_REPEATED = 64
+"""Minimum number of phases that are added as a repetition rather than planned one by one."""
+
 
 def interleave(stages: Sequence[Stage]) -> Plan:
     """Return the plan of a run: train phases, which end with an epoch or when a test is due, and
@@ -39,12 +42,11 @@ def interleave(stages: Sequence[Stage]) -> Plan:
     _check_stages(stages)
     first = stages[0]
     at = _Cursor(tested={split.name for split in first.tests})
-    tests: list[Phase] = []
+    tests = PhaseTable()
     if first.settings.test_first:
         at.tested = {split.name for split in first.tests if not split.is_end_only}
-        tests = list(_test_phases(first, at, at.tested))
-    phases = _limit_phases(_plan_phases(stages, at))
-    return Plan(_number_phases(_drop_early_averages([*tests, *phases], stages)))
+        tests = PhaseTable(_test_phases(first, at, at.tested))
+    return Plan(_drop_early_averages(tests + _plan_phases(stages, at), stages))
 
 
 Extension = Literal["continue", "stretch", "cycle"]
@@ -71,21 +73,19 @@ def splice(
     done, rest = _split_plan(plan, state)
     done += takewhile(lambda phase: not phase.is_train, rest)
     # There may be fewer stages now.
-    last_stage = len(stages) - 1
-    done = [
-        phase if phase.stage <= last_stage else replace(phase, stage=last_stage) for phase in done
-    ]
+    stage_column = COLUMNS.index("stage")
+    rows = done.rows.copy()
+    rows[:, stage_column] = np.minimum(rows[:, stage_column], len(stages) - 1)
+    done = PhaseTable.from_rows(done.splits, rows)
     at = _Cursor.after(done, state, stages)
     # Before the rest is planned, which moves `at`.
     anchor = _find_anchor(plan, state, at.stage, extend)
-    at.numbers = count(len(done))
     at.tested = {split.name for split in stages[at.stage].tests}
     if done:
         last_tests = takewhile(lambda phase: not phase.is_train, reversed(done))
         at.tested = {phase.data for phase in last_tests}
-    phases = _limit_phases(_plan_phases(stages, at))
-    later = _drop_early_averages(phases, stages, state.updates)
-    return Plan(_number_phases([*done, *later]), anchor)
+    later = _drop_early_averages(_plan_phases(stages, at), stages, state.updates)
+    return Plan(done + later, anchor)
 
 
 def add_last_tests(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
@@ -120,27 +120,30 @@ def add_last_tests(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan
         if not phase.weights
         or state.updates >= stage.settings.averaged[phase.weights] * plan.updates
     ]
-    phases = [*done, *due, *tests, *later]
+    phases = done + due + tests + later
     if len(phases) == len(plan.phases):
         return plan
-    return Plan(_number_phases(phases), plan.anchor)
+    return Plan(phases, plan.anchor)
 
 
-def _split_plan(plan: Plan, state: RunState) -> tuple[list[Phase], list[Phase]]:
+def _split_plan(plan: Plan, state: RunState) -> tuple[PhaseTable, PhaseTable]:
     """Return the phases before and after the position; a train phase is divided there, a test is
     not."""
-    done = list(plan.phases[: state.phase])
-    rest = list(plan.phases[state.phase :])
+    done = plan.phases[: state.phase]
+    rest = plan.phases[state.phase :]
     if not rest or not rest[0].is_train or not state.step:
         return done, rest
-    current = rest.pop(0)
-    left = current.steps - state.step
-    done.append(replace(current, steps=state.step))
-    if left:
-        first = current.first + state.step
-        offset = current.offset + done[-1].samples
-        rest.insert(0, replace(current, first=first, steps=left, offset=offset))
-    return done, rest
+    current = rest[0]
+    begun = replace(current, steps=state.step)
+    if state.step == current.steps:
+        return done + PhaseTable([begun]), rest[1:]
+    left = replace(
+        current,
+        first=current.first + state.step,
+        steps=current.steps - state.step,
+        offset=current.offset + begun.samples,
+    )
+    return done + PhaseTable([begun]), PhaseTable([left]) + rest[1:]
 
 
 def _find_anchor(plan: Plan, state: RunState, stage: int, extend: Extension) -> Anchor:
@@ -168,7 +171,6 @@ class _Cursor:
         stage: current stage.
         before: epoch, updates and samples at the start of the stage.
         tested: names of the splits that were tested since the last update.
-        numbers: indices of the next phases.
     """
 
     epoch: int = 0
@@ -179,20 +181,19 @@ class _Cursor:
     stage: int = 0
     before: tuple[int, int, int] = (0, 0, 0)
     tested: set[str] = field(default_factory=set)
-    numbers: Iterator[int] = field(default_factory=count)
 
     @classmethod
-    def after(cls, done: list[Phase], state: RunState, stages: Sequence[Stage]) -> "_Cursor":
-        trained = [phase for phase in done if phase.is_train]
+    def after(cls, done: PhaseTable, state: RunState, stages: Sequence[Stage]) -> "_Cursor":
+        trained = done.select(done.is_train)
         if not trained:
             return cls()
         last = trained[-1]
-        earlier = [phase for phase in trained if phase.stage < last.stage]
-        begin = next(phase.epoch for phase in trained if phase.stage == last.stage)
+        numbers = trained.column("stage")
+        earlier = trained.select(numbers < last.stage)
         before = (
-            begin,
-            sum(phase.steps for phase in earlier),
-            sum(phase.samples for phase in earlier),
+            int(trained.column("epoch")[numbers == last.stage][0]),
+            int(earlier.column("steps").sum()),
+            int(earlier.samples.sum()),
         )
         at = cls(
             last.epoch, last.first, last.offset, state.updates, state.samples, last.stage, before
@@ -213,6 +214,14 @@ class _Cursor:
         self.tested = set()
         if phase.ends_epoch:
             self.next_epoch()
+
+    def repeat(self, since: "_Point", count: int) -> None:
+        """Advance as often as `count` times from a point to here again."""
+        self.epoch += count * (self.epoch - since.epoch)
+        self.first += count * (self.first - since.first)
+        self.offset += count * (self.offset - since.offset)
+        self.updates += count * (self.updates - since.updates)
+        self.samples += count * (self.samples - since.samples)
 
     def next_epoch(self) -> None:
         self.epoch += 1
@@ -246,30 +255,121 @@ class _Cursor:
         )
 
 
-def _plan_phases(stages: Sequence[Stage], at: _Cursor) -> Iterator[Phase]:
-    """Yield the phases from `at` on."""
+def _plan_phases(stages: Sequence[Stage], at: _Cursor) -> PhaseTable:
+    """Return the phases from `at` on."""
+    found = PhaseTableBuilder()
     while True:
         is_last = at.stage + 1 == len(stages)
-        yield from _divide_stage(stages[at.stage], at, is_last=is_last)
+        cycles = _Cycles(stages[at.stage], found)
+        for phase in _divide_stage(stages[at.stage], at, cycles, is_last=is_last):
+            found.append(phase)
+            _limit_phases(found)
+        _limit_phases(found)  # the stage may end with a repetition
         if is_last:
-            return
+            return found.build()
         at.next_stage()
 
 
-def _limit_phases(phases: Iterator[Phase]) -> list[Phase]:
-    found = list(islice(phases, MOST_PHASES + 1))
-    # One phase more than allowed is taken from the iterator, which may be endless.
-    if len(found) > MOST_PHASES:
+def _limit_phases(phases: PhaseTableBuilder) -> None:
+    """Raise ConfigError if there are too many phases; a plan may be endless."""
+    if len(phases) > MOST_PHASES:
+        epoch = phases.build()[MOST_PHASES].epoch
         raise ConfigError(
-            f"PHASES: the plan has more than {MOST_PHASES:,} phases by epoch "
-            f"{found[-1].epoch + 1}; test less often (PHASES.test_every), shorten the run, or make "
-            "its epochs longer (`samples` of a sampler)"
+            f"PHASES: the plan has more than {MOST_PHASES:,} phases by epoch {epoch + 1}; test "
+            "less often (PHASES.test_every), shorten the run, or make its epochs longer (`samples` "
+            "of a sampler)"
         )
-    return found
 
 
-def _divide_stage(stage: Stage, at: _Cursor, *, is_last: bool) -> Iterator[Phase]:
-    """Yield the phases of a stage from `at` on."""
+class _Point(NamedTuple):
+    """A point of a plan, with the number of phases before it."""
+
+    epoch: int
+    first: int
+    offset: int
+    updates: int
+    samples: int
+    phases: int
+
+
+class _Cycles:
+    """Finds repetitions while a stage is planned, so that their phases are not made one by one.
+
+    What follows a point depends on its place in the epoch, the splits tested since the last update,
+    and the epochs and updates modulo the intervals of tests and the number of windows. If two
+    points agree in all that, the phases between them repeat until the epoch or the stage ends.
+
+    Args:
+        stage: the stage.
+        phases: the phases so far, to which repetitions are added.
+    """
+
+    def __init__(self, stage: Stage, phases: PhaseTableBuilder) -> None:
+        settings = stage.settings
+        every = [split.every for split in stage.splits.values() if split.every is not None]
+        every.append(SplitInterval(settings.test_every_epochs, settings.test_every_updates))
+        windows = [len(split.windows) or 1 for split in stage.splits.values()]
+        self._stage = stage
+        self._phases = phases
+        self._epochs = lcm(*windows, *(one.epochs or 1 for one in every))
+        self._updates = lcm(*(one.updates or 1 for one in every))
+        self._seen: dict[Any, _Point] = {}
+
+    def repeat(self, at: _Cursor) -> int:
+        """Add the repetitions that follow a point, if any, and move it behind them.
+
+        Returns:
+            The epochs by which it was moved.
+        """
+        # A function of the user may ask for a test anywhere.
+        if self._stage.settings.test_when is not None:
+            return 0
+        now = _Point(at.epoch, at.first, at.offset, at.updates, at.samples, len(self._phases))
+        epoch = at.epoch
+        if not at.offset:
+            epoch %= self._epochs
+        # Before the first update, averaged weights are not tested.
+        key = (
+            *(epoch, at.offset > 0, at.updates > 0, at.updates % self._updates),
+            frozenset(at.tested),
+        )
+        since = self._seen.get(key)
+        self._seen[key] = now
+        if since is None:
+            return 0
+        count = self._count_repetitions(at, since)
+        length = now.phases - since.phases
+        if count * length < FEWEST_REPEATED:
+            return 0
+        epochs = now.epoch - since.epoch
+        steps = now.first - since.first
+        samples = now.offset - since.offset
+        self._phases.repeat(since.phases, count, epochs=epochs, steps=steps, samples=samples)
+        at.repeat(since, count)
+        return count * epochs
+
+    def _count_repetitions(self, at: _Cursor, since: _Point) -> int:
+        """Return how often the way from a point to here fits between here and the end of the epoch
+        and of the stage."""
+        settings = self._stage.settings
+        # Enough for the error of too many phases, as a stage may be endless.
+        counts = [MOST_PHASES]
+        left = at.left(self._stage)
+        if settings.updates is not None:
+            counts.append(left // (at.updates - since.updates))
+        elif settings.samples is not None:
+            counts.append(left // (at.samples - since.samples))
+        elif at.epoch > since.epoch:
+            counts.append(left // (at.epoch - since.epoch))
+        if at.offset:
+            # The last phase of an epoch may be shorter, so the last sample is left out.
+            end = _pass_end(self._stage.splits[TRAIN], settings, at)
+            counts.append((end - 1 - at.offset) // (at.offset - since.offset))
+        return min(counts)
+
+
+def _divide_stage(stage: Stage, at: _Cursor, cycles: _Cycles, *, is_last: bool) -> Iterator[Phase]:
+    """Yield the phases of a stage from `at` on, without those that `cycles` adds."""
     train = stage.splits[TRAIN]
     settings = stage.settings
     # A splice at the end of an epoch has moved to the next one; its test belongs to the one before.
@@ -280,7 +380,7 @@ def _divide_stage(stage: Stage, at: _Cursor, *, is_last: bool) -> Iterator[Phase
         if at.offset < end:
             steps = _phase_steps(stage, at, left=ceil((end - at.offset) / train.batch_size))
             place = (at.first, steps, at.offset, end, train.batch_size, at.stage)
-            phase = Phase(next(at.numbers), TRAIN, epoch, *place)
+            phase = Phase(0, TRAIN, epoch, *place)  # the table numbers it
             yield phase
             at.advance(phase)
         else:
@@ -288,6 +388,7 @@ def _divide_stage(stage: Stage, at: _Cursor, *, is_last: bool) -> Iterator[Phase
             # the epoch.
             at.next_epoch()
         yield from _untested_phases(stage, at, _due_splits(stage, at, epoch), epoch)
+        epoch += cycles.repeat(at)
     ending = {split.name for split in stage.tests if is_last or split.every is None}
     yield from _untested_phases(stage, at, ending, epoch)
 
@@ -381,45 +482,30 @@ def _test_phases(
     for split in stage.tests:
         # An empty window has no test; an empty split is an error that `_check_split` reports.
         if split.name in names and (split.samples(epoch) or not split.windows):
-            test = make_test_phase(
-                split,
-                epoch=epoch,
-                limit=settings.limit_test,
-                index=next(at.numbers),
-                stage=at.stage,
-            )
+            test = make_test_phase(split, epoch=epoch, limit=settings.limit_test, stage=at.stage)
             yield test
             for weights in settings.averaged if at.updates else ():
-                name = f"{split.name}{AVERAGED}{weights}"
-                yield replace(test, index=next(at.numbers), split=name)
+                yield replace(test, split=f"{split.name}{AVERAGED}{weights}")
 
 
 def _drop_early_averages(
-    phases: list[Phase], stages: Sequence[Stage], updates: int = 0
-) -> list[Phase]:
+    phases: PhaseTable, stages: Sequence[Stage], updates: int = 0
+) -> PhaseTable:
     """Drop tests of averaged weights that are due before averaging starts; `updates` were made
     before these phases."""
     if not any(stage.settings.averaged for stage in stages):
         return phases
-    total = updates + sum(phase.steps for phase in phases if phase.is_train)
-    found = []
-    for phase in phases:
-        if phase.is_train:
-            updates += phase.steps
-        elif (
-            phase.weights and updates < stages[phase.stage].settings.averaged[phase.weights] * total
-        ):
-            continue
-        found.append(phase)
-    return found
-
-
-def _number_phases(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    # Most have their number already, and a copy takes longer than making the phase did.
-    return tuple(
-        phase if phase.index == index else replace(phase, index=index)
-        for index, phase in enumerate(phases)
-    )
+    made = updates + phases.updates_before[:-1]
+    total = updates + int(phases.updates_before[-1])
+    is_early = np.zeros(len(phases), dtype=np.bool_)
+    for place, split in enumerate(phases.splits):
+        weights = split.partition(AVERAGED)[2]
+        for number, stage in enumerate(stages):
+            if weights in stage.settings.averaged:
+                due = stage.settings.averaged[weights] * total
+                of_stage = phases.column("stage") == number
+                is_early |= (phases.column("split") == place) & of_stage & (made < due)
+    return phases.select(~is_early)
 
 
 def _check_stages(stages: Sequence[Stage]) -> None:

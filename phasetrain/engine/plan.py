@@ -1,76 +1,16 @@
 """The plan of a run: every phase, known before the first batch (section PHASES)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple
 
+from phasetrain.engine.phases import AVERAGED as AVERAGED
+from phasetrain.engine.phases import TRAIN as TRAIN
+from phasetrain.engine.phases import Phase as Phase
+from phasetrain.engine.phases import PhaseTable as PhaseTable
 from phasetrain.engine.position import Position, RunState
-
-TRAIN = "train"
-
-AVERAGED = "@"
-"""Separates the name of a test split from the name of the averaged weights tested on it, as in
-`test@ema`."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One pass, or a piece of a pass, over one split.
-
-    Attributes:
-        index: number of the phase in the plan, from 0.
-        split: `train`, or the lower-case key of a test split under DATA; `test@ema` tests averaged
-            weights on `test`.
-        epoch: pass over the training data that this phase belongs to, from 0; a test has the epoch
-            before it.
-        first: step within the pass at which the phase begins.
-        steps: number of steps in the phase.
-        offset: sample within the pass at which the phase begins.
-        end: samples of the whole pass.
-        batch_size: samples per step, over all processes.
-        stage: number of the stage in PHASES.stages; 0 where there are none.
-    """
-
-    index: int
-    split: str
-    epoch: int
-    first: int
-    steps: int
-    offset: int
-    end: int
-    batch_size: int
-    stage: int = 0
-
-    @property
-    def data(self) -> str:
-        """The split whose samples it takes."""
-        return self.split.partition(AVERAGED)[0]
-
-    @property
-    def weights(self) -> str:
-        """Name of the averaged weights that it tests; empty for those that are trained."""
-        return self.split.partition(AVERAGED)[2]
-
-    @property
-    def is_train(self) -> bool:
-        """Whether the phase trains; all others test."""
-        return self.split == TRAIN
-
-    @property
-    def samples(self) -> int:
-        """Samples of the phase, over all processes."""
-        return min(self.steps * self.batch_size, self.end - self.offset)
-
-    @property
-    def ends_epoch(self) -> bool:
-        """Whether the phase reaches the end of its pass."""
-        return self.offset + self.steps * self.batch_size >= self.end
-
-    def samples_in(self, step: int) -> int:
-        """Return the samples of step `step` of the phase; only the last of a pass may be short."""
-        return min(self.batch_size, self.end - self.offset - step * self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -229,14 +169,14 @@ class Plan:
     """The phases of a run, in order, and progress through them.
 
     Attributes:
-        phases: every phase.
+        phases: every phase; a phase is made when it is asked for.
         anchor: from where progress is computed.
         updates: optimizer updates of the whole run.
         epochs: passes over the training data, a last partial one included.
         stages: the updates of each stage.
     """
 
-    phases: tuple[Phase, ...]
+    phases: PhaseTable = field(default_factory=PhaseTable)
     anchor: Anchor = START
     updates: int = field(init=False, compare=False, default=0)
     epochs: int = field(init=False, compare=False, default=0)
@@ -248,9 +188,10 @@ class Plan:
     def __post_init__(self) -> None:
         # Computed once: `where` is asked for in every update, and a plan may have a million phases.
         # A frozen dataclass can only be set through `object`.
-        trained = [phase for phase in self.phases if phase.is_train]
-        object.__setattr__(self, "updates", sum(phase.steps for phase in trained))
-        object.__setattr__(self, "epochs", 1 + max((phase.epoch for phase in trained), default=-1))
+        trained = self.phases.select(self.phases.is_train)
+        epochs = 1 + int(trained.column("epoch").max(initial=-1))
+        object.__setattr__(self, "updates", int(trained.column("steps").sum()))
+        object.__setattr__(self, "epochs", epochs)
         object.__setattr__(self, "stages", tuple(_stage_spans(self.phases)))
 
     @property
@@ -263,7 +204,11 @@ class Plan:
     @property
     def total_samples(self) -> int:
         """Training samples of the whole run."""
-        return sum(phase.samples for phase in self.phases if phase.is_train)
+        return int(self.phases.samples[self.phases.is_train].sum())
+
+    def updates_before(self, index: int) -> int:
+        """Return the updates of the phases before one."""
+        return int(self.phases.updates_before[index])
 
     def where(self, state: RunState) -> float:
         """Return training progress: updates done of the updates planned, in [0, 1) in an update and
@@ -320,8 +265,16 @@ class Plan:
 
     def following(self, phase: Phase) -> Iterator[Phase]:
         """Yield `phase` and all later phases over the same samples, in order."""
-        later = (self.phases[index] for index in range(phase.index, len(self.phases)))
-        return (one for one in later if one.data == phase.data)
+        splits = self.phases.column("split")
+        wanted = {
+            place
+            for place, name in enumerate(self.phases.splits)
+            if name.partition(AVERAGED)[0] == phase.data
+        }
+        # A loader asks for the next one only, so the rest is not searched.
+        for index in range(phase.index, len(splits)):
+            if int(splits[index]) in wanted:
+                yield self.phases[index]
 
 
 def make_test_phase(
@@ -344,9 +297,10 @@ def _progress(updates: int, begin: int, end: int, reached: float) -> float:
     return reached + (updates - begin) / (end - begin) * (1.0 - reached)
 
 
-def _stage_spans(phases: Sequence[Phase]) -> Iterator[StageSpan]:
+def _stage_spans(phases: PhaseTable) -> Iterator[StageSpan]:
+    stages = phases.column("stage")
     begin = 0
-    for number in range(1 + max((phase.stage for phase in phases), default=0)):
-        count = sum(phase.steps for phase in phases if phase.is_train and phase.stage == number)
+    for number in range(1 + int(stages.max(initial=0))):
+        count = int(phases.column("steps")[phases.is_train & (stages == number)].sum())
         yield StageSpan(begin, count)
         begin += count

@@ -5,21 +5,22 @@ repetitions and what each repetition adds to `epoch`, `first` and `offset` of ea
 Repetitions may contain repetitions, such as tests within epochs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasetrain.engine.plan import Anchor, Phase, Plan
+from phasetrain.engine.phases import COLUMNS, Column, PhaseTable, number_rows, repeat_rows
+from phasetrain.engine.plan import Anchor, Plan
 
 LONGEST_PATTERN = 64
 """Maximum number of phases, or of repetitions, that are recognized as a pattern."""
 
-MOVING = ("epoch", "first", "offset")
+MOVING: tuple[Column, ...] = ("epoch", "first", "offset")
 """Fields of a phase that advance from one repetition to the next."""
 
-FIXED = ("split", "steps", "end", "batch_size", "stage")
+FIXED: tuple[Column, ...] = ("split", "steps", "end", "batch_size", "stage")
 """Fields of a phase that are the same in every repetition."""
 
 Move = tuple[int, ...]
@@ -49,55 +50,62 @@ def decode_plan(data: Mapping[str, Any]) -> Plan:
     # Plans of older checkpoints have no third value.
     updates, where, *within = data["anchor"]
     anchor = Anchor(int(updates), float(where), float(within[0] if within else where))
-    return Plan(tuple(decode_phases(data["phases"])), anchor)
+    return Plan(decode_phases(data["phases"]), anchor)
 
 
-def encode_phases(phases: Sequence[Phase]) -> list[dict[str, Any]]:
+def encode_phases(phases: PhaseTable) -> list[dict[str, Any]]:
     """Return phases as plain JSON data, without their index."""
-    contents: dict[Any, dict[str, Any]] = {}
-    items = []
-    for phase in phases:
-        kind = (phase.split, phase.steps, phase.end, phase.batch_size, phase.stage)
-        # One mapping for all phases of a kind: there may be a million phases.
-        if kind not in contents:
-            contents[kind] = dict(zip(FIXED, kind, strict=True))
-        items.append(Item((phase.epoch, phase.first, phase.offset), kind, contents[kind]))
-    while len(shorter := _fold_repetitions(items)) < len(items):
+    kinds = number_rows(*map(phases.column, FIXED))
+    moving = [phases.column(name) for name in MOVING]
+
+    def make_item(index: int) -> Item:
+        phase = phases[index]
+        content: dict[str, Any] = {name: getattr(phase, name) for name in FIXED}
+        return Item((phase.epoch, phase.first, phase.offset), int(kinds[index]), content)
+
+    # Phases are folded as a table first: there may be a million of them.
+    items = _fold_repetitions(np.stack([kinds, *moving], axis=1), make_item)
+    while len(shorter := _fold_items(items)) < len(items):
         items = shorter
     return [_place_item(item) for item in items]
 
 
-def decode_phases(items: Sequence[Mapping[str, Any]]) -> Iterator[Phase]:
-    """Yield the phases that `encode_phases` has encoded, numbered; also phases with an index, as
-    checkpoints of 0.1 have them."""
-    for index, (fixed, epoch, first, offset) in enumerate(_expand_items(items)):
-        split, steps, end, batch_size, stage = fixed
-        yield Phase(index, split, epoch, first, steps, offset, end, batch_size, stage)
+def decode_phases(items: Sequence[Mapping[str, Any]]) -> PhaseTable:
+    """Return the phases that `encode_phases` has encoded; also phases with an index, as checkpoints
+    of 0.1 have them."""
+    splits: dict[str, int] = {}
+    blocks = [_expand_item(item, splits) for item in items]
+    rows = np.concatenate([PhaseTable().rows, *blocks])
+    return PhaseTable.from_rows(tuple(splits), rows)
 
 
-def _expand_items(items: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, int, int, int]]:
-    """Yield the values of FIXED and MOVING of each phase."""
-    for item in items:
-        at = [item[name] for name in MOVING]
-        if "repeat" not in item:
-            stage = item.get("stage", 0)
-            fixed = (item["split"], item["steps"], item["end"], item["batch_size"], stage)
-            yield fixed, *at
-            continue
-        pattern = [(list(_expand_items([one])), one["add"]) for one in item["phases"]]
-        for turn in range(item["repeat"]):
-            for phases, add in pattern:
-                epochs, firsts, offsets = (a + b * turn for a, b in zip(at, add, strict=True))
-                for fixed, epoch, first, offset in phases:
-                    yield fixed, epoch + epochs, first + firsts, offset + offsets
+def _expand_item(item: Mapping[str, Any], splits: dict[str, int]) -> NDArray[np.int64]:
+    """Return the rows of a phase or repetition, and add new names to `splits`."""
+    if "repeat" not in item:
+        place = splits.setdefault(item["split"], len(splits))
+        numbers = [item.get(name, 0) for name in COLUMNS[1:]]
+        return np.array([(place, *numbers)], dtype=np.int64)
+    patterns = [_expand_item(one, splits) for one in item["phases"]]
+    moves = [
+        np.broadcast_to(_make_row(one["add"]), pattern.shape)
+        for one, pattern in zip(item["phases"], patterns, strict=True)
+    ]
+    begin = _make_row([item[name] for name in MOVING])
+    return begin + repeat_rows(np.concatenate(patterns), np.concatenate(moves), item["repeat"])
+
+
+def _make_row(values: Sequence[int]) -> NDArray[np.int64]:
+    """Return a row with the values of MOVING and zeros."""
+    row = np.zeros(len(COLUMNS), dtype=np.int64)
+    row[[COLUMNS.index(name) for name in MOVING]] = values
+    return row
 
 
 def _place_item(item: Item) -> dict[str, Any]:
     return {**item.content, **dict(zip(MOVING, item.at, strict=True))}
 
 
-def _fold_repetitions(items: Sequence[Item]) -> list[Item]:
-    """Return items with repetitions of up to LONGEST_PATTERN items replaced by one item."""
+def _fold_items(items: Sequence[Item]) -> list[Item]:
     # NumPy cannot tell the width of a table without rows: a run of no epochs has no phases.
     if not items:
         return []
@@ -105,14 +113,25 @@ def _fold_repetitions(items: Sequence[Item]) -> list[Item]:
     kinds = [numbers.setdefault(item.kind, len(numbers)) for item in items]
     rows = np.array(
         [(kind, *item.at) for kind, item in zip(kinds, items, strict=True)], dtype=np.int64
-    ).reshape(len(items), -1)
+    )
+    return _fold_repetitions(rows, items.__getitem__)
+
+
+def _fold_repetitions(rows: NDArray[np.int64], make_item: Callable[[int], Item]) -> list[Item]:
+    """Return items with repetitions of up to LONGEST_PATTERN items replaced by one item.
+
+    Args:
+        rows: a number for the kind of each item, and the values of MOVING, `(N, 4)`.
+        make_item: returns the item of a row.
+    """
     found: list[Item] = []
     begin = 0
-    while begin < len(items):
+    while begin < len(rows):
         length, count = _find_repetition(rows[begin:])
-        pattern = items[begin : begin + length]
+        pattern = [make_item(at) for at in range(begin, begin + length)]
         if count > 1:
-            following = items[begin + length : begin + 2 * length]
+            second = range(begin + length, begin + 2 * length)
+            following = [make_item(at) for at in second]
             found.append(_make_repetition(pattern, following, count))
         else:
             found += pattern

@@ -65,6 +65,6 @@ def refresh_batch_norm(
 
 def _steps(loader: PhaseLoader, phase: Phase) -> Iterator[list[Draw]]:
     """Yield the draws of train steps from the beginning of the stage of a test."""
-    for one in loader.plan.phases:
-        if one.is_train and one.stage == phase.stage:
-            yield from loader.sampler.steps(one, 0)
+    phases = loader.plan.phases
+    for one in phases.select(phases.is_train & (phases.column("stage") == phase.stage)):
+        yield from loader.sampler.steps(one, 0)

@@ -83,7 +83,7 @@ def train_flops(task: Task, plan: Plan) -> dict[int, int]:
         Exception: an error of the passes, raised after all state is restored.
     """
     first: dict[int, Phase] = {}
-    for phase in plan.phases:
+    for phase, _ in plan.phases.kinds:
         if phase.is_train and phase.steps:
             first.setdefault(phase.stage, phase)
     with preserve_generators():

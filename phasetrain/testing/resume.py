@@ -193,7 +193,7 @@ def shortening_overrides(overrides: Sequence[str], config_dir: str | None = None
 
 def default_kills(plan: Plan) -> list[Kill]:
     """Return the default kills."""
-    total = sum(phase.steps for phase in plan.phases)
+    total = steps_before(plan, len(plan.phases))
     found = {Kill(1), Kill(2)}
     for phase in plan.phases:
         before = steps_before(plan, phase.index)
@@ -206,7 +206,7 @@ def default_kills(plan: Plan) -> list[Kill]:
 
 def steps_before(plan: Plan, phase: int) -> int:
     """Return the number of train and test steps in the phases before one."""
-    return sum(earlier.steps for earlier in plan.phases[:phase])
+    return int(plan.phases[:phase].column("steps").sum())
 
 
 def _check_range(kills: Sequence[Kill], plan: Plan) -> None:

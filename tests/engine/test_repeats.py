@@ -97,5 +97,5 @@ def test_phases_of_older_checkpoints_have_an_index() -> None:
 
 
 def test_plan_without_phases_is_the_same() -> None:
-    empty = Plan(())
+    empty = Plan()
     assert decode_plan(encode_plan(empty)) == empty

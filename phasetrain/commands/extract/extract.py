@@ -23,7 +23,7 @@ from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
 from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
-from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.plan import Phase, PhaseTable, Plan
 from phasetrain.errors import ChangedError, ConfigError, did_you_mean
 from phasetrain.models.digest import hash_model
 from phasetrain.models.layers import LayerOutputs
@@ -136,7 +136,7 @@ class _Extraction:
         loader = build_loader(
             BuildContext(self.setup.config, self.setup.machine, World()),
             self.split,
-            Plan(tuple(phases)),
+            Plan(PhaseTable(phases)),
         )
         try:
             for number, phase in zip(missing, phases, strict=True):
@@ -320,7 +320,7 @@ def _build_model(
     initialized from the seed."""
     builder = setup.builder()
     which = setup.config.EXTRACT.weights
-    model = build_model(builder.context, builder.facts(data, Plan(())))
+    model = build_model(builder.context, builder.facts(data, Plan()))
     if loaded is None:
         load_weights(builder.context, model)
         return model.to(setup.machine.device).eval()

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from phasetrain.commands.build_hooks import build_hooks
 from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
@@ -321,22 +323,19 @@ def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
 def list_checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
     """Yield (updates, reason) of every checkpoint that the rules of section CHECKPOINT save."""
     section = setup.config.CHECKPOINT
+    every = section.every_updates
+    trained = plan.phases.select(plan.phases.is_train)
+    is_saved = np.zeros(len(trained), dtype=np.bool_)
+    if section.every_epochs is not None:
+        is_saved = trained.ends_epoch & ((trained.column("epoch") + 1) % section.every_epochs == 0)
     updates = 0
-    for phase in plan.phases:
-        if not phase.is_train:
-            continue
-        every = section.every_updates
+    # Numbers rather than phases, of which there may be a million.
+    for end, saves in zip(trained.updates_before[1:].tolist(), is_saved.tolist(), strict=True):
         if every is not None:
-            yield from (
-                (at, "update")
-                for at in range(updates + every - updates % every, updates + phase.steps + 1, every)
-            )
-        updates += phase.steps
-        if (
-            section.every_epochs is not None
-            and phase.ends_epoch
-            and (phase.epoch + 1) % section.every_epochs == 0
-        ):
+            first = updates + every - updates % every
+            yield from ((at, "update") for at in range(first, end + 1, every))
+        updates = end
+        if saves:
             yield updates, "epoch"
     if section.at_end:
         yield updates, "end"
@@ -409,17 +408,16 @@ def _describe_stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _describe_phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
-    updates = 0
-    last_ones = len(plan.phases) - LISTED // 2
-    for phase in plan.phases:
-        if phase.index < LISTED // 2 or phase.index >= last_ones:
-            yield asdict(phase) | {
-                "samples": phase.samples,
-                "updates_before": updates,
-                "lr": _lr_at_start(parts, plan, phase, updates),
-            }
-        if phase.is_train:
-            updates += phase.steps
+    count = len(plan.phases)
+    half = LISTED // 2
+    for index in (*range(min(half, count)), *range(max(half, count - half), count)):
+        phase = plan.phases[index]
+        updates = plan.updates_before(index)
+        yield asdict(phase) | {
+            "samples": phase.samples,
+            "updates_before": updates,
+            "lr": _lr_at_start(parts, plan, phase, updates),
+        }
 
 
 def _lr_at_start(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:

@@ -240,7 +240,7 @@ def _rehearse_quickly(run_plan: RunPlan, task: Task, build_seconds: float) -> bo
 
 def _limit_seconds(plan: Plan, step_seconds: float) -> float:
     """Return how long a quick rehearsal may take."""
-    expected = step_seconds * sum(phase.steps for phase in plan.phases)
+    expected = step_seconds * int(plan.phases.column("steps").sum())
     return max(QUICK_SECONDS, QUICK_SHARE * expected)
 
 
@@ -305,7 +305,7 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
         torch.cuda.reset_peak_memory_stats(machine.device)
     _slow_down(task)
     with _close_on_error(task), machine.apply_settings():
-        trained = next((phase for phase in plan.phases if phase.is_train), None)
+        trained = next((phase for phase, _ in plan.phases.kinds if phase.is_train), None)
         inspection = None
         if trained is not None:
             inspection = _inspect_model(task, trained)
@@ -397,7 +397,7 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, kind: StepKind) -> Rehe
 
 def _position_of(plan: Plan, phase: Phase, step: int) -> Position:
     """Return the position of a step of a phase in the plan."""
-    updates = sum(one.steps for one in plan.phases[: phase.index] if one.is_train)
+    updates = plan.updates_before(phase.index)
     if phase.is_train:
         updates += step
     return plan.position(RunState(phase=phase.index, step=step, updates=updates))

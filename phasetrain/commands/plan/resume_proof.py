@@ -207,7 +207,8 @@ def _list_segments(plan: Plan) -> Iterator[Segment]:
     """Yield the first train phase, and the first test of each split without averaged weights."""
     seen = set[str]()
     # Train first: a resume in the middle of a test is compared with the weights of the training.
-    for phase in sorted(plan.phases, key=lambda one: not one.is_train):
+    phases = [phase for phase, _ in plan.phases.kinds]
+    for phase in sorted(phases, key=lambda one: not one.is_train):
         if phase.split in seen or phase.weights or not phase.steps:
             continue
         seen.add(phase.split)
@@ -265,7 +266,7 @@ def _run_steps(task: Task, plan: Plan, phase: Phase, first: int, count: int) -> 
 
 
 def _position_of(plan: Plan, phase: Phase, step: int) -> Position:
-    updates = sum(one.steps for one in plan.phases[: phase.index] if one.is_train)
+    updates = plan.updates_before(phase.index)
     if phase.is_train:
         updates += step
     at = plan.position(RunState(phase=phase.index, step=step, updates=updates))

@@ -40,7 +40,7 @@ def list_step_kinds(plan: Plan, task: Task) -> list[StepKind]:
     """Return the kinds of steps in a plan: one for each split and stage, and one for the smaller
     last batch of its epoch."""
     found: dict[tuple[str, int, bool], StepKind] = {}
-    for phase in plan.phases:
+    for phase, _ in plan.phases.kinds:
         name = name_step_kind(plan, phase)
         # twice, because the first step allocates memory and the second is timed
         twice = phase.steps > 1 and phase.samples_in(1) == phase.samples_in(0)
@@ -76,18 +76,20 @@ def estimate_seconds(data: Mapping[str, SplitData], plan: Plan, parts: Parts) ->
     each = 2 * max(1, places) * sum(p.numel() for p in parts.model.parameters())
     rate = FLOPS.get(parts.machine.device.type, FLOPS["cpu"])
     total = 0.0
-    for phase in plan.phases:
+    for phase, count in plan.phases.kinds:
         read = SAMPLE_SECONDS if data[phase.data].reader.draws_at_random else GATHERED_SECONDS
         passes = 1
         if phase.is_train:
             passes = 3
         flops = passes * each * parts.world.size
-        total += phase.steps * STEP_SECONDS + phase.samples * (
-            read + flops / rate / parts.world.size
-        )
+        seconds = read + flops / rate / parts.world.size
+        total += count * (phase.steps * STEP_SECONDS + phase.samples * seconds)
     return total
 
 
 def sum_seconds(plan: Plan, seconds: Mapping[str, float]) -> float:
     """Return the duration of all steps of a plan, given the seconds of a step of each kind."""
-    return sum(phase.steps * seconds.get(name_step_kind(plan, phase), 0.0) for phase in plan.phases)
+    return sum(
+        count * phase.steps * seconds.get(name_step_kind(plan, phase), 0.0)
+        for phase, count in plan.phases.kinds
+    )

@@ -133,7 +133,7 @@ def check_orders(task: Task, plan: Plan) -> None:
         ConfigError: names the sampler.
     """
     seen = set[tuple[str, int]]()
-    for phase in plan.phases:
+    for phase, _ in plan.phases.kinds:
         loader = task.parts.loaders[phase.data]
         if (phase.data, phase.stage) not in seen and not isinstance(loader, CustomLoader):
             next(loader.sampler.steps(phase), None)
@@ -197,7 +197,8 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
                 f"{path} = {every}: the run ends after {reached} {unit}, so it never takes effect"
             )
 
-    complete = sum(1 for phase in plan.phases if phase.is_train and phase.ends_epoch)
+    kinds = plan.phases.kinds
+    complete = sum(count for phase, count in kinds if phase.is_train and phase.ends_epoch)
     found += _list_unused_launch(setup)
     if not plan.updates:
         return found
@@ -205,18 +206,17 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
     beyond("CHECKPOINT.every_epochs", save.every_epochs, complete, "complete epochs")
     beyond("CHECKPOINT.keep_every.updates", save.keep_every.updates, plan.updates, "updates")
     beyond("CHECKPOINT.keep_every.epochs", save.keep_every.epochs, complete, "complete epochs")
-    tests = [phase for phase in plan.phases if not phase.is_train]
-    if tests and not setup.stages:
+    has_tests = any(not phase.is_train for phase, _ in kinds)
+    if has_tests and not setup.stages:
         beyond("PHASES.test_every.updates", test.updates, plan.updates, "updates")
         beyond("PHASES.test_every.epochs", test.epochs, plan.epochs, "epochs")
     for name, section in config.DATA.items():
         every = {} if name == "TRAIN" or section.every in (None, "end") else section.every
         beyond(f"DATA.{name}.every.updates", every.get("updates"), plan.updates, "updates")
         beyond(f"DATA.{name}.every.epochs", every.get("epochs"), plan.epochs, "epochs")
-    if limit.train is not None and all(
-        phase.first + phase.steps < limit.train for phase in plan.phases
-    ):
-        longest = max(phase.first + phase.steps for phase in plan.phases if phase.is_train)
+    ends = plan.phases.column("first") + plan.phases.column("steps")
+    if limit.train is not None and ends.max() < limit.train:
+        longest = ends[plan.phases.is_train].max()
         found.append(
             f"PHASES.limit.train = {limit.train}: no epoch has more than {longest} updates"
         )
@@ -242,11 +242,12 @@ def check_same_data(world: World, data: Mapping[str, SplitData]) -> None:
 
 def _unreachable(setup: Setup, plan: Plan) -> Iterator[str]:
     """Yield a sentence for each part of the config that no phase of the plan uses."""
-    run = {phase.data for phase in plan.phases}
+    kinds = plan.phases.kinds
+    run = {phase.data for phase, _ in kinds}
     for key in setup.config.DATA:
         if key != "TRAIN" and key.lower() not in run:
             yield f"DATA.{key}: no phase of the plan tests it"
-    reached = {phase.stage for phase in plan.phases if phase.is_train}
+    reached = {phase.stage for phase, _ in kinds if phase.is_train}
     for number, stage in enumerate(setup.config.PHASES.stages):
         if number not in reached:
             name = stage.get("name") or number + 1

@@ -270,12 +270,11 @@ def restore_position(
     elif any(change.path.startswith("HOOKS.") for change in changes):
         # A hook may have ended the run, and with its new parameters the rest of the plan counts.
         state.reopen()
-    for phase in plan.phases[state.phase :]:
-        completed = 0
-        if phase.index == state.phase:
-            completed = state.step
-        if completed < phase.steps:
-            check_batches(data[phase.data].at(phase.stage).order, phase)
+    rest = plan.phases[state.phase :]
+    if rest and state.step == rest[0].steps:
+        rest = rest[1:]
+    for phase, _ in rest.kinds:
+        check_batches(data[phase.data].at(phase.stage).order, phase)
     return plan, state, notes
 
 

@@ -1,9 +1,9 @@
 """The lines that a run prints before its first step and after its last."""
 
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 
 from phasetrain.checkpoint import Checkpointer
@@ -15,7 +15,8 @@ from phasetrain.config.objects import is_object_name
 from phasetrain.config.schema import DEFAULTS
 from phasetrain.config.stages import LENGTHS
 from phasetrain.data.datasets.forward import ENDLESS
-from phasetrain.engine.plan import TRAIN, Phase, Plan
+from phasetrain.engine.phases import TRAIN, PhaseTable, number_rows
+from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import COMPLETED, RunState
 from phasetrain.runtime.format import format_count, format_estimate, join_first
 from phasetrain.runtime.machine import Machine
@@ -125,34 +126,40 @@ def stopped_lines(setup: Setup, state: RunState, plan: Plan, reason: str) -> Pai
 def format_timeline(plan: Plan) -> str:
     """Return the phases of a plan in order, with repetitions grouped:
     `12 x (train 22, test 2)`."""
+    units = _group_units(plan.phases)
+    # The units that are not shown are only counted, so they need no text.
+    shown = [_format_unit(plan.phases[begin:end], count) for begin, end, count in units[:PARTS]]
+    return join_first([*shown, *units[PARTS:]], PARTS, empty="nothing")
+
+
+def _group_units(phases: PhaseTable) -> list[tuple[int, int, int]]:
+    """Return begin, end and number of repetitions of each unit: training phases up to and including
+    the tests behind them, with the same splits and steps."""
+    if not phases:
+        return []
+    is_train = phases.is_train
+    # A train phase after a test begins the next unit.
+    begins = np.flatnonzero(np.concatenate([[True], is_train[1:] & ~is_train[:-1]]))
+    lengths = np.diff(begins, append=len(phases))
+    # Each phase is compared with the one that is a unit's length before it.
+    before = np.maximum(np.arange(len(phases)) - np.repeat(lengths, lengths), 0)
+    codes = number_rows(phases.column("split"), phases.column("steps"))
+    is_repeated = np.logical_and.reduceat(codes == codes[before], begins)
+    is_repeated[1:] &= lengths[1:] == lengths[:-1]
+    is_repeated[0] = False
+    firsts = np.flatnonzero(~is_repeated)
+    counts = np.diff(firsts, append=len(begins))
+    ends = begins[firsts] + lengths[firsts]
+    return list(zip(begins[firsts].tolist(), ends.tolist(), counts.tolist(), strict=True))
+
+
+def _format_unit(phases: PhaseTable, repeats: int) -> str:
     parts = []
-    for unit, same in groupby(_split_into_units(plan)):
+    for (split, steps), same in groupby((phase.split, phase.steps) for phase in phases):
         count = len(list(same))
-        inside = ", ".join(_format_unit(unit))
-        parts.append(f"{count} x ({inside})" if count > 1 else inside)
-    return join_first(parts, PARTS, empty="nothing")
-
-
-def _split_into_units(plan: Plan) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Yield the (split, steps) of training phases up to and including the tests behind them."""
-    unit: list[Phase] = []
-    for phase in plan.phases:
-        # a train phase after a test begins the next unit
-        if unit and not unit[-1].is_train and phase.is_train:
-            yield tuple((one.split, one.steps) for one in unit)
-            unit = []
-        unit.append(phase)
-    if unit:
-        yield tuple((one.split, one.steps) for one in unit)
-
-
-def _format_unit(unit: tuple[tuple[str, int], ...]) -> Iterator[str]:
-    for (split, steps), same in groupby(unit):
-        count = len(list(same))
-        if count == 1:
-            yield f"{split} {steps:,}"
-        else:
-            yield f"{count} x {split} {steps:,}"
+        parts.append(f"{count} x {split} {steps:,}" if count > 1 else f"{split} {steps:,}")
+    inside = ", ".join(parts)
+    return f"{repeats} x ({inside})" if repeats > 1 else inside
 
 
 def _describe_data(run_plan: RunPlan) -> str:

@@ -176,7 +176,7 @@ class Training:
     ) -> None:
         world = self.setup.world
         updates = engine.state.updates
-        trained = next((phase for phase in run_plan.plan.phases if phase.is_train), None)
+        trained = next((phase for phase, _ in run_plan.plan.phases.kinds if phase.is_train), None)
         try:
             with run_plan.machine.apply_settings():
                 # DistributedDataParallel rebuilds its buckets after its first backward pass, with

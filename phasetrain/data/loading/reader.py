@@ -216,7 +216,8 @@ class SampleReader(Dataset[Batch]):
             if stacked is None:
                 inputs, targets = self._collate_samples(draw, samples)
             else:
-                inputs, targets = stacked, collate_targets([target for _, target in samples])
+                inputs = stacked
+                targets = collate_targets([target for _, target in samples])
         except Exception as error:
             # Any type, because a collate function may index and look up whatever it likes.
             if is_out_of_memory(error):

@@ -69,7 +69,8 @@ class BadSampleReplacer:
         for ordinal, (index, sample) in enumerate(
             zip(draw.indices.tolist(), found, strict=True), draw.ordinal
         ):
-            taken, sample = index, _check_form(sample, wanted)
+            taken = index
+            sample = _check_form(sample, wanted)
             if isinstance(sample, Unreadable):
                 bad.setdefault(index, sample.reason)
                 if self._drops:

@@ -105,7 +105,8 @@ class Monitor:
         return replace(self, label=split_metric(self.objective.name, meters)[0])
 
     def _resolve_auto(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
-        split = choose_split([phase.split for phase in plan.phases if not phase.is_train])
+        tests = [phase.split for phase, _ in plan.phases.kinds if not phase.is_train]
+        split = choose_split(tests)
         kinds = {label: type(meter) for label, meter in meters_of(meters, split).items()}
         try:
             chosen = first_metric(split, kinds)
@@ -120,7 +121,11 @@ class Monitor:
         """Raise ConfigError if no phase of the plan measures the metric."""
         objective = self.objective
         splits = sorted(
-            {phase.split for phase in plan.phases if phase.split != "train" or train_meters}
+            {
+                phase.split
+                for phase, _ in plan.phases.kinds
+                if phase.split != "train" or train_meters
+            }
         )
         of_split = {split: meters_of(meters, split) for split in splits}
         label, name = split_metric(objective.name, of_split.get(objective.split, {}))

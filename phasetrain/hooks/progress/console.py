@@ -77,7 +77,7 @@ class ConsoleView(Hook):
         """Start the clock, and the live view on a terminal."""
         self._last_line = time.perf_counter()
         self._lines.epochs = run.plan.epochs
-        self._lines.splits = tuple(dict.fromkeys(phase.split for phase in run.plan.phases))
+        self._lines.splits = tuple(dict.fromkeys(phase.split for phase, _ in run.plan.phases.kinds))
         self.terminal.start_live(lambda: self._make_view(run))
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:

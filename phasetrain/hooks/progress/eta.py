@@ -52,8 +52,8 @@ class EtaEstimator:
         # with a million phases.
         if self._counted is None or self._counted[0] is not plan:
             self._later = Counter()
-            for later in plan.phases[phase.index :]:
-                self._later[later.split] += later.steps
+            for later, count in plan.phases[phase.index :].kinds:
+                self._later[later.split] += count * later.steps
             self._counted = (plan, phase.index)
         _, first = self._counted
         for entered in plan.phases[first : phase.index + 1]:

@@ -260,6 +260,7 @@ def collect_facts(
     described = data.get(TRAIN) or tests[0]
     train_samples = data[TRAIN].length if TRAIN in data else 0
     per_epoch = _updates_per_epoch(plan)
+    phases = plan.phases
     # One number only if all stages agree; NaN makes a schedule in epochs fail instead of guessing.
     updates_per_epoch = nan
     if len(set(per_epoch)) == 1:
@@ -273,7 +274,7 @@ def collect_facts(
         "updates": plan.updates,
         "updates_per_epoch": updates_per_epoch,
         "train_batches": plan.updates,
-        "test_batches": sum(phase.steps for phase in plan.phases if not phase.is_train),
+        "test_batches": int(phases.column("steps")[~phases.is_train].sum()),
         "world": context.world.size,
         "device": context.machine.device,
         "precision": context.machine.precision,
@@ -514,7 +515,7 @@ def _updates_per_epoch(plan: Plan) -> list[float]:
     train phases."""
     found = [0.0] * len(plan.stages)
     # Backwards, so that the first pass of a stage counts: a later one may be shorter.
-    for phase in reversed(plan.phases):
+    for phase, _ in reversed(plan.phases.kinds):
         if phase.is_train:
             found[phase.stage] = phase.end / phase.batch_size
     return found
