@@ -212,7 +212,7 @@ FILES: Sequence[Row] = (
     ("MODEL.weights={here}/no_weights.pt", "no_weights.pt"),
     ("MODEL.weights={path: {here}/absent.safetensors}", "absent.safetensors"),
     (("DATA.TRAIN.dataset=image_folder", "DATA.TRAIN.path={here}/images"), "images"),
-    (("DATA.TEST.dataset=image_folder", "DATA.TEST.path={here}/images"), "images"),
+    (("DATA.TEST.dataset=image_folder", "DATA.TEST.path={here}/images"), "DATA.TRAIN"),
     ("RUN.imports=[my_missing_parts]", "my_missing_parts"),
     ("MODEL.name=my_package.models.Net", "my_package"),
     ("LOSS.name=phasetrain.losses.Nothing", "phasetrain.losses"),

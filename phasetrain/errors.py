@@ -276,7 +276,12 @@ def _format_call(code: CodeType, line: int) -> str:
     return f"{path}:{line} in {code.co_qualname}: {text}".rstrip(": ")
 
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",  # torch's allocator of the CPU
+    "cannot allocate memory",  # ENOMEM of the operating system
+    "not enough memory",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

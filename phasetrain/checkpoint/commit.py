@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from phasetrain.checkpoint.codec import reject_malformed
 from phasetrain.engine.position import RunState
-from phasetrain.errors import InvalidCheckpointError
+from phasetrain.errors import InvalidCheckpointError, is_out_of_memory
 from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
 
 FORMAT = 2
@@ -268,8 +268,11 @@ def reject_unreadable(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, MemoryError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+    except OSError as error:
+        # A checkpoint that does not fit into memory is not damaged, and an earlier one is as large.
+        if is_out_of_memory(error):
+            raise
+        reason = error.strerror or repr(error)
         raise InvalidCheckpointError(f"{name} cannot be read ({reason})") from error
 
 

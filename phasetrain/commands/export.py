@@ -29,7 +29,7 @@ from phasetrain.config.schema import default_schema
 from phasetrain.config.trust import trust_only
 from phasetrain.data import SampleReader
 from phasetrain.engine.plan import make_test_phase
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.sources import WeightSource
 from phasetrain.models.sources.files import flatten_tensors
@@ -377,6 +377,8 @@ def _trace_program(model: nn.Module, example: Tensor) -> torch.export.ExportedPr
             model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
         )
     except Exception as error:  # torch has several classes, and the model may raise any other
+        if is_out_of_memory(error):
+            raise
         first = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(
             f"torch.export cannot trace the model ({type(error).__name__}: {first})",

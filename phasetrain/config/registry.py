@@ -18,7 +18,7 @@ from phasetrain.config.trust import (
     is_trusted,
     make_trust_error,
 )
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 
 T = TypeVar("T")
 Factory = Callable[..., T]
@@ -236,6 +236,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         except ConfigError:
             raise
         except (TypeError, ValueError, OSError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ConfigError(
                 f"{where} ({self.kind} {name!r}): {error}", code="config.rejected_by_part"
             ) from error

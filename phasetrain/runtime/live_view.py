@@ -74,9 +74,13 @@ class LastingStream(io.TextIOBase):
 
     Args:
         stream: the stream to write to.
+
+    Attributes:
+        is_echoed_to: whether the terminal has written `^C` into the current line.
     """
 
     def __init__(self, stream: TextIO) -> None:
+        self.is_echoed_to = False
         self._stream = stream
         self._gone = False
 
@@ -94,6 +98,9 @@ class LastingStream(io.TextIOBase):
         if self._gone:
             return len(text)
         try:
+            if self.is_echoed_to:
+                self.is_echoed_to = False
+                self._stream.write("\n")
             self._stream.write(text)
         except UnicodeEncodeError:
             self._stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))

@@ -52,6 +52,7 @@ class Signals:
         stop: number of the first signal that requested a stop, or 0.
         ended: number of the second one, or 0.
         save: whether a save is requested and has not been made.
+        on_interrupt: called for each SIGINT, in the signal handler; it may only set a flag.
         reads: checks whether a stack frame reads a sample; only there `Interrupted` is raised,
             since locks may be held anywhere else.
     """
@@ -59,6 +60,7 @@ class Signals:
     def __init__(self) -> None:
         self.stop = self.ended = 0
         self.save = False
+        self.on_interrupt: Callable[[], None] = lambda: None
         self.reads: Callable[[FrameType | None], bool] = lambda frame: False
         self._first = 0.0
         self._before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
@@ -84,6 +86,8 @@ class Signals:
         self._before.clear()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.on_interrupt()
         # A closed terminal sends SIGHUP twice, from its shell and from the kernel.
         if self.stop and number == signal.SIGHUP:
             return

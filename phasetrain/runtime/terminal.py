@@ -178,6 +178,12 @@ class Terminal:
             self._lines.stop()
             self._lines = None
 
+    def leave_echo(self) -> None:
+        """Begin the next output on a new line: Ctrl-C has just been typed, and a terminal writes
+        `^C` where the cursor is. Live lines are drawn over it."""
+        if self._lines is None and self.stream.isatty():
+            self.stream.is_echoed_to = True
+
     def make_handler(self) -> logging.Handler:
         """Return a logging handler that prints on this terminal."""
         return _TerminalHandler(self)

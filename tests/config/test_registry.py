@@ -261,3 +261,15 @@ class TestBridges:
 
         with raises(ConfigError, code="config.import_failed", key="LOSS.name"):
             losses.find("collections.Thing")
+
+
+@pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), MemoryError()])
+def test_part_that_exhausts_the_memory_is_not_called_wrong(error: Exception) -> None:
+    def make_huge() -> None:
+        raise error
+
+    parts: Registry[Any] = Registry("loss", "LOSS")
+    parts.register("huge")(make_huge)
+    with pytest.raises(type(error)) as caught:
+        parts.build("huge")
+    assert caught.value is error

@@ -1,5 +1,6 @@
 """Weights are loaded from sources by name; the rest is kept, reported or rejected with advice."""
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,16 @@ class TestBank:
         paths = [str(tmp_path / "damaged.pt"), str(tmp_path / "damage.pt")]
         message = reject(mlp(2), paths, "weights.unusable")
         assert message.startswith(f"MODEL.weights[1].path = '{tmp_path}/damage.pt':")
+
+    def test_file_that_exhausts_the_memory_is_not_called_unusable(
+        self, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def exhaust(*args: object) -> None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+        monkeypatch.setattr("phasetrain.runtime.storage.Storage.read_hashed", exhaust)
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            start(mlp(2), path)
 
     def test_text_file_and_empty_folder_are_named_as_such(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("just text")

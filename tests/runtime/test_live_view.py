@@ -129,3 +129,12 @@ def test_python_ends_well_when_the_reader_of_standard_output_has_gone(
     lasting.flush()
     assert sys.stdout is not stream
     sys.stdout.flush()
+
+
+def test_output_after_ctrl_c_begins_on_a_new_line() -> None:
+    stream = io.StringIO()
+    lasting = LastingStream(stream)
+    lasting.is_echoed_to = True
+    lasting.write("end\n")
+    lasting.write("of the run\n")
+    assert stream.getvalue() == "\nend\nof the run\n"

@@ -21,6 +21,18 @@ def test_a_stop_is_noted(number: int, name: str) -> None:
         assert (signals.stop, signals.stop_name, signals.save) == (number, name, False)
 
 
+def test_terminal_hears_of_ctrl_c_only() -> None:
+    heard = []
+    with Signals() as signals:
+        signals.on_interrupt = lambda: heard.append(True)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not heard
+    with Signals() as signals:
+        signals.on_interrupt = lambda: heard.append(True)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard == [True]
+
+
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_stop_ends_the_process_with_its_number(second: int) -> None:
     with Signals() as signals:

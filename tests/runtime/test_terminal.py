@@ -192,3 +192,21 @@ def test_numbers_stand_at_the_right_and_gaps_do_not_matter() -> None:
     assert plain_table("t", ("a", "long"), [("x", "1"), ("y", ""), ("...", "...")]) == (
         "t\na    long\n---  ----\nx       1\ny\n...   ..."
     )
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_first_line_after_ctrl_c_is_not_behind_its_echo() -> None:
+    screen = Screen()
+    terminal = Terminal(screen, live=False)
+    terminal.leave_echo()
+    terminal.say("end")
+    assert screen.getvalue() == "\nend\n"
+    file = io.StringIO()
+    terminal = Terminal(file, live=False)
+    terminal.leave_echo()
+    terminal.say("end")
+    assert file.getvalue() == "end\n", "nothing is echoed into a file"

@@ -1,5 +1,6 @@
 """Exhausted memory is not reported as an error of the config; mismatched shapes are."""
 
+import errno
 from typing import Any
 
 import pytest
@@ -20,11 +21,16 @@ from phasetrain.testing.build import build_run
 
 CUDA_TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB"
 CPU_TEXT = "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory"
-MEMORY = [torch.OutOfMemoryError(CUDA_TEXT), RuntimeError(CPU_TEXT), MemoryError()]
+MEMORY = [
+    torch.OutOfMemoryError(CUDA_TEXT),
+    RuntimeError(CPU_TEXT),
+    MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+]
 AT = Position("train", 0, 0, 0.0, 16)
 
 
-@pytest.fixture(params=MEMORY, ids=["cuda", "cpu", "python"])
+@pytest.fixture(params=MEMORY, ids=["cuda", "cpu", "python", "system"])
 def error(request: pytest.FixtureRequest) -> Exception:
     made: Exception = request.param
     return made

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phasetrain.data.datasets.images import EXTENSIONS, Mode, decode_image, import_pillow
 from phasetrain.data.datasets.text import ByteTokenizer
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 
 ARRAYS = (".npy", ".pt")
 """Extensions of files with tensors."""
@@ -88,6 +88,8 @@ class InputReader:
             if suffix in TEXTS and "channels" not in self.facts:
                 return Path(file).read_text().splitlines()
         except (OSError, ValueError, RuntimeError, EOFError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ConfigError(
                 f"{file}: cannot be read: {error}", code="predict.unreadable"
             ) from error
@@ -157,6 +159,8 @@ def _read_array(file: str) -> Tensor:
     try:
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # torch's message recommends to load the file without this protection
         raise ValueError("it is not a file of torch.save with a tensor") from error
     if not isinstance(found, Tensor):

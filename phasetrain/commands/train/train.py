@@ -57,6 +57,7 @@ def train(
     world = setup.world
     folder = RunFolder(setup.config.RUN.dir, rank=world.rank)
     with Signals() as signals:
+        signals.on_interrupt = setup.terminal.leave_echo
         if world.is_single_process:
             # A signal interrupts a wait for data. Several ranks must not: one that leaves the wait
             # alone would hang the others in the next collective.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.models.sources.base import WeightSource
 from phasetrain.runtime.storage import Storage
 
@@ -45,9 +45,10 @@ def read_file(source: WeightSource, storage: Storage, path: str) -> WeightFile:
     try:
         # Read once: what was hashed is what is loaded, even if the file is replaced meanwhile.
         content, digest = storage.read_hashed(path)
-    except (OSError, MemoryError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        raise source.make_error(f"{path} cannot be read ({reason})") from error
+    except OSError as error:
+        if is_out_of_memory(error):
+            raise
+        raise source.make_error(f"{path} cannot be read ({error.strerror or error})") from error
     # A safetensors file begins with the length of a JSON header in 8 bytes, then the header.
     if content[8:9] == b"{":
         return WeightFile("safetensors", _load_safetensors(source, path, content), digest)
@@ -99,6 +100,8 @@ def _load_torch(source: WeightSource, path: str, content: bytearray) -> Mapping[
     except ConfigError:
         raise
     except Exception as error:  # any other file can raise anything
+        if is_out_of_memory(error):
+            raise
         raise source.make_error(_explain_failure(path, error)) from error
     if not isinstance(loaded, Mapping):
         raise source.make_error(
