@@ -161,7 +161,7 @@ Restore the old values, allow the changes, set RUN.dir to another folder, or sta
 
 $ stopped: OPTIMIZER.lr=0.1
 'FOLDER/run' contains a run with another config; resuming would not give the same run:
-  OPTIMIZER.lr: the checkpoint has 0.05, now 0.1 (adjustable: allow it with RUN.allow=[OPTIMIZER.lr])
+  OPTIMIZER.lr: the checkpoint has 0.05, now 0.1 (adjustable: allow it with RUN.allow=OPTIMIZER.lr)
 Restore the old values, allow the changes, set RUN.dir to another folder, or start over with --restart
 
 $ stopped: RUN.resume=never
@@ -169,7 +169,7 @@ RUN.resume = 'never' and RUN.dir = 'FOLDER/run' contains a run; set RUN.resume=a
 
 $ stopped: DATA.TRAIN.batch_size=64 RUN.allow=[OPTIMIZER.lr]
 'FOLDER/run' contains a run with another config; resuming would not give the same run:
-  DATA.TRAIN.batch_size: the checkpoint has 32, now 64 (adjustable: allow it with RUN.allow=[DATA.TRAIN.batch_size])
+  DATA.TRAIN.batch_size: the checkpoint has 32, now 64 (adjustable: allow it with RUN.allow=DATA.TRAIN.batch_size)
 Restore the old values, allow the changes, set RUN.dir to another folder, or start over with --restart
 """
 

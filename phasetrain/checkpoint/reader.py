@@ -96,7 +96,7 @@ class CheckpointReader:
             raise NoValidCheckpointError(
                 f"{self.root!r} contains checkpoints, but none of them is valid ({reasons}); "
                 "restore one from a copy, start again in another folder with RUN.dir=..., or start "
-                "again here with RUN.allow=[no_valid]"
+                "again here with RUN.allow=no_valid"
             )
         return None
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
@@ -51,6 +51,11 @@ the largest output."""
 
 WITH_COMPUTATION = ("torch_export", "onnx")
 """Formats that hold the computation of the model as well."""
+
+SUFFIXES = MappingProxyType(
+    {".safetensors": "safetensors", ".pt2": "torch_export", ".onnx": "onnx"}
+)
+"""Suffix of a file -> its format."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ class BuiltModel:
 def export(  # noqa: PLR0913 - the keyword arguments are those of the command
     path: str,
     out: str,
-    form: str = "safetensors",
+    form: str | None = None,
     *,
     source: Mapping[str, Any] = MappingProxyType({}),
     overrides: Sequence[str] = (),
@@ -121,7 +126,8 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
     Args:
         path: a checkpoint, or a run folder.
         out: must not exist yet; `PREFIX://...` goes through the registered path handler.
-        form: one of `FORMATS`. `torch_export` and `onnx` hold the computation as well, for batches
+        form: one of `FORMATS`; None: the format of the suffix of `out`, see `choose_format`.
+            `torch_export` and `onnx` hold the computation as well, for batches
             of any size, in test mode: the model is built from the config of the checkpoint on the
             CPU, and for `torch_export` the outputs of the file are compared with its outputs.
         source: which checkpoint of a run, and which weights: `checkpoint`, `which`, and patterns
@@ -136,18 +142,7 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
     Raises:
         ConfigError: nothing was written; the message says why.
     """
-    if form == "torchscript":
-        raise ConfigError(
-            "format 'torchscript': removed, because torch deprecates TorchScript; use torch_export "
-            "for Python and C++, or onnx",
-            code="export.removed_format",
-        )
-    if form not in FORMATS:
-        raise ConfigError(
-            f"format {form!r}: no such format{did_you_mean(form, FORMATS) or '.'} "
-            f"Known: {', '.join(FORMATS)}",
-            code="export.unknown_format",
-        )
+    form = choose_format(out, form)
     if with_transforms and form not in WITH_COMPUTATION:
         raise ConfigError(
             f"with_transforms and the format {form!r}, which holds weights only: expected one of "
@@ -183,6 +178,48 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
         content = _encode_torch_export(built.model, built.example, facts)
     storage.replace(out, content)
     return Exported(len(content), built.inside, built.outside)
+
+
+def choose_format(out: str, form: str | None = None) -> str:
+    """Return the format to write: the given one, or the format of the suffix of a file.
+
+    Args:
+        out: file or folder to write; without a suffix it is a file of `safetensors`.
+        form: one of `FORMATS`, or None.
+
+    Raises:
+        ConfigError: there is no such format, the suffix belongs to another format than the given
+            one, or no format is given and the suffix belongs to none.
+    """
+    suffix = PurePosixPath(out).suffix
+    by_suffix = SUFFIXES.get(suffix)
+    if form is None:
+        if suffix and by_suffix is None:
+            raise ConfigError(
+                f"{out!r}: no format has the suffix {suffix}; expected a file that ends in "
+                f"{', '.join(SUFFIXES)}, or --format with one of {', '.join(FORMATS)}",
+                code="export.unknown_format",
+            )
+        return by_suffix or "safetensors"
+    if form == "torchscript":
+        raise ConfigError(
+            "format 'torchscript': removed, because torch deprecates TorchScript; use torch_export "
+            "for Python and C++, or onnx",
+            code="export.removed_format",
+        )
+    if form not in FORMATS:
+        raise ConfigError(
+            f"format {form!r}: no such format{did_you_mean(form, FORMATS) or '.'} "
+            f"Known: {', '.join(FORMATS)}",
+            code="export.unknown_format",
+        )
+    if by_suffix not in (None, form):
+        raise ConfigError(
+            f"{out!r} and --format {form}: a file that ends in {suffix} is read as {by_suffix}; "
+            "change the name, or omit --format",
+            code="cli.conflict",
+        )
+    return form
 
 
 def _remove_partial(out: str, storage: Storage) -> None:

@@ -27,7 +27,7 @@ column is the class of a key for resume: the effect of a value that differs from
 checkpoint.
 
 - *free*: nothing, since the trajectory does not depend on it.
-- *adjustable*: the resume needs `RUN.allow=[KEY]`, and the change is printed and recorded.
+- *adjustable*: the resume needs `RUN.allow=KEY`, and the change is printed and recorded.
 - *forbidden*: the resume is rejected, since it would not be the same run.
 
 Keys that are not listed belong to the part that is chosen by `name` (or `dataset`, `strategy`):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from phasetrain import load
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.cli import main
-from phasetrain.commands.export import FORMATS, export
+from phasetrain.commands.export import FORMATS, choose_format, export
 from phasetrain.distributed import World
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
@@ -105,6 +105,39 @@ def test_remains_of_a_killed_export_are_removed(folder: Path, tmp_path: Path, fo
         (tmp_path / name).touch()
     export(str(folder), str(tmp_path / "out"), form)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.tmp-89abcdef", "out"]
+
+
+@pytest.mark.parametrize(
+    ("out", "form", "expected"),
+    [
+        ("a", None, "safetensors"),
+        ("a.safetensors", None, "safetensors"),
+        ("runs/a.b/a", None, "safetensors"),
+        ("a.onnx", None, "onnx"),
+        ("a.pt2", None, "torch_export"),
+        ("a.v2", "huggingface", "huggingface"),
+        ("a.onnx", "onnx", "onnx"),
+    ],
+)
+def test_the_suffix_selects_the_format(out: str, form: str | None, expected: str) -> None:
+    assert choose_format(out, form) == expected
+
+
+@pytest.mark.parametrize(
+    ("out", "form", "code"),
+    [
+        ("a.onnx", "safetensors", "cli.conflict"),
+        ("a.safetensors", "huggingface", "cli.conflict"),
+        ("a.pt", None, "export.unknown_format"),
+        ("a", "onxn", "export.unknown_format"),
+    ],
+)
+def test_a_suffix_of_another_format_is_rejected(
+    folder: Path, tmp_path: Path, out: str, form: str | None, code: str
+) -> None:
+    with raises(ConfigError, code=code):
+        export(str(folder), str(tmp_path / out), form)
+    assert not list(tmp_path.iterdir())
 
 
 def test_torchscript_is_rejected_with_the_formats_to_use(folder: Path, tmp_path: Path) -> None:
@@ -268,7 +301,7 @@ def test_command_prints_the_file_or_the_error(
 ) -> None:
     out = f"{tmp_path}/a.safetensors"
     for words, code, told in (
-        ([str(folder), out, "--include", "head.*"], 0, f"{out}: 2 tensors\n"),
+        ([str(folder), out, "--include", "head.*"], 0, f"{out}: 2 tensors (safetensors)\n"),
         ([str(folder), out], 2, f"{out!r} exists; name a file or folder that does not\n"),
         ([str(folder), f"{out}.pt2", "--format", "torch_export", *WORDS], 0, f"{out}.pt2: "),
     ):

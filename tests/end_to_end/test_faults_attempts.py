@@ -99,7 +99,7 @@ class TestOtherData:
             train(tmp_path, *self.WORDS)
         assert caught.value.exit_code == 3
         message = str(caught.value)
-        assert all(part in message for part in ("DATA.TRAIN", before, after, "RUN.allow=[data]")), (
+        assert all(part in message for part in ("DATA.TRAIN", before, after, "RUN.allow=data")), (
             message
         )
         assert newest(tmp_path).manifest.state["updates"] == 3

@@ -276,7 +276,7 @@ class TestOnlyDamagedOnes:
             newest(ruined)
         ended = starter.run(ruined, *SMALL, ONE)
         assert ended.code == 5
-        assert "RUN.allow=[no_valid]" in ended.output
+        assert "RUN.allow=no_valid" in ended.output
         assert sorted(ruined.glob("checkpoints/p*/*")) == before
         # A refused command leaves no attempt.
         assert (ruined / "status.json").read_bytes() == status

@@ -138,8 +138,8 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="file or folder to write; it must not exist")
     parser.add_argument(
         "--format",
-        default="safetensors",
-        help="safetensors, huggingface, torch_export or onnx (default: safetensors)",
+        help="safetensors, torch_export, onnx or huggingface (default: by the suffix of OUT, which "
+        "is .safetensors or none, .pt2, or .onnx)",
     )
     parser.add_argument(
         "--checkpoint",
@@ -169,9 +169,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_export(call: Call) -> Outcome:
     """Write weights or a model from a checkpoint to a file."""
-    from phasetrain.commands.export import export
+    from phasetrain.commands.export import choose_format, export
 
     flags = call.flags
+    form = choose_format(flags.out, flags.format)
     source = {
         "checkpoint": flags.checkpoint,
         "which": flags.which,
@@ -181,22 +182,22 @@ def run_export(call: Call) -> Outcome:
     made = export(
         flags.path,
         flags.out,
-        flags.format,
+        form,
         source=source,
         overrides=call.overrides,
         config_dir=flags.config_dir,
         with_transforms=flags.with_transforms,
         trust=flags.trust,
     )
-    unit = "tensors" if flags.format in ("safetensors", "huggingface") else "bytes"
+    unit = "tensors" if form in ("safetensors", "huggingface") else "bytes"
     transforms = {"inside": list(made.inside), "outside": list(made.outside)}
     content = {
         "out": flags.out,
-        "format": flags.format,
+        "format": form,
         unit: made.count,
         "transforms": transforms,
     }
-    lines = [f"{flags.out}: {made.count:,} {unit}"]
+    lines = [f"{flags.out}: {made.count:,} {unit} ({form})"]
     if made.inside:
         lines.append(f"transforms inside: {', '.join(made.inside)}")
     if made.outside:

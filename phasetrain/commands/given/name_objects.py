@@ -119,7 +119,7 @@ class ObjectNamer:
                 code="config.uncopyable_object",
             ) from error
         base = f"{PREFIX}{describe_class(value)}"
-        # Data is compared by its fingerprint, which RUN.allow=[data] lets change.
+        # Data is compared by its fingerprint, which RUN.allow=data lets change.
         if not key.startswith("DATA.") or is_factory:
             base = f"{base}-{sha256(_identify(value).encode()).hexdigest()[:8]}"
         name = base

@@ -18,6 +18,7 @@ from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
+from phasetrain.commands.train.longer import LENGTH_KEYS, warn_before_longer
 from phasetrain.commands.train.source_code import hash_sources, list_source_changes
 from phasetrain.config.changes import Change, compare_configs
 from phasetrain.config.problems import format_value
@@ -32,6 +33,7 @@ from phasetrain.errors import ChangedError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
 from phasetrain.models.excluded import ExcludedTensors
+from phasetrain.runtime.format import format_percent
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.tasks import SplitData
@@ -152,7 +154,7 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
         change for change in found if change.resume != "free" and not is_allowed(change, allowed)
     ]
     if rejected:
-        raise _changed_error(setup, rejected)
+        raise _changed_error(setup, loaded, rejected)
     return [change for change in found if change.resume == "adjustable"]
 
 
@@ -180,22 +182,33 @@ def _is_derived_value(change: Change, changed: Collection[str], asked: Mapping[s
     return is_given or 1 in (change.old, change.new)
 
 
-def _changed_error(setup: Setup, rejected: Sequence[Change]) -> ChangedError:
-    lines = "\n".join(f"  {_format_change(change)}" for change in rejected)
+def _changed_error(
+    setup: Setup, loaded: LoadedCheckpoint, rejected: Sequence[Change]
+) -> ChangedError:
+    plan = decode_plan(loaded.promised["plan"])
+    low_lr = warn_before_longer(setup, rejected, plan, loaded.manifest.state["updates"])
+    allowed = {change.path: _suggest_allow(change) for change in rejected}
+    if low_lr:
+        for path in allowed.keys() & LENGTH_KEYS:
+            allowed[path] = "RUN.allow=PHASES PHASES.extend=stretch"
+    lines = [f"  {_format_change(change, allowed[change.path])}" for change in rejected]
+    if low_lr:
+        lines.append(low_lr)
     problems = [
         Problem(
             f"resume.{change.resume}_key",
-            _format_change(change),
+            _format_change(change, allowed[change.path]),
             key=change.path,
             given=format_value(change.new),
             expected=format_value(change.old),
-            suggestion=_suggest_allow(change),
+            suggestion=allowed[change.path],
         )
         for change in rejected
     ]
+    listed = "\n".join(lines)
     return ChangedError(
         f"{setup.config.RUN.dir!r} contains a run with another config; resuming would not give the "
-        f"same run:\n{lines}\n"
+        f"same run:\n{listed}\n"
         "Restore the old values, allow the changes, set RUN.dir to another folder, or start over "
         "with --restart",
         problems=problems,
@@ -208,7 +221,7 @@ def check_data_changes(
     """Return a line for each split whose data has changed since the checkpoint, if that is allowed.
 
     Raises:
-        ChangedError: a fingerprint differs, without RUN.allow=[data]; the message shows both.
+        ChangedError: a fingerprint differs, without RUN.allow=data; the message shows both.
     """
     before: dict[str, str] = loaded.promised["data"]
     changed = []
@@ -232,7 +245,7 @@ def check_data_changes(
             )
         if "data" not in setup.config.RUN.allow:
             raise ChangedError(
-                f"{line}; restore the data, or allow the change with RUN.allow=[data]",
+                f"{line}; restore the data, or allow the change with RUN.allow=data",
                 code="resume.data_changed",
             )
         changed.append(line)
@@ -264,9 +277,8 @@ def restore_position(
     if data_changes or any(PLANNED.match(change.path) for change in changes):
         state.reopen()
         plan = splice(plan, state, stages, setup.config.PHASES.extend)
-        notes.append(
-            f"the rest of the plan is rebuilt; `where` continues at {plan.where(state):.4f}"
-        )
+        progress = format_percent(plan.where(state))
+        notes.append(f"the rest of the plan is rebuilt; schedules continue at {progress}")
     elif any(change.path.startswith("HOOKS.") for change in changes):
         # A hook may have ended the run, and with its new parameters the rest of the plan counts.
         state.reopen()
@@ -407,15 +419,13 @@ def is_allowed(change: Change, allowed: Sequence[str]) -> bool:
     return change.resume == "adjustable" and is_named
 
 
-def _format_change(change: Change) -> str:
-    """Return a rejected change with the way to allow it."""
+def _format_change(change: Change, consent: str) -> str:
+    """Return a rejected change with the words that allow it."""
     if change.resume == "adjustable":
         note = ""
         if change.path.startswith("HOOKS."):
             note = "; a hook that never changes the training says so with `observe_only = True`"
-        return (
-            f"{_format_values(change)} (adjustable: allow it with {_suggest_allow(change)}{note})"
-        )
+        return f"{_format_values(change)} (adjustable: allow it with {consent}{note})"
     return f"{_format_values(change)} (forbidden)"
 
 
@@ -425,6 +435,9 @@ def _format_values(change: Change) -> str:
 
 
 def _suggest_allow(change: Change) -> str:
-    if change.resume == "adjustable":
-        return f"RUN.allow=[{change.path}]"
-    return ""
+    if change.resume != "adjustable":
+        return ""
+    # The section, because the length and what schedules do are usually changed together.
+    if change.path.startswith("PHASES."):
+        return "RUN.allow=PHASES"
+    return f"RUN.allow={change.path}"

@@ -42,7 +42,7 @@ FOLDER_COMMANDS = """These commands need the folder alone; each takes changes su
     {program} resume {folder}
     phasetrain test {folder} --checkpoint best
     phasetrain predict {folder} FILE ...
-    phasetrain export {folder} OUT --format onnx
+    phasetrain export {folder} model.onnx
     phasetrain extract {folder} EXTRACT.layers=[NAME]
     phasetrain report {folder}
     {program} rerun {folder}                (in a new folder; checks that every bit is the same)"""

@@ -9,6 +9,7 @@ import torch
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
+from phasetrain.commands.train.longer import LOW_LR, WAYS
 from phasetrain.commands.train.run_documents import format_resume
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.objects import is_object_name
@@ -25,9 +26,6 @@ from phasetrain.tasks import SplitData
 
 ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", "OPTIMIZER.lr")
 """Keys that decide what a run is about: their defaults are printed."""
-
-RUN_OUT = 0.01
-"""Fraction of the peak of the learning rate below which training longer has no effect."""
 
 PARTS = 4
 """Maximum number of parts of a timeline to print."""
@@ -217,43 +215,22 @@ def _has_checkpoint(checkpointer: Checkpointer) -> bool:
         return True
 
 
-def warn_of_low_lr(plan: Plan, state: RunState, remaining_lr: float) -> str:
-    """Return a warning if a longer run continues with a schedule that has run out, or an empty
-    string.
-
-    Args:
-        plan: the plan, after the change of its length.
-        state: the position from which the run resumes.
-        remaining_lr: highest learning rate from here on, as a fraction of its peak.
-    """
-    is_extended = plan.anchor.updates == state.updates and plan.anchor.where > 0
-    left = plan.updates - state.updates
-    if not is_extended or remaining_lr >= RUN_OUT or not left:
-        return ""
-    return (
-        f"PHASES.extend = 'continue': the schedule of the learning rate has run out, so that it "
-        f"stays below {remaining_lr:.2%} of its peak for the remaining {left:,} updates; start the "
-        "command again with PHASES.extend=stretch, which computes the schedule over the new "
-        "length, or PHASES.extend=cycle, which begins it again, and RUN.allow=[PHASES]"
-    )
-
-
 def _explain_longer(setup: Setup, state: RunState, remaining_lr: float) -> Pairs:
-    """Return the overrides that train longer; none if the run would stop again at once."""
+    """Return the command that trains longer; nothing if the run would stop again at once."""
     phases = setup.config.PHASES
     key = next((key for key in LENGTHS if phases[key]), None)
     if key is None or phases.stages or state.finished != COMPLETED:
         return []
     changes: dict[str, Any] = {f"PHASES.{key}": 2 * phases[key]}
-    note = ""
-    if remaining_lr < RUN_OUT:
+    note: Pairs = []
+    if remaining_lr < LOW_LR:
         changes["PHASES.extend"] = "stretch"
-        note = " (or =cycle; lr has run out)"
+        note = [("note", f"the learning rate has fallen to {100 * remaining_lr:.1f} % of its peak: {WAYS}")]
     if setup.given.by_name:
         changes["RUN.allow"] = ["PHASES"]
-        return [("resume", f"the same call with **{changes}{note}")]
+        return [("resume", f"the same call with **{changes}"), *note]
     words = " ".join(f"{path}={value}" for path, value in changes.items())
-    return [("resume", f"{format_resume(setup)} {words} RUN.allow=[PHASES]{note}")]
+    return [("resume", f"{format_resume(setup)} {words} RUN.allow=PHASES"), *note]
 
 
 def _name_device(machine: Machine) -> str:

@@ -26,6 +26,7 @@ from phasetrain.commands.train.given_objects import (
     list_object_lines,
     list_other_weights,
 )
+from phasetrain.commands.train.longer import warn_of_low_lr
 from phasetrain.commands.train.optimizer_state import load_optimizer_state
 from phasetrain.commands.train.restart import describe_restart
 from phasetrain.commands.train.resume import (
@@ -44,7 +45,6 @@ from phasetrain.commands.train.summary import (
     final_lines,
     first_lines,
     stopped_lines,
-    warn_of_low_lr,
 )
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState

@@ -143,7 +143,7 @@ class Merged:
 
     def _assign(self, target: dict[str, Any], key: str, here: str, new: Any, layer: str) -> None:
         old = target.get(key)
-        new = _read_switch(self._schema, here, new)
+        new = _read_short_form(self._schema, here, new)
         # `HOOKS: null` removes all labels of lower layers, so that a higher layer can list its own.
         if new is None and here in LABELLED:
             new = {}
@@ -227,15 +227,23 @@ class Merged:
             del self.origins[known]
 
 
-def _read_switch(schema: Schema, here: str, new: Any) -> Any:
-    """Return `on` or `off` for a boolean if the key takes these words and no booleans: YAML
-    reads them as true and false."""
+def _read_short_form(schema: Schema, here: str, new: Any) -> Any:
+    """Return the value that a short form stands for.
+
+    A boolean is `on` or `off` for a key that takes these words and no booleans: YAML reads them as
+    true and false. A text is a list of one for a key that takes lists of texts and no text:
+    brackets need quotes in most shells.
+    """
     key = schema.key(here)
-    if not isinstance(new, bool) or key is None or key.type.fits(new):
+    if key is None or key.type.fits(new):
         return new
-    word = "on" if new else "off"
-    if word in list_choices(key.type.annotation):
-        return word
+    if isinstance(new, bool):
+        word = "on" if new else "off"
+        if word in list_choices(key.type.annotation):
+            return word
+    # An interpolation may be replaced by a list.
+    if isinstance(new, str) and "${" not in new and key.type.fits([new]):
+        return [new]
     return new
 
 

@@ -10,7 +10,7 @@ Resume = Literal["forbidden", "adjustable", "free"]
 """Effect of a value that differs from the one in the checkpoint that a run resumes from.
 
 forbidden: the resume is rejected, since it would not be the same run;
-adjustable: the resume needs RUN.allow=[KEY], and the change is printed and recorded;
+adjustable: the resume needs RUN.allow=KEY, and the change is printed and recorded;
 free: the trajectory does not depend on the key.
 """
 

@@ -223,7 +223,7 @@ class NonFiniteGuard:
             return (
                 f"OPTIMIZER.on_nonfinite = 'stop': {found}; the weights are those before the "
                 f"update{place}. To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
-                "RUN.allow=[OPTIMIZER.on_nonfinite]"
+                "RUN.allow=OPTIMIZER.on_nonfinite"
             )
         scale = ""
         if found.scale is not None:

@@ -259,7 +259,7 @@ def collect_facts(
     # A test without training data asks the first test split, such as for the number of classes.
     described = data.get(TRAIN) or tests[0]
     train_samples = data[TRAIN].length if TRAIN in data else 0
-    per_epoch = _updates_per_epoch(plan)
+    per_epoch = list_updates_per_epoch(plan)
     phases = plan.phases
     # One number only if all stages agree; NaN makes a schedule in epochs fail instead of guessing.
     updates_per_epoch = nan
@@ -290,7 +290,7 @@ def collect_stage_facts(context: BuildContext, plan: Plan) -> list[dict[str, Any
             "updates_per_epoch": per_epoch,
         }
         for config, stage, per_epoch in zip(
-            context.stages, plan.stages, _updates_per_epoch(plan), strict=False
+            context.stages, plan.stages, list_updates_per_epoch(plan), strict=False
         )
     ]
 
@@ -510,7 +510,7 @@ def choose_outputs(context: BuildContext) -> dict[str, OutputChoice]:
     }
 
 
-def _updates_per_epoch(plan: Plan) -> list[float]:
+def list_updates_per_epoch(plan: Plan) -> list[float]:
     """Return the updates per pass over the training data in each stage; 0.0 for a stage without
     train phases."""
     found = [0.0] * len(plan.stages)

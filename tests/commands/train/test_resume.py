@@ -140,9 +140,10 @@ class TestAdjustable:
     def test_it_needs_consent(self, killed: Path) -> None:
         with pytest.raises(ChangedError) as caught:
             train(killed, "PHASES.epochs=5", "DATA.TRAIN.batch_size=40", "OPTIMIZER.lr=0.5")
-        keys = ("PHASES.epochs", "DATA.TRAIN.batch_size", "OPTIMIZER.lr")
         assert {one.key: (one.code, one.suggestion) for one in caught.value.problems} == {
-            key: ("resume.adjustable_key", f"RUN.allow=[{key}]") for key in keys
+            "PHASES.epochs": ("resume.adjustable_key", "RUN.allow=PHASES"),
+            "DATA.TRAIN.batch_size": ("resume.adjustable_key", "RUN.allow=DATA.TRAIN.batch_size"),
+            "OPTIMIZER.lr": ("resume.adjustable_key", "RUN.allow=OPTIMIZER.lr"),
         }
 
     @pytest.mark.by_default("7", "21")
@@ -275,6 +276,19 @@ class TestAdjustable:
         again = run_and_capture(tmp_path, *words, "PHASES.extend=stretch")
         assert "PHASES.extend = " not in again
         assert "completed after 40 updates" in again
+
+    def test_refused_longer_training_says_how_low_the_learning_rate_would_be(
+        self, tmp_path: Path
+    ) -> None:
+        words = ("PHASES.limit.train=10", "DATA.TEST=null")
+        train(tmp_path, "PHASES.epochs=1", *words)
+        with raises(ChangedError, code="resume.adjustable_key") as low:
+            train(tmp_path, "PHASES.epochs=2", *words)
+        assert low.value.problems[0].suggestion == "RUN.allow=PHASES PHASES.extend=stretch"
+        assert "2.4 %" in str(low.value)
+        with raises(ChangedError, code="resume.adjustable_key") as stretched:
+            train(tmp_path, "PHASES.epochs=2", "PHASES.extend=stretch", *words)
+        assert stretched.value.problems[0].suggestion == "RUN.allow=PHASES"
 
     def test_another_learning_rate_holds_from_the_checkpoint_on(
         self, killed: Path, unbroken: Path

@@ -65,7 +65,7 @@ def test_a_long_one_is_cut() -> None:
             (),
             {
                 "end": "everything is in",
-                "resume": " PHASES.epochs=2 RUN.allow=[PHASES]",
+                "resume": " PHASES.epochs=2 RUN.allow=PHASES",
                 "load": "phasetrain.load(",
             },
         ),
@@ -136,11 +136,11 @@ def test_header_lists_what_was_not_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "remaining", "expected"),
     [
-        (RunState(finished="completed"), 1.0, "PHASES.epochs=6 RUN.allow=[PHASES]"),
+        (RunState(finished="completed"), 1.0, "PHASES.epochs=6 RUN.allow=PHASES"),
         (
             RunState(finished="completed"),
-            0.001,
-            "PHASES.epochs=6 PHASES.extend=stretch RUN.allow=",
+            0.024,
+            "PHASES.epochs=6 PHASES.extend=stretch RUN.allow=PHASES",
         ),
         (RunState(finished="early_stopping: no improvement"), 1.0, ""),
     ],
@@ -153,4 +153,5 @@ def test_hint_to_train_longer_is_given_if_it_works(
     checkpointer = build_checkpointer(setup, RunFolder(str(tmp_path)))
     rows = dict(final_lines(setup, state, "ab", "", checkpointer, remaining_lr=remaining))
     assert ("resume" in rows) == bool(expected)
-    assert expected in rows.get("resume", "")
+    assert rows.get("resume", "").endswith(expected)
+    assert ("2.4 %" in rows.get("note", "")) == (remaining < 0.1)

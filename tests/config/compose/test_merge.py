@@ -123,3 +123,11 @@ class TestGroupsOfKeysInASplit:
         assert found.origins["DATA.VALID.subset.skip"] == "a"
         assert found.origins["DATA.VALID.subset.seed"] == "defaults.yaml"
         assert found.get("DATA.TEST") is None
+
+
+def test_a_text_is_a_list_of_one_for_keys_that_take_lists() -> None:
+    found = merged(
+        ("a", {"RUN": {"imports": "a", "allow": "${RUN.name}", "name": "x"}}),
+        ("b", {"RUN": {"imports": "b"}}),
+    )
+    assert found.values == {"RUN": {"imports": ["a", "b"], "allow": "${RUN.name}", "name": "x"}}
