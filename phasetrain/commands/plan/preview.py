@@ -32,6 +32,7 @@ from phasetrain.runtime.format import (
 )
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.tasks import Parts, SplitData
+from phasetrain.tasks.build.data_builder import count_left_out
 from phasetrain.tasks.inspection import (
     Inspection,
     ModuleRow,
@@ -123,7 +124,7 @@ def describe_plan(
             "accumulate": setup.config.OPTIMIZER.accumulate,
         },
         "data": {
-            name: _describe_split(split, parts.loaders[name].settings.workers)
+            name: _describe_split(split, parts.loaders[name].settings.workers, setup.config.PHASES)
             for name, split in data.items()
         },
         "stages": list(_describe_stages(setup, plan)),
@@ -217,6 +218,12 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
         for name, split in content["data"].items()
     ]
     setup.terminal.print_table("data", head, rows)
+    for name, split in content["data"].items():
+        if split["left_out"]:
+            setup.terminal.say(
+                f"{name}: {split['samples']:,} samples, {split['left_out']:,} left out of each "
+                "epoch (drop_last)"
+            )
     share = content["processes"]
     if share["processes"] == 1:
         count = "1 process"
@@ -241,16 +248,10 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     ]
     head = ("module", "kind", "parameters", "trained", "output", "activations", "flops per sample")
     setup.terminal.print_table(f"model {model['name']}", head, rows)
-    line = (
-        f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them "
-        "trained"
-    )
     if inspection is not None:
-        line += (
-            f"; flops per sample: {format_si(inspection['forward_flops'])} forward, "
-            f"{format_si(inspection['train_flops'])} with the backward pass"
+        setup.terminal.say(
+            "flops per sample with the backward pass: " + format_si(inspection["train_flops"])
         )
-    setup.terminal.say(line)
     held = ", ".join(
         f"{name} {format_bytes(size)}" for name, size in memory.items() if size and name != "total"
     )
@@ -365,7 +366,9 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
         )
 
 
-def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
+def _describe_split(
+    split: SplitData, workers: int, phases: Mapping[str, Any]
+) -> dict[str, Any]:
     section = split.section
     return {
         "dataset": section.dataset,
@@ -373,6 +376,7 @@ def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
         "batch_size": section.batch_size,
         "micro_batch_size": section.micro_batch_size,
         "drop_last": section.drop_last,
+        "left_out": count_left_out(split, phases),
         "workers": workers,
         "sampler": _name_of_part(section.sampler),
         "transforms": [_name_of_part(one) for one in section.transforms],

@@ -23,6 +23,7 @@ from phasetrain.runtime.format import format_count, format_estimate, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import Pairs
 from phasetrain.tasks import SplitData
+from phasetrain.tasks.build.data_builder import count_left_out
 
 ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", "OPTIMIZER.lr")
 """Keys that decide what a run is about: their defaults are printed."""
@@ -180,6 +181,9 @@ def _describe_data(run_plan: RunPlan) -> str:
     context = splits[TRAIN].facts.get("context")
     if isinstance(context, int):
         text += f" ({batch_size * context:,} tokens)"
+    left_out = count_left_out(splits[TRAIN], run_plan.setup.config.PHASES)
+    if left_out:
+        text += f", {left_out:,} left out of each epoch (drop_last)"
     return text
 
 
@@ -225,7 +229,8 @@ def _explain_longer(setup: Setup, state: RunState, remaining_lr: float) -> Pairs
     note: Pairs = []
     if remaining_lr < LOW_LR:
         changes["PHASES.extend"] = "stretch"
-        note = [("note", f"the learning rate has fallen to {100 * remaining_lr:.1f} % of its peak: {WAYS}")]
+        share = f"{100 * remaining_lr:.1f} %"
+        note = [("note", f"the learning rate has fallen to {share} of its peak: {WAYS}")]
     if setup.given.by_name:
         changes["RUN.allow"] = ["PHASES"]
         return [("resume", f"the same call with **{changes}"), *note]

@@ -169,6 +169,20 @@ def list_splits(
     return found
 
 
+def count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
+    """Return the number of samples that `drop_last` leaves out of each pass over a split.
+
+    Args:
+        split: the split.
+        phases: section PHASES; a limit shortens passes, and then nothing is said about their end.
+    """
+    is_limited = phases["limit"]["train" if split.train else "test"] is not None
+    is_limited |= split.train and phases["overfit"] is not None
+    if is_limited or not split.section.drop_last or split.windows or split.length >= ENDLESS:
+        return 0
+    return split.length % int(split.section.batch_size)
+
+
 def _read_interval(every: str | Mapping[str, Any] | None) -> SplitInterval | None:
     if isinstance(every, Mapping):
         return SplitInterval(**every)

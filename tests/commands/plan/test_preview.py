@@ -174,7 +174,8 @@ def test_a_long_plan_is_shortened(tmp_path: Path) -> None:
 def test_plan_describes_data_model_and_memory(tmp_path: Path) -> None:
     content, text = planned(tmp_path, "PHASES.epochs=1", "OPTIMIZER.momentum=0.9")
     assert content["data"]["train"] == {
-        "dataset": "digits", "samples": 1442, "batch_size": 24, "micro_batch_size": 24, "drop_last": True, "workers": 0,
+        "dataset": "digits", "samples": 1442, "batch_size": 24, "micro_batch_size": 24, "drop_last": True, "left_out": 0,
+        "workers": 0,
         "sampler": "shuffled", "transforms": ["random_shift", "noise"], "batch_transforms": [],
         "facts": {"classes": 10, "class_names": [*"0123456789"], "channels": 1, "input_shape": [1, 8, 8]},
     }  # fmt: skip

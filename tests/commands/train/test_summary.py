@@ -124,6 +124,14 @@ def test_header_names_the_dataset_of_each_split(
     assert read_header(tmp_path, *words)["data"] == data
 
 
+def test_header_tells_how_many_samples_an_epoch_leaves_out(tmp_path: Path) -> None:
+    words = ("PHASES.limit.train=null", "DATA.TEST=null", f"DATA.TRAIN={SYNTHETIC}")
+    data = read_header(tmp_path / "a", *words, "DATA.TRAIN.batch_size=20")["data"]
+    assert data.endswith(", 20 per update, 8 left out of each epoch (drop_last)")
+    words += ("DATA.TRAIN.batch_size=20", "DATA.TRAIN.drop_last=false")
+    assert "drop_last" not in read_header(tmp_path / "b", *words)["data"]
+
+
 def test_header_lists_what_was_not_asked_for(tmp_path: Path) -> None:
     assert "default" not in read_header(tmp_path / "a", "experiment=digits")
     assumed = read_header(tmp_path / "b", f"DATA.TRAIN={SYNTHETIC}")["default"]
