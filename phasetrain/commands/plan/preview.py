@@ -366,9 +366,7 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
         )
 
 
-def _describe_split(
-    split: SplitData, workers: int, phases: Mapping[str, Any]
-) -> dict[str, Any]:
+def _describe_split(split: SplitData, workers: int, phases: Mapping[str, Any]) -> dict[str, Any]:
     section = split.section
     return {
         "dataset": section.dataset,
