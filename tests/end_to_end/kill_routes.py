@@ -55,8 +55,8 @@ class Route:
         base: overrides of every attempt.
         saves, workers: values for CHECKPOINT and DATA.TRAIN.workers.
         is_counted: whether half of the kills are before a random change of a file.
-        waits_for_ranks: whether an attempt whose main process was killed has ended only when its
-            ranks have.
+        waits_for_ranks: whether attempts start ranks in new processes: kills wait until they have
+            opened the folder, and an attempt whose main process was killed ends when they have.
     """
 
     base: tuple[str, ...] = RUN

@@ -45,7 +45,7 @@ from phasetrain.hooks import HOOKS, Hook, Run
 
 GONE_SECONDS = 15.0
 """How long a loader worker may outlive its main process; torch's workers check it every 5 s."""
-HANG_SECONDS = 120.0
+HANG_SECONDS = 200.0
 """How long an attempt without a kill may take."""
 FEW = 20
 """Number of changes of files that count as the start or the end of a run."""
@@ -283,10 +283,19 @@ class Suite:
         wait_for_threads()
         page, began = Page(), time.monotonic()
         moment = moment or Kill()
+        before = find_attempt(folder)
         pid = os.fork()
         if pid == 0:
             os._exit(self._child(folder, words, page, moment))
         status = None
+        if self.route.waits_for_ranks:
+            # New processes start for seconds, in which most kills would hit no run.
+            limit = began + HANG_SECONDS
+            while status is None and find_attempt(folder) == before and time.monotonic() < limit:
+                time.sleep(0.005)
+                status = ended(pid)
+            page.place = "training"
+            began = time.monotonic()
         deadline = began + (HANG_SECONDS if moment.seconds is None else moment.seconds)
         while status is None and (remaining := deadline - time.monotonic()) > 0:
             time.sleep(min(remaining, 0.005))
@@ -350,6 +359,12 @@ def kill(pid: int, *, group: bool) -> None:
     except ProcessLookupError:  # a child that has not made its group yet, or one that is gone
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def find_attempt(folder: Path) -> int:
+    """Return the number of the newest attempt in a run folder; 0 before the first."""
+    path = folder / "status.json"
+    return int(json.loads(path.read_text()).get("attempt", 0)) if path.exists() else 0
 
 
 def wait_for_end(leader: int) -> None:
