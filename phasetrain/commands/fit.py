@@ -18,7 +18,7 @@ from phasetrain.commands.given.describe_optimizer import describe_optimizer
 from phasetrain.commands.result import RunResult
 from phasetrain.config.registry import parameters
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks import Hook, Run
 from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.models.sources import WeightSource
@@ -83,6 +83,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         ... )
         >>> result.last["test/accuracy"]
     """
+    _check_names(overrides)
     _check_given(overrides, MODEL=model, DATA=train, LOSS=loss, OPTIMIZER=optimizer)
     config: dict[str, Any] = {"experiment": None, "RUN": {"name": _label(model)}, "MODEL": model}
     if train is not None:
@@ -138,6 +139,16 @@ def _load_finished(model: nn.Module, result: RunResult) -> None:
     loaded = find_checkpoint(source, open_storage(result.folder))
     state = loaded.state["task"]["model"]
     model.load_state_dict(complete_state(loaded.path, excluded_digests(loaded), state, model))
+
+
+def _check_names(overrides: Mapping[str, Any]) -> None:
+    """Reject a keyword that is rather a misspelt argument of `fit` than a key of the config."""
+    for key in overrides:
+        near = did_you_mean(key, list(parameters(fit)))
+        if near and key.islower() and key != "experiment":
+            raise ConfigError(
+                f"{key}: fit has no such argument{near}", code="config.unknown_argument"
+            )
 
 
 def _check_given(overrides: Mapping[str, Any], **arguments: Any) -> None:

@@ -1,6 +1,7 @@
 """`phasetrain.fit`: training with objects of Python."""
 
 import ast
+import copy
 import io
 import json
 import re
@@ -177,6 +178,50 @@ def test_optimizers_of_every_form_give_the_same_run(
 @pytest.fixture(scope="module")
 def digests() -> set[str]:
     return set()
+
+
+def plain_loop(model: nn.Module, samples: TensorDataset, epochs: int) -> str:
+    """Train as a loop without phasetrain does; return the digest of the weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(epochs):
+        for inputs, targets in DataLoader(samples, batch_size=8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return hash_model(model)
+
+
+def test_optimizer_object_gives_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
+    samples = TensorDataset(torch.randn(32, 4), torch.arange(32) % 2)
+    model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
+    expected = plain_loop(copy.deepcopy(model), samples, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train = DataLoader(samples, batch_size=8)
+    result = fit(tmp_path, model, train=train, test=None, optimizer=optimizer, epochs=3)
+    assert result.digest == expected
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "keys"),
+    [
+        ("adam", {"name": "adam", "lr": 1e-3}),
+        ({"name": "adamw"}, {"name": "adamw", "lr": 1e-3}),
+        ({"name": "sgd", "lr": 0.5}, {"name": "sgd", "lr": 0.5}),
+        ("lars", {"name": "lars"}),
+        (torch.optim.Adam, {"name": torch.optim.Adam, "lr": 1e-3, "fused": None}),
+        (torch.optim.Rprop, {"name": torch.optim.Rprop, "lr": 1e-2}),
+    ],
+)
+def test_optimizer_has_the_learning_rate_and_kernel_of_torch(
+    optimizer: Any, keys: dict[str, Any]
+) -> None:
+    assert describe_optimizer(optimizer) == keys
+
+
+def test_misspelt_argument_is_named(tmp_path: Path) -> None:
+    with raises(ConfigError, code="config.unknown_argument") as caught:
+        fit(tmp_path, batch_sise=20)
+    assert "'batch_size'" in str(caught.value)
 
 
 def test_groups_of_an_optimizer_become_rules() -> None:

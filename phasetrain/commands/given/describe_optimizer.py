@@ -17,6 +17,9 @@ from phasetrain.runtime.format import join_first
 def describe_optimizer(optimizer: Any, *modules: nn.Module) -> dict[str, Any]:
     """Return the keys of section OPTIMIZER for an optimizer.
 
+    A class or an object keeps its choice of kernel, and a name without a learning rate has torch's,
+    so that the run has the bits of a plain loop with the same optimizer.
+
     Args:
         optimizer: a name, a mapping, a class of optimizers, an optimizer of the parameters of
             `modules` that has made no step, or a function of parameters that returns one.
@@ -26,15 +29,13 @@ def describe_optimizer(optimizer: Any, *modules: nn.Module) -> dict[str, Any]:
         ConfigError: it cannot be described (code `config.invalid_optimizer`); the message says why.
     """
     if isinstance(optimizer, str):
-        return {"name": optimizer}
+        optimizer = {"name": optimizer}
     if isinstance(optimizer, Mapping):
-        return dict(optimizer)
+        kind = optimizer.get("name")
+        kernel = _describe_kernel(kind) if isinstance(kind, type) else {}
+        return _find_rate(kind) | kernel | dict(optimizer)
     if isinstance(optimizer, type):
-        found: dict[str, Any] = {"name": optimizer}
-        rate = inspect.signature(optimizer).parameters.get("lr")
-        if rate is not None and isinstance(rate.default, float | int):
-            found["lr"] = rate.default
-        return found
+        return {"name": optimizer, **_find_rate(optimizer), **_describe_kernel(optimizer)}
     if isinstance(optimizer, Optimizer):
         _check_unused(optimizer)
         return _describe_defaults(optimizer) | _describe_groups(optimizer, list_weights(*modules))
@@ -44,6 +45,27 @@ def describe_optimizer(optimizer: Any, *modules: nn.Module) -> dict[str, Any]:
         f"{type(optimizer).__name__} is not an optimizer",
         "give a name, a class such as torch.optim.AdamW, an optimizer, or a function of parameters",
     )
+
+
+def _find_rate(kind: Any) -> dict[str, Any]:
+    """Return the learning rate that torch's optimizer has by default, if it has one."""
+    if isinstance(kind, str):
+        # The built-in names are those of torch's classes in lower case.
+        by_name = {name.lower(): one for name, one in vars(torch.optim).items()}
+        kind = by_name.get(kind.lower())
+    if not isinstance(kind, type):
+        return {}
+    rate = inspect.signature(kind).parameters.get("lr")
+    if rate is None or not isinstance(rate.default, float | int):
+        return {}
+    return {"lr": rate.default}
+
+
+def _describe_kernel(kind: type, *, fused: bool | None = None) -> dict[str, Any]:
+    """Return the choice between torch's kernels, which differ in the last bits."""
+    if "fused" not in inspect.signature(kind).parameters:
+        return {}
+    return {"fused": fused}
 
 
 def _make_on_trial(make: Callable[..., Any]) -> Optimizer:
@@ -90,7 +112,7 @@ def _describe_defaults(optimizer: Optimizer) -> dict[str, Any]:
             f"{kind.__name__} cannot be made again from its options",
             "give its class, which can be imported, and its parameters in OPTIMIZER",
         )
-    found = {"name": kind, **arguments}
+    found = {"name": kind, **arguments, **_describe_kernel(kind, fused=given.get("fused"))}
     if "lr" in given:
         found["lr"] = given["lr"]
     return found
