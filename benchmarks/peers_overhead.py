@@ -9,7 +9,7 @@ variants take turns. Needs the packages in requirements-peers.txt; those that ar
 left out.
 
 Lightning, the Hugging Face Trainer, Ignite (its Engine with a process function as in its
-documentation) and Accelerate (a hand-written loop with `prepare` and `backward`) are compared.
+documentation, over an iterable that slices tensors, and over a DataLoader) and Accelerate (a hand-written loop with `prepare` and `backward`) are compared.
 """
 
 import argparse
@@ -17,10 +17,10 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 from overhead import BATCH, FEATURES, GUARDED, PLAIN, STEPS_PER_EPOCH, bare, framework
@@ -143,7 +143,7 @@ def time_transformers(updates: int) -> float:
     return clock.seconds
 
 
-def time_ignite(updates: int) -> float:
+def time_ignite(updates: int, batches: Iterable[dict[str, Tensor]] | None = None) -> float:
     from ignite.engine import Engine
 
     model, optimizer = make_parts()
@@ -156,10 +156,15 @@ def time_ignite(updates: int) -> float:
         optimizer.step()
         return loss.detach()
 
-    trainer, batches = Engine(step), Epochs()
+    trainer = Engine(step)
+    given = batches or Epochs()
     began = time.process_time()
-    trainer.run(batches, max_epochs=updates // STEPS_PER_EPOCH)
+    trainer.run(given, max_epochs=updates // STEPS_PER_EPOCH)
     return time.process_time() - began
+
+
+def time_ignite_loader(updates: int) -> float:
+    return time_ignite(updates, loader())
 
 
 def time_accelerate(updates: int) -> float:
@@ -189,6 +194,7 @@ PEERS: dict[str, Callable[[int], float]] = {
     "lightning": time_lightning,
     "transformers": time_transformers,
     "ignite": time_ignite,
+    "ignite with DataLoader": time_ignite_loader,
     "accelerate": time_accelerate,
 }
 
@@ -213,11 +219,12 @@ def main() -> None:
         made = framework(words, given.updates)
         trials[name] = lambda made=made: made().cpu
     for name in given.only:
-        if find_spec(name) is None:
-            print(f"{name} is not installed")
+        package, _, loads = name.partition(" ")
+        if find_spec(package) is None:
+            print(f"{package} is not installed")
             continue
-        version = import_module(name).__version__
-        trials[f"{name} {version}"] = lambda timed=PEERS[name]: timed(given.updates)
+        version = import_module(package).__version__
+        trials[f"{package} {version} {loads}"] = lambda timed=PEERS[name]: timed(given.updates)
     found: dict[str, list[float]] = {name: [] for name in trials}
     for repetition in range(given.repetitions + 1):
         for name, trial in trials.items():
@@ -227,9 +234,12 @@ def main() -> None:
     base = found["bare loop"]
     for name, times in found.items():
         above = median(one - other for one, other in zip(times, base, strict=True))
+        low, ratio, high = quantiles(
+            [one / other for one, other in zip(times, base, strict=True)], n=4
+        )
         print(
-            f"{name:45} {median(times):8.1f} us  {above:8.1f} above bare  "
-            f"{median(times) / median(base):6.2f}"
+            f"{name:45} {median(times):8.1f} us  {above:8.1f} above bare  ratio {ratio:.2f} "
+            f"({low:.2f} .. {high:.2f})"
         )
 
 
