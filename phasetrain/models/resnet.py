@@ -21,7 +21,7 @@ LAYERS = {
 
 @MODELS.register("resnet")
 def make_resnet(
-    classes: int,
+    classes: int = 1000,
     channels: int = 3,
     depth: int = 50,
     width: int = 1,

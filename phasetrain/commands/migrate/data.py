@@ -7,6 +7,7 @@ from typing import Any
 
 from phasetrain.commands.migrate.compose import VisslConfig
 from phasetrain.commands.migrate.draft import Draft
+from phasetrain.commands.migrate.losses import SELF_SUPERVISED
 from phasetrain.commands.migrate.transforms import TransformConverter, group_views, image_size
 from phasetrain.errors import ConfigError
 
@@ -295,7 +296,7 @@ def _convert_collator(source: VisslConfig, draft: Draft, key: str) -> None:
         draft.deactivate(f"{key}.COLLATE_FUNCTION_PARAMS", f"belongs to the collator {name}")
         return
     params: Mapping[str, Any] = source.get(f"{key}.COLLATE_FUNCTION_PARAMS", {})
-    if params.get("ssl_method"):
+    if params.get("ssl_method") or source.get("LOSS.name") in SELF_SUPERVISED:
         draft.miss("mixup and cutmix of views", place, *below)
         return
     if key.endswith("TEST"):

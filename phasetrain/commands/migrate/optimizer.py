@@ -12,6 +12,9 @@ from phasetrain.commands.migrate.draft import Draft
 
 LR = "OPTIMIZER.param_schedulers.lr"
 WEIGHT_DECAY = "OPTIMIZER.param_schedulers.weight_decay"
+NAMES = {"pos_embedding": "pos_embed", "class_token": "cls_token"}
+"""Names of weights in VISSL's transformers -> in timm's."""
+
 REGULARIZE = ("OPTIMIZER.regularize_bn", "OPTIMIZER.regularize_bias")
 
 
@@ -306,7 +309,8 @@ def _convert_groups(source: VisslConfig, draft: Draft) -> None:
         groups += _make_decay_groups(draft, norms=norms and kind != "dino", biases=biases)
         draft.translate("OPTIMIZER.groups", *REGULARIZE)
     excluded = list(source.get("OPTIMIZER.non_regularized_parameters", []))
-    groups += [{"match": f"*{word}*", "weight_decay": 0.0} for word in excluded]
+    names = [NAMES.get(word, word) for word in excluded]
+    groups += [{"match": f"*{name}*", "weight_decay": 0.0} for name in names]
     if excluded:
         draft.translate("OPTIMIZER.groups", "OPTIMIZER.non_regularized_parameters")
     if kind == "lr_decay":
