@@ -1,12 +1,15 @@
 """Seeds the generators that the passes of a task draw from."""
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from phasetrain.runtime.machine import reseed, reseed_all
+from phasetrain.runtime.machine import GeneratorWatch, reseed, reseed_all
+
+log = logging.getLogger(__name__)
 
 WATCHED_STEPS = 2
 """Steps of each phase in which it is watched whether Python's or NumPy's generator is used."""
@@ -31,8 +34,10 @@ class GeneratorUse:
     def __init__(self) -> None:
         self.draws = False
         self.watches = False
+        self.late = False
         self._steps = 0
         self._before: Any = None
+        self._watch = GeneratorWatch()
 
     def begin_phase(self) -> None:
         """Watch the next steps."""
@@ -48,11 +53,24 @@ class GeneratorUse:
             self._before = _read_states()
         else:
             reseed(seed)
+            # Others may have drawn since the last pass, such as a dataset or a hook that observes.
+            self._watch.start_between_passes(seed)
 
     def check_pass(self) -> None:
-        """Find out whether anything was drawn since `seed`."""
-        if self.watches and self._before is not None:
-            self.draws = self.draws or _read_states() != self._before
+        """Find out whether anything was drawn since `seed`, and warn if that was not seeded."""
+        if self.draws:
+            return
+        if self.watches:
+            self.draws = self._before is not None and _read_states() != self._before
+        elif self._watch.is_used():
+            self.draws = True
+            self.late = True
+            log.warning(
+                "the model, the loss or a hook has drawn from Python's or NumPy's generator for "
+                "the first time, in the middle of a phase: this step is not exact, and a resume "
+                "from before it would draw other numbers; all later steps are exact. Draw from "
+                "torch's generator, or once in the first step of each phase (generators.late_draw)"
+            )
 
     def finish_step(self) -> None:
         """Count a watched step."""
@@ -62,6 +80,8 @@ class GeneratorUse:
 
     def state_dict(self) -> dict[str, Any]:
         """Return whether parts draw."""
+        if self.late:
+            return {"draws": True, "late": True}
         if self.draws:
             return {"draws": True}
         return {}
@@ -69,6 +89,7 @@ class GeneratorUse:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`."""
         self.draws = bool(state.get("draws", False))
+        self.late = bool(state.get("late", False))
 
     def rank_state(self) -> dict[str, Any]:
         """Return whether parts of this rank draw."""
@@ -81,6 +102,7 @@ class GeneratorUse:
     def merge_rank_states(self, states: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
         """Seed all generators if one of the ranks did."""
         self.draws = any(state.get("draws", False) for state in states)
+        self.late = any(state.get("late", False) for state in states)
 
 
 def _read_states() -> tuple[Any, ...]:

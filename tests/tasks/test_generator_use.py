@@ -1,6 +1,8 @@
 """Parts that draw from Python's or NumPy's generator resume exactly, and others cost nothing."""
 
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, newest, run_until_killed, train
 from torch import Tensor, nn
 
+from phasetrain.commands.train.training import LATE_DRAW
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.tasks.generator_use import WATCHED_STEPS, GeneratorUse
 
@@ -72,9 +75,11 @@ def test_all_generators_are_seeded_once_one_pass_has_drawn() -> None:
             use.check_pass()
             use.finish_step()
         assert (use.draws, use.watches, use.state_dict()) == (False, False, {})
-        before = random.getstate()
         use.seed(2)
-        assert random.getstate() == before
+        use.check_pass()
+        use.seed(3)
+        use.check_pass()
+        assert not use.draws
         use.begin_phase()
         use.seed(3)
         random.random()
@@ -89,3 +94,60 @@ def test_all_generators_are_seeded_once_one_pass_has_drawn() -> None:
         other = GeneratorUse()
         other.merge_rank_states([{}, use.rank_state()], is_main=False)
         assert other.draws
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_first_draw_in_the_middle_of_a_phase_is_reported_and_later_ones_are_seeded(
+    caplog: pytest.LogCaptureFixture, draw: Callable[[], float]
+) -> None:
+    with preserve_generators():
+        use = GeneratorUse()
+        use.begin_phase()
+        for seed in range(WATCHED_STEPS):
+            use.seed(seed)
+            use.check_pass()
+            use.finish_step()
+        draw()  # between two passes, as a hook that observes may
+        for seed in range(3):
+            use.seed(seed)
+            torch.rand(1)
+            use.check_pass()
+        assert (use.draws, caplog.messages) == (False, [])
+        use.seed(4)
+        draw()
+        use.check_pass()
+        assert use.state_dict() == {"draws": True, "late": True}
+        assert len(caplog.messages) == 1
+        assert "generators.late_draw" in caplog.messages[0]
+        drawn = []
+        for _ in range(2):
+            use.seed(5)
+            drawn.append(draw())
+            use.check_pass()
+        assert drawn[0] == drawn[1]
+        assert len(caplog.messages) == 1
+
+
+class LateDraw(nn.Module):
+    """Draws from the third training step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 10)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.first(images.flatten(1))
+        if self.training:
+            self.steps += 1
+            if self.steps > WATCHED_STEPS:
+                out = out * random.random()
+        return out
+
+
+def test_run_with_a_late_draw_is_recorded_as_not_exact(tmp_path: Path) -> None:
+    model = ("~MODEL.width", "~MODEL.dropout", f"MODEL.name={__name__}.LateDraw")
+    train(tmp_path, "PHASES.epochs=1", *model)
+    assert newest(tmp_path).state["task"]["generators"] == {"draws": True, "late": True}
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert [one["what"] for one in environment["departures"]] == [[LATE_DRAW]]

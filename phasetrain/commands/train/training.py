@@ -61,6 +61,12 @@ from phasetrain.tasks.dry_run import warm_up
 
 log = logging.getLogger(__name__)
 
+LATE_DRAW = (
+    "one step is not exact: in the middle of a phase, a part has drawn from Python's or NumPy's "
+    "generator for the first time"
+)
+"""Deviation of a run, see `phasetrain.tasks.generator_use`."""
+
 Loop = Callable[[PhaseEngine], object]
 """Runs an engine: `engine.run()`, or a custom loop over `engine.steps()`."""
 
@@ -336,11 +342,25 @@ class Training:
         if not run_plan.plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
+    def _record_late_draw(self, engine: PhaseEngine) -> None:
+        """Record that a step has drawn numbers that a resume would not draw again."""
+        world = self.setup.world
+        if not any(world.all_gather(engine.task.generators.late)):
+            return
+        self.deviations = add_deviations(self.deviations, engine.state.updates, [LATE_DRAW])
+
+        def write() -> None:
+            with self.folder.writing():
+                write_documents(self.setup, self.folder, self.deviations)
+
+        world.run_on_main(write)
+
     def _finish(
         self, engine: PhaseEngine, latest: Mapping[str, float], save: CheckpointHook
     ) -> RunResult:
         """Print how the run ended, write status.json and return the result."""
         state = engine.state
+        self._record_late_draw(engine)
         best, measured = save.best or ("", {})
         result = RunResult(
             state="finished",
