@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.commands.choose import choose_checkpoint, restore_weights
@@ -43,7 +44,9 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         )
     plan_of_run = builder.plan(data) if TRAIN in data else Plan()
     parts = builder.parts(data, plan_of_run, train=False, fresh=bool(excluded_digests(loaded)))
-    phases = [make_test_phase(split, limit=setup.config.PHASES.limit.test) for split in tests]
+    epoch = _find_epoch(plan_of_run, loaded.manifest.state)
+    limit = setup.config.PHASES.limit.test
+    phases = [make_test_phase(split, epoch=epoch, limit=limit) for split in tests]
     averages = [
         f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test
     ]
@@ -80,3 +83,15 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         digest=hash_model(parts.model),
         seconds=time.perf_counter() - began,
     )
+
+
+def _find_epoch(plan: Plan, state: Mapping[str, Any]) -> int:
+    """Return the epoch in which the run tests the weights of a checkpoint: the random numbers of
+    transforms depend on it."""
+    if not len(plan.phases):
+        return 0
+    index = int(state["phase"])
+    if not int(state["step"]):
+        index -= 1  # the phase that has just ended
+    # The plan of the config may be shorter than that of the run.
+    return plan.phases[min(max(index, 0), len(plan.phases) - 1)].epoch

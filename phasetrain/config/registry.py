@@ -226,8 +226,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         for key, parameter in takes.items():
             if parameter.default is parameter.empty and key not in given:
                 raise ConfigError(
-                    f"{where}.{key}: {self.kind} {name!r} needs a value and neither the config nor "
-                    f"the data gives one; set {where}.{key}=...",
+                    f"{where}.{key}: {self.kind} {name!r} needs a value, which the data does not "
+                    f"provide; set {where}.{key}=...",
                     code=MISSING_PARAMETER,
                 )
         try:

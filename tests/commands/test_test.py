@@ -42,6 +42,15 @@ def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, RunR
     )
 
 
+def test_random_transforms_of_a_test_are_those_of_the_epoch(tmp_path: Path) -> None:
+    words = ("DATA.TEST.transforms=[{name: noise, std: 2.0}]", "PHASES.epochs=2")
+    before = train(tmp_path, *words)
+    found = test(tmp_path, *words)
+    assert before.last is not None
+    assert found.last is not None
+    assert found.last["test/loss"] == before.last["test/loss"]
+
+
 def test_metrics_are_written_next_to_the_run(trained: tuple[Path, RunResult]) -> None:
     folder, _ = trained
     found = test(folder)

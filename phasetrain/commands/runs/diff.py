@@ -299,7 +299,10 @@ def _find_difference(one: Side, other: Side) -> tuple[int, tuple[str, ...], str,
         return updates, (MEASUREMENTS,), verdict, notes
     if not equal and not (one.metrics and other.metrics):
         return 0, (), "There is nothing to compare.", notes
-    return 0, (), f"They do not differ: {same}, and so are all measured values.", notes
+    if equal:
+        same = f"all {equal} updates"
+        return 0, (), f"They are identical: {same} and all measured values are equal.", notes
+    return 0, (), f"All measured values are equal; {same}.", notes
 
 
 def _find_first_update(one: Ledger, other: Ledger) -> tuple[int, tuple[str, ...]] | None:

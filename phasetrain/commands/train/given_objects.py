@@ -43,7 +43,7 @@ def _describe_line(facts: Mapping[str, Any]) -> str:
     if "sha256" not in facts:
         return line
     digest = facts["sha256"][:SHOWN_DIGITS]
-    return f"{line}, with initial weights (sha256 {digest}...) that RUN.seed does not decide"
+    return f"{line}; its initial weights (sha256 {digest}...) do not depend on RUN.seed"
 
 
 def list_other_weights(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:

@@ -168,10 +168,10 @@ def _describe_data(run_plan: RunPlan) -> str:
     names = {split.section.dataset for split in splits.values()}
     if len(names) == 1:
         sizes = ", ".join(f"{name} {_format_length(split)}" for name, split in splits.items())
-        text = f"{names.pop()} ({sizes} samples)"
+        text = f"{names.pop()} ({sizes}{_unit(list(splits.values())[-1])})"
     else:
         text = ", ".join(
-            f"{name} {split.section.dataset} ({_format_length(split)} samples)"
+            f"{name} {split.section.dataset} ({_format_length(split)}{_unit(split)})"
             for name, split in splits.items()
         )
     if list(splits) == [TRAIN]:
@@ -185,6 +185,10 @@ def _describe_data(run_plan: RunPlan) -> str:
     if left_out:
         text += f", {left_out:,} left out of each epoch (drop_last)"
     return text
+
+
+def _unit(split: SplitData) -> str:
+    return "" if split.length >= ENDLESS else " samples"
 
 
 def _format_length(split: SplitData) -> str:

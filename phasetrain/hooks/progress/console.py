@@ -4,6 +4,7 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ from phasetrain.hooks.profiling.resource_usage import resident_bytes
 from phasetrain.hooks.progress.eta import EtaEstimator, TimedSteps, measure_spread
 from phasetrain.hooks.progress.phase_lines import PhaseLines
 from phasetrain.hooks.progress.results import COLUMNS, Results
-from phasetrain.meters.base import metric_direction
+from phasetrain.meters import Meter
+from phasetrain.meters.base import metric_direction, split_metric
 from phasetrain.runs.direction import guess_direction
 from phasetrain.runtime.format import (
     format_bytes,
@@ -33,6 +35,9 @@ that stays must not be a guess from a few steps."""
 
 POLL_INTERVAL = 0.5
 """Seconds between two measurements of the speed until then."""
+
+MAX_METER_METRICS = 6
+"""Meters with more metrics are not in the line of a phase unless verbose; metrics.jsonl has all."""
 
 
 @HOOKS.register("console")
@@ -122,6 +127,8 @@ class ConsoleView(Hook):
             self._print_estimate(run)
         if not metrics and phase.is_train and self._last is not None:
             metrics = {"last loss": float(self._last)}
+        if self.terminal.verbosity != "verbose":
+            metrics = _omit_long_meters(metrics, run.task.meters)
         self._lines.add(phase, metrics, time.perf_counter() - self._phase_began)
 
     def on_end(self, run: Run) -> None:
@@ -220,6 +227,17 @@ class ConsoleView(Hook):
             Bar("run", state.updates, run.plan.updates, run_left),
         )
         return View(bars, self._format_facts(run, phase), self._lines.pending())
+
+
+def _omit_long_meters(
+    metrics: Mapping[str, float], meters: Mapping[str, Meter]
+) -> dict[str, float]:
+    """Return the metrics without those of meters that have a value per class or the like."""
+    owners = {name: split_metric(name, meters)[0] for name in metrics}
+    counts = Counter(label for label in owners.values() if label)
+    return {
+        name: value for name, value in metrics.items() if counts[owners[name]] <= MAX_METER_METRICS
+    }
 
 
 def format_remaining(eta: EtaEstimator, step: int) -> tuple[str, str]:

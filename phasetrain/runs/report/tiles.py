@@ -28,7 +28,9 @@ def tiles_section(run: RunReport, now: float) -> str:
     spent = run.status.run_seconds
     if spent:
         cards.append(
-            _tile("goodput", format_percent(goodput(spent)), "of the time in steps of the plan")
+            _tile(
+                "goodput", format_percent(goodput(spent)), "of the time spent training and testing"
+            )
         )
     unit = "tokens/s" if "tokens/s" in run.steps else "samples/s"
     rate = run.steps.get(unit)

@@ -194,7 +194,9 @@ def test_compare_shows_first_divergence_and_settings(tmp_path: Path) -> None:
 def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / name)
-    assert "They do not differ" in runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "All measured values are equal" in runs.compare_runs(
+        str(tmp_path / "a"), str(tmp_path / "b")
+    )
     (tmp_path / "b" / "metrics.jsonl").unlink()
     (tmp_path / "b" / "metrics.jsonl").mkdir()
     with pytest.raises(ConfigError, match=r"b'.*metrics\.jsonl'"):
