@@ -110,8 +110,8 @@ MIXED_DIGITS = "{dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: %
         ),
         (
             ["experiment=digits", f"DATA.TEST={MIXED_DIGITS % 'digit'}"],
-            "DATA.TEST",
-            r"datasets\.b\.name = 'digit':.*'digits'",
+            "DATA.TEST.datasets.b.dataset",
+            r"= 'digit' .*'digits'",
         ),
         (
             [
