@@ -37,6 +37,15 @@ def image_folder(folder: Path, pictures: Pictures) -> None:
         Image.fromarray(picture).save(path)
 
 
+def file_list(folder: Path, pictures: Pictures) -> None:
+    """Write images, and lists of their paths and labels."""
+    names = [f"{at}.png" for at in range(len(pictures))]
+    for name, picture in zip(names, pictures, strict=True):
+        Image.fromarray(picture).save(folder / name)
+    (folder / "images.json").write_text(json.dumps(names))
+    (folder / "labels.json").write_text(json.dumps([at % CLASSES for at in range(len(names))]))
+
+
 def lines(folder: Path, pictures: Pictures) -> None:
     """Write files of lines, with classes as targets."""
     _lines(folder, pictures, lambda at: at % CLASSES)
@@ -99,7 +108,17 @@ def webdataset(folder: Path, pictures: Pictures) -> None:
 WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
     {
         one.__name__: one
-        for one in (idx, image_folder, lines, scores, text, lengths, huggingface, webdataset)
+        for one in (
+            idx,
+            image_folder,
+            file_list,
+            lines,
+            scores,
+            text,
+            lengths,
+            huggingface,
+            webdataset,
+        )
     }
 )
 """What writes the folder of a name."""

@@ -87,6 +87,7 @@ SCHEDULE_WORDS = {
     "wsd": "decay: 0.5",
 }
 TRANSFORM_WORDS = {
+    "apply": ["transforms: [{name: random_shift, pixels: 1}]"],
     "center_crop": ["size: 6"],
     "noise": ["std: 0.1"],
     "multi_crop": ["groups: [{views: 2, transforms: [{name: random_resized_crop, size: 8}]}]"],
@@ -100,6 +101,10 @@ FLAT = ["DATA.TRAIN.transforms=[]", "MODEL.name=mlp"]
 DATASET_WORDS = {
     "alice": [*LANGUAGE, "DATA.{split}.context=16"],
     "digits": [],
+    "file_list": [
+        *("DATA.{split}.images=FILES/file_list/images.json", "DATA.{split}.mode=L"),
+        "DATA.{split}.labels=FILES/file_list/labels.json",
+    ],
     "huggingface": [
         "DATA.{split}.path=FILES/huggingface/saved",
         "DATA.{split}.input_key=x",
