@@ -1,4 +1,4 @@
-"""Trainings that are a function of their config and their seed.
+"""PyTorch training that survives being killed: a run is a function of its config and its seed.
 
 `phasetrain.fit` trains a model of Python on datasets of Python, `phasetrain.run` runs what a config
 describes, both return the result; `phasetrain.load` returns the task of a run with its weights, and

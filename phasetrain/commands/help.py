@@ -1,6 +1,7 @@
 """Texts of `phasetrain help`: flags and groups, sections, keys and parts; shell completion."""
 
 import inspect
+import textwrap
 from collections.abc import Iterable, Iterator
 
 from phasetrain.commands.setup import SLOTS
@@ -74,11 +75,12 @@ exit codes
 
 
 def topic_help(topic: str) -> str:
-    """Return the help on a section, a key, a group of keys, or a part.
+    """Return the help on a section, a key, a group of keys, or a part; all that have the name.
 
     Args:
-        topic: `OPTIMIZER`, `CHECKPOINT.best`, `OPTIMIZER.lr`, `lr`, `OPTIMIZER.momentum`, `cosine`
-            or a class name of torch, such as `RAdam`.
+        topic: `OPTIMIZER`, `CHECKPOINT.best`, `OPTIMIZER.lr`, `lr`, `OPTIMIZER.momentum`, `cosine`,
+            a class name of torch such as `RAdam`, a kind of parts such as `losses`, or `parts`.
+            Sections and kinds in any case.
 
     Raises:
         ConfigError: there is nothing of this name.
@@ -86,9 +88,19 @@ def topic_help(topic: str) -> str:
     schema = default_schema()
     if topic in schema.sections:
         return _section_help(topic)
-    found = [*_list_keys(topic), *_list_parts_with(topic), *_list_parts_named(topic)]
+    if topic.lower() == "parts":
+        return _list_all_parts()
+    found = ["\n".join(lines) for lines in _list_parts_named(topic)]
+    section = _find_section(topic)
+    if section:
+        found.append(_section_help(section))
+    else:
+        found = [
+            *("\n".join(lines) for lines in (*_list_keys(topic), *_list_parts_with(topic))),
+            *found,
+        ]
     if found:
-        return "\n\n".join("\n".join(lines) for lines in found)
+        return "\n\n".join(found)
     parts = [name for slot in SLOTS for name in slot.registry]
     near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts]) or "."
     raise ConfigError(
@@ -96,6 +108,49 @@ def topic_help(topic: str) -> str:
         f"{', '.join(schema.sections)}",
         code="config.unknown_section",
     )
+
+
+def wrap_help(text: str, width: int) -> str:
+    """Return a text with lines of at most `width` characters; what continues a line is indented
+    like the line."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)
+
+
+def _find_section(topic: str) -> str:
+    """Return the section whose name, or whose kind of parts, a topic is in any case: `optimizer`
+    and `optimizers`, `models`; empty if there is none."""
+    sections = default_schema().sections
+    if topic.upper() in sections:
+        return topic.upper()
+    for slot in sorted(SLOTS, key=_is_conditional):
+        if topic.lower() in (slot.registry.kind, _plural(slot.registry.kind)):
+            return slot.path.partition(".")[0]
+    return ""
+
+
+def _plural(kind: str) -> str:
+    if kind.endswith("s"):
+        return f"{kind}es"
+    return f"{kind}s"
+
+
+def _list_all_parts() -> str:
+    """Return the names of the parts of each kind, with the keys that choose them."""
+    places: dict[int, list[Slot]] = {}
+    for slot in sorted(SLOTS, key=_is_conditional):
+        places.setdefault(id(slot.registry), []).append(slot)
+    found = []
+    for slots in places.values():
+        registry = slots[0].registry
+        keys = dict.fromkeys(f"{slot.path}.{slot.key}" for slot in slots)
+        found.append(f"{_plural(registry.kind)}, for {next(iter(keys))}\n  {', '.join(registry)}")
+    return "\n\n".join(found)
 
 
 def completion_script(commands: Iterable[str]) -> str:
@@ -118,11 +173,11 @@ def _section_help(section: str) -> str:
     # Several places take the same parts, such as OPTIMIZER and OPTIMIZER.others.*.
     for registry in {id(slot.registry): slot.registry for slot in slots}.values():
         places = [slot for slot in slots if slot.registry is registry]
-        plural = "es" if registry.kind.endswith("s") else "s"
-        lines += ["", f"{registry.kind}{plural} ({', '.join(slot.path for slot in places)})"]
-        for slot in places:
-            for key in slot.own_keys.values():
-                lines += _describe_key(key.path, key)
+        paths = dict.fromkeys(slot.path for slot in places)
+        lines += ["", f"{_plural(registry.kind)} ({', '.join(paths)})"]
+        own = {key.path: key for slot in places for key in slot.own_keys.values()}
+        for path, key in own.items():
+            lines += _describe_key(path, key)
         for name in registry:
             lines += _describe_part(places[0], name)
     return "\n".join(lines)

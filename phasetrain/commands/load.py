@@ -238,7 +238,18 @@ def _add_transform(task: Task, setup: Setup, checkpoint: str) -> None:
             raise
         log.warning("the transforms of DATA.%s are not available: %s", split, error)
         return
+    task.transform.scales_bytes = "channels" in read_data_facts(_run_folder(checkpoint), split)
     log.info("%s", task.transform)
+
+
+def read_data_facts(folder: str, split: str) -> Mapping[str, Any]:
+    """Return the facts about the data of a split in the plan.json of a run, such as `channels` and
+    `classes`; empty if it has none."""
+    found: Any = RunFiles(folder).plan().content
+    # Step by step: a plan.json of another version may lack any of them.
+    for key in ("data", split.lower(), "facts"):
+        found = found.get(key, {}) if isinstance(found, Mapping) else {}
+    return dict(found)
 
 
 def find_test_split(data: Mapping[str, Any]) -> str | None:
@@ -248,10 +259,8 @@ def find_test_split(data: Mapping[str, Any]) -> str | None:
 
 def _read_class_names(checkpoint: str, split: str) -> tuple[str, ...]:
     """Return the names of the classes in the plan.json of a checkpoint's run."""
-    for name in (split.lower(), "train"):
-        found: Any = RunFiles(_run_folder(checkpoint)).plan().content
-        for key in ("data", name, "facts", "class_names"):
-            found = found.get(key) if isinstance(found, Mapping) else None
+    for name in (split, "train"):
+        found = read_data_facts(_run_folder(checkpoint), name).get("class_names")
         if isinstance(found, list):
             return tuple(map(str, found))
     return ()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from phasetrain.commands.stored.stored_config import StoredConfig
-from phasetrain.commands.stored.trust import check_code
+from phasetrain.commands.stored.stored_config import StoredConfig, list_file_folders
+from phasetrain.commands.stored.trust import check_code, select_code_folders
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.merge import lookup
@@ -446,7 +446,8 @@ def _import_modules(composed: Composed, stored: StoredConfig | None) -> Composed
         names = run.get("imports")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return composed  # a wrong type is reported by the validation
-    folders = []
-    if stored is not None and stored.start_folder is not None:
-        folders.append(stored.start_folder)
+    folders = list_file_folders(composed.overrides)
+    if stored is not None:
+        folders = [*stored.code_folders, *folders]
+    folders = select_code_folders(composed.config, list(dict.fromkeys(folders)))
     return replace(composed, problems=(*composed.problems, *run_imports(names, folders)))

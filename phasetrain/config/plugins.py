@@ -25,7 +25,7 @@ def run_imports(names: Sequence[str], folders: Sequence[str] = ()) -> list[Probl
     Returns:
         one problem per module that failed: its error, and the file and line that raised it.
     """
-    for folder in (str(Path.cwd()), *folders) if names else (str(Path.cwd()),):
+    for folder in (str(Path.cwd()), *folders):
         if folder not in sys.path:
             # Last, so that no file of the folder hides a module of a library. It is not removed,
             # since spawned data loading workers import the same modules.

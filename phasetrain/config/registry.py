@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from phasetrain.config.objects import find_object, is_object_name
@@ -25,6 +25,11 @@ Factory = Callable[..., T]
 Resolver = Callable[[str], Factory[T] | None]
 """Finds a part of another library by its name without the library's; returns None for a dotted
 path."""
+
+_OF_DATASET = MappingProxyType(
+    {"classes": ', or give the dataset a method `def facts(self): return {"classes": 10}`'}
+)
+"""Parameter -> what else gives it a value."""
 
 MISSING_PARAMETER = "config.missing_parameter"
 """Code of the error that a parameter has no value."""
@@ -227,7 +232,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             if parameter.default is parameter.empty and key not in given:
                 raise ConfigError(
                     f"{where}.{key}: {self.kind} {name!r} needs a value, which the data does not "
-                    f"provide; set {where}.{key}=...",
+                    f"provide; set {where}.{key}=...{_OF_DATASET.get(key, '')}",
                     code=MISSING_PARAMETER,
                 )
         try:

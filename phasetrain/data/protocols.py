@@ -36,6 +36,20 @@ class BatchAccess(Protocol):
 
 
 @runtime_checkable
+class HasClasses(Protocol):
+    """A dataset with an attribute `classes`: their number, or as in torchvision their names."""
+
+    classes: Any
+
+
+@runtime_checkable
+class HasClassNames(Protocol):
+    """A dataset with an attribute `class_names`."""
+
+    class_names: Any
+
+
+@runtime_checkable
 class Described(Protocol):
     """A dataset that provides facts about itself."""
 

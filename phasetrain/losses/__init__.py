@@ -1,6 +1,6 @@
 """Losses by name (section LOSS)."""
 
-from phasetrain.losses.base import LOSSES, FunctionLoss, LoggingLoss
+from phasetrain.losses.base import LOSSES, FunctionLoss, LoggingLoss, name_loss
 from phasetrain.losses.cross_entropy import CrossEntropy
 from phasetrain.losses.distillation import SoftTargets
 from phasetrain.losses.from_model import FromModel
@@ -39,4 +39,5 @@ __all__ = [
     "WeightedSum",
     "find_target_counter",
     "has_nested_target_counter",
+    "name_loss",
 ]

@@ -7,6 +7,7 @@ scalar with a graph.
 
 from collections.abc import Callable, Mapping
 from inspect import isclass
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,10 +48,22 @@ class FunctionLoss(nn.Module):
         self._function = function
         self._params = dict(params)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The wrapped function."""
+        return self._function
+
     def forward(self, output: Any, target: Any) -> Tensor:
         """Return the value of the function."""
         found: Tensor = self._function(output, target, **self._params)
         return found
+
+
+def name_loss(loss: nn.Module) -> str:
+    """Return the name of a loss for messages: of its function, or of its class."""
+    if isinstance(loss, FunctionLoss) and isinstance(loss.function, FunctionType):
+        return loss.function.__qualname__
+    return type(loss).__name__
 
 
 def _list_torch_losses() -> Mapping[str, Factory[nn.Module]]:

@@ -45,8 +45,8 @@ def require_shapes(module: nn.Module, where: str) -> None:
         raise ConfigError(
             f"{where}: {join_first(lazy, SHOWN)} has weights without a shape until the first "
             "forward pass, and the optimizer and a resume need the shapes before; use the layer "
-            "that takes the number of inputs, such as nn.Linear(64, 10), or call the model once "
-            "when it is built",
+            "that takes the number of inputs, such as nn.Linear for nn.LazyLinear, or call the "
+            "model once when it is built",
             code="model.lazy_layer",
         )
 

@@ -28,6 +28,8 @@ class InputTransform:
         pipeline: its transforms.
         described: one text per transform.
         collate: makes a batch of samples.
+        scales_bytes: the samples are images: uint8 in [0, 255] is divided by 255 first, as the
+            datasets of images do.
 
     Example:
         >>> task.transform
@@ -41,11 +43,14 @@ class InputTransform:
         pipeline: Pipeline,
         described: Sequence[str] = (),
         collate: Collate = stack_samples,
+        *,
+        scales_bytes: bool = False,
     ) -> None:
         self.split = split
         self.pipeline = pipeline
         self.described = tuple(described)
         self._collate = collate
+        self.scales_bytes = scales_bytes
 
     def __repr__(self) -> str:
         return f"InputTransform({self.split}: {', '.join(self.described) or 'none'})"
@@ -58,13 +63,15 @@ class InputTransform:
 
         Args:
             inputs: N samples as the dataset gives them: a tensor or an array `(N, ...)`, or a
-                sequence of samples, which may differ in shape.
+                sequence of samples, which may differ in shape; images may be uint8 in [0, 255].
 
         Raises:
             ConfigError: a transform or the collate function does not take them.
         """
         if isinstance(inputs, np.ndarray):
             inputs = torch.from_numpy(inputs)
+        if isinstance(inputs, Tensor):
+            inputs = self._scale_bytes(inputs)
         try:
             with preserve_generators():
                 if isinstance(inputs, Tensor) and self._takes_batches:
@@ -84,7 +91,14 @@ class InputTransform:
 
     def _transform_sample(self, sample: Any) -> Any:
         reseed_all(0)
-        return self.pipeline.transform_sample(sample, Keys([0]))
+        return self.pipeline.transform_sample(self._scale_bytes(sample), Keys([0]))
+
+    def _scale_bytes(self, values: Any) -> Any:
+        if self.scales_bytes and isinstance(values, np.ndarray):
+            values = torch.from_numpy(values)
+        if self.scales_bytes and isinstance(values, Tensor) and values.dtype == torch.uint8:
+            return values.float() / 255
+        return values
 
     def split_tensor_part(self) -> tuple["InputTransform", list[Transform]]:
         """Return the transforms up to the last one that cannot be part of an exported model, and
@@ -98,6 +112,7 @@ class InputTransform:
             Pipeline(transforms),
             self.described[: len(transforms)],
             self._collate,
+            scales_bytes=self.scales_bytes,
         )
         return rest, inside
 

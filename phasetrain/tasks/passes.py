@@ -13,7 +13,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.position import Position
 from phasetrain.engine.step_logs import Collected, average_logs, collected
 from phasetrain.errors import ConfigError
-from phasetrain.losses import LoggingLoss
+from phasetrain.losses import LoggingLoss, name_loss
 from phasetrain.meters import Meter
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import mix_seed, seed_of
@@ -249,7 +249,7 @@ class Passes(ABC):
     def _explain_missing_gradient(self, out: StepOutput) -> str:
         advice = "remove detach(), no_grad() and conversions to numbers or NumPy"
         if isinstance(out.output, Tensor) and out.output.requires_grad:
-            name = type(self.parts.loss).__name__
+            name = name_loss(self.parts.loss)
             return f"LOSS: {name} returns a loss without a gradient; {advice}"
         if not any(weight.requires_grad for weight in self.parts.model.parameters()):
             advice = "all its weights are frozen: see MODEL.freeze"

@@ -8,7 +8,7 @@ import pytest
 from raising import raises
 
 from phasetrain.commands.cli import main
-from phasetrain.commands.help import completion_script, general_help, topic_help
+from phasetrain.commands.help import completion_script, general_help, topic_help, wrap_help
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.builder import FACTS
@@ -118,6 +118,32 @@ def test_schema_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     schema = json.loads(capsys.readouterr().out)
     assert schema["properties"]["OPTIMIZER"]["properties"]["lr"]["minimum"] == 0
     assert schema["properties"]["defaults"]["type"] == "array"
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        ("loss", ("meter for METERS.*.name", "keys of LOSS", "losses (LOSS, ")),
+        ("optimizer", ("keys of OPTIMIZER", "optimizers (")),
+        ("models", ("keys of MODEL", "models (MODEL, MODEL.trunk, MODEL.heads.*)")),
+        ("losses", ("keys of LOSS",)),
+        ("parts", ("losses, for LOSS.name\n  ", "cross_entropy", "schedules, for ")),
+    ],
+)
+def test_sections_and_kinds_are_found_in_any_case(topic: str, expected: tuple[str, ...]) -> None:
+    text = topic_help(topic)
+    assert all(one in text for one in expected)
+
+
+def test_each_key_is_listed_once() -> None:
+    lines = topic_help("MODEL").splitlines() + topic_help("OPTIMIZER").splitlines()
+    keys = [line.partition(" = ")[0] for line in lines if line.startswith("  ") and " = " in line]
+    assert [key for key in keys if keys.count(key) > 1 and "." in key] == []
+
+
+def test_lines_are_wrapped_to_a_width() -> None:
+    text = wrap_help("  a b c d e f\nlong-word", 8)
+    assert text == "  a b c\n  d e f\nlong-word"
 
 
 def test_unknown_topic() -> None:

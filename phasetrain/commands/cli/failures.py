@@ -42,7 +42,9 @@ def _format_frames(error: Exception) -> list[str]:
             lines.append(f"  {number}. at")
         lines += [f"    {frame}" for frame in problem.frames]
     if lines:
-        lines.append("    (whole traceback: with -v, and in log.txt once the run has started)")
+        place = vars(error).get("log_file", "")
+        where = f"in {place}" if place else "with -v"
+        lines.append(f"    (whole traceback: {where})")
     return lines
 
 

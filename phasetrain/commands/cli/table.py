@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import shutil
+import sys
 
 from phasetrain.commands.cli import engine_commands as engine
 from phasetrain.commands.cli import file_commands as files
@@ -39,7 +41,12 @@ def _run_help(call: Call) -> Outcome:
         text = by_name[topic].parser().format_help().rstrip()
     else:
         # imports every registry of parts, and with them torch
-        from phasetrain.commands.help import completion_script, general_help, topic_help
+        from phasetrain.commands.help import (
+            completion_script,
+            general_help,
+            topic_help,
+            wrap_help,
+        )
 
         if call.flags.completion:
             text = completion_script(sorted({name.split()[0] for name in by_name}))
@@ -47,6 +54,8 @@ def _run_help(call: Call) -> Outcome:
             text = topic_help(topic)
         else:
             text = general_help(f"{USAGE}\n\n{list_commands()}", call.flags.config_dir)
+        if sys.stdout.isatty() and not call.flags.completion:
+            text = wrap_help(text, shutil.get_terminal_size().columns)
     return Outcome(text=text, content={"text": text})
 
 

@@ -11,19 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.commands.json_values import to_json_value
-from phasetrain.commands.load import find_test_split, load
+from phasetrain.commands.load import find_test_split, load, read_data_facts
 from phasetrain.commands.predict.raw_inputs import InputReader, RawInput
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
+from phasetrain.losses.cross_entropy import CrossEntropy
+from phasetrain.meters.classification.accuracy import Accuracy
 from phasetrain.runs.paths import make_parent
-from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
 from phasetrain.tasks.input_transform import InputTransform
 
 MULTI_LABEL = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 """Losses whose classes are independent of each other: a sample may have several."""
+
+
+CLASSIFYING = (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropy, Accuracy, *MULTI_LABEL)
+"""Losses and meters of models that classify."""
 
 
 @dataclass(frozen=True)
@@ -105,22 +110,16 @@ def predict(
     )
     stored = read_checkpoint_config(folder, options.checkpoint)
     split = find_test_split(stored.values["DATA"]) or "TRAIN"
-    reader = InputReader(stored.values["DATA"][split], _read_facts(stored.folder, split))
+    reader = InputReader(stored.values["DATA"][split], read_data_facts(stored.folder, split))
     if task.transform is None:
-        task.transform = InputTransform(f"DATA.{split}", Pipeline())
+        task.transform = InputTransform(
+            f"DATA.{split}", Pipeline(), scales_bytes="channels" in reader.facts
+        )
     inputs = reader.read(files)
     found: list[Prediction] = []
     for at in range(0, len(inputs), options.batch_size):
         found += _predict_batch(task, reader, inputs[at : at + options.batch_size], options.top)
     return found
-
-
-def _read_facts(folder: str, split: str) -> Mapping[str, Any]:
-    found: Any = RunFiles(folder).plan().content
-    # Step by step: a plan.json of another version may lack any of them.
-    for key in ("data", split.lower(), "facts"):
-        found = found.get(key, {}) if isinstance(found, Mapping) else {}
-    return dict(found)
 
 
 def _predict_batch(
@@ -143,9 +142,19 @@ def _predict_batch(
     if reader.is_text and isinstance(output, Tensor) and output.ndim == 3:
         output = output[:, -1]  # after the last token of the text
     classes = reader.facts.get("classes")
+    if classes is None and isinstance(output, Tensor) and output.ndim == 2 and _is_classifier(task):
+        # A single score, as for BCEWithLogitsLoss, is no class.
+        classes = max(2, output.shape[1])
     if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == classes:
         return _name_classes(task, reader, inputs, output, top)
     return _split_output(inputs, output)
+
+
+def _is_classifier(task: Task) -> bool:
+    """Return whether a loss or a meter shows that outputs are scores of classes, for a dataset that
+    does not tell their number."""
+    parts = (task.loss, *task.parts.meters.values())
+    return any(isinstance(part, CLASSIFYING) for part in parts)
 
 
 def _name_classes(

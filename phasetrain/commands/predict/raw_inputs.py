@@ -127,9 +127,6 @@ class InputReader:
         """Return the samples of an array: one, or several along the first dimension."""
         if values.dtype == torch.float64:
             values = values.float()
-        # as the datasets of images do with bytes
-        if values.dtype == torch.uint8 and "channels" in self.facts:
-            values = values.float() / 255
         shape = self.facts.get("input_shape")
         if isinstance(shape, list) and values.ndim == len(shape):
             return [values]

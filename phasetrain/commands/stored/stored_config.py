@@ -71,6 +71,13 @@ class StoredConfig:
         """The working directory of the newest attempt, in which RUN.imports were found."""
         return _text_or_none(self.environment.content.get("folder"))
 
+    @property
+    def code_folders(self) -> tuple[str, ...]:
+        """The folders in which modules of the run may be: its working directory, and the folder of
+        the YAML file that it was started with."""
+        start = [] if self.start_folder is None else [self.start_folder]
+        return (*start, *list_file_folders(self.overrides))
+
     def find_config_dir(self) -> str | None:
         """Return the folder of configs if it exists on this machine."""
         if self.config_dir is not None and Path(self.config_dir).is_dir():
@@ -92,6 +99,11 @@ class StoredConfig:
         ]
         last = [word for word in changes if key_of(word) == "RUN.dir"][-1:]
         return (*kept, *new, *last)
+
+
+def list_file_folders(words: Sequence[str]) -> list[str]:
+    """Return the folders of the experiment files that the words of a command name by their path."""
+    return [str(Path(word).resolve().parent) for word in words if is_file_word(word)]
 
 
 def use_folder(

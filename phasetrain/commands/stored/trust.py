@@ -106,7 +106,8 @@ def check_code(
         problems += make_trust_error(name, key).problems
     listed = "\n".join(f"  {key}: {name}" for key, name in unknown)
     raise ConfigError(
-        f"{stored.path} names code from outside of phasetrain, and not in a run of yours:\n"
+        f"{stored.path} needs code that is not part of phasetrain, and this run was not made by "
+        f"you:\n"
         f"{listed}\n"
         "Loading it runs this code. If you trust the folder, repeat the command with --trust, or "
         "trust=True in Python",
@@ -146,7 +147,7 @@ def is_signed(stored: StoredConfig, names: Sequence[str]) -> bool:
     # Without compare_digest, the time of the comparison tells how many characters are right.
     if not hmac.compare_digest(_sign(key, files), str(entry.get("signature"))):
         return False
-    return all(files.get(name) == _find_file(name, stored.start_folder) for name in names)
+    return all(files.get(name) == _find_file(name, stored.code_folders) for name in names)
 
 
 def _sign(key: bytes, files: Mapping[str, Any]) -> str:
@@ -154,12 +155,24 @@ def _sign(key: bytes, files: Mapping[str, Any]) -> str:
     return hmac.new(key, content, hashlib.sha256).hexdigest()
 
 
-def _find_file(name: str, start_folder: str | None = None) -> str:
+def select_code_folders(config: Mapping[str, Any], folders: Sequence[str]) -> list[str]:
+    """Return the folders that hold a module which a config names.
+
+    No other folder is searched: a folder that came with the records of a run must not provide
+    modules that some library imports if they exist.
+    """
+    names = {name.partition(".")[0] for _, name in list_code(config)}
+    return [
+        folder
+        for folder in folders
+        if any(PathFinder.find_spec(name, [folder]) is not None for name in names)
+    ]
+
+
+def _find_file(name: str, folders: Sequence[str] = ()) -> str:
     """Return the file of the package that a module or dotted path is in, without importing it."""
-    # The working directory comes last, as in `run_imports`.
-    places = [*sys.path, str(Path.cwd())]
-    if start_folder is not None:
-        places.append(start_folder)
+    # The working directory comes before the recorded folders, as in `run_imports`.
+    places = [*sys.path, str(Path.cwd()), *folders]
     found = PathFinder.find_spec(name.partition(".")[0], places)
     if found is None:
         return ""

@@ -158,10 +158,12 @@ def write_error(folder: RunFolder, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error)).rstrip()
     at = time.strftime("%Y-%m-%d %H:%M:%S")
     # The folder may be the cause of the error, such as a full disk.
-    with suppress(OSError, ConfigError):
+    with suppress(OSError, ConfigError, AttributeError):
         file = folder.log(log_name(folder))
         file.write(f"{at} ERROR {text}\n".encode(errors="backslashreplace"))
         file.flush()
+        # Where the command line says that the traceback is.
+        error.log_file = folder.file(log_name(folder))  # type: ignore[attr-defined]
 
 
 def log_name(folder: RunFolder) -> str:

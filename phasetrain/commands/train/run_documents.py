@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ PACKAGE_DIFF = "phasetrain.diff"
 FOLDER_COMMANDS = """These commands need the folder alone; each takes changes such as SECTION.key=value:
 
     {program} resume {folder}
-    phasetrain test {folder} --checkpoint best
+    phasetrain test {folder}{best}
     phasetrain predict {folder} FILE ...
     phasetrain export {folder} model.onnx
     phasetrain extract {folder} EXTRACT.layers=[NAME]
@@ -62,34 +63,7 @@ Command:
 The same command resumes from the newest checkpoint, and returns at once if the run has finished.
 {commands}
 {deviations}
-| file | content |
-|---|---|
-| RUN.md | this page |
-| config.yaml | every value of the config, resolved |
-| overrides.yaml | overrides of the command line |
-| environment.json | environment of the newest attempt: versions, machine, threads, seeds, commit |
-| git.diff | uncommitted changes of the source, including new files; only if there were any |
-| phasetrain.diff | the same for the package, if it is in another git tree |
-| plan.json | all phases, and when checkpoints are saved |
-| metrics.jsonl | a JSON object per logged step and phase; only `time` differs between equal runs |
-| steps.ledger | a short binary record per update, for `phasetrain replay` and `runs diff` |
-| log.txt, log-1.txt, ... | log of rank 0, 1, ... |
-| stacks.txt | stack traces of all threads, after SIGUSR2 or if no step completed for long |
-| status.json | state (running, finished, interrupted, preempted, failed), reason, exit code, time, heartbeat |
-| owner.json, run.lock | the process that is running; deleted when it ends |
-| checkpoints/ | a folder per checkpoint, named by completed phases and steps of the next |
-| numerics/ | batches and weights of updates that were not finite, for `phasetrain replay` |
-| test-*.json | metrics of a checkpoint, from `phasetrain test` |
-| extract/ | features and predictions by checkpoint and split, from `phasetrain extract` |
-| find/ | results of `phasetrain find-lr` and `find-batch-size` |
-| launch/ | logs of cluster jobs |
-| report.html | curves, results and environment; `phasetrain report` writes it again |
-| breakdown.json | time of each part of a step in the newest attempt, from HOOKS.breakdown |
-| predictions.json | confusion matrices and samples of the last tests, for the report |
-| profile/ | traces of some updates and their slowest operators, from HOOKS.profiler |
-| memory.json, memory-attempt1.pickle | peak memory and a CUDA snapshot, from HOOKS.memory |
-| attempts.jsonl | outcome and time of each attempt before the newest |
-| reproduce.sh | repeats the run from the start in a new folder and a clean clone |
+{files}
 
 Trackers add files and folders that are named after their label in HOOKS.
 
@@ -97,6 +71,56 @@ Trackers add files and folders that are named after their label in HOOKS.
     phasetrain runs follow A      log and progress of a run that is running
     phasetrain runs compare A B   configs, metrics, and the first update at which two runs differ
 """
+
+FILES = {
+    "RUN.md": "this page",
+    "config.yaml": "every value of the config, resolved",
+    "overrides.yaml": "overrides of the command line",
+    "environment.json": "environment of the newest attempt: versions, machine, threads, seeds, "
+    "commit",
+    "git.diff": "uncommitted changes of the source, including new files; only if there were any",
+    "phasetrain.diff": "the same for the package, if it is in another git tree",
+    "plan.json": "all phases, and when checkpoints are saved",
+    "metrics.jsonl": "a JSON object per logged step and phase; only `time` differs between equal "
+    "runs",
+    "steps.ledger": "a short binary record per update, for `phasetrain replay` and `runs diff`",
+    "log.txt, log-1.txt, ...": "log of rank 0, 1, ...",
+    "stacks.txt": "stack traces of all threads, after SIGUSR2 or if no step completed for long",
+    "status.json": "state (running, finished, interrupted, preempted, failed), reason, exit code, time, "
+    "heartbeat",
+    "owner.json, run.lock": "the process that is running; deleted when it ends",
+    "checkpoints/": "a folder per checkpoint, named by completed phases and steps of the next",
+    "numerics/": "batches and weights of updates that were not finite, for `phasetrain replay`",
+    "test-*.json": "metrics of a checkpoint, from `phasetrain test`",
+    "extract/": "features and predictions by checkpoint and split, from `phasetrain extract`",
+    "find/": "results of `phasetrain find-lr` and `find-batch-size`",
+    "launch/": "logs of cluster jobs",
+    "report.html": "curves, results and environment; `phasetrain report` writes it again",
+    "breakdown.json": "time of each part of a step in the newest attempt, from HOOKS.breakdown",
+    "predictions.json": "confusion matrices and samples of the last tests, for the report",
+    "profile/": "traces of some updates and their slowest operators, from HOOKS.profiler",
+    "memory.json, memory-attempt1.pickle": "peak memory and a CUDA snapshot, from HOOKS.memory",
+    "attempts.jsonl": "outcome and time of each attempt before the newest",
+    "reproduce.sh": "repeats the run from the start in a new folder and a clean clone",
+}
+"""File of a run folder, or several that belong together -> its content, for RUN.md."""
+
+WRITTEN_FIRST = frozenset(
+    {
+        "RUN.md",
+        "config.yaml",
+        "overrides.yaml",
+        "environment.json",
+        "plan.json",
+        "metrics.jsonl",
+        "steps.ledger",
+        "log.txt",
+        "status.json",
+        "checkpoints",
+        "reproduce.sh",
+    }
+)
+"""Files that every run has soon after its start."""
 
 MORE = "A repetition may have other weights: this run is not the result of its command alone."
 """Heading of the list of deviations."""
@@ -160,20 +184,11 @@ def write_documents(
     # A run folder is copied and shared: config.yaml alone keeps secrets, for a resume.
     clean = Redaction(os.environ)
     overrides = clean.redact_words(setup.composed.overrides)
-    lines = [clean.redact_text(line) for line in format_deviations(list(deviations))]
-    deviation_text = ""
-    if lines:
-        items = "".join(f"\n- {line}" for line in lines)
-        deviation_text = f"\n{MORE}\n{items}\n"
+    lines = _list_deviation_lines(deviations)
     texts = {
         "config.yaml": OmegaConf.to_yaml(OmegaConf.create(setup.config.plain())),
         "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(overrides)),
-        "RUN.md": RUN_MD.format(
-            name=setup.config.RUN.name,
-            command=format_command(setup),
-            commands=_format_folder_commands(setup),
-            deviations=deviation_text,
-        ),
+        "RUN.md": _format_page(setup, folder, lines),
         "reproduce.sh": _format_script(setup, sources["git"], lines),
     }
     for name, text in texts.items():
@@ -192,6 +207,55 @@ def write_documents(
         Path(folder.file("reproduce.sh")).chmod(0o755)
 
 
+def update_page(
+    setup: Setup, folder: RunFolder, deviations: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Write RUN.md again at the end of an attempt, with the files that there are now."""
+    text = _format_page(setup, folder, _list_deviation_lines(deviations), is_running=False)
+    content = text.encode(errors="surrogateescape")
+    folder.storage.replace(folder.file("RUN.md"), content, durable=False)
+
+
+def _list_deviation_lines(deviations: Sequence[Mapping[str, Any]]) -> list[str]:
+    clean = Redaction(os.environ)
+    return [clean.redact_text(line) for line in format_deviations(list(deviations))]
+
+
+def _format_page(
+    setup: Setup, folder: RunFolder, deviations: Sequence[str], *, is_running: bool = True
+) -> str:
+    """Return RUN.md with the files that are in the folder, or that a running run writes first."""
+    names = set(folder.storage.list_names(folder.path))
+    if is_running:
+        names |= WRITTEN_FIRST | {"owner.json"}
+    else:
+        names -= {"owner.json", "run.lock"}
+    hooks = setup.config.HOOKS
+    if any(section.get("name", label) == "report" for label, section in hooks.items()):
+        names.add("report.html")  # written last, after this page
+    rows = [
+        f"| {row} | {content} |"
+        for row, content in FILES.items()
+        if any(fnmatch(name, _match_row(row)) for name in names)
+    ]
+    deviation_text = ""
+    if deviations:
+        items = "".join(f"\n- {line}" for line in deviations)
+        deviation_text = f"\n{MORE}\n{items}\n"
+    return RUN_MD.format(
+        name=setup.config.RUN.name,
+        command=format_command(setup),
+        commands=_format_folder_commands(setup),
+        deviations=deviation_text,
+        files="\n".join(("| file | content |", "|---|---|", *rows)),
+    )
+
+
+def _match_row(row: str) -> str:
+    """Return the pattern for the first file or folder of a row."""
+    return row.partition(",")[0].rstrip("/")
+
+
 def format_command(setup: Setup) -> str:
     """Return the command that starts or resumes the run."""
     if setup.given.by_name:
@@ -206,7 +270,10 @@ def _format_folder_commands(setup: Setup) -> str:
     """Return the part of RUN.md with the commands that need the folder alone."""
     text = OBJECT_COMMANDS if setup.given.by_name else FOLDER_COMMANDS
     program = shlex.join([*_list_launcher(setup), *_PROGRAM])
-    return text.format(program=program, folder=shlex.quote(setup.config.RUN.dir))
+    best = ""
+    if setup.config.CHECKPOINT.best.monitor is not None:
+        best = " --checkpoint best"
+    return text.format(program=program, folder=shlex.quote(setup.config.RUN.dir), best=best)
 
 
 _PROGRAM = ("phasetrain",)

@@ -26,6 +26,7 @@ from phasetrain.hooks.report import write_last_report
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
+from phasetrain.runtime.format import format_count
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.stacks import NAME, stacks_on_signal
 from phasetrain.tasks import SplitData
@@ -153,7 +154,8 @@ def _finished_result(
         return None
     state = loaded.manifest.state
     folder = setup.config.RUN.dir
-    about = f"{folder} is a finished run ({state['finished']} after {state['updates']} updates)"
+    length = format_count(state["updates"], "update")
+    about = f"{folder} is a finished run ({state['finished']} after {length})"
     if edited := list_source_changes(setup, loaded.promised):
         log.warning(
             "%s, but since then %s: to start over, add --restart (the folder is kept as %s.1)",

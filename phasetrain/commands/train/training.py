@@ -40,7 +40,7 @@ from phasetrain.commands.train.resume import (
     match_machine,
     restore_position,
 )
-from phasetrain.commands.train.run_documents import write_documents
+from phasetrain.commands.train.run_documents import update_page, write_documents
 from phasetrain.commands.train.summary import (
     final_lines,
     first_lines,
@@ -389,10 +389,14 @@ class Training:
         facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
         # The run has ended and is saved: a full disk must not turn that into a failure.
         try:
+            # Before the status, so that a run whose status says it has ended writes nothing more.
+            if self.setup.world.is_main:
+                update_page(self.setup, self.folder, self.deviations)
             self.folder.write_status(result.state, **facts, digest=result.digest)
         except OSError as error:
             log.warning(
-                "status.json could not be written: %s; the checkpoints record the state of the run",
+                "status.json or RUN.md could not be written: %s; the checkpoints record the state "
+                "of the run",
                 error,
             )
         return result

@@ -13,24 +13,25 @@ class Normalize(BatchTransform):
     """Computes `(x - mean) / std` of images `(C, H, W)` per channel.
 
     Args:
-        mean: one per channel, or one for all, in the units of the input.
-        std: as many as `mean`, in the units of the input.
+        mean: a number for all channels, or one per channel, in the units of the input.
+        std: the same form as `mean`, in the units of the input.
 
     Raises:
         ValueError: lists that are empty or differ in length, or a `std` that is not positive; on a
             batch: a different number of channels.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        mean = _to_list(mean)
+        std = _to_list(std)
         if len(mean) != len(std) or not mean:
             raise ValueError(
-                f"mean = {list(mean)} and std = {list(std)} must have the same number of entries, "
-                "at least 1"
+                f"mean = {mean} and std = {std} must have the same number of entries, at least 1"
             )
         if min(std) <= 0:
-            raise ValueError(f"std = {list(std)}: expected standard deviations above 0")
-        self.mean = torch.tensor(list(mean), dtype=torch.float32)[:, None, None]
-        self.std = torch.tensor(list(std), dtype=torch.float32)[:, None, None]
+            raise ValueError(f"std = {std}: expected standard deviations above 0")
+        self.mean = torch.tensor(mean, dtype=torch.float32)[:, None, None]
+        self.std = torch.tensor(std, dtype=torch.float32)[:, None, None]
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
         """Return the batch shifted and scaled, same shape."""
@@ -41,3 +42,9 @@ class Normalize(BatchTransform):
                 f"{batch.shape[1]} channels"
             )
         return (batch - self.mean) / self.std
+
+
+def _to_list(value: float | Sequence[float]) -> list[float]:
+    if isinstance(value, int | float):
+        return [value]
+    return list(value)

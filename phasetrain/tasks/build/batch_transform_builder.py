@@ -9,6 +9,7 @@ from torch import nn
 
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, PairPipeline
 from phasetrain.errors import ConfigError
+from phasetrain.losses import name_loss
 from phasetrain.tasks.build.sections import BuildContext
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
@@ -66,7 +67,7 @@ def check_takes_soft(loss: nn.Module, classes: int, device: torch.device) -> Non
     refusal = _refusal(loss, scores, torch.eye(classes, device=device)[labels])
     if refusal and not _refusal(loss, scores, labels):
         raise ConfigError(
-            f"{WHERE} and LOSS: {type(loss).__name__} takes classes (N,) as targets, but not the "
+            f"{WHERE} and LOSS: {name_loss(loss)} takes classes (N,) as targets, but not the "
             f"probabilities (N, classes) that mixing makes of them ({refusal}); use a loss that "
             f"does, such as LOSS.name=cross_entropy, or leave out {WHERE}"
         )

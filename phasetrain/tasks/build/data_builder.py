@@ -28,6 +28,7 @@ from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.mixture import SourceOrder
+from phasetrain.data.protocols import HasClasses, HasClassNames
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.phase_sampler import HasPassLength, SampleOrder, pass_length
 from phasetrain.data.samplers.source import SampleView
@@ -462,9 +463,29 @@ def _facts(dataset: Samples, where: str) -> dict[str, Any]:
     try:
         if isinstance(dataset, Described):
             return dict(dataset.facts())
-        return {}
+        return read_class_attributes(dataset)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def read_class_attributes(dataset: Any) -> dict[str, Any]:
+    """Return the facts `classes` and `class_names` of a dataset without `facts()`: its attribute
+    `class_names`, or `classes`, which in torchvision is the list of names."""
+    found: dict[str, Any] = {}
+    values = []
+    if isinstance(dataset, HasClasses):
+        values.append(dataset.classes)
+    if isinstance(dataset, HasClassNames):
+        values.append(dataset.class_names)
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool):
+            found["classes"] = value
+        elif (
+            isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
+        ):
+            found["class_names"] = tuple(value)
+            found.setdefault("classes", len(value))
+    return found
 
 
 def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:

@@ -57,6 +57,13 @@ def test_image_gets_the_probabilities_of_a_normalization_by_hand(
     assert [int(name) for name, _ in found.classes] == by_hand.argsort(descending=True).tolist()
 
 
+def test_bytes_are_scaled_in_python_too(folder: Path, by_hand: Tensor) -> None:
+    task = load(folder)
+    for inputs in (BYTES[None, None], BYTES[None, None].numpy(), [BYTES[None].numpy()]):
+        scores = task.predict(inputs, transform=True)
+        assert torch.equal(torch.softmax(scores, 1)[0], by_hand)
+
+
 def test_tensors_are_samples_or_batches(
     folder: Path, image: Path, by_hand: Tensor, tmp_path: Path
 ) -> None:

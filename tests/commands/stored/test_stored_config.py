@@ -3,6 +3,7 @@ that it has recorded."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from phasetrain.commands.stored.stored_config import (
     read_newest_command,
     use_folder,
 )
+from phasetrain.commands.stored.trust import select_code_folders
 from phasetrain.errors import ConfigError
 
 MONITOR = "CHECKPOINT.best.monitor=test/accuracy"
@@ -135,6 +137,44 @@ class TestResume:
         assert main(["resume", "there/run", "PHASES.updates=3", "RUN.allow=[PHASES.updates]"]) == 0
         assert status(tmp_path / "there" / "run")["updates"] == 3
         assert load("there/run").predict(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+    def test_modules_next_to_a_yaml_file_are_found_from_anywhere(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("there", "elsewhere"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "there" / "own.yaml").write_text(
+            "defaults: [digits, _self_]\nMODEL: {name: net_beside_yaml.Net}\n"
+            "PHASES: {updates: 2}\nHOOKS: {report: null}\n"
+        )
+        (tmp_path / "there" / "net_beside_yaml.py").write_text(
+            "from torch import nn\n"
+            "class Net(nn.Sequential):\n"
+            "    def __init__(self):\n"
+            "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
+        )
+
+        def forget_module() -> None:
+            sys.modules.pop("net_beside_yaml", None)
+            monkeypatch.setattr(sys, "path", [one for one in sys.path if str(tmp_path) not in one])
+
+        monkeypatch.chdir(tmp_path)
+        assert main(["there/own.yaml", "RUN.dir=run"]) == 0
+        forget_module()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert main(["resume", "../run", "PHASES.updates=3", "RUN.allow=PHASES"]) == 0
+        assert status(tmp_path / "run")["updates"] == 3
+        forget_module()
+        assert load("../run").predict(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+    def test_folders_without_a_named_module_are_not_searched(self, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "a" / "named.py").touch()
+        (tmp_path / "b" / "wandb.py").touch()
+        folders = [str(tmp_path / "a"), str(tmp_path / "b")]
+        config = {"RUN": {"imports": []}, "MODEL": {"name": "named.Net"}}
+        assert select_code_folders(config, folders) == folders[:1]
 
     @pytest.mark.slow
     @pytest.mark.parametrize("step", range(1, 21), ids=str)

@@ -43,6 +43,9 @@ def test_every_file_is_explained(folder: Path) -> None:
     assert text.startswith("# Run digits\n\nCommand:\n\n    phasetrain PHASES.epochs=3 ")
     for path in folder.iterdir():
         assert path.name == "RUN.md" or f"| {path.name}" in text
+    assert not any(f"| {name} " in text for name in ("profile/", "find/", "git.diff, "))
+    # there is no monitor, and so no best checkpoint
+    assert f"    phasetrain test {folder}\n" in text
 
 
 def test_the_config_is_resolved(folder: Path) -> None:

@@ -29,3 +29,9 @@ def test_bad_parameters_are_rejected(mean, std, message):
 def test_other_number_of_channels_is_rejected():
     with pytest.raises(ValueError, match=r"\b2\b.*\b3\b"):
         Normalize([0, 0], [1, 1])(torch.zeros(1, 3, 2, 2), Keys([0]))
+
+
+def test_a_number_holds_for_all_channels() -> None:
+    batch = torch.rand(2, 3, 4, 4)
+    expected = Normalize([0.5], [0.25])(batch, Keys([0, 1]))
+    assert torch.equal(Normalize(0.5, 0.25)(batch, Keys([0, 1])), expected)
