@@ -109,16 +109,20 @@ class TrunkHeads(nn.Module):
 
     def forward(self, batch: Any) -> dict[str, Any]:
         """Return label -> output of each head; the trunk runs once per requested entry of the
-        input."""
+        input. In eval mode, heads whose entry the input lacks are left out, unless all are."""
         outputs: dict[str, Any] = {}
-        for key in dict.fromkeys(one.input for one in self._inputs.values()):
+        keys = list(dict.fromkeys(one.input for one in self._inputs.values()))
+        if not self.training and isinstance(batch, Mapping):
+            # A test split may have fewer entries than the training data.
+            keys = [key for key in keys if key is None or key in batch] or keys
+        for key in keys:
             labels = [label for label, one in self._inputs.items() if one.input == key]
             features = self._compute_features(
                 entry(batch, key, f"MODEL.heads.{labels[0]}.input"), labels
             )
             outputs |= {label: self.heads[label](features[label]) for label in labels}
         # In the order of the config, not in the order of the passes through the trunk.
-        return {label: outputs[label] for label in self._inputs}
+        return {label: outputs[label] for label in self._inputs if label in outputs}
 
     def _compute_features(self, value: Any, labels: Sequence[str]) -> dict[str, Tensor]:
         """Return the inputs of some heads for one input of the trunk."""

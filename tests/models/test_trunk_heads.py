@@ -78,6 +78,13 @@ def test_heads_read_their_entries_of_the_input() -> None:
     torch.testing.assert_close(found["b"], model.heads["b"](model.trunk(right)))
 
 
+def test_heads_without_their_entry_are_skipped_in_tests_only() -> None:
+    model = made({"b": {**LINEAR, "input": "right"}, "a": {**LINEAR, "input": "left"}})
+    with pytest.raises(ValueError, match=r"MODEL\.heads\.b\.input = 'right'"):
+        model({"left": IMAGES})
+    assert list(model.eval()({"left": IMAGES})) == ["a"]
+
+
 def test_copy_is_independent() -> None:
     model = made({"probe": {**LINEAR, "from": "features.2", "pool": 1}}).eval()
     copy = deepcopy(model)

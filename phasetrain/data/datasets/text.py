@@ -53,10 +53,12 @@ class ByteTokenizer:
             return tokens
         return torch.cat([tokens, torch.tensor([self.end])])
 
-    def decode(self, tokens: Tensor) -> str:
-        """Return the text of tokens `(N,)`, the inverse of `encode`: without document ends,
-        and with U+FFFD for invalid UTF-8."""
-        return bytes(token for token in tokens.tolist() if token != self.end).decode(
+    def decode(self, tokens: Tensor | Sequence[int]) -> str:
+        """Return the text of tokens `(N,)`, a tensor or a list, the inverse of `encode`: without
+        document ends, and with U+FFFD for invalid UTF-8."""
+        if isinstance(tokens, Tensor):
+            tokens = tokens.tolist()
+        return bytes(token for token in tokens if token != self.end).decode(
             "utf-8", errors="replace"
         )
 

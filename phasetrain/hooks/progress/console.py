@@ -120,15 +120,16 @@ class ConsoleView(Hook):
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Print the line of the phase."""
         self._eta.leave(phase)
+        is_measured = bool(metrics)
+        if self.terminal.verbosity != "verbose":
+            metrics = _omit_long_meters(metrics, run.task.meters)
         for name, value in metrics.items():
             direction = metric_direction(name, run.task.meters) or guess_direction(name)
             self._results.add(phase.split, name, (value, run.state.updates), direction)
         if phase.is_train and not run.stopping and run.state.phase < len(run.plan.phases):
             self._print_estimate(run)
-        if not metrics and phase.is_train and self._last is not None:
+        if not is_measured and phase.is_train and self._last is not None:
             metrics = {"last loss": float(self._last)}
-        if self.terminal.verbosity != "verbose":
-            metrics = _omit_long_meters(metrics, run.task.meters)
         self._lines.add(phase, metrics, time.perf_counter() - self._phase_began)
 
     def on_end(self, run: Run) -> None:

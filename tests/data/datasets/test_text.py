@@ -24,6 +24,7 @@ class TestByteTokenizer:
         assert tokenizer.decode(tokenizer.encode("Wärme\n")) == "Wärme\n"
         assert tokenizer.encode("aé", add_end=False).tolist() == [97, 195, 169]
         assert tokenizer.decode(torch.tensor([195, 256])) == "\ufffd"
+        assert tokenizer.decode([97, 256]) == "a"
         assert tokenizer.encode(b"").tolist() == [256]
 
 
