@@ -67,6 +67,9 @@ MODEL.name = 'resnet_cifra' (command line): no model has this name; did you mean
 $ DATA.TRAIN.dataset=digit
 DATA.TRAIN.dataset = 'digit' (command line): no dataset has this name; did you mean 'digits'? Known: ...; a dotted path works too, and so does a name after torchvision.
 
+$ 'DATA.TRAIN.dataset={name: image_folder, path: x}'
+DATA.TRAIN.dataset = {'name': 'image_folder', 'path': 'x'} (command line): expected str or null; the parameters of a dataset are next to its name: DATA.TRAIN.dataset=image_folder DATA.TRAIN.path=...
+
 $ 'METERS.acuracy={}'
 METERS.acuracy = 'acuracy' (command line): no meter has this name; did you mean 'accuracy'? Known: ...; a dotted path works too, and so does a name after torchmetrics.
 

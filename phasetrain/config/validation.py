@@ -211,6 +211,11 @@ class _KeyChecker:
             return "; YAML reads yes, no, on and off as true and false, unless in quotes"
         if isinstance(value, str):
             return _show_form_of_text(key, value)
+        if path.endswith(".dataset") and isinstance(value, Mapping) and "name" in value:
+            given = [f"{path}={value['name']}"]
+            split = path.removesuffix("dataset")
+            given += [f"{split}{name}=..." for name in value if name != "name"]
+            return f"; the parameters of a dataset are next to its name: {' '.join(given)}"
         if value is True and key.type.fits({}):
             return "; write {} for its defaults"
         if key.fields is not None:
