@@ -224,7 +224,6 @@ ENGINES = ("train", "test", "extract", "plan", "replay", "find_lr", "find_batch_
             f"{' or '.join(map(repr, ENGINES))}; did you mean 'train'?",
         ),
         ("RUN.imports=[{a: 1}]", "[{'a': 1}]", "list of str"),
-        ("RUN.imports=mine", "'mine'", "list of str; write [mine]"),
         ("MODEL.width=wide", "'wide'", "int"),
         ("MODEL.width=3.5", "3.5", "int"),
         ("MODEL.width=true", "true", "int"),

@@ -241,8 +241,9 @@ def _read_short_form(schema: Schema, here: str, new: Any) -> Any:
         word = "on" if new else "off"
         if word in list_choices(key.type.annotation):
             return word
+    is_list_of_texts = key.type.fits(["text"]) and not key.type.fits([{}])
     # An interpolation may be replaced by a list.
-    if isinstance(new, str) and "${" not in new and key.type.fits([new]):
+    if isinstance(new, str) and "${" not in new and is_list_of_texts:
         return [new]
     return new
 
