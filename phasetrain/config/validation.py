@@ -333,9 +333,10 @@ class _PartFinder:
             sentence = str(error).removeprefix(f"{named_by} = {name!r}: ")
             problem = error.problems[0]
             self._report.add(problem.code, named_by, name, sentence, problem.suggestion)
-            if not problem.suggestion:
+            # So that its misspelt parameters are in the same report. The suggestion for a part of
+            # another library is without the name of the library, and would not be found.
+            if "." in name or not problem.suggestion:
                 return None
-            # So that its misspelt parameters are in the same report.
             name = problem.suggestion
             factory = slot.registry.find(name, named_by)
         takes = {n: p for n, p in parameters(factory).items() if n not in slot.provided}

@@ -71,7 +71,7 @@ def test_composite_and_momentum_schedules_resume_exactly(tmp_path: Path) -> None
         ),
         (
             "{name: composite, parts: [{name: cosin}]}",
-            r"SCHEDULES.lr \(schedule 'composite'\): parts\[0\].name = 'cosin': .* did you mean 'cosine'",
+            r"SCHEDULES.lr.parts\[0\].name = 'cosin' .* did you mean 'cosine'",
         ),
     ],
 )
