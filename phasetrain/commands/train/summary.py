@@ -9,7 +9,7 @@ import torch
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.longer import LOW_LR, WAYS
+from phasetrain.commands.train.longer import LOW_LR
 from phasetrain.commands.train.run_documents import format_resume
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.objects import is_object_name
@@ -183,7 +183,8 @@ def _describe_data(run_plan: RunPlan) -> str:
         text += f" ({batch_size * context:,} tokens)"
     left_out = count_left_out(splits[TRAIN], run_plan.setup.config.PHASES)
     if left_out:
-        text += f", {left_out:,} left out of each epoch (drop_last)"
+        # short, so that the header of the default run has one line for it on 80 columns
+        text += f", {left_out:,} left out/epoch"
     return text
 
 
@@ -230,16 +231,13 @@ def _explain_longer(setup: Setup, state: RunState, remaining_lr: float) -> Pairs
     if key is None or phases.stages or state.finished != COMPLETED:
         return []
     changes: dict[str, Any] = {f"PHASES.{key}": 2 * phases[key]}
-    note: Pairs = []
     if remaining_lr < LOW_LR:
         changes["PHASES.extend"] = "stretch"
-        share = f"{100 * remaining_lr:.1f} %"
-        note = [("note", f"the learning rate has fallen to {share} of its peak: {WAYS}")]
     if setup.given.by_name:
         changes["RUN.allow"] = ["PHASES"]
-        return [("resume", f"the same call with **{changes}"), *note]
+        return [("resume", f"the same call with **{changes}")]
     words = " ".join(f"{path}={value}" for path, value in changes.items())
-    return [("resume", f"{format_resume(setup)} {words} RUN.allow=PHASES"), *note]
+    return [("resume", f"{format_resume(setup)} {words} RUN.allow=PHASES")]
 
 
 def _name_device(machine: Machine) -> str:
