@@ -22,6 +22,7 @@ from phasetrain.config.trust import trust_only
 from phasetrain.config.validation import Slot, check_config
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
+from phasetrain.data.mixture import SOURCE_KEYS
 from phasetrain.distributed import STRATEGIES, Placement, World
 from phasetrain.errors import ConfigError, Problem, did_you_mean
 from phasetrain.hooks import HOOKS
@@ -85,7 +86,12 @@ _SLOTS = (
     ),
     Slot("OPTIMIZER.scaler", SCALERS),
     Slot("DATA.*", DATASETS),
-    Slot("DATA.*.datasets.*", DATASETS, only=("DATA.*", "mixed")),
+    Slot(
+        "DATA.*.datasets.*",
+        DATASETS,
+        other_keys=("subset", *SOURCE_KEYS),
+        only=("DATA.*", "mixed"),
+    ),
     Slot("DATA.*.transforms[]", TRANSFORMS),
     Slot("DATA.*.transforms[].transforms[]", TRANSFORMS, only=("DATA.*.transforms[]", "apply")),
     Slot(

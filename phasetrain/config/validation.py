@@ -38,6 +38,7 @@ class Slot:
         registry: registry in which the name is looked up.
         provided: parameters that the program passes and a config must not set.
         facts: parameters that the program passes unless a config sets them; not in messages.
+        other_keys: keys of the place beside the parameters of the part; who reads them checks them.
         only: a part and its name; the place exists only within parts of this name. The part is
             given by its slot's path, the beginning of `path`.
     """
@@ -46,6 +47,7 @@ class Slot:
     registry: Registry[Any]
     provided: frozenset[str] = frozenset()
     facts: frozenset[str] = frozenset()
+    other_keys: tuple[str, ...] = ()
     only: tuple[str, str] | None = None
 
     @property
@@ -350,8 +352,8 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
     for key, value in part.given.items():
         here = f"{part.path}.{key}"
         # Keys with a dot are problems of the composition.
-        if key == part.slot.key or schema.has(here) or "." in key:
-            continue  # checked with the keys of the section
+        if key in (part.slot.key, *part.slot.other_keys) or schema.has(here) or "." in key:
+            continue  # checked with the keys of the section, or by who reads them
         # The schedule `step` and those of torch have a parameter `every` with other values.
         if key in own and not (key == "every" and key in part.takes):
             if not own[key].type.fits(value):
@@ -366,7 +368,7 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
             continue
         elif key not in part.takes:
             listed = [name for name in part.takes if name not in part.slot.facts]
-            known = ", ".join([*listed, *own]) or "no parameters"
+            known = ", ".join([*listed, *own, *part.slot.other_keys]) or "no parameters"
             if part.takes_any:
                 known = f"{known}, and others in one mapping `params`"
             sentence = f"{part.name!r} has no such parameter"
@@ -408,7 +410,9 @@ def _known_paths(schema: Schema, parts: Sequence[_Part]) -> KnownPaths:
         for name in section_keys(key.fields, path)
     ]
     of_parts = [
-        f"{part.path}.{name}" for part in parts for name in (*part.takes, *part.slot.own_keys)
+        f"{part.path}.{name}"
+        for part in parts
+        for name in (*part.takes, *part.slot.own_keys, *part.slot.other_keys)
     ]
     return KnownPaths([*schema.keys, *of_parts, *of_mappings, EXPERIMENT])
 

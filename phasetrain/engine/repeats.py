@@ -6,6 +6,7 @@ Repetitions may contain repetitions, such as tests within epochs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +61,8 @@ def encode_phases(phases: PhaseTable) -> list[dict[str, Any]]:
 
     def make_item(index: int) -> Item:
         phase = phases[index]
-        content: dict[str, Any] = {name: getattr(phase, name) for name in FIXED}
+        values = asdict(phase)
+        content: dict[str, Any] = {name: values[name] for name in FIXED}
         return Item((phase.epoch, phase.first, phase.offset), int(kinds[index]), content)
 
     # Phases are folded as a table first: there may be a million of them.

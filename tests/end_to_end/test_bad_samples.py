@@ -271,7 +271,7 @@ def test_the_policy_may_change_on_a_resume_with_consent(tmp_path: Path) -> None:
     good = (*FAULTY, "DATA.TRAIN.bad=[129]", "DATA.TRAIN.samples=129")
     run_until_killed(tmp_path, *good, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
     assert "data.train" not in newest(tmp_path).state["task"]
-    with pytest.raises(ChangedError, match=r"RUN\.allow=\[DATA\.TRAIN\.on_bad_sample\]"):
+    with pytest.raises(ChangedError, match=r"RUN\.allow=DATA\.TRAIN\.on_bad_sample"):
         train(tmp_path, *good, "DATA.TRAIN.on_bad_sample=drop")
     allowed = "RUN.allow=[DATA.TRAIN.on_bad_sample]"
     assert train(tmp_path, *good, "DATA.TRAIN.on_bad_sample=drop", allowed).state == "finished"

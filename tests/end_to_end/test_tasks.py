@@ -185,7 +185,7 @@ class TestSeveralHeads:
         [
             ("METERS.digit.outptu=digit", "METERS.digit.output"),
             ("LOSS.losses.odd.wieght=2", "LOSS.losses.odd.weight"),
-            ("MODEL.heads.odd.form=features.2", "MODEL.heads.odd.from"),
+            ("MODEL.heads.odd.fromm=features.2", "MODEL.heads.odd.from"),
             ("MODEL.heads.odd.name=mpl", "mlp"),
         ],
     )

@@ -90,7 +90,11 @@ def test_wheel_holds_configs_data_and_license(unpacked: Path) -> None:
 
 
 def test_wheel_holds_every_module_and_config_and_no_test(unpacked: Path) -> None:
-    expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "phasetrain").rglob("*.py")}
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("*.py", "*.yaml")
+        for path in (ROOT / "phasetrain").rglob(pattern)
+    }
     expected |= {
         f"phasetrain/{path.relative_to(ROOT).as_posix()}"
         for path in (ROOT / "configs").rglob("*.yaml")
