@@ -3,21 +3,13 @@ values."""
 
 import json
 import re
-import shutil
 import subprocess
 from html import unescape
 from pathlib import Path
 
 import pytest
+from browser import PROGRAM
 
-BROWSER = next(
-    (
-        path
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (path := shutil.which(name))
-    ),
-    "",
-)
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -55,13 +47,13 @@ document.body.dataset.found = JSON.stringify(found);
 </script>"""
 
 pytestmark = pytest.mark.skipif(
-    not BROWSER, reason="there is no chromium: apt-get install chromium"
+    not PROGRAM, reason="there is no chromium: apt-get install chromium"
 )
 
 
 def opened(page: Path, profile: Path) -> tuple[str, list[str]]:
     """Return the document as the browser has it in the end, and what came to its console."""
-    words = [BROWSER, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
+    words = [PROGRAM, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
     found = subprocess.run(words, capture_output=True, text=True, timeout=60)
     return found.stdout, CONSOLE.findall(found.stderr)
 
