@@ -367,9 +367,9 @@ def test_imports_register_parts_from_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "parts_of_mine.py").write_text("VALUE = 3\n")
-    assert run_imports(["parts_of_mine"]) == []
-    assert sys.modules.pop("parts_of_mine").VALUE == 3
+    (tmp_path / "parts_of_the_current_folder.py").write_text("VALUE = 3\n")
+    assert run_imports(["parts_of_the_current_folder"]) == []
+    assert sys.modules.pop("parts_of_the_current_folder").VALUE == 3
     assert sys.path[-1] == str(tmp_path)
 
 

@@ -429,7 +429,7 @@ def test_text_that_embeds_a_null_key_is_rejected() -> None:
     [
         ("RUN.name=n${oc.env:NO_SUCH_VARIABLE}", "NO_SUCH_VARIABLE is not set"),
         ("RUN.name=n${RUN.name}", "it refers to itself"),
-        ("RUN.name=n${now:x}", "there is no resolver 'now'"),
+        ("RUN.name=n${nowhere:x}", "there is no resolver 'nowhere'"),
         ("RUN.name=n${oc.envv:HOME}", "did you mean 'oc.env'?"),
     ],
 )
