@@ -55,7 +55,7 @@ def reference_page() -> str:
             parts.append(f"## {path}\n\n{_summary(section)}\n\n{_table(keys)}")
     for path, section in ENTRIES.items():
         keys = list(section_keys(section, path).values())
-        parts.append(f"## Entries of {path}\n\n{_summary(section)}\n\n{_table(keys)}")
+        parts.append(f"## Entries of `{path}`\n\n{_summary(section)}\n\n{_table(keys)}")
     return "\n\n".join(parts) + "\n"
 
 
