@@ -43,7 +43,7 @@ class Draft:
         tensors: content of the tensor file; overwritten when the next draft is made.
         texts: file name -> content of the other files.
         facts: facts about the weights.
-        shards: the tensors of which this rank writes its shard, for their names and shapes only;
+        shards: tensors whose shard this rank writes, for their names and shapes only;
             None if one rank writes everything.
     """
 

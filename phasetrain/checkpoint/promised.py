@@ -1,4 +1,4 @@
-"""What a checkpoint promises, read without its weights: config, plan, fingerprints of the data."""
+"""The promise of a checkpoint, read without its weights: config, plan, fingerprints of the data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def checkpoint_root(storage: Storage, folder: str) -> str | None:
 
 
 def find_checkpoints(reader: CheckpointReader, checkpoint: str) -> list[Saved]:
-    """Return the checkpoints that a word stands for; the first one is meant, the others replace it
+    """Return the checkpoints that a word means; the first one is meant, the others replace it
     if it is damaged.
 
     Args:
@@ -53,7 +53,7 @@ def find_checkpoints(reader: CheckpointReader, checkpoint: str) -> list[Saved]:
 
 
 def read_promised(path: str, checkpoint: str, storage: Storage) -> dict[str, Any]:
-    """Return what a checkpoint promises.
+    """Return the promise of a checkpoint.
 
     Args:
         path: folder of a run, of its checkpoints, or of one checkpoint.

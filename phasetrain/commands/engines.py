@@ -206,7 +206,7 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
 
 
 def _failed_result(setup: Setup, error: Exception) -> RunResult:
-    """Return the result of a run that has failed, for a caller who goes on."""
+    """Return the result of a run that has failed, for a caller who continues."""
     folder = setup.config.RUN.dir
     reason = f"{type(error).__name__}: {shorten_error(error)}"
     log.error("the run has failed, and on_exception = 'ignore' returns the error: %s", reason)
@@ -235,7 +235,7 @@ def _log_traceback() -> Iterator[None]:
 
 @contextmanager
 def print_log(terminal: Terminal) -> Iterator[None]:
-    """Print on the terminal what phasetrain logs."""
+    """Print the log of phasetrain on the terminal."""
     logger = logging.getLogger("phasetrain")
     handler = terminal.make_handler()
     level = logger.level

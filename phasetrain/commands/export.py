@@ -60,7 +60,7 @@ SUFFIXES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
         count: number of tensors, or number of bytes for `torch_export` and `onnx`.

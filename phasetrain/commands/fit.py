@@ -49,7 +49,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
 
     The objects become parts of a config like any other run's: `phasetrain.run` trains it, and the
     same call, in this process or the next, resumes it. At the end `model` has the weights of the
-    run. See docs/python.md for what each kind of object means for an exact resume.
+    run. See docs/python.md for the effect of each kind of object on an exact resume.
 
     Args:
         model: a torch.nn.Module, which the run copies, or a class or name of models.
@@ -119,7 +119,7 @@ class ReturnWeights(Hook):
     """Copies the weights at the end of the run into the model that was given.
 
     Args:
-        model: the caller's model, of which the run has trained a copy.
+        model: the caller's model; the run has trained a copy.
     """
 
     main_only = False

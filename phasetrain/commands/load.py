@@ -144,8 +144,8 @@ class _LostLoss(nn.Module):
 
 
 def _complete_objects(asked: Mapping[str, Any], model: nn.Module | None) -> GivenObjects:
-    """Return the objects that a stored config names: those of this process, the model, and
-    substitutes for what predictions do not need."""
+    """Return the objects that a stored config names: the objects of this process, the model, and
+    substitutes for parts that predictions do not need."""
 
     def refuse(**_facts: Any) -> Any:
         raise ConfigError(

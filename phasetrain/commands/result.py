@@ -81,7 +81,7 @@ class RunResult:
             return load(self.folder, checkpoint, **options)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: state, folder, metrics and a curve."""
+        """Return the view in a notebook: state, folder, metrics and a curve."""
         return _format_page(self)
 
     def to_json(self) -> dict[str, Any]:

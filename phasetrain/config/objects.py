@@ -28,7 +28,7 @@ class GivenObject:
             it is the part.
         is_copied: whether each build gets a copy: a module that one build has trained must not be
             the initial state of the next.
-        facts: what is recorded about it, as JSON data.
+        facts: its record, as JSON data.
     """
 
     value: Any

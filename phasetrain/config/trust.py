@@ -1,7 +1,7 @@
 """Which code a config from elsewhere may run: the parts of phasetrain and of known libraries.
 
 A dotted path in a config names any callable of any module, such as `subprocess.getoutput`. Whoever
-writes a command is trusted with that; whoever wrote a run folder is not.
+writes a command is trusted with that; the author of a run folder is not.
 """
 
 import inspect

@@ -38,7 +38,7 @@ class Slot:
         registry: registry in which the name is looked up.
         provided: parameters that the program passes and a config must not set.
         facts: parameters that the program passes unless a config sets them; not in messages.
-        other_keys: keys of the place beside the parameters of the part; who reads them checks them.
+        other_keys: keys of the place that are no parameters of the part; their reader checks them.
         only: a part and its name; the place exists only within parts of this name. The part is
             given by its slot's path, the beginning of `path`.
     """

@@ -136,7 +136,7 @@ def mapped(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any
     Args:
         value: nested lists, tuples and dicts.
         change: returns the new value.
-        kind: what is changed, if not tensors.
+        kind: type of the changed objects, if not tensors.
     """
     if isinstance(value, kind):
         return change(value)

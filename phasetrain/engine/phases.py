@@ -236,7 +236,7 @@ def number_rows(*columns: NDArray[np.generic]) -> Numbers:
 
 
 class PhaseTableBuilder:
-    """Collects the phases of a plan that is being made, of which some repeat many times."""
+    """Collects the phases of a plan that is being made; some repeat many times."""
 
     def __init__(self) -> None:
         self._blocks: list[PhaseTable] = [PhaseTable()]

@@ -1,4 +1,4 @@
-"""Hooks: what watches a run (section HOOKS)."""
+"""Hooks, which watch a run (section HOOKS)."""
 
 from phasetrain.hooks.base import HOOKS, Hook, Hooks, Run, on
 from phasetrain.hooks.checkpoint import CheckpointHook

@@ -64,7 +64,7 @@ def _make_from_mapping(given: Mapping[str, Any], where: str) -> Pooling:
 
 
 def _read_pair(given: Any, where: str, least: int = 1) -> tuple[int, int]:
-    """Return rows and columns: a number stands for both."""
+    """Return rows and columns: one number means both."""
     pair = [given, given] if isinstance(given, int) else list(given)
     if len(pair) != 2 or not all(isinstance(one, int) and one >= least for one in pair):
         raise ValueError(f"{where} = {given}: {FORMS}")

@@ -218,7 +218,7 @@ class StatusRecord:
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """What is known of a run before its first step.
+    """The facts of a run before its first step.
 
     Attributes:
         updates: planned updates; 0 if unknown.

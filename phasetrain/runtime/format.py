@@ -53,7 +53,7 @@ def format_duration_range(low: float, high: float) -> str:
 
 
 def format_estimate(seconds: float) -> str:
-    """Return the expected duration of a run of which only single steps were timed, as a range."""
+    """Return the expected duration of a run with few timed steps, as a range."""
     return format_duration_range(0.7 * seconds, 1.5 * seconds)
 
 

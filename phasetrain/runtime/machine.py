@@ -122,8 +122,8 @@ class GeneratorWatch:
         )
 
     def stop(self) -> frozenset[str]:
-        """Return the names of the generators that were used or seeded since `start`; `torch` stands
-        for those of CUDA devices too."""
+        """Return the names of the generators that were used or seeded since `start`; `torch`
+        includes the generators of CUDA devices."""
         used = set()
         if _copy_state(torch.default_generator) != self._torch or self._is_cuda_used():
             used.add("torch")

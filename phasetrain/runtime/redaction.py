@@ -120,8 +120,8 @@ def has_secrets(config: Mapping[str, Any]) -> bool:
 
 
 def restore_secrets(redacted: Any, original: Any) -> Any:
-    """Return a redacted config with the values of another one in the place of those removed; what
-    the other one lacks stays redacted."""
+    """Return a redacted config with the values of another one in the place of those removed; values
+    that the other one lacks stay redacted."""
     if isinstance(redacted, Mapping) and isinstance(original, Mapping):
         return {key: restore_secrets(item, original.get(key)) for key, item in redacted.items()}
     if isinstance(redacted, list) and isinstance(original, list) and len(redacted) == len(original):

@@ -43,7 +43,7 @@ class Task(Passes, TaskState, Predictor):
     Attributes:
         separate_updaters: whether each optimizer in OPTIMIZER.others gets an updater, which steps
             by itself; otherwise all optimizers step together or not at all.
-        counted: what `StepOutput.weight` counts: `samples` or `tokens`; for speeds.
+        counted: unit of `StepOutput.weight`, `samples` or `tokens`; for speeds.
     """
 
     separate_updaters: ClassVar[bool] = False

@@ -41,7 +41,7 @@ def describe_failed_forward(
 
     Args:
         model: the whole model.
-        error: what its forward pass has raised.
+        error: error of its forward pass.
         batch: input of the model.
         ids: indices of the samples in the batch, if known.
     """
@@ -102,7 +102,7 @@ def _describe_layer(module: nn.Module) -> str:
 def shorten_misfit(error: Exception) -> str:
     """Return why a state does not fit a module, with two names of each kind of mismatch.
 
-    torch lists every tensor of the model, which buries what to do about it.
+    torch lists every tensor of the model, which buries the advice.
     """
     first, *lines = str(error).strip().splitlines() or [type(error).__name__]
     if "state_dict" not in first:

@@ -70,7 +70,7 @@ class _Ended:
 
     Attributes:
         command: its name; empty if the command line could not be parsed.
-        outcome: what to print, and the exit code.
+        outcome: the output, and the exit code.
         failure: the error that ended it.
         is_reported: whether the failure was printed, so that no traceback is needed.
     """

@@ -40,7 +40,7 @@ class Call:
 
     @property
     def overrides(self) -> list[str]:
-        """The overrides among the words, and that of the flag `-v`."""
+        """The overrides among the words, and the override that the flag `-v` means."""
         given = list(self.flags.overrides)
         if self.flags.verbose:
             given.append(VERBOSE)

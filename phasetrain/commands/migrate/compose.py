@@ -69,7 +69,7 @@ def read_defaults() -> dict[str, Any]:
 
 
 def read_vissl(paths: Sequence[str | Path]) -> VisslConfig:
-    """Return the config of several files, a base and what is merged over it, in this order.
+    """Return the config of several files, a base and the files merged over it, in this order.
 
     Raises:
         ConfigError: a file cannot be read, or is no config of VISSL.

@@ -22,7 +22,7 @@ COPY = "= "
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What became of one key of a config.
+    """The result for one key of a config.
 
     Attributes:
         key: key of VISSL.
@@ -92,7 +92,7 @@ class Draft:
             self.notes.append(text)
 
     def list_keys(self) -> list[KeyReport]:
-        """Return what became of each key of the files; none is left out."""
+        """Return the result for each key of the files; none is left out."""
         return [self._judge(key, value) for key, value in self.source.given.items()]
 
     def _judge(self, key: str, value: Any) -> KeyReport:

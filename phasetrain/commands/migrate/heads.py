@@ -53,7 +53,7 @@ def _convert_swav_head(given: Params) -> tuple[Params, list[int]]:
 
 
 def _convert_chain(items: Sequence[Any]) -> Params:
-    """Return one projection for several `mlp`, each with layers of its own."""
+    """Return one projection for several `mlp`, each with separate layers."""
     widths: list[int] = []
     norm = False
     for _, params in items:

@@ -267,7 +267,7 @@ def _convert_frozen(source: VisslConfig, draft: Draft) -> None:
 
 
 def _read_rules(trunk: Trunk, *, whole: bool) -> dict[str, Any]:
-    """Return rules from VISSL's names of weights to those of the model."""
+    """Return rules that rename VISSL's weights to the names in the model."""
     target = "" if whole else "trunk."
     if trunk.prefix is None:
         return {}

@@ -60,7 +60,7 @@ class TransformConverter:
         self.gaps: list[str] = []
 
     def convert(self, items: Sequence[Mapping[str, Any]]) -> tuple[View, list[View]]:
-        """Return the transforms of one image, and those of each view; no views: one image.
+        """Return the transforms of the image and of each view; no views: one image.
 
         Gaps are recorded under the key of the list.
         """

@@ -38,7 +38,7 @@ class Migration:
 
     Attributes:
         experiment: sections of the experiment.
-        keys: what became of each key of the files.
+        keys: the result for each key of the files.
         notes: differences and open ends, as sentences.
     """
 
@@ -63,7 +63,7 @@ class Migration:
         return "\n".join([*lines, to_yaml(self.experiment)])
 
     def format_report(self) -> str:
-        """Return the keys by what became of them, and the notes."""
+        """Return the keys grouped by result, and the notes."""
         lines = []
         for status in ("missing", "translated", "renamed", "not needed"):
             rows = [one for one in self.keys if one.status == status]
@@ -73,7 +73,7 @@ class Migration:
 
 
 def convert_vissl(source: VisslConfig, catalog: Mapping[str, Any] | None = None) -> Migration:
-    """Return the experiment for a config of VISSL, and what became of each of its keys.
+    """Return the experiment for a config of VISSL, and the result for each of its keys.
 
     Args:
         source: the config.

@@ -1,1 +1,1 @@
-"""Show what a run will do, and check it before the first step."""
+"""Show the plan of a run, and check it before the first step."""

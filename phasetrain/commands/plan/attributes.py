@@ -1,4 +1,4 @@
-"""Digests of what parts hold in plain Python attributes, where no checkpoint sees it."""
+"""Digests of the plain Python attributes of parts, where no checkpoint sees it."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -75,7 +75,7 @@ def _list_own_attributes(holder: object) -> frozenset[str]:
 
 
 def _plain_state(value: Any) -> Any:
-    """Return what can be compared of a value; None if nothing can."""
+    """Return the comparable part of a value; None if there is none."""
     if isinstance(value, bool | int | float | complex | str | Tensor | np.ndarray | np.generic):
         return value
     if isinstance(value, torch.Generator):

@@ -85,7 +85,7 @@ class Segment:
 
 @dataclass
 class Record:
-    """What a segment gave without a resume.
+    """The result of a segment without a resume.
 
     Attributes:
         saved: the state at the save, copied to the CPU.
@@ -106,7 +106,7 @@ class _Recorder(Silent):
         self._passes = 0
 
     def on_batch(self, batch: Batch) -> Batch:
-        """Record what the model will get."""
+        """Record the inputs of the model."""
         content = {
             "ids": batch.ids,
             "input": batch.input,
@@ -118,7 +118,7 @@ class _Recorder(Silent):
         return batch
 
     def on_forward(self, out: StepOutput) -> StepOutput:
-        """Record what the model and the loss have returned."""
+        """Record the outputs of the model and the loss."""
         self._passes += 1
         self.found |= digest_leaves(_detach(out.output), f"output.{self._passes}")
         self.found |= digest_leaves(out.loss.detach(), f"loss.{self._passes}")

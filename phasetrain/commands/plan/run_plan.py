@@ -1,4 +1,4 @@
-"""What a run is about to do, before its parts are built."""
+"""The plan of a run, before its parts are built."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

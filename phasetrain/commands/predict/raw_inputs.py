@@ -57,7 +57,7 @@ class InputReader:
         return self.section.get("dataset") in OF_BYTES
 
     def read(self, paths: Sequence[str]) -> list[RawInput]:
-        """Return the samples in files; a folder stands for the images in it.
+        """Return the samples in files; a folder means the images in it.
 
         Raises:
             ConfigError: a file does not exist, is of no known kind, or cannot be read.

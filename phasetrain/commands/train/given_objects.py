@@ -1,4 +1,4 @@
-"""What a run records about objects that were given in Python."""
+"""The record of objects that were given in Python."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,8 +32,8 @@ def list_object_lines(setup: Setup, objects: Mapping[str, Mapping[str, Any]]) ->
 
 
 def list_inexact_lines(setup: Setup, objects: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the sentences about what config and seed do not decide, to print before the first
-    step."""
+    """Return the sentences about everything that config and seed do not decide, to print
+    before the first step."""
     weighted = [_describe_line(facts) for facts in objects.values() if "sha256" in facts]
     return [*weighted, *setup.given.notes]
 

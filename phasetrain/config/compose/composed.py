@@ -172,7 +172,7 @@ def _find_part_name(layer: Layer, group: str) -> str | None:
 
 
 def _reject_several_parts(group: str, named: Mapping[str, str | None]) -> list[Problem]:
-    """Reject options of a group that name a part each, of which the last would win."""
+    """Reject several options of a group that each name a part: the last would win."""
     naming = [option for option, name in named.items() if name is not None]
     if len(naming) < 2:
         return []

@@ -69,7 +69,7 @@ def explain_defaults_error(error: Exception, groups: Sequence[str]) -> str:
     """Return why a defaults list cannot be followed.
 
     Args:
-        error: what Hydra raised.
+        error: error of Hydra.
         groups: folders with options, such as `OPTIMIZER`.
     """
     reason = _PARENT.sub("", _first_line(error))
@@ -101,7 +101,7 @@ def explain_interpolation_error(error: Exception, find_key: Callable[[str], str 
     """Return why `${...}` cannot be resolved.
 
     Args:
-        error: what OmegaConf raised.
+        error: error of OmegaConf.
         find_key: returns the key that an unknown one is probably meant to be.
     """
     reason = _first_line(error)
@@ -134,7 +134,7 @@ def explain_override_error(text: str, error: Exception) -> str:
 
     Args:
         text: the override, with `=`.
-        error: what Hydra's parser raised.
+        error: error of Hydra's parser.
     """
     key, _, value = text.partition("=")
     hint = _hint_at_key(key, value) or _hint_at_value(key, value)

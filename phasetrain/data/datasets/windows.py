@@ -13,7 +13,7 @@ from phasetrain.data.protocols import Described, Fingerprinted, Samples
 
 
 class Windows(Dataset[Any]):
-    """Datasets one after the other, each of which is a window.
+    """Windows, one after the other.
 
     Args:
         windows: the datasets in order.

@@ -21,7 +21,7 @@ Sample = tuple[Any, Any]
 
 
 class SingleSamples:
-    """The samples of a draw, each of which is read and transformed by itself.
+    """The samples of a draw, each read and transformed by itself.
 
     Args:
         dataset: the samples.

@@ -173,7 +173,7 @@ class WorkerTraceback(Exception):  # noqa: N818 - it is shown as the cause of an
     """
 
     def __str__(self) -> str:
-        """Return the traceback on lines of its own."""
+        """Return the traceback on separate lines."""
         return f"in a worker\n{self.args[0]}"
 
 
@@ -201,7 +201,7 @@ class Parcel:
     """A batch on its way from a worker to the main process.
 
     Large tensors are in shared memory. Small ones are copied: a tensor in shared memory takes a
-    file descriptor, which is sent through a socket of its own and costs 200 us.
+    file descriptor, which is sent through a separate socket and costs 200 us.
 
     Args:
         batch: the batch.

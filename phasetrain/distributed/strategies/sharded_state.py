@@ -57,7 +57,7 @@ class ShardedOptimizerState(StateAdapter):
         return {number: merged[number] for number in sorted(merged)}  # type: ignore[misc]
 
     def optimizer_entries(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return nothing: what an optimizer adds may belong to the shard of one rank."""
+        """Return nothing: additions of an optimizer may belong to the shard of one rank."""
         return {}
 
     def load_optimizer_state(

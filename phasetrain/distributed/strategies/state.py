@@ -38,7 +38,7 @@ class StateAdapter:
         return state
 
     def optimizer_entries(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return what a custom optimizer has added to its state_dict, by name."""
+        """Return the additions of a custom optimizer to its state_dict, by name."""
         entries: dict[str, Any] = optimizer.state_dict()
         return {name: value for name, value in entries.items() if name not in STANDARD_ENTRIES}
 

@@ -318,7 +318,7 @@ def check_schedule(where: str, schedule: object, updates: int) -> None:
 
     Args:
         where: config path of the schedule.
-        schedule: what the factory has returned.
+        schedule: result of the factory.
         updates: number of updates of the run.
 
     Raises:

@@ -285,7 +285,7 @@ class Updater:
             self.scaler.load_state_dict(state["scaler"])
 
     def load_optimizer_state(self, saved: Mapping[int, Any]) -> None:
-        """Load the state of some parameters by their number, and drop that of all others.
+        """Load the state of some parameters by their number, and drop the state of all others.
 
         Args:
             saved: number of the parameter -> its state, as in the `optimizer` of `state_dict`.

@@ -78,7 +78,7 @@ class Mark:
 
     Attributes:
         x: updates done.
-        label: what happened there.
+        label: the event.
     """
 
     x: float

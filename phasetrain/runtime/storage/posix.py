@@ -96,7 +96,7 @@ class StorageReader:
                 one before is filled.
 
         Returns:
-            The `tree_digest` of what was read.
+            The `tree_digest` of the bytes read.
 
         Raises:
             OSError: the file cannot be read, or is shorter.

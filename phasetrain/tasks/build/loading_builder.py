@@ -206,7 +206,7 @@ def build_collate(context: BuildContext, where: str, item: str | Mapping[str, An
 
 
 def check_callable(where: str, found: object, of_what: str) -> None:
-    """Reject what a factory has returned unless it can be called.
+    """Reject the result of a factory unless it can be called.
 
     Raises:
         ConfigError: it cannot.
