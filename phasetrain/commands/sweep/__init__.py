@@ -1,7 +1,8 @@
 """`-m`: trains one run per combination of the given values, or per suggestion of a sampler.
 
-Hydra makes the combinations and launches the jobs, so that all of its sweepers and launchers work (`hydra/launcher=joblib`). It never sees the training: each job starts
-the program again as a separate process, with its own overrides and run folder.
+Hydra makes the combinations and launches the jobs, so that all of its sweepers and launchers work
+(`hydra/launcher=joblib`). It never sees the training: each job starts the program again as a
+separate process, with its own overrides and run folder.
 """
 
 import fcntl

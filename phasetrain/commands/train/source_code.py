@@ -19,8 +19,8 @@ from phasetrain.errors import is_user_file
 def hash_sources(setup: Setup) -> dict[str, str]:
     """Return module -> SHA-256 of its source; empty if the file is gone.
 
-    The modules are listed in RUN.imports, or define parts named by a dotted path or objects given in
-    Python; and the modules in the user's files that these import, directly or not.
+    The modules are listed in RUN.imports, or define parts named by a dotted path or objects given
+    in Python; and the modules in the user's files that these import, directly or not.
     """
     found = {}
     for name, path in _list_modules(setup).items():
