@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from phasetrain.data import SampleReader, SourcesReader
+from phasetrain.data.batch_transforms import EachView
 from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
 from phasetrain.distributed import Ordered
@@ -237,10 +238,12 @@ class SelfSupervised(Task):
                 f"TASK.momentum = {self._momentum}: the loss {loss} does not use a teacher; leave "
                 "momentum out"
             )
-        if self.parts.batch_transforms:
+        mixes = [one for pipeline in self.parts.batch_transforms for one in pipeline.transforms]
+        if not all(isinstance(one, EachView) for one in mixes):
             raise ConfigError(
                 "DATA.TRAIN.batch_transforms mixes inputs and targets, and TASK.name = "
-                "'self_supervised' has views and no targets; leave it out"
+                "'self_supervised' has views and no targets; leave it out, or mix views: "
+                "[{name: each_view, transforms: [mixup, cutmix]}]"
             )
         views = 1 if self._momentum is None else self._teacher_views
         for split, loader in self.parts.loaders.items():

@@ -19,6 +19,7 @@ from phasetrain.testing.build import build_run
 SMALL = ("DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32", "MACHINE.threads=1")
 PARTS = "RUN.imports=[self_supervised_parts]"
 STATE = {
+    "simclr": ("DATA.TRAIN.batch_transforms=[{name: each_view, transforms: [mixup, cutmix]}]",),
     "moco": ("LOSS.queue=60",),
     "swav": ("LOSS.queue=40", "LOSS.queue_updates=1", "LOSS.frozen_updates=2"),
 }

@@ -296,21 +296,23 @@ def _convert_collator(source: VisslConfig, draft: Draft, key: str) -> None:
         draft.deactivate(f"{key}.COLLATE_FUNCTION_PARAMS", f"belongs to the collator {name}")
         return
     params: Mapping[str, Any] = source.get(f"{key}.COLLATE_FUNCTION_PARAMS", {})
-    if params.get("ssl_method") or source.get("LOSS.name") in SELF_SUPERVISED:
-        draft.miss("mixup and cutmix of views", place, *below)
-        return
     if key.endswith("TEST"):
         draft.skip("tests are not mixed", place, *below)
         return
-    draft.put("DATA.TRAIN.batch_transforms", _make_mixers(params), place, *below)
-    smoothing = float(params.get("label_smoothing", 0.0))
+    views = source.get("LOSS.name") in SELF_SUPERVISED
+    if views and name == "mixup_collator":
+        draft.miss("mixup of neighbours in a batch", place, *below)
+        return
+    draft.put("DATA.TRAIN.batch_transforms", _make_mixers(params, views=views), place, *below)
+    # VISSL's losses of views ignore targets, and with them label smoothing.
+    smoothing = 0.0 if views else float(params.get("label_smoothing", 0.0))
     if smoothing:
         draft.put(
             "LOSS.label_smoothing", smoothing, f"{key}.COLLATE_FUNCTION_PARAMS.label_smoothing"
         )
 
 
-def _make_mixers(params: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _make_mixers(params: Mapping[str, Any], *, views: bool) -> list[dict[str, Any]]:
     """Return mixup and cutmix, or one of them, as batch transforms."""
     mixers: list[dict[str, Any]] = []
     for kind, usual in (("mixup", 1.0), ("cutmix", 0.0)):
@@ -323,7 +325,10 @@ def _make_mixers(params: Mapping[str, Any]) -> list[dict[str, Any]]:
             mixer["per"] = "sample"
         if chance < 1:
             mixer["probability"] = chance
-    if len(mixers) < 2:
+    if len(mixers) < 2 and not views:
         return mixers
-    switch = float(params.get("switch_prob", 0.5))
-    return [{"name": "one_of", "transforms": mixers, "weights": [1 - switch, switch]}]
+    choice: dict[str, Any] = {"name": "each_view" if views else "one_of", "transforms": mixers}
+    if len(mixers) == 2:
+        switch = float(params.get("switch_prob", 0.5))
+        choice["weights"] = [1 - switch, switch]
+    return [choice]

@@ -97,8 +97,8 @@ def _convert_swav(source: VisslConfig, draft: Draft, own: str, prototypes: Seque
         draft.put("LOSS.queue_updates", updates, f"{own}.queue.start_iter")
     else:
         draft.deactivate(f"{own}.queue.", "there is no queue")
-    if source.get(f"{own}.shk_powerlaw"):
-        draft.miss("codes that follow a power law", f"{own}.shk_powerlaw")
+    if exponent := float(source.get(f"{own}.shk_powerlaw", 0.0)):
+        draft.put("LOSS.power_law", exponent, f"{own}.shk_powerlaw")
 
 
 def convert_classification(source: VisslConfig, draft: Draft, labels: Sequence[str]) -> None:

@@ -199,16 +199,28 @@ def _convert_cosine(given: Mapping[str, Any], top: float) -> dict[str, Any]:
 
 def _convert_restarts(given: Mapping[str, Any], top: float) -> dict[str, Any]:
     period = float(given["restart_interval_length"])
-    end = _share(given["end_value"], top)
-    if not math.isclose(given["start_value"], top, rel_tol=1e-6) or given.get("is_adaptive"):
-        raise UnknownScheduleError("restarts that do not start at the peak, or are adaptive")
-    if given.get("wave_type", "half") == "half":
-        return {"name": "cosine_restarts", "period": period, "end": end}
-    # A whole wave falls to its end and rises again.
-    wave = {"name": "one_cycle", "rise": 0.5, "start": 1.0, "peak": end, "end": 1.0}
-    count = math.ceil(round(1 / period, 2))
-    parts = [{**wave, "length": period} for _ in range(count - 1)]
-    return {"name": "composite", "parts": [*parts, wave]}
+    start, end = (float(given[f"{key}_value"]) for key in ("start", "end"))
+    adaptive = bool(given.get("is_adaptive"))
+    # A whole wave is two periods long, and the schedule starts in the middle of one, at its peak.
+    half = given.get("wave_type", "half") == "half"
+    decay = float(given.get("lr_multiplier", 1.0))
+    if half and not adaptive and math.isclose(start, top, rel_tol=1e-6):
+        found = {"name": "cosine_restarts", "period": period, "end": _share(end, top)}
+        return found if decay == 1 else {**found, "decay": decay}
+    parts: list[dict[str, Any]] = []
+    # The difference to 1 of the last wave is at most the rounding of the period, such as 0.334.
+    for number in range(math.ceil(round(1 / period, 2))):
+        restart = number if half else (number + 1) // 2
+        peak = start * decay**restart
+        if adaptive:
+            begin = period * (restart if half else max(2 * restart, 1))
+            peak = end + (start - end) * (1 + math.cos(math.pi * begin)) / 2
+        ends = (end, peak) if not half and number % 2 else (peak, end)
+        first, last = (_share(value, top) for value in ends)
+        wave = {"name": "one_cycle", "rise": 0.0, "start": first, "peak": first, "end": last}
+        parts.append({**wave, "length": period})
+    del parts[-1]["length"]
+    return {"name": "composite", "parts": parts}
 
 
 def _convert_steps(given: Mapping[str, Any], top: float) -> dict[str, Any]:
@@ -225,15 +237,20 @@ def _convert_polynomial(given: Mapping[str, Any], top: float) -> dict[str, Any]:
 
 
 def _convert_composite(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    parts = []
+    parts: list[dict[str, Any]] = []
     scaling = list(given.get("interval_scaling") or [])
     for at, part in enumerate(given["schedulers"]):
         found = _convert_part(part, top)
-        if at < len(given["schedulers"]) - 1:
-            found["length"] = float(given["lengths"][at])
+        length = float(given["lengths"][at])
+        # Parts of a part follow each other in the list: a composite has no composite inside.
+        inner = found["parts"] if found["name"] == "composite" else [found]
         if at < len(scaling) and scaling[at] == "fixed":
             found["scaling"] = "fixed"
-        parts.append(found)
+        for one in inner:
+            one["length"] = length * one.get("length", 1.0)
+        parts += inner
+    # The last part lasts until the end.
+    del parts[-1]["length"]
     return {"name": "composite", "parts": parts}
 
 

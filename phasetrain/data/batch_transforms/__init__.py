@@ -8,6 +8,7 @@ from phasetrain.data.batch_transforms.base import (
     make_soft_target,
 )
 from phasetrain.data.batch_transforms.cutmix import CutMix
+from phasetrain.data.batch_transforms.each_view import EachView
 from phasetrain.data.batch_transforms.mixing import PairMixing
 from phasetrain.data.batch_transforms.mixup import Mixup
 from phasetrain.data.batch_transforms.one_of import OneOf
@@ -15,6 +16,7 @@ from phasetrain.data.batch_transforms.one_of import OneOf
 __all__ = [
     "BATCH_TRANSFORMS",
     "CutMix",
+    "EachView",
     "Mixup",
     "OneOf",
     "PairMixing",

@@ -68,18 +68,33 @@ class PairMixing(PairTransform):
     def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
         """Return the mixed micro-batch."""
         target = make_soft_target(batch, self.classes)
-        counting = _list_counted(batch, len(target))
-        if random.random() >= self.probability or len(counting) < 2:
+        counted = list_counted(batch, len(target))
+        if random.random() >= self.probability or len(counted) < 2:
             return replace(batch, target=target)
-        order = np.arange(len(target))
-        # Padding remains its own partner, so it cannot leak into a sample that counts.
-        order[counting] = random.permutation(counting)
-        partners = torch.from_numpy(order).to(target.device, non_blocking=True)
-        shares = random.beta(
-            self.alpha, self.alpha, size=len(target) if self.per == "sample" else 1
+        partners = draw_partners(counted, target, random)
+        value, shares = self.mix(
+            batch.input, partners, self.draw_shares(len(target), random), random
         )
-        value, shares = self.mix(batch.input, partners, shares, random)
         return replace(batch, input=value, target=blend_pairs(target, partners, shares))
+
+    def draw_shares(self, rows: int, random: np.random.Generator) -> NDArray[np.float64]:
+        """Return the share of the sample itself, in [0, 1], `(1,)` or `(rows,)`."""
+        return random.beta(self.alpha, self.alpha, size=rows if self.per == "sample" else 1)
+
+
+def draw_partners(counted: NDArray[np.int64], like: Tensor, random: np.random.Generator) -> Tensor:
+    """Return the index of the other sample for each row of a tensor, int64 `(N,)`, on its
+    device.
+
+    Args:
+        counted: rows that count.
+        like: a tensor `(N, ...)`.
+        random: generator of the permutation.
+    """
+    order = np.arange(len(like))
+    # Padding remains its own partner, so it cannot leak into a sample that counts.
+    order[counted] = random.permutation(counted)
+    return torch.from_numpy(order).to(like.device, non_blocking=True)
 
 
 def blend_pairs(one: Tensor, partners: Tensor, shares: NDArray[np.float64]) -> Tensor:
@@ -96,7 +111,7 @@ def blend_pairs(one: Tensor, partners: Tensor, shares: NDArray[np.float64]) -> T
     return torch.lerp(one[partners], one, weight.view(-1, *[1] * (one.ndim - 1)))
 
 
-def _list_counted(batch: Batch, rows: int) -> NDArray[np.int64]:
+def list_counted(batch: Batch, rows: int) -> NDArray[np.int64]:
     """Return the rows that count."""
     if batch.mask is None or not batch.size:
         return np.arange(rows if batch.size else 0)

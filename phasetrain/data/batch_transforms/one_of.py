@@ -42,7 +42,11 @@ class OneOf(PairTransform):
 
     def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
         """Return the result of the chosen transform."""
-        return self.transforms[random.choice(len(self.transforms), p=self.weights)](batch, random)
+        return self.choose(random)(batch, random)
+
+    def choose(self, random: np.random.Generator) -> PairTransform:
+        """Return one of the transforms."""
+        return self.transforms[random.choice(len(self.transforms), p=self.weights)]
 
 
 def _build_transform(

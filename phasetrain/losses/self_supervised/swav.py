@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
-from phasetrain.config.checks import check_positive
+from phasetrain.config.checks import check_at_least, check_positive
 from phasetrain.distributed import World, reduce
 from phasetrain.losses.base import LOSSES
 from phasetrain.losses.self_supervised.multi_view import (
@@ -28,11 +28,14 @@ class CodeSettings:
         views: number of views, the first ones, that get codes.
         epsilon: smoothness of codes.
         iterations: iterations of Sinkhorn's algorithm.
+        power_law: prototype k = 1, 2, ... gets a share of the samples proportional to
+            k ** -power_law; 0: equal shares.
     """
 
     views: int = 2
     epsilon: float = 0.05
     iterations: int = 3
+    power_law: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class SwAV(nn.Module):
             iterations=codes.iterations,
             code_views=codes.views,
         )
+        check_at_least(0, power_law=codes.power_law)
         self.temperature = temperature
         self.codes = codes
         self.queue_start = queue.start_update
@@ -159,6 +163,7 @@ class SwAV(nn.Module):
             counted,
             epsilon=self.codes.epsilon,
             iterations=self.codes.iterations,
+            power_law=self.codes.power_law,
         )
         return codes[:count]
 
@@ -186,6 +191,7 @@ def build_swav(  # one parameter per key of section LOSS
     queue: int = 0,
     queue_updates: int = 0,
     frozen_updates: int = 0,
+    power_law: float = 0.0,
     world: World | None = None,
 ) -> SwAV:
     """Build the SwAV loss: swapped prediction of codes (Caron et al. 2020, arXiv:2006.09882).
@@ -202,10 +208,13 @@ def build_swav(  # one parameter per key of section LOSS
             disables the queue.
         queue_updates: number of updates during which the queue is filled but not used.
         frozen_updates: number of updates at the start during which the prototypes are frozen.
+        power_law: exponent of the sizes of clusters, for data with rare classes: prototype k = 1,
+            2, ... gets a share of the samples proportional to k ** -power_law; 0: equal shares.
         world: fact; the ranks of the run.
 
     Raises:
-        ValueError: a size is not positive, or the queue is shorter than a batch.
+        ValueError: a size is not positive, power_law is negative, or the queue is shorter than a
+            batch.
     """
     if queue and queue < batch_size:
         raise ValueError(
@@ -215,7 +224,7 @@ def build_swav(  # one parameter per key of section LOSS
         dimensions,
         prototypes,
         temperature,
-        CodeSettings(code_views, epsilon, iterations),
+        CodeSettings(code_views, epsilon, iterations, power_law),
         QueueSettings(queue, queue_updates),
         frozen_updates,
         world,
@@ -223,10 +232,16 @@ def build_swav(  # one parameter per key of section LOSS
 
 
 def balance_codes(
-    world: World, scores: Tensor, counted: Tensor, *, epsilon: float, iterations: int
+    world: World,
+    scores: Tensor,
+    counted: Tensor,
+    *,
+    epsilon: float,
+    iterations: int,
+    power_law: float = 0.0,
 ) -> Tensor:
-    """Return codes by Sinkhorn's algorithm (Cuturi 2013): rows that sum to 1, and columns with
-    nearly equal sums over all ranks.
+    """Return codes by Sinkhorn's algorithm (Cuturi 2013): rows that sum to 1, and columns with sums
+    over all ranks that are nearly equal, or follow a power law.
 
     Args:
         world: the ranks of the run, each with its own rows; a collective call.
@@ -234,11 +249,15 @@ def balance_codes(
         counted: 1 for rows that take part, 0 for others, `(N, 1)`.
         epsilon: the smaller, the closer each code is to a single prototype.
         iterations: how often columns, then rows, are normalised.
+        power_law: the sum of column k = 1, 2, ... is proportional to k ** -power_law.
     """
+    shares = torch.arange(1, scores.shape[1] + 1, device=scores.device).to(scores) ** -power_law
     # Scores are cosines, so subtracting 1 keeps exp within [0, 1] in float32.
     codes = torch.exp((scores - 1) / epsilon) * counted
     for _ in range(iterations):
         # Columns over all ranks, so that the codes are those of one process with the whole batch.
         codes = codes / reduce(world, codes.sum(dim=0)).clamp_min(TINY)
+        if power_law:
+            codes = codes * shares
         codes = codes / codes.sum(dim=1, keepdim=True).clamp_min(TINY)
     return codes

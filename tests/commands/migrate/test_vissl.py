@@ -10,8 +10,10 @@ from phasetrain.commands.cli import main
 from phasetrain.commands.migrate.compose import VisslConfig, read_defaults, read_vissl
 from phasetrain.commands.migrate.draft import find_row, list_table_rows, read_key_table
 from phasetrain.commands.migrate.key_page import key_page
+from phasetrain.commands.migrate.optimizer import convert_schedule
 from phasetrain.commands.migrate.vissl import convert_vissl
 from phasetrain.errors import ConfigError
+from phasetrain.optim.schedules.schedules import make_composite
 
 SUPERVISED = {
     "DATA.TRAIN.DATA_SOURCES": ["disk_folder"],
@@ -209,6 +211,40 @@ def test_learning_rate_is_scaled_as_vissl_does():
     one = convert_vissl(VisslConfig({**SUPERVISED, **SCALED, "DISTRIBUTED.NUM_NODES": 1}))
     assert one.experiment["OPTIMIZER"]["lr"] == 0.3
     assert one.experiment["OPTIMIZER"]["SCHEDULES"]["lr"] == {"name": "cosine", "end": 0.001}
+
+
+FULL = {"wave_type": "full", "restart_interval_length": 0.25, "lr_multiplier": 0.5}
+RESTARTS = {
+    "full": (FULL, [4.8, 3.143299, 0.233521, 1.572479, 1.572479, 0.118931, 1.085869]),
+    "adaptive half": (
+        {"wave_type": "half", "restart_interval_length": 0.25, "is_adaptive": True},
+        [4.8, 3.143299, 3.706916, 1.418883, 1.57405, 0.639983, 0.071858],
+    ),
+    "adaptive full": (
+        {"wave_type": "full", "restart_interval_length": 0.25, "is_adaptive": True},
+        [4.097759, 2.683677, 0.23375, 1.57405, 1.57405, 0.0048, 0.0048],
+    ),
+}
+
+
+@pytest.mark.parametrize(("params", "expected"), RESTARTS.values(), ids=RESTARTS)
+def test_restarts_follow_the_curve_of_vissl(params, expected):
+    """The values were computed once by VISSL's class."""
+    given = {"name": "cosine_warm_restart", "start_value": 4.8, "end_value": 0.0048, **params}
+    peak, found = convert_schedule({**given, "update_interval": "step"})
+    assert found.pop("name") == "composite"
+    curve = make_composite(found["parts"], updates=1000, updates_per_epoch=100, batch_size=1)
+    places = (0, 0.1, 0.3, 0.4, 0.6, 0.8, 0.95)
+    assert [peak * curve(where) for where in places] == pytest.approx(expected, abs=2e-5)
+
+
+def test_parts_of_a_composite_schedule_are_one_list():
+    wave = {"name": "cosine_warm_restart", "start_value": 4.8, "end_value": 0.0048, **FULL}
+    parts = [{"name": "linear", "start_value": 0.6, "end_value": 4.8}, wave]
+    given = {"name": "composite", "schedulers": parts, "lengths": [0.2, 0.8]}
+    _, found = convert_schedule({**given, "update_interval": "step"})
+    assert [one["name"] for one in found["parts"]] == ["linear"] + ["one_cycle"] * 4
+    assert [one.get("length") for one in found["parts"]] == [0.2, 0.2, 0.2, 0.2, None]
 
 
 def test_weights_of_a_resnet_are_renamed():

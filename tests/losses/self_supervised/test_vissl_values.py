@@ -23,11 +23,15 @@ def test_simclr() -> None:
     assert loss(views(0, 1), None).item() == pytest.approx(10.119626998901367, abs=1e-5)
 
 
-def test_swav() -> None:
+@pytest.mark.parametrize(
+    ("power_law", "expected"), [(0, 1.800754189491272), (0.25, 1.7931127548217773)]
+)
+def test_swav_and_clusters_that_follow_a_power_law(power_law: float, expected: float) -> None:
     params = {"temperature": 0.1, "epsilon": 0.05, "iterations": 3, "prototypes": 5}
+    params["power_law"] = power_law
     loss = LOSSES.build("swav", params, facts={"dimensions": 6, "batch_size": 8})
     loss.prototypes.data.copy_(normalize(rows(9, 5)))
-    assert loss(views(0, 1, 2, 3), None).item() == pytest.approx(1.800754189491272, abs=1e-5)
+    assert loss(views(0, 1, 2, 3), None).item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_dino_and_its_center() -> None:
