@@ -1,5 +1,6 @@
 """Models by name (section MODEL)."""
 
+from phasetrain.models.alexnet import AlexNet
 from phasetrain.models.base import MODELS
 from phasetrain.models.bridges import (
     find_timm_model,
@@ -18,6 +19,7 @@ __all__ = [
     "HEADS",
     "MLP",
     "MODELS",
+    "AlexNet",
     "Embedding",
     "ResNetCifar",
     "SmallCNN",

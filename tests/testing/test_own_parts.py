@@ -49,6 +49,10 @@ HEADS = [
     "METERS.accuracy=null",
 ]
 MODEL_WORDS = {
+    "alexnet": [
+        *("MODEL.widths=[8,8,8,8,8]", "OPTIMIZER.name=adam", "OPTIMIZER.lr=0.01"),
+        *(f"DATA.{split}.transforms=[{{name: resize, size: 64}}]" for split in ("TRAIN", "TEST")),
+    ],
     "mlp": ["MODEL.dropout=0.2"],
     "resnet_cifar": [],
     "small_cnn": ["MODEL.width=8", "MODEL.dropout=0.1"],

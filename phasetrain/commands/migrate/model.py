@@ -268,7 +268,7 @@ def _convert_frozen(source: VisslConfig, draft: Draft) -> None:
 
 def _read_rules(trunk: Trunk, *, whole: bool) -> dict[str, Any]:
     """Return rules that rename VISSL's weights to the names in the model."""
-    target = "" if whole else "trunk."
+    target = trunk.inner if whole else f"trunk.{trunk.inner}"
     if trunk.prefix is None:
         return {}
     rules = [[f"^{trunk.prefix}", target]]

@@ -21,6 +21,7 @@ class Trunk:
         blocks: class of the blocks, for activation checkpointing.
         depth: number of blocks of a transformer; 0: another model.
         prefix: regular expression of VISSL's prefix of its weights; None: names differ.
+        inner: prefix of the same weights in the model.
     """
 
     section: Params
@@ -29,6 +30,7 @@ class Trunk:
     blocks: str = ""
     depth: int = 0
     prefix: str | None = None
+    inner: str = ""
 
 
 RESNET_LAYERS = {
@@ -50,6 +52,12 @@ REGNET_LAYERS = {
     "res5avg": "avgpool",
     "avgpool": "avgpool",
     "flatten": "avgpool",
+}
+ALEXNET_LAYERS = {
+    name: f"features.{at}"
+    for at, name in enumerate(
+        ("conv1", "pool1", "conv2", "pool2", "conv3", "conv4", "conv5", "pool5")
+    )
 }
 TORCHVISION_REGNETS = (
     "400mf",
@@ -165,6 +173,14 @@ def _convert_mobilenet(
     return Trunk({"name": f"timm.{name}"}, "classifier", {"flatten": "global_pool"})
 
 
+def _convert_alexnet(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
+    section: Params = {"name": "alexnet", "sobel": True}
+    if source.get(f"{place}.NAME") == "alexnet_rotnet":
+        section = {"name": "alexnet", "widths": [64, 192, 384, 256, 256]}
+    prefix = r"trunk\._feature_blocks\."
+    return Trunk(section, "head", ALEXNET_LAYERS, prefix=prefix, inner="features.")
+
+
 def _read_params(source: VisslConfig, own: str, options: Mapping[str, str]) -> Params:
     """Return parameters of a model: option -> value of the key below `own`, without null."""
     found = {option: source.get(f"{own}.{key}") for option, key in options.items()}
@@ -266,6 +282,8 @@ def _convert_convnext(
 
 
 TRUNKS: Mapping[str, Callable[[VisslConfig, Draft, str, bool], Trunk | None]] = {
+    "alexnet_deepcluster": _convert_alexnet,
+    "alexnet_rotnet": _convert_alexnet,
     "resnet": _convert_resnet,
     "regnet": _convert_regnet,
     "efficientnet": _convert_efficientnet,
