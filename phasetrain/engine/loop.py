@@ -155,6 +155,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.is_phase_begun = self.completes_first_steps and state.step == 0
         self.hooks.on_phase_start(self, phase)
         try:
+            self._begin_epoch(phase)
             clock.switch_to("data")
             steps = iter(task.batches(phase, state.step))  # starts reading at this step
             while True:
@@ -193,6 +194,10 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         # phase whose collectives the others would miss.
         if self.consensus.agree(wait=True):
             self._begin_ending()
+
+    def _begin_epoch(self, phase: Phase) -> None:
+        if phase.is_train and phase.first == 0 and self.state.step == 0:
+            self.task.begin_epoch(phase)
 
     def _begin_ending(self) -> bool:
         """Return whether a run that stops has tests left, and put them next in the plan."""

@@ -15,6 +15,10 @@ class PhaseTask(Protocol):
         """Prepare for a phase; `fresh` if none of its steps is complete."""
         ...
 
+    def begin_epoch(self, phase: Phase) -> None:
+        """Prepare for the next pass over the training data."""
+        ...
+
     def batches(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of a phase, from step `start` on."""
         ...

@@ -7,11 +7,14 @@ from phasetrain.losses.from_model import FromModel
 from phasetrain.losses.mean_reduction import find_target_counter, has_nested_target_counter
 from phasetrain.losses.self_supervised.barlow_twins import BarlowTwins
 from phasetrain.losses.self_supervised.byol import BYOL
+from phasetrain.losses.self_supervised.deepcluster import DeepClusterV2
 from phasetrain.losses.self_supervised.dino import DINO
 from phasetrain.losses.self_supervised.moco import MoCo
 from phasetrain.losses.self_supervised.multi_view import (
+    ClusteringLoss,
     CoupledLoss,
     FreezingLoss,
+    MemoryLoss,
     ScheduledLoss,
     TeacherLoss,
 )
@@ -24,12 +27,15 @@ __all__ = [
     "DINO",
     "LOSSES",
     "BarlowTwins",
+    "ClusteringLoss",
     "CoupledLoss",
     "CrossEntropy",
+    "DeepClusterV2",
     "FreezingLoss",
     "FromModel",
     "FunctionLoss",
     "LoggingLoss",
+    "MemoryLoss",
     "MoCo",
     "ScheduledLoss",
     "SimCLR",

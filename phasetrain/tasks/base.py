@@ -107,6 +107,12 @@ class Task(Passes, TaskState, Predictor):
                 meter.reset()
             self._log_means.reset()
 
+    def begin_epoch(self, phase: Phase) -> None:
+        """Prepare for the next pass over the training data; `phase` is its first one.
+
+        A run calls it after `begin` and before the first step; a rehearsal does not.
+        """
+
     def _select_split(self, split: str) -> None:
         """Select the meters and the terms of the loss of a split."""
         self._measured = {}

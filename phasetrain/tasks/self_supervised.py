@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import takewhile
 from math import cos, pi
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -15,12 +17,19 @@ from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
 from phasetrain.distributed import Ordered
 from phasetrain.engine.batch import Batch, StepOutput, mapped
-from phasetrain.engine.plan import Phase
+from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError, is_out_of_memory
-from phasetrain.losses import FreezingLoss, ScheduledLoss, TeacherLoss
+from phasetrain.losses import (
+    ClusteringLoss,
+    FreezingLoss,
+    MemoryLoss,
+    ScheduledLoss,
+    TeacherLoss,
+)
 from phasetrain.meters import Meter
 from phasetrain.models import Embedding
+from phasetrain.runtime.machine import seed_of
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, StepEvents
@@ -80,6 +89,9 @@ class SelfSupervised(Task):
         self._freezing_losses = [
             part for part in parts.loss.modules() if isinstance(part, FreezingLoss)
         ]
+        self._memory_losses = [
+            part for part in parts.loss.modules() if isinstance(part, MemoryLoss)
+        ]
         self._check_parts()
         self.teacher = None if momentum is None else self._new_teacher()
 
@@ -95,6 +107,25 @@ class SelfSupervised(Task):
             self.teacher.train(phase.is_train)
             if not phase.is_train:
                 self._strategy.prepare_test(self.teacher)
+
+    def begin_epoch(self, phase: Phase) -> None:
+        """Let the loss find the clusters of the epoch; an empty memory is filled by forward passes
+        over the epoch."""
+        losses = [part for part in self.parts.loss.modules() if isinstance(part, ClusteringLoss)]
+        if any(part.needs_fill() for part in losses):
+            self._run_epoch(phase)
+        for part in losses:
+            part.begin_epoch(seed_of(self.parts.seed, "clusters", phase.epoch))
+
+    @torch.no_grad()
+    def _run_epoch(self, phase: Phase) -> None:
+        """Run the forward passes of the epoch of a phase, without updates."""
+        phases = self.parts.loaders[TRAIN].plan.phases
+        for part in takewhile(lambda one: one.epoch == phase.epoch, phases[phase.index :]):
+            if part.is_train:
+                for step, batches in enumerate(self.batches(part, 0)):
+                    for batch in batches:
+                        self.run_forward(batch, Position(TRAIN, 0, step, 0.0))
 
     def begin_update(self, at: Position) -> None:
         """Set the options of the update, and move the teacher."""
@@ -132,6 +163,9 @@ class SelfSupervised(Task):
             # Padding must not take part in comparisons within the batch.
             embeddings = mapped(embeddings, lambda e: e[batch.mask])
             targets = mapped(targets, lambda e: e[batch.mask])
+        if self.model.training:
+            for part in self._memory_losses:
+                part.select_samples(self._find_places(batch))
         try:
             # Temperatures of 0.1 and below turn the rounding of half precision into large changes
             # of scores.
@@ -162,6 +196,15 @@ class SelfSupervised(Task):
                 "transform of the split"
             )
         return views
+
+    def _find_places(self, batch: Batch) -> Tensor:
+        """Return the places of the samples of a batch in the training data, `(N,)`."""
+        reader = self.parts.loaders[TRAIN].reader
+        assert isinstance(reader, SampleReader)  # `_check_parts` rejects others
+        places = batch.ids
+        if reader.chosen is not None:
+            places = torch.from_numpy(np.searchsorted(reader.chosen, places.numpy()))
+        return places.to(self._device)
 
     @torch.no_grad()
     def _embed_with_teacher(self, views: Sequence[Tensor]) -> list[Tensor] | None:
@@ -248,6 +291,11 @@ class SelfSupervised(Task):
         views = 1 if self._momentum is None else self._teacher_views
         for split, loader in self.parts.loaders.items():
             if isinstance(loader.reader, PerStageReader):
+                if self._memory_losses and split == TRAIN:
+                    raise ConfigError(
+                        f"PHASES.stages: the loss {loss} remembers every training sample, and the "
+                        "stages have other data; leave DATA.TRAIN out of the stages"
+                    )
                 readers = loader.reader.readers
             else:
                 readers = (loader.reader,)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from phasetrain.distributed import World
 from phasetrain.hooks import HOOKS, Hook, Run
-from phasetrain.losses import DINO, LOSSES, BarlowTwins, MoCo, SimCLR, SwAV
+from phasetrain.losses import DINO, LOSSES, BarlowTwins, DeepClusterV2, MoCo, SimCLR, SwAV
 from phasetrain.losses.self_supervised.swav import build_swav
 from phasetrain.tasks import TASKS, SelfSupervised, Stateful
 
@@ -42,6 +42,7 @@ def losses(world: World) -> dict[str, nn.Module]:
         "barlow_twins": BarlowTwins(0.01, world=world),
         "swav": build_swav(SIZE, ROWS, 6, queue=20, queue_updates=1, world=world),
         "dino": DINO(SIZE, world=world),
+        "deepcluster": DeepClusterV2(SIZE, ROWS, [3, 4], world=world),
     }
     return {name: loss.double() for name, loss in made.items()}
 
@@ -67,6 +68,10 @@ def learn(loss: nn.Module, share: slice, size: int) -> list[Tensor]:
         for part in loss.modules():
             if isinstance(part, SwAV | DINO):
                 part.advance(number / BATCHES, number)
+            if isinstance(part, DeepClusterV2):
+                part.select_samples(torch.arange(ROWS)[share])
+                if number:
+                    part.begin_epoch(number)
         embeddings = [view[share] @ weight for view in inputs]
         value = loss(embeddings, list(targets[:, share]))
         gradients = torch.autograd.grad(value, [weight, *loss.parameters()])

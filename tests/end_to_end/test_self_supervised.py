@@ -20,6 +20,7 @@ SMALL = ("DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32", "MACHINE.threads
 PARTS = "RUN.imports=[self_supervised_parts]"
 STATE = {
     "simclr": ("DATA.TRAIN.batch_transforms=[{name: each_view, transforms: [mixup, cutmix]}]",),
+    "deepcluster": ("LOSS.clusters=[5,6]", "DATA.TRAIN.subset.samples=100"),
     "moco": ("LOSS.queue=60",),
     "swav": ("LOSS.queue=40", "LOSS.queue_updates=1", "LOSS.frozen_updates=2"),
 }
@@ -29,7 +30,7 @@ SHORT = (
     "PHASES.limit.test=2",
     "PHASES.test_every.epochs=1",
 )
-EXPERIMENTS = ("simclr", "moco", "byol", "barlow", "swav", "dino")
+EXPERIMENTS = ("simclr", "moco", "byol", "barlow", "swav", "dino", "deepcluster")
 
 
 def words(name: str) -> tuple[str, ...]:

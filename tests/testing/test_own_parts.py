@@ -156,6 +156,7 @@ LOSS_WORDS = {
     "barlow_twins": ["experiment=digits_barlow"],
     "byol": ["experiment=digits_byol"],
     "cross_entropy": [],
+    "deepcluster_v2": ["experiment=digits_deepcluster"],
     "dino": ["experiment=digits_dino"],
     "from_model": [
         *(
@@ -187,7 +188,8 @@ LOSS_WORDS = {
 VIEWED = "tests/end_to_end/test_self_supervised.py::test_features_are_better_than_those_of_random_weights"
 LEARNS_ELSEWHERE = {
     **dict.fromkeys(
-        ("barlow_twins", "byol", "dino", "moco", "simclr", "swav", "trunk_head"), VIEWED
+        ("barlow_twins", "byol", "deepcluster_v2", "dino", "moco", "simclr", "swav", "trunk_head"),
+        VIEWED,
     ),
     "transformer": "tests/end_to_end/test_tasks.py::TestTextTiny::test_whole_experiment_reaches_its_metric",
 }

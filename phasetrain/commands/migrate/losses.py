@@ -18,6 +18,7 @@ SELF_SUPERVISED = {
     "swav_loss": "swav",
     "dino_loss": "dino",
     "barlow_twins_loss": "barlow_twins",
+    "deepclusterv2_loss": "deepcluster_v2",
 }
 """Loss of VISSL -> loss here."""
 
@@ -52,6 +53,8 @@ def convert_self_supervised(
         draft.put("LOSS.joint", value=True)
     elif loss == "dino_loss":
         _convert_dino(source, draft, own)
+    elif loss == "deepclusterv2_loss":
+        _convert_deepcluster(source, draft, own)
     else:
         _convert_swav(source, draft, own, prototypes)
 
@@ -73,6 +76,17 @@ def _convert_dino(source: VisslConfig, draft: Draft, own: str) -> None:
     draft.put("TASK.teacher_views", len(taught), f"{own}.crops_for_teacher")
     if taught != list(range(len(taught))):
         draft.miss("teacher views other than the first ones", f"{own}.crops_for_teacher")
+
+
+def _convert_deepcluster(source: VisslConfig, draft: Draft, own: str) -> None:
+    draft.put("LOSS.clusters", source.get(f"{own}.num_clusters"), f"{own}.num_clusters")
+    draft.put("LOSS.iterations", source.get(f"{own}.kmeans_iters"), f"{own}.kmeans_iters")
+    draft.put("LOSS.temperature", source.get(f"{own}.temperature"), f"{own}.temperature")
+    key = f"{own}.memory_params.crops_for_mb"
+    views = list(source.get(key))
+    draft.put("LOSS.memory_views", len(views), key)
+    if views != list(range(len(views))):
+        draft.miss("a memory of other views than the first ones", key)
 
 
 def _convert_swav(source: VisslConfig, draft: Draft, own: str, prototypes: Sequence[int]) -> None:

@@ -63,6 +63,31 @@ class FreezingLoss(Protocol):
         """Return the parameters that the current update must not change."""
 
 
+@runtime_checkable
+class MemoryLoss(Protocol):
+    """A loss that remembers every training sample."""
+
+    def select_samples(self, places: Tensor) -> None:
+        """Set the places of the samples of the next batch in the training data, int64 `(N,)` on
+        the device; before each call in training."""
+
+
+@runtime_checkable
+class ClusteringLoss(MemoryLoss, Protocol):
+    """A loss with a memory that prepares for each epoch."""
+
+    def needs_fill(self) -> bool:
+        """Return whether the memory is empty; the task then runs forward passes over an epoch."""
+        ...
+
+    def begin_epoch(self, seed: int) -> None:
+        """Prepare for an epoch.
+
+        Args:
+            seed: seed of the epoch.
+        """
+
+
 def gather_embeddings(world: World, rows: Tensor, *, equal: bool) -> tuple[Tensor, int]:
     """Return the rows of all ranks, and the index among them of the first row of this rank.
 

@@ -57,3 +57,14 @@ def test_barlow_twins_of_both_views_together() -> None:
     params = {"off_diagonal": 0.0051, "scale": 0.024, "joint": True}
     loss = LOSSES.build("barlow_twins", params)
     assert loss(views(0, 1), None).item() == pytest.approx(0.18665815889835358, abs=1e-5)
+
+
+def test_deepcluster_and_its_clusters() -> None:
+    facts = {"dimensions": 6, "train_samples": 8}
+    loss = LOSSES.build("deepcluster_v2", {"clusters": [3, 2]}, facts=facts)
+    loss.select_samples(torch.tensor([3, 0, 1, 2, 7, 6, 5, 4]))
+    loss(views(0, 1, 2), None)
+    loss.begin_epoch(5)
+    expected = [[2, 1, 0, 0, 2, 0, 1, 2], [1, 1, 0, 0, 0, 0, 1, 0]]
+    assert loss.assignments.tolist() == expected
+    assert loss(views(3, 4, 5), None).item() == pytest.approx(2.2981467247009277, abs=1e-5)
