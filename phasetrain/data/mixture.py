@@ -18,16 +18,13 @@ from phasetrain.data.samplers.epoch_stream import EpochStream
 from phasetrain.data.samplers.named import DrawOrder, Draws
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
-from phasetrain.data.samplers.source import SampleSource, SampleView, select_subset
+from phasetrain.data.samplers.source import SampleSource, SampleView, Subset, select_subset
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import shorten
 from phasetrain.runtime.machine import seed_of
 
 PERIOD = 10_000
 """Maximum number of draws after which the turns repeat; shares are multiples of 1 / PERIOD."""
-
-ALL_SAMPLES = {"samples": None, "seed": 0, "balanced": False, "skip": 0}
-"""Defaults of `subset`."""
 
 SOURCE_KEYS = ("batch_size", "transforms", "collate", "inputs", "targets", "label_type")
 """Keys of a dataset in a mixture with a batch size per source; the rest are parameters."""
@@ -264,7 +261,7 @@ def make_mixed(
 
 def _select_view(dataset: Samples, subset: Mapping[str, Any], where: str) -> Samples:
     try:
-        chosen = select_subset(SampleSource(dataset), **{**ALL_SAMPLES, **subset})
+        chosen = select_subset(SampleSource(dataset), Subset(**subset))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{where}.subset: {error}") from error
     if chosen is None:

@@ -13,7 +13,7 @@ Fields = str | int | tuple[Any, ...] | None
 @dataclass(frozen=True, kw_only=True)
 class SubsetSection(Section):
     """A subset of the dataset: a slice of the sample list, which is shuffled once. Subsets with the
-    same seed and different `skip` can be made disjoint."""
+    same seed and different `skip` or `fold` can be made disjoint."""
 
     samples: int | None = key(
         None,
@@ -29,6 +29,14 @@ class SubsetSection(Section):
         False, "take the same number of samples from each class", resume="forbidden"
     )
     skip: int = key(0, "samples to skip at the start of the list", resume="forbidden", ge=0)
+    folds: int | None = key(
+        None,
+        "divide the list into this many equal parts, and take the part `fold`",
+        resume="forbidden",
+        ge=2,
+    )
+    fold: int = key(0, "part of the list to take, from 0", resume="forbidden", ge=0)
+    complement: bool = key(False, "take all samples of the dataset but these", resume="forbidden")
 
 
 @dataclass(frozen=True, kw_only=True)

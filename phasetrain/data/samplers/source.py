@@ -2,6 +2,7 @@
 subset."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -134,38 +135,80 @@ class SampleSource:
         )
 
 
-def select_subset(
-    source: SampleSource, *, samples: int | None, seed: int, balanced: bool, skip: int
-) -> Indices | None:
-    """Return the indices of a subset of a dataset, in the order of the dataset; None for all
-    samples.
+@dataclass(frozen=True)
+class Subset:
+    """Which samples of a dataset to use: a slice of one shuffled list, so that equal seeds with
+    different `skip` or `fold` give disjoint subsets, such as one to train and one to test.
 
-    Subsets are slices of one shuffled list, so equal seeds with different `skip` give disjoint
-    subsets, such as one to train and one to test.
-
-    Args:
-        source: all samples.
+    Attributes:
         samples: size of the subset; None: all that remain, or with `balanced` as many as keep all
             classes equally large.
         seed: seed of the list; independent of the seed of the run.
         balanced: equally many samples of each class, to within one.
         skip: number of samples of the list to skip; with `balanced`, equally many of each class.
+        folds: number of equal parts of the list, to within one sample; None: not divided.
+        fold: which of these parts to use, from 0.
+        complement: use all samples of the dataset but these.
+    """
+
+    samples: int | None = None
+    seed: int = 0
+    balanced: bool = False
+    skip: int = 0
+    folds: int | None = None
+    fold: int = 0
+    complement: bool = False
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all samples are used, whatever the dataset."""
+        return replace(self, seed=0) == Subset()
+
+
+def select_subset(source: SampleSource, subset: Subset) -> Indices | None:
+    """Return the indices of a subset of a dataset, in the order of the dataset; None for all
+    samples.
 
     Raises:
-        ValueError: there are too few samples, or they have no classes.
+        ValueError: there are too few samples, they have no classes, or the keys exclude each other.
     """
-    if samples is None and not skip and not balanced:
+    if subset.has_all:
         return None
-    count = len(source) - skip if samples is None else samples
-    if count < 1 or skip + count > len(source):
-        raise ValueError(
-            f"samples = {samples} and skip = {skip}: the dataset has {len(source)} samples"
-        )
-    if not balanced:
-        # Sorted, because a substitute for a bad sample is found by bisection; the sampler decides
-        # the order anyway.
-        return np.sort(Permutation(len(source), seed_of(seed, "subset"))[skip : skip + count])
-    return _select_balanced(group_by_class(source.labels()), samples=samples, seed=seed, skip=skip)
+    total = len(source)
+    samples = subset.samples
+    skip = subset.skip
+    if subset.folds is not None or subset.fold:
+        samples, skip = _slice_fold(total, subset)
+    count = total - skip if samples is None else samples
+    if count < 1 or skip + count > total:
+        raise ValueError(f"samples = {samples} and skip = {skip}: the dataset has {total} samples")
+    # Sorted, because a substitute for a bad sample is found by bisection; the sampler decides the
+    # order anyway.
+    if subset.balanced:
+        classes = group_by_class(source.labels())
+        chosen = _select_balanced(classes, samples=samples, seed=subset.seed, skip=skip)
+    else:
+        order = Permutation(total, seed_of(subset.seed, "subset"))
+        chosen = np.sort(order[skip : skip + count])
+    if not subset.complement:
+        return chosen
+    if len(chosen) == total:
+        raise ValueError("complement: the other samples are none; give `samples` or `folds`")
+    return np.setdiff1d(np.arange(total), chosen, assume_unique=True)
+
+
+def _slice_fold(total: int, subset: Subset) -> tuple[int, int]:
+    """Return the size of a fold, and the number of samples of the list before it."""
+    folds = subset.folds
+    given = f"folds = {folds} and fold = {subset.fold}"
+    if folds is None or subset.fold >= folds:
+        raise ValueError(f"{given}: expected a fold below the number of folds")
+    if folds > total:
+        raise ValueError(f"{given}: the dataset has {total} samples")
+    if subset.samples is not None or subset.skip or subset.balanced:
+        raise ValueError(f"{given}: folds divide all samples; leave out samples, skip and balanced")
+    begin = total * subset.fold // folds
+    return total * (subset.fold + 1) // folds - begin, begin
 
 
 def _select_balanced(

@@ -14,6 +14,7 @@ from phasetrain.data.datasets.forward import (
     reads_forward,
 )
 from phasetrain.data.protocols import Indexed
+from phasetrain.data.samplers.source import Subset
 from phasetrain.engine.plan import TRAIN
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import seed_of
@@ -124,8 +125,7 @@ def _check_section(
     sampler = section.sampler if isinstance(section.sampler, str) else section.sampler["name"]
     if sampler not in ("shuffled", "sequential"):  # `shuffled` is the default
         raise _conflict(f"{where}.sampler = {sampler!r}", f"{kind} is read in its own order")
-    subset = section.subset
-    if subset.samples is not None or subset.balanced or subset.skip:
+    if not Subset(**section.subset).has_all:
         raise _conflict(f"{where}.subset", f"{kind} has no length")
     if section.loader is not None:
         raise _conflict(f"{where}.loader", f"{kind} has no length")

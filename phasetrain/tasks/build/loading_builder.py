@@ -26,7 +26,12 @@ from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.mixture import SourceBatches
 from phasetrain.data.samplers.phase_sampler import BatchOrder, SampleOrder, make_sequential
-from phasetrain.data.samplers.source import SubsetBatchOrder, SubsetOrder, select_subset
+from phasetrain.data.samplers.source import (
+    Subset,
+    SubsetBatchOrder,
+    SubsetOrder,
+    select_subset,
+)
 from phasetrain.data.samplers.torch_sampler import to_order
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.sections import BuildContext, parameters_of
@@ -44,7 +49,7 @@ def build_source(
         ConfigError: there are too few samples, or `subset` does not fit the dataset.
     """
     try:
-        chosen = select_subset(SampleSource(dataset), **section.subset)
+        chosen = select_subset(SampleSource(dataset), Subset(**section.subset))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{where}.subset: {error}") from error
     if chosen is not None and isinstance(dataset, WindowedDataset):
@@ -106,10 +111,9 @@ def check_sources(where: str, section: AttrDict, batches: SourceBatches, *, is_t
             of each source.
     """
     given = f"{where}.datasets.*.batch_size"
-    subset = section.subset
     misfits = {
         f"{where}.sampler": section.sampler != "shuffled",
-        f"{where}.subset": subset.samples is not None or bool(subset.skip) or subset.balanced,
+        f"{where}.subset": not Subset(**section.subset).has_all,
         f"{where}.loader": section.loader is not None,
         f"{where}.batch_transforms": bool(section.get("batch_transforms")),
         f"{where}.on_bad_sample = 'drop'": section.on_bad_sample == "drop",

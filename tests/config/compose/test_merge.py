@@ -106,6 +106,9 @@ class TestGroupsOfKeysInASplit:
             "seed": 0,
             "balanced": False,
             "skip": 0,
+            "folds": None,
+            "fold": 0,
+            "complement": False,
         }
         assert found.get("DATA.TRAIN.split") is None
         assert [note.partition(" ")[0] for note in found.notes] == ["DATA.TRAIN.split"]
@@ -119,6 +122,9 @@ class TestGroupsOfKeysInASplit:
             "seed": 0,
             "balanced": False,
             "skip": 7,
+            "folds": None,
+            "fold": 0,
+            "complement": False,
         }
         assert found.origins["DATA.VALID.subset.skip"] == "a"
         assert found.origins["DATA.VALID.subset.seed"] == "defaults.yaml"

@@ -12,6 +12,7 @@ from phasetrain.data.samplers.lanes import LaneOrder
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, BatchOrder
 from phasetrain.data.samplers.source import (
     SampleSource,
+    Subset,
     SubsetBatchOrder,
     SubsetOrder,
     select_subset,
@@ -21,9 +22,7 @@ DIGITS = SampleSource(load_digits())
 
 
 def chosen(source: SampleSource = DIGITS, **given: Any) -> list[int] | None:
-    found = select_subset(
-        source, **{"samples": None, "seed": 0, "balanced": False, "skip": 0} | given
-    )
+    found = select_subset(source, Subset(**given))
     return None if found is None else found.tolist()
 
 
@@ -97,6 +96,38 @@ class TestSelectSubset:
         with pytest.raises(ValueError) as caught:
             chosen(**given)
         assert str(caught.value).startswith(message)
+
+    def test_folds_divide_the_dataset_into_parts_of_equal_size(self) -> None:
+        parts = [chosen(folds=5, fold=fold) or [] for fold in range(5)]
+        assert [len(part) for part in parts] == [288, 288, 289, 288, 289]
+        assert sorted(index for part in parts for index in part) == list(range(1442))
+        assert chosen(folds=5, fold=1) != chosen(folds=5, fold=1, seed=1)
+
+    @pytest.mark.parametrize(
+        "given", [{"folds": 5, "fold": 3}, {"samples": 200}, {"samples": 100, "balanced": True}]
+    )
+    def test_complement_has_the_other_samples(self, given: dict[str, Any]) -> None:
+        part, rest = chosen(**given), chosen(**given, complement=True)
+        assert part
+        assert rest
+        assert rest == sorted(rest)
+        assert sorted([*part, *rest]) == list(range(1442))
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"fold": 1},
+            {"folds": 5, "fold": 5},
+            {"folds": 1443},
+            {"folds": 5, "samples": 9},
+            {"folds": 5, "skip": 9},
+            {"folds": 5, "balanced": True},
+            {"complement": True},
+        ],
+    )
+    def test_folds_that_do_not_fit_are_rejected(self, given: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match="fold"):
+            chosen(**given)
 
     def test_balanced_subset_of_a_dataset_without_labels_is_rejected(self) -> None:
         with pytest.raises(
