@@ -21,6 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from test_docs import blocks
+
 from phasetrain.commands.cli.table import COMMANDS
 from phasetrain.commands.help import general_help
 from phasetrain.commands.setup import SLOTS
@@ -79,6 +81,13 @@ def read_table(page: Path, heading: str) -> list[Row]:
         for n, line in enumerate(section)
         if line.startswith("|") and n not in heads and n - 1 not in heads
     ]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the blocks of a page that have a file name, as its readers do."""
+    for block in blocks(page.read_text("utf-8")):
+        if block.file:
+            (folder / block.file).write_text(block.text, encoding="utf-8")
 
 
 def compare_names(rows: Iterable[Row], expected: Iterable[str]) -> list[str]:
