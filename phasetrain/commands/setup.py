@@ -216,7 +216,7 @@ def _resolve_composed(
     for warning in load_plugins():
         log.warning(warning)
     # Before the validation, because the imports register the parts that the config names.
-    composed = _import_modules(composed, stored)
+    composed = import_modules(composed, stored)
     validate(composed, schema, place)
     # After the validation, which has imported the modules of hooks that are named by a path.
     schema = classify_hooks(schema, composed.config)
@@ -444,8 +444,13 @@ def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
     )
 
 
-def _import_modules(composed: Composed, stored: StoredConfig | None) -> Composed:
-    """Import the modules of RUN.imports; imports that fail join the problems."""
+def import_modules(composed: Composed, stored: StoredConfig | None) -> Composed:
+    """Import the modules of RUN.imports; imports that fail join the problems.
+
+    Args:
+        composed: the config as given.
+        stored: the run folder that it comes from, whose modules are found too.
+    """
     run = composed.config.get("RUN")
     names: Any = None
     if isinstance(run, dict):

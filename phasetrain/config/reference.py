@@ -1,21 +1,18 @@
-"""Print the reference of all keys: `python -m phasetrain.config.reference [markdown|yaml|json]`.
+"""Print the reference of all keys: `python -m phasetrain.config.reference [markdown|yaml]`.
 
-markdown: docs/reference.md; yaml: the defaults as a commented config file; json: a JSON Schema. All
-are generated from the sections in `phasetrain.config.sections`.
+markdown: docs/reference.md; yaml: the defaults as a commented config file. Both are generated from
+the sections in `phasetrain.config.sections`.
 """
 
 import argparse
 import inspect
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from phasetrain.config.compose.override_text import format_literal
 from phasetrain.config.problems import format_value
-from phasetrain.config.schema import part_pattern
 from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
 from phasetrain.config.sections.data import SubsetSection
 from phasetrain.config.sections.keys import Key, section_keys, walk_section
@@ -36,15 +33,6 @@ the parts and their parameters. Parameters of parts are forbidden to change, exc
 strategies, which are free, and parameters of hooks: free if the hook only observes the run, else
 adjustable."""
 
-_JSON_TYPES: Mapping[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
-_JSON_BOUNDS = {
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-}
-_NUMBERS = ("integer", "number")
-
 
 def reference_page() -> str:
     """Return docs/reference.md."""
@@ -62,16 +50,6 @@ def reference_page() -> str:
 def commented_defaults() -> str:
     """Return the defaults of all keys as YAML, with the meaning of each key above it."""
     return "\n".join(_yaml_lines(Config, "", 0)).lstrip("\n") + "\n"
-
-
-def json_schema() -> dict[str, Any]:
-    """Return a JSON Schema of experiment files."""
-    schema = _json_object(Config, "", closed=True)
-    schema["properties"]["defaults"] = {
-        "type": "array",
-        "description": "files that this one starts from; `_self_` is the file itself",
-    }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _list_sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -131,53 +109,15 @@ def _yaml_lines(section: Any, path: str, depth: int) -> Iterator[str]:
         yield f"{indent}{name}: {format_literal(key.default, here)}"
 
 
-def _json_object(section: Any, path: str, *, closed: bool) -> dict[str, Any]:
-    properties = {}
-    for here, key, below in walk_section(section, path):
-        name = here.rpartition(".")[2]
-        if key is None:
-            # Sections that name a part also have its parameters, and DATA has any number of splits.
-            is_open = here in ("DATA", "HOOKS") or part_pattern(here) is not None
-            properties[name] = _json_object(below, here, closed=not is_open)
-            continue
-        properties[name] = {
-            **_json_type(key.type.annotation, key.type.bounds),
-            "default": key.default,
-            "description": key.meaning,
-        }
-    return {"type": "object", "properties": properties, "additionalProperties": not closed}
-
-
-def _json_type(annotation: Any, bounds: Mapping[str, float]) -> dict[str, Any]:
-    args = get_args(annotation)
-    origin = get_origin(annotation) or annotation
-    if origin in (Union, UnionType):
-        return {"anyOf": [_json_type(choice, bounds) for choice in args]}
-    if origin is Literal:
-        return {"enum": list(args)}
-    if origin is NoneType:
-        return {"type": "null"}
-    if origin is tuple:
-        items = {} if args[0] is Any else {"items": _json_type(args[0], bounds)}
-        return {"type": "array", **items}
-    if origin in _JSON_TYPES:
-        numeric = _JSON_TYPES[origin] in _NUMBERS
-        limits = {_JSON_BOUNDS[name]: bound for name, bound in bounds.items()}
-        return {"type": _JSON_TYPES[origin], **(limits if numeric else {})}
-    return {"type": "object"}
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Print one form of the reference."""
     parser = argparse.ArgumentParser(prog="reference", description=__doc__)
-    parser.add_argument("form", nargs="?", choices=("markdown", "yaml", "json"), default="markdown")
+    parser.add_argument("form", nargs="?", choices=("markdown", "yaml"), default="markdown")
     form = parser.parse_args(words).form
     if form == "markdown":
         text = reference_page()
-    elif form == "yaml":
-        text = commented_defaults()
     else:
-        text = json.dumps(json_schema(), indent=2) + "\n"
+        text = commented_defaults()
     sys.stdout.write(text)
 
 

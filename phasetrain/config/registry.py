@@ -171,6 +171,10 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             code="config.unknown_part",
         )
 
+    def names(self) -> list[str]:
+        """Return the registered names in order, and then the class names of the library."""
+        return list(dict.fromkeys([*self, *sorted(self._library())]))
+
     def name_of(self, factory: Factory[T]) -> str | None:
         """Return the shortest name under which `find` returns this class or function; None if it
         cannot be imported, such as a class that is defined in a function."""

@@ -123,6 +123,14 @@ def check_config(composed: Composed, slots: Sequence[Slot], schema: Schema) -> N
     raise_all([*composed.problems, *report.problems])
 
 
+def find_part_names(
+    composed: Composed, slots: Sequence[Slot], schema: Schema
+) -> dict[str, list[str]]:
+    """Return path of a slot -> names of the parts that a config names there, if they exist."""
+    finder = _PartFinder(composed.config, schema, _Report(composed))
+    return {slot.path: [part.name for part in finder.find_parts(slot)] for slot in slots}
+
+
 class _Report:
     """The problems found so far, each with the layer that set the value."""
 

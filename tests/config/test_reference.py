@@ -1,11 +1,11 @@
-"""The reference of all keys: the page of the docs, the commented defaults and the JSON Schema."""
+"""The reference of all keys: the page of the docs and the commented defaults."""
 
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from phasetrain.config.reference import commented_defaults, json_schema, main, reference_page
+from phasetrain.config.reference import commented_defaults, main, reference_page
 from phasetrain.config.schema import default_schema
 
 ROOT = Path(__file__).parents[2]
@@ -38,24 +38,9 @@ def test_commented_defaults_are_the_defaults() -> None:
     )
 
 
-def test_json_schema_has_types_bounds_and_defaults() -> None:
-    schema = json_schema()
-    assert list(schema["properties"]) == [*SCHEMA.sections, "defaults"]
-    optimizer = schema["properties"]["OPTIMIZER"]
-    assert optimizer["additionalProperties"] is True  # parameters of the optimizer
-    assert optimizer["properties"]["layer_decay"]["anyOf"] == [
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        {"type": "null"},
-    ]
-    run = schema["properties"]["RUN"]
-    assert run["additionalProperties"] is False
-    assert run["properties"]["imports"]["items"] == {"type": "string"}
-    assert run["properties"]["seed"]["default"] == 0
-
-
 @pytest.mark.parametrize(
     ("words", "start"),
-    [([], "# Reference\n"), (["yaml"], "# Engine, run folder"), (["json"], '{\n  "$schema"')],
+    [([], "# Reference\n"), (["yaml"], "# Engine, run folder")],
 )
 def test_command_prints_each_form(
     words: list[str], start: str, capsys: pytest.CaptureFixture[str]

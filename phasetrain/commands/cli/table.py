@@ -1,10 +1,10 @@
 """The table of commands, from which parsing, `--help` and the reference table are made."""
 
 import argparse
-import json
 import shutil
 import sys
 
+from phasetrain.commands.cli import editor_commands as editor
 from phasetrain.commands.cli import engine_commands as engine
 from phasetrain.commands.cli import file_commands as files
 from phasetrain.commands.cli.output import Outcome
@@ -21,20 +21,12 @@ def _add_help_arguments(parser: argparse.ArgumentParser) -> None:
         help="a section, a key (OPTIMIZER.lr or lr), a part (cosine) or a command",
     )
     parser.add_argument(
-        "--schema", action="store_true", help="print a JSON Schema of the config, for editors"
-    )
-    parser.add_argument(
         "--completion", action="store_true", help="print a script that completes words in bash"
     )
     parser.add_argument("--config-dir", metavar="DIR", help="folder with your configs")
 
 
 def _run_help(call: Call) -> Outcome:
-    if call.flags.schema:
-        from phasetrain.config.reference import json_schema
-
-        schema = json_schema()
-        return Outcome(text=json.dumps(schema, indent=2), content={"json_schema": schema})
     topic = " ".join(call.flags.topic)
     by_name = {command.name: command for command in COMMANDS}
     if topic in by_name:
@@ -208,6 +200,14 @@ COMMANDS = (
         "convert a VISSL config to an experiment, with a report on each key",
         files.run_migrate_vissl,
         add_arguments=files.add_migrate_arguments,
+    ),
+    Command(
+        "schema",
+        "[--out FILE] [OVERRIDE ...]",
+        "write a JSON Schema of experiments, with which editors complete and check keys",
+        editor.run_schema,
+        takes_overrides=True,
+        add_arguments=editor.add_schema_arguments,
     ),
     Command(
         "help",

@@ -8,8 +8,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-_LISTS = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
-_MAPPINGS = (dict, Mapping)
+LISTS = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
+"""Types of parameters that take a list of YAML."""
+MAPPINGS = (dict, Mapping)
+"""Types of parameters that take a mapping of YAML."""
 _COMPARE: Mapping[str, tuple[str, Any]] = types.MappingProxyType(
     {
         "ge": (">=", operator.ge),
@@ -68,11 +70,11 @@ def fits(value: Any, annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -
     plain = origin or annotation
     if plain in (int, float):
         return _is_number_within(value, plain, bounds)
-    if plain in _MAPPINGS:
+    if plain in MAPPINGS:
         return isinstance(value, Mapping) and (
             len(args) < 2 or all(fits(item, args[1], bounds) for item in value.values())
         )
-    if plain in _LISTS:
+    if plain in LISTS:
         return isinstance(value, list | tuple) and _items_fit(value, plain, args, bounds)
     return _fits_plain(value, plain)
 
@@ -95,13 +97,13 @@ def describe_type(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -> s
     if origin is Literal:
         return " or ".join(repr(choice) for choice in args)
     plain = origin or annotation
-    if plain in _MAPPINGS:
+    if plain in MAPPINGS:
         if len(args) < 2 or args[1] is Any:
             return "mapping"
         return f"mapping to {describe_type(args[1])}"
     if plain is tuple and args and args[-1] is not Ellipsis:
         return f"list of {len(args)}: {', '.join(describe_type(item) for item in args)}"
-    if plain in _LISTS:
+    if plain in LISTS:
         if not args or args[0] is Any:
             return "list"
         return f"list of {describe_type(args[0])}"
@@ -113,7 +115,7 @@ def _describe_plain(plain: Any, bounds: Mapping[str, float]) -> str:
         return "null"
     if plain is Path:
         return "path"
-    if _is_tensor(plain):
+    if is_tensor(plain):
         return "numbers"
     if plain in (int, float):
         limits = " and ".join(f"{_COMPARE[name][0]} {bound}" for name, bound in bounds.items())
@@ -128,7 +130,7 @@ def _fits_plain(value: Any, plain: Any) -> bool:
         return isinstance(value, plain)
     if plain is Path:
         return isinstance(value, str)  # YAML has no paths
-    return not _is_tensor(plain) or _is_tensor_data(value)
+    return not is_tensor(plain) or _is_tensor_data(value)
 
 
 def _is_number_within(value: Any, kind: type, bounds: Mapping[str, float]) -> bool:
@@ -147,7 +149,8 @@ def _items_fit(
     return not args or all(fits(item, args[0], bounds) for item in value)
 
 
-def _is_tensor(annotation: Any) -> bool:
+def is_tensor(annotation: Any) -> bool:
+    """Return whether an annotation is `torch.Tensor`."""
     # Compared by name, since checking a config must not import torch.
     return (
         isinstance(annotation, type)

@@ -1,0 +1,1 @@
+"""JSON Schema and completion of configs, for editors and shells."""

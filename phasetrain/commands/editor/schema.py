@@ -1,0 +1,145 @@
+"""The command `phasetrain schema`: a JSON Schema of experiment files, for editors.
+
+It is made from the definitions of the keys and from the registries, so it also has the parts that
+the modules of RUN.imports register. Draft 7 is the draft that all editors know.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from phasetrain.commands.editor.schema_builder import SPLIT, SchemaBuilder, describe_mapping
+from phasetrain.commands.editor.texts import value_texts
+from phasetrain.commands.editor.value_schemas import JsonSchema, describe_values
+from phasetrain.commands.setup import SLOTS, import_modules
+from phasetrain.config.compose.composed import compose
+from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, find_config_dir
+from phasetrain.config.plugins import load_plugins
+from phasetrain.config.problems import raise_all
+from phasetrain.config.schema import default_schema
+from phasetrain.config.sections import Config
+from phasetrain.config.stages import CHANGES, LENGTHS
+from phasetrain.config.validation import find_part_names
+from phasetrain.errors import ConfigError, did_you_mean
+
+DRAFT = "http://json-schema.org/draft-07/schema#"
+
+
+def make_schema(
+    overrides: Sequence[str] = (), *, config_dir: str | None = None, group: str | None = None
+) -> JsonSchema:
+    """Return the JSON Schema of experiment files.
+
+    Args:
+        overrides: overrides as on the command line. The modules of RUN.imports register their
+            parts, and a dotted path in the config becomes a known name.
+        config_dir: folder with the user's configs.
+        group: section or group of keys, such as `OPTIMIZER` or `DATA.TRAIN`: the schema is for the
+            files of its folder instead of experiments.
+
+    Raises:
+        ConfigError: an override or a module of RUN.imports is wrong, or there is no such group.
+    """
+    config_dir = find_config_dir(config_dir, overrides)
+    load_plugins()
+    composed = import_modules(compose(overrides, config_dir=config_dir), None)
+    # An experiment may leave values to the command line.
+    raise_all(one for one in composed.problems if one.code != "config.missing_value")
+    builder = SchemaBuilder(SLOTS, find_part_names(composed, SLOTS, default_schema()))
+    root = builder.add_section(Config, "")
+    definitions = builder.definitions
+    definitions["PHASES"]["properties"]["stages"]["items"] = _describe_stage(builder)
+    definitions["defaults"] = _describe_defaults(ConfigFiles(config_dir))
+    if group is not None:
+        root = _pick_group(definitions, group)
+    properties = {**root["properties"], "defaults": {"$ref": "#/definitions/defaults"}}
+    return {
+        "$schema": DRAFT,
+        **root,
+        # A file is no interpolation.
+        "type": "object",
+        "properties": properties,
+        "definitions": dict(sorted(definitions.items())),
+    }
+
+
+def _pick_group(definitions: dict[str, JsonSchema], group: str) -> JsonSchema:
+    name = group.replace("/", ".")
+    if name not in definitions or not (name.isupper() or "." in name):
+        known = [one for one in definitions if one.isupper()]
+        near = did_you_mean(name, known) or "."
+        raise ConfigError(
+            f"--group {group}: no section has this name{near} Known: {', '.join(known)}",
+            code="config.unknown_section",
+        )
+    found = dict(definitions[name])
+    # Each branch of a part has the list of all keys that a file of the group may have.
+    found["allOf"] = [_allow_defaults(branch) for branch in found.get("allOf", ())]
+    return found
+
+
+def _allow_defaults(branch: JsonSchema) -> JsonSchema:
+    return {
+        word: {**one, "properties": {"defaults": True, **one["properties"]}}
+        if word in ("then", "else")
+        else one
+        for word, one in branch.items()
+    }
+
+
+def _describe_stage(builder: SchemaBuilder) -> JsonSchema:
+    """Return the schema of an entry of PHASES.stages: a length, and the keys that it may change."""
+    properties: dict[str, Any] = {
+        "name": {"type": "string", "description": "name of the stage, for the log"}
+    }
+    length = describe_values(int | None, {"ge": 1}).to_schema("int >= 1")
+    for name in LENGTHS:
+        text = f"length of the stage in {name}; one of {', '.join(LENGTHS)} is set"
+        about = value_texts(text, "int >= 1", "", "adjustable", "PHASES.stages")
+        properties[name] = {**length, **about}
+    tree: dict[str, Any] = {}
+    for path in _list_changes(builder.properties):
+        *above, last = path.split(".")
+        node = tree
+        for name in above:
+            node = node.setdefault(name, {})
+        node[last] = builder.properties[path]
+    for section, below in tree.items():
+        properties[section] = below
+        if section == "DATA":
+            splits = {name: describe_mapping(keys) for name, keys in below.items()}
+            properties[section] = {
+                **describe_mapping(splits),
+                "patternProperties": {SPLIT: splits["TEST"]},
+            }
+        elif section not in CHANGES:
+            properties[section] = describe_mapping(below)
+    return describe_mapping(properties)
+
+
+def _list_changes(known: Iterable[str]) -> list[str]:
+    """Return the paths of CHANGES, with DATA.TRAIN and DATA.TEST for all splits."""
+    found = [path.replace("*", split) for path in CHANGES for split in ("TRAIN", "TEST")]
+    return [path for path in dict.fromkeys(found) if path in known]
+
+
+def _describe_defaults(files: ConfigFiles) -> JsonSchema:
+    """Return the schema of a defaults list: experiments, files next to this one, and files of
+    groups."""
+    option = ["string", "array", "null"]
+    groups: dict[str, JsonSchema] = {}
+    for group in files.groups():
+        value = {"anyOf": [{"enum": files.options(group)}, {"type": option}]}
+        groups |= dict.fromkeys((f"/{group}", f"override /{group}"), value)
+    names = {"enum": ["_self_", *files.options(EXPERIMENT)]}
+    entry = {
+        "type": "object",
+        "properties": groups,
+        "additionalProperties": {"type": option},
+        "maxProperties": 1,
+    }
+    return {
+        "type": "array",
+        "items": {"anyOf": [names, {"type": "string"}, entry]},
+        "description": "files that this one starts from, in order; `_self_` is this file, whose "
+        "keys override the files before it",
+    }

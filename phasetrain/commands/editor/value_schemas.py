@@ -1,0 +1,194 @@
+"""JSON Schema of the values that a type annotation accepts, as `config.sections.value_types` checks
+them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from phasetrain.config.sections.value_types import (
+    LISTS,
+    MAPPINGS,
+    NO_BOUNDS,
+    ValueType,
+    describe_type,
+    is_tensor,
+)
+
+JsonSchema = dict[str, Any]
+
+OPEN = r"\$\{|^\?\?\?$"
+"""Pattern of the texts that any key takes: an interpolation, and `???` for a missing value."""
+
+_SCALARS: Mapping[Any, str] = {
+    bool: "boolean",
+    str: "string",
+    Path: "string",
+    NoneType: "null",
+    None: "null",
+}
+_BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+}
+# Editors read YAML 1.2, in which these are texts; the config reader has them from YAML 1.1.
+_BOOLEAN_WORDS = "^(yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)$"
+_GROUPED_DIGITS = r"^[-+]?\d+(_\d+)+$"
+
+
+@dataclass(frozen=True)
+class Values:
+    """A set of values.
+
+    Attributes:
+        types: JSON types, such as `integer`.
+        choices: single values.
+        limits: keywords of the types, such as `minimum` and `items`.
+        alternatives: further schemas.
+        is_any: whether all values belong to it.
+    """
+
+    types: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    alternatives: tuple[JsonSchema, ...] = ()
+    is_any: bool = False
+
+    def __or__(self, other: "Values") -> "Values":
+        """Return the union; a limit that only one side has, or another one, is dropped."""
+        limits = {}
+        for keyword in {**self.limits, **other.limits}:
+            owner = _OWNER[keyword]
+            sides = [one for one in (self, other) if _has_type(one.types, owner)]
+            if all(one.limits.get(keyword) == sides[0].limits.get(keyword) for one in sides):
+                limits[keyword] = sides[0].limits[keyword]
+        return Values(
+            tuple(dict.fromkeys([*self.types, *other.types])),
+            _unique([*self.choices, *other.choices]),
+            limits,
+            _unique([*self.alternatives, *other.alternatives]),
+            self.is_any or other.is_any,
+        )
+
+    def to_schema(self, expected: str = "") -> JsonSchema:
+        """Return the schema; it also takes interpolations and missing values.
+
+        Args:
+            expected: the type in words, for the message about another text.
+        """
+        if self.is_any:
+            return {}
+        if len(self.alternatives) == 1 and not self.types and not self.choices:
+            # Not the alternative itself: draft 7 ignores whatever is next to a reference.
+            return {"allOf": list(self.alternatives)}
+        types = list(self.types)
+        texts = [OPEN]
+        if "boolean" in types:
+            texts.append(_BOOLEAN_WORDS)
+        if "integer" in types or "number" in types:
+            texts.append(_GROUPED_DIGITS)
+        flat: JsonSchema = {"type": [*types, "string"], **self.limits}
+        if "string" in types:
+            flat["type"] = types
+        else:
+            flat["pattern"] = "|".join(texts)
+            if expected:
+                flat["patternErrorMessage"] = f"expected {expected}"
+        if len(flat["type"]) == 1:
+            flat["type"] = flat["type"][0]
+        found = list(self.alternatives)
+        if self.choices:
+            found.append({"enum": list(self.choices)})
+        if not found:
+            return flat
+        return {"anyOf": [*found, flat]}
+
+
+NOTHING = Values()
+TEXT = Values(("string",))
+MAPPING = Values(("object",))
+ANYTHING = Values(is_any=True)
+
+_OWNER = {
+    **dict.fromkeys(_BOUNDS.values(), "number"),
+    **dict.fromkeys(("items", "minItems", "maxItems", "additionalItems"), "array"),
+    "additionalProperties": "object",
+}
+
+
+def unite(sets: Iterable[Values]) -> Values:
+    """Return the union of sets of values."""
+    return reduce(lambda one, other: one | other, sets, NOTHING)
+
+
+def describe_values(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -> Values:
+    """Return the values that an annotation accepts, see `fits`."""
+    origin = get_origin(annotation)
+    args = get_args(annotation)
+    if origin in (Union, UnionType):
+        return unite(describe_values(choice, bounds) for choice in args)
+    if origin is Literal:
+        return Values(choices=args)
+    plain = origin or annotation
+    if plain in _SCALARS:
+        return Values((_SCALARS[plain],))
+    if plain in (int, float):
+        limits = {_BOUNDS[name]: bound for name, bound in bounds.items()}
+        return Values(("integer" if plain is int else "number",), limits=limits)
+    if plain in MAPPINGS:
+        if len(args) < 2 or describe_values(args[1]).is_any:
+            return MAPPING
+        return Values(("object",), limits={"additionalProperties": _schema_of(args[1], bounds)})
+    if plain in LISTS:
+        return Values(("array",), limits=_describe_items(plain, args, bounds))
+    if is_tensor(plain):
+        return Values(("number", "array"))
+    return ANYTHING
+
+
+def add_short_forms(values: Values, kind: ValueType) -> Values:
+    """Return the values of a key with its short forms: a text for a list of one text, and booleans
+    for the words `on` and `off`."""
+    if kind.fits(["text"]) and not kind.fits([{}]):
+        values = values | TEXT
+    if "boolean" not in values.types:
+        words = {"on": True, "off": False}
+        read = tuple(value for word, value in words.items() if word in values.choices)
+        values = values | Values(choices=read)
+    return values
+
+
+def _schema_of(annotation: Any, bounds: Mapping[str, float]) -> JsonSchema:
+    return describe_values(annotation, bounds).to_schema(describe_type(annotation, bounds))
+
+
+def _describe_items(plain: Any, args: tuple[Any, ...], bounds: Mapping[str, float]) -> JsonSchema:
+    if not args:
+        return {}
+    if plain is tuple and args[-1] is not Ellipsis:
+        return {
+            "items": [_schema_of(item, NO_BOUNDS) for item in args],
+            "additionalItems": False,
+            "minItems": len(args),
+        }
+    items = _schema_of(args[0], bounds)
+    if not items:
+        return {}
+    return {"items": items}
+
+
+def _has_type(types: Iterable[str], owner: str) -> bool:
+    return owner in types or (owner == "number" and "integer" in types)
+
+
+def _unique(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return different values in order; schemas cannot be hashed, and True equals 1."""
+    found: list[Any] = []
+    for value in values:
+        if not any(type(value) is type(one) and value == one for one in found):
+            found.append(value)
+    return tuple(found)
