@@ -223,6 +223,7 @@ def transform(name: str) -> str:
 def transformed(name: str) -> list[str]:
     """Return the words of a run with a transform."""
     more = {"flatten": ["MODEL.name=mlp"], "multi_crop": VIEWS}
+    more["rotate"] = ["MODEL.classes=4", "DATA.TEST.transforms=[rotate]"]
     return [*more.get(name, []), transform(name)]
 
 

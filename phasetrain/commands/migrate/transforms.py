@@ -41,7 +41,6 @@ GAPS = {
     "ImgPatchesFromTensor": "patches of an image as inputs",
     "ShuffleImgPatches": "patches of an image as inputs",
     "ImgPilToPatchesAndImage": "patches of an image as inputs",
-    "ImgRotatePil": "a transform that makes the target",
     "ImgPil2LabTensor": "images in the colour space Lab",
 }
 
@@ -241,6 +240,11 @@ def _auto_augment(params: dict[str, Any]) -> tuple[View, list[str]]:
     return [{"name": "torchvision.AutoAugment"}], unknown
 
 
+def _rotate(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(params, num_angles=4, num_rotations_per_img=1)
+    return [{"name": "rotate"}], unknown if known["num_angles"] == 4 else [*unknown, "num_angles"]
+
+
 def _same_name(name: str) -> Callable[[dict[str, Any]], tuple[View, list[str]]]:
     return lambda params: ([{"name": name, **params}], [])
 
@@ -250,6 +254,7 @@ CONVERTERS: Mapping[str, Callable[[dict[str, Any]], tuple[View, list[str]]]] = {
     "RandomHorizontalFlip": _flip,
     "CenterCrop": _same_name("center_crop"),
     "Normalize": _same_name("normalize"),
+    "ImgRotatePil": _rotate,
     "ImgPilColorDistortion": _color_distortion,
     "ImgPilRandomColorJitter": _random_jitter,
     "ImgPilGaussianBlur": _blur,

@@ -144,12 +144,15 @@ class SampleReader(Dataset[Batch]):
         try:
             inputs, targets = self.dataset.__getitems__(ids)
             if not self._plain:
-                inputs = self.pipeline(inputs, self._samples.make_keys(draw))
+                keys = self._samples.make_keys(draw)
+                inputs = self.pipeline(inputs, keys)
+                if self.pipeline.makes_targets:
+                    targets = torch.tensor(self.pipeline.make_targets(keys))
         except MISFITS as error:
             if is_out_of_memory(error):
                 raise
             raise BatchError(_describe_misfit(draw.split, draw.indices.tolist(), error)) from error
-        if not self._given:
+        if not self._given and not self.pipeline.makes_targets:
             targets = self.selection.select_targets(targets, ids)
         return Batch(inputs, targets, ids, len(draw.indices))
 

@@ -41,6 +41,7 @@ class SingleSamples:
     ) -> None:
         self._dataset = dataset
         self._pipeline = pipeline
+        self._makes_targets = pipeline.makes_targets
         self._selection = selection
         self._seed = seed
         self._on_bad_sample = on_bad_sample
@@ -105,6 +106,9 @@ class SingleSamples:
         else:
             given = [self._dataset[index] for index in indices]
         samples = self._selection.split_samples(given, indices)
+        if self._makes_targets:
+            targets = self._pipeline.make_targets(self.make_keys(draw))
+            samples = [(value, target) for (value, _), target in zip(samples, targets, strict=True)]
         if end:
             keys = self.make_keys(draw)
             samples = [
@@ -134,6 +138,8 @@ class SingleSamples:
         """Return a sample after the first `end` transforms, see `read_seeded`."""
         try:
             value, target = self._selection.split_sample(self._dataset[index], index)
+            if self._makes_targets:
+                target = self._pipeline.make_targets(key)[0]
             return _check_input(self._pipeline.transform_sample(value, key, 0, end)), target
         except Exception as error:  # noqa: BLE001 - raised again there unless it is tolerated
             return self._handle_bad_sample(split, index, error)

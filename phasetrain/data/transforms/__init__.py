@@ -1,7 +1,14 @@
 """Transforms of the input by name (`DATA.*.transforms`)."""
 
 from phasetrain.data.transforms.apply import Apply, ApplyToSample
-from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, Pipeline, check_images
+from phasetrain.data.transforms.base import (
+    TRANSFORMS,
+    BatchTransform,
+    Keys,
+    Pipeline,
+    TargetTransform,
+    check_images,
+)
 from phasetrain.data.transforms.bridge import find_torchvision_transform
 from phasetrain.data.transforms.center_crop import CenterCrop
 from phasetrain.data.transforms.flatten import Flatten
@@ -14,6 +21,7 @@ from phasetrain.data.transforms.random_flip import RandomFlip
 from phasetrain.data.transforms.random_resized_crop import RandomResizedCrop
 from phasetrain.data.transforms.random_shift import RandomShift
 from phasetrain.data.transforms.resize import Resize
+from phasetrain.data.transforms.rotate import Rotate
 
 __all__ = [
     "TRANSFORMS",
@@ -34,6 +42,8 @@ __all__ = [
     "RandomResizedCrop",
     "RandomShift",
     "Resize",
+    "Rotate",
+    "TargetTransform",
     "check_images",
     "find_torchvision_transform",
 ]

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from phasetrain.config.checks import check_fraction
-from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, Pipeline
+from phasetrain.data.transforms.base import (
+    TRANSFORMS,
+    BatchTransform,
+    Keys,
+    Pipeline,
+    TargetTransform,
+)
 from phasetrain.errors import ConfigError
 
 
@@ -113,4 +119,9 @@ def build_transforms(
         except ConfigError as error:
             # The registry that builds the outer transform adds the split to the message.
             raise ValueError(str(error)) from error
+        if isinstance(found[-1], TargetTransform):
+            raise ValueError(  # noqa: TRY004 - the registry wraps it
+                f"{where}[{at}] = {name}: it makes the target, so it cannot be within another "
+                "transform; move it to the list of the split"
+            )
     return found

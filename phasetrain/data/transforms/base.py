@@ -133,6 +133,17 @@ class BatchTransform(ABC):
         """Return the transformed batch `(N, ...)`, without changing `batch` in place."""
 
 
+class TargetTransform(BatchTransform):
+    """A transform that also makes the target of each sample, for self-supervised tasks.
+
+    It stands in the list of the split, not within another transform. Inference leaves it out.
+    """
+
+    @abstractmethod
+    def make_targets(self, keys: Keys) -> Sequence[Any]:
+        """Return the target of each sample, from the keys that `__call__` gets for it."""
+
+
 class Pipeline:
     """The transforms of a split, in order.
 
@@ -149,6 +160,19 @@ class Pipeline:
     def is_batched(self) -> bool:
         """Whether whole batches can be transformed: all transforms are BatchTransforms."""
         return all(isinstance(transform, BatchTransform) for transform in self.transforms)
+
+    @property
+    def makes_targets(self) -> bool:
+        """Whether a transform makes the targets."""
+        return any(isinstance(transform, TargetTransform) for transform in self.transforms)
+
+    def make_targets(self, keys: Keys) -> Sequence[Any]:
+        """Return the targets that the last TargetTransform makes for the samples with these
+        keys."""
+        for position, transform in reversed([*enumerate(self.transforms)]):
+            if isinstance(transform, TargetTransform):
+                return transform.make_targets(keys.fork(position))
+        raise ValueError("no transform makes targets")
 
     def find_batched_end(self) -> int:
         """Return the position from which on all transforms are BatchTransforms."""

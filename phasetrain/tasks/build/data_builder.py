@@ -32,7 +32,7 @@ from phasetrain.data.protocols import HasClasses, HasClassNames
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.phase_sampler import HasPassLength, SampleOrder, pass_length
 from phasetrain.data.samplers.source import SampleView
-from phasetrain.data.transforms import Pipeline
+from phasetrain.data.transforms import Pipeline, TargetTransform
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
 from phasetrain.errors import ConfigError
@@ -351,10 +351,17 @@ def build_input_transform(context: BuildContext, split: str) -> InputTransform:
     """
     where = f"DATA.{split}"
     section = context.config.DATA[split]
+    transforms = _build_pipeline(context, where, section).transforms
+    # Inference has no targets: a transform that makes them would change inputs for nothing.
+    kept = [
+        (transform, describe_transform(item))
+        for transform, item in zip(transforms, section.transforms, strict=True)
+        if not isinstance(transform, TargetTransform)
+    ]
     return InputTransform(
         where,
-        _build_pipeline(context, where, section),
-        [describe_transform(item) for item in section.transforms],
+        Pipeline([transform for transform, _ in kept]),
+        [text for _, text in kept],
         build_collate(context, where, section.collate),
     )
 
