@@ -279,6 +279,12 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test", required=True, metavar="FOLDER", help="features to classify")
     parser.add_argument("--layer", required=True, help="name of the layer, or scores")
     parser.add_argument(
+        "--kind",
+        default="linear",
+        choices=["linear", "svm"],
+        help="linear: nearest neighbours and logistic regression; svm: one SVM per class",
+    )
+    parser.add_argument(
         "--neighbours", type=int, nargs="+", metavar="K", help="numbers of neighbours that vote"
     )
     parser.add_argument("--temperature", type=float, default=0.07, help="temperature of the votes")
@@ -290,37 +296,53 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of --train on which the penalty is chosen",
     )
-    parser.add_argument("--seed", type=int, default=0, help="selects the held-out samples")
+    parser.add_argument("--costs", type=float, nargs="+", help="svm: costs to choose from")
+    parser.add_argument("--folds", type=int, default=3, help="svm: folds that choose the cost")
+    parser.add_argument(
+        "--shots", type=int, nargs="+", default=(), metavar="K", help="svm: samples per class"
+    )
+    parser.add_argument("--draws", type=int, default=5, help="svm: how often --shots are drawn")
+    parser.add_argument("--seed", type=int, default=0, help="selects held-out or drawn samples")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--out", metavar="FILE", help="default: probe.json next to --test")
 
 
 def run_probe(call: Call) -> Outcome:
-    """Classify extracted features by nearest neighbours and a linear classifier."""
+    """Classify extracted features by nearest neighbours and a linear classifier, or by SVMs."""
     from phasetrain.commands.extract.linear_probe import (
         NEIGHBOURS,
         PENALTIES,
+        Probed,
         ProbeSettings,
         probe,
     )
+    from phasetrain.commands.extract.svm_probe import COSTS, SvmProbed, SvmSettings, probe_by_svm
     from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
-    settings = ProbeSettings(
-        flags.layer,
-        flags.neighbours or NEIGHBOURS,
-        flags.temperature,
-        flags.l2 or PENALTIES,
-        flags.held_out,
-        flags.seed,
-        flags.device,
-    )
-    found = probe(flags.train, flags.test, settings, flags.out)
+    found: Probed | SvmProbed
+    if flags.kind == "svm":
+        costs = flags.costs or COSTS
+        svm = SvmSettings(flags.layer, costs, flags.folds, flags.shots, flags.draws, flags.seed)
+        found = probe_by_svm(flags.train, flags.test, svm, flags.out)
+        measured = "mean average precision"
+    else:
+        settings = ProbeSettings(
+            flags.layer,
+            flags.neighbours or NEIGHBOURS,
+            flags.temperature,
+            flags.l2 or PENALTIES,
+            flags.held_out,
+            flags.seed,
+            flags.device,
+        )
+        found = probe(flags.train, flags.test, settings, flags.out)
+        measured = "accuracy"
     title = (
         f"{found.layer}: {found.dimensions} numbers, {found.samples[0]} training samples, "
         f"{found.samples[1]} test samples"
     )
-    Terminal().print_table(title, ("classifier", "accuracy"), found.rows())
+    Terminal().print_table(title, ("classifier", measured), found.rows())
     # through JSON, so that numbers as keys become texts exactly as in probe.json
     return Outcome(content=json.loads(json.dumps(asdict(found))))
 

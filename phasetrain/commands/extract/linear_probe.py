@@ -99,19 +99,7 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
     (features, labels), (others, targets) = (
         _read_features(path, settings.layer) for path in (train, test)
     )
-    if features.shape[1] != others.shape[1]:
-        raise ConfigError(
-            f"{train!r} has {features.shape[1]} numbers per sample in {settings.layer!r} and "
-            f"{test!r} has {others.shape[1]}; extract both with one model",
-            code="probe.other_width",
-        )
-    # Two models have no common feature space: the accuracies would be those of chance.
-    if _read_origin(train) != _read_origin(test):
-        raise ConfigError(
-            f"{train!r} and {test!r} are features of different weights; extract both with one "
-            "model",
-            code="probe.other_weights",
-        )
+    check_origins(train, test, features.shape[1], others.shape[1])
     _check_settings(settings, len(features))
     classes = int(max(labels.max(), targets.max())) + 1
     features, labels = features.to(device), labels.to(device)
@@ -309,6 +297,27 @@ def _read_features(path: str, layer: str) -> tuple[Tensor, Tensor]:
             f"{path!r}: no sample has a class of 0 or more, so there is nothing to compare with"
         )
     return features[counts].flatten(1), target[counts].long()
+
+
+def check_origins(train: str, test: str, width: int, other: int) -> None:
+    """Check that two feature folders with rows of these widths come from one model.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if width != other:
+        raise ConfigError(
+            f"{train!r} has {width} numbers per sample in the layer and {test!r} has {other}; "
+            "extract both with one model",
+            code="probe.other_width",
+        )
+    # Two models have no common feature space: the accuracies would be those of chance.
+    if _read_origin(train) != _read_origin(test):
+        raise ConfigError(
+            f"{train!r} and {test!r} are features of different weights; extract both with one "
+            "model",
+            code="probe.other_weights",
+        )
 
 
 def _read_origin(path: str) -> tuple[Any, ...]:

@@ -5,6 +5,8 @@ from typing import Any
 from phasetrain.commands.migrate.compose import VisslConfig
 from phasetrain.commands.migrate.draft import Draft
 
+COST_KEYS = ("costs_list", "base", "power_range")
+
 
 def convert_run(source: VisslConfig, draft: Draft) -> None:
     """Write RUN, PHASES, MACHINE, DISTRIBUTED, HOOKS, CHECKPOINT and LAUNCH."""
@@ -159,3 +161,21 @@ def _convert_probes(source: VisslConfig, draft: Draft) -> None:
         keys = [key for key in source.given if key.startswith("LOW_SHOT_BENCHMARK.")]
         if source.get("LOW_SHOT_BENCHMARK.METHOD") == "logistic_regression":
             draft.translate(f"probe --l2 {penalty}", *keys)
+    if source.has("SVM"):
+        _convert_svm(source, draft, probe)
+
+
+def _convert_svm(source: VisslConfig, draft: Draft, probe: str) -> None:
+    costs = list(source.get("SVM.costs.costs_list"))
+    if (base := source.get("SVM.costs.base")) > 0:
+        costs += [base**power for power in range(*source.get("SVM.costs.power_range"))]
+    options = f"--kind svm --costs {' '.join(format(cost, 'g') for cost in costs)}"
+    options += f" --folds {source.get('SVM.cross_val_folds')}"
+    draft.translate("probe --costs", *(f"SVM.costs.{name}" for name in COST_KEYS))
+    draft.translate("probe --folds", "SVM.cross_val_folds")
+    shots = source.get("SVM.low_shot.k_values")
+    draws = len(source.get("SVM.low_shot.sample_inds"))
+    few = f"--shots {' '.join(map(str, shots))} --draws {draws}"
+    draft.note(f"SVMs: `{probe} {options}`, or with few samples per class: `{few}`")
+    draft.translate("probe --shots", "SVM.low_shot.k_values")
+    draft.translate("probe --draws", "SVM.low_shot.sample_inds")

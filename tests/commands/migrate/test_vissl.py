@@ -333,3 +333,14 @@ def test_every_pattern_of_the_table_fits_a_key_or_an_addition_to_the_defaults():
     for pattern in read_key_table():
         fits = any(fnmatchcase(key, pattern) for key in keys)
         assert fits or "*" not in pattern or any(word in pattern for word in additions), pattern
+
+
+def test_svms_of_features_are_a_probe() -> None:
+    changes = {"SVM.costs.costs_list": [0.1, 2], "SVM.costs.base": 10.0}
+    changes |= {"SVM.costs.power_range": [1, 3], "SVM.low_shot.k_values": [1, 8], "SVM.dual": False}
+    data = {key: value for key, value in SUPERVISED.items() if key.startswith(("DATA", "MODEL.T"))}
+    found = convert_vissl(VisslConfig({**data, **changes}))
+    (note,) = [one for one in found.notes if one.startswith("SVMs")]
+    assert "--kind svm --costs 0.1 2 10 100 --folds 3`" in note
+    assert "`--shots 1 8 --draws 5`" in note
+    assert [one.key for one in found.missing] == ["SVM.dual"]
