@@ -33,6 +33,7 @@ def serve(path: str) -> None:
     """Answer requests until standard input ends."""
     for name in IMPORTED:
         importlib.import_module(name)
+    _declare_operators()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who answer
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
@@ -43,6 +44,21 @@ def serve(path: str) -> None:
             if os.fork() == 0:
                 answer(connection)
             connection.close()
+
+
+def _declare_operators() -> None:
+    """Let programs import a torchvision that was built for another torch, as conftest.py does for
+    tests."""
+    folder = str(Path(__file__).parents[1] / "end_to_end")
+    sys.path.insert(0, folder)
+    library = importlib.import_module("operators").declared_operators()
+    # Programs must not find the modules of the tests.
+    sys.path.remove(folder)
+    _KEPT.append(library)
+
+
+_KEPT: list[Any] = []
+"""Objects that must live as long as the server."""
 
 
 def answer(connection: socket.socket) -> None:

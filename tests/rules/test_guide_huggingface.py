@@ -1,0 +1,134 @@
+"""The guide for users of the Hugging Face Trainer: its tables are complete, and its two programs have
+the same losses."""
+
+import ast
+import dataclasses
+import importlib.util
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from guide_tables import ROOT, check_counterparts, compare_names, read_table, write_files
+
+from phasetrain.testing.kills import run_quietly
+
+transformers = pytest.importorskip("transformers", reason="the extra `transformers` is missing")
+
+PAGE = ROOT / "docs" / "guides" / "huggingface.md"
+
+
+def fields() -> list[str]:
+    """Return the fields of TrainingArguments."""
+    return [field.name for field in dataclasses.fields(transformers.TrainingArguments)]
+
+
+def schedules() -> list[str]:
+    """Return the types of schedules, below the head of their column."""
+    return [kind.value for kind in transformers.SchedulerType]
+
+
+@cache
+def trainer_methods() -> dict[str, ast.FunctionDef]:
+    """Return the methods of Trainer from its source: an import of it takes ten seconds."""
+    spec = importlib.util.find_spec("transformers.trainer")
+    assert spec
+    assert spec.origin
+    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+    (found,) = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Trainer"
+    ]
+    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+
+
+def arguments() -> list[str]:
+    """Return the arguments of Trainer."""
+    return [one.arg for one in trainer_methods()["__init__"].args.args[1:]]
+
+
+def events() -> list[str]:
+    """Return the events of TrainerCallback."""
+    return [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        ("TrainingArguments", fields),
+        ("Schedules", schedules),
+        ("Arguments", arguments),
+        ("Callback events", events),
+    ],
+)
+def test_table_has_every_name_of_the_installed_version(
+    heading: str, names: Callable[[], Sequence[str]]
+) -> None:
+    assert compare_names(read_table(PAGE, heading), names()) == []
+
+
+def test_methods_exist() -> None:
+    names = [row[0].strip("`") for row in read_table(PAGE, "Methods")]
+    assert [name for name in names if name not in trainer_methods()] == []
+    overridden = {"compute_loss", "training_step", "prediction_step", "predict", "push_to_hub"}
+    assert overridden <= set(names)
+
+
+@pytest.mark.parametrize(
+    "heading", ["TrainingArguments", "Schedules", "Arguments", "Methods", "Callback events"]
+)
+def test_counterparts_exist(heading: str) -> None:
+    assert check_counterparts(read_table(PAGE, heading)) == []
+
+
+def train_losses(*overrides: str) -> list[float]:
+    """Return the losses of a run of the page's experiment, which tests nothing."""
+    result = run_quietly(["speech.yaml", "DATA.TEST=null", "METERS=null", *overrides])
+    return [row["loss"] for row in result.history.steps()]
+
+
+@pytest.fixture
+def single_thread() -> Iterator[None]:
+    """Let torch use one thread: on a busy machine several wait for each other in every operator."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("single_thread")
+def test_trainer_and_phasetrain_have_equal_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets", reason="the extra `datasets` is missing")
+    pytest.importorskip("accelerate", reason="Trainer needs it")
+    write_files(PAGE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    # Put back afterwards as it was: not there.
+    monkeypatch.setitem(sys.modules, "trainer_order", None)
+    monkeypatch.delitem(sys.modules, "trainer_order")
+    runpy.run_path("speech.py")
+    history = runpy.run_path("with_trainer.py")["trainer"].state.log_history
+    expected = [row["loss"] for row in history if "loss" in row]
+    assert len(expected) == 40
+
+    losses = train_losses()
+    assert losses[:20] == expected[:20]
+    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
+
+    # Each setting of the table of defaults is needed.
+    for number, override in enumerate(
+        (
+            "OPTIMIZER.clip_norm=null",
+            "OPTIMIZER.groups=[]",
+            "OPTIMIZER.SCHEDULES.lr.warmup=0",
+            "DATA.TRAIN.sampler=shuffled",
+            "DATA.TRAIN.drop_last=true",
+        )
+    ):
+        other = train_losses(override, f"RUN.dir=other-{number}")
+        assert other != pytest.approx(expected[: len(other)], rel=0, abs=1e-5), override
