@@ -1,4 +1,4 @@
-"""The commands that help to write configs: the schema for editors."""
+"""The commands that help to write configs: new projects, and the schema for editors."""
 
 import argparse
 import json
@@ -22,11 +22,25 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_schema(call: Call) -> Outcome:
     """Print or write the JSON Schema of experiments."""
-    from phasetrain.commands.editor.schema import make_schema
+    from phasetrain.commands.editor.schema import make_schema, write_schema
 
     schema = make_schema(call.overrides, config_dir=call.flags.config_dir, group=call.flags.group)
-    text = json.dumps(schema, indent=1)
     if call.flags.out is None:
-        return Outcome(text=text, content={"json_schema": schema})
-    Path(call.flags.out).write_text(f"{text}\n", encoding="utf-8")
+        return Outcome(text=json.dumps(schema, indent=1), content={"json_schema": schema})
+    write_schema(schema, call.flags.out)
     return Outcome(text=call.flags.out, content={"files": [call.flags.out]})
+
+
+def add_new_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the folder."""
+    parser.add_argument("path", metavar="PATH", help="folder to write")
+
+
+def run_new(call: Call) -> Outcome:
+    """Start a project."""
+    from phasetrain.commands.new.new_project import create_project
+
+    paths = create_project(call.flags.path)
+    folder = Path(call.flags.path)
+    advice = f"\ntrain: phasetrain {paths[0]}\ntest:  pytest {folder}"
+    return Outcome(text="\n".join(paths) + advice, content={"files": paths})

@@ -202,6 +202,13 @@ COMMANDS = (
         add_arguments=files.add_migrate_arguments,
     ),
     Command(
+        "new",
+        "PATH",
+        "start a project: an experiment, parts with a test, and the schema for editors",
+        editor.run_new,
+        add_arguments=editor.add_new_arguments,
+    ),
+    Command(
         "schema",
         "[--out FILE] [OVERRIDE ...]",
         "write a JSON Schema of experiments, with which editors complete and check keys",

@@ -4,7 +4,9 @@ It is made from the definitions of the keys and from the registries, so it also 
 the modules of RUN.imports register. Draft 7 is the draft that all editors know.
 """
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from phasetrain.commands.editor.schema_builder import SPLIT, SchemaBuilder, describe_mapping
@@ -60,6 +62,22 @@ def make_schema(
         "properties": properties,
         "definitions": dict(sorted(definitions.items())),
     }
+
+
+def write_schema(schema: JsonSchema, path: str | Path) -> None:
+    """Write a schema to a file.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        # Without line breaks: it is for programs, and a quarter smaller.
+        Path(path).write_text(json.dumps(schema) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--out {path}: {error.strerror}; expected a file that can be written",
+            code="file.not_writable",
+        ) from error
 
 
 def _pick_group(definitions: dict[str, JsonSchema], group: str) -> JsonSchema:
