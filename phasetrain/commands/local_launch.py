@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import IO
 
 from phasetrain.distributed.group import stop_with_parent
 from phasetrain.runtime.signals import SAVING, STOPPING, is_in_foreground
@@ -26,25 +27,43 @@ PATIENCE_SECONDS = 60.0
 """Time that the other ranks have to end after one has failed; then they are killed."""
 
 
-def launch_processes(size: int, words: Sequence[str], command: Sequence[str] = COMMAND) -> int:
+def launch_processes(
+    size: int,
+    words: Sequence[str],
+    command: Sequence[str] = COMMAND,
+    *,
+    output: IO[bytes] | None = None,
+) -> int:
     """Run a command line on several ranks, pass signals on to them, and return the exit code.
 
     Args:
-        size: number of ranks.
+        size: number of ranks; one is started as if this process were it, without a world.
         words: the command line, without the program.
         command: starts the program.
+        output: file for all output; the ranks are then a process group of their own, which one of
+            them may kill.
 
     Returns:
         0 if all ranks have succeeded, else the exit code of the rank that failed first, 128 + n for
         a rank that signal n has killed.
     """
     processes: list[subprocess.Popen[bytes]] = []
-    with _forward_signals(processes):
+    group: int | None = None
+    with _forward_signals(processes, is_apart=output is not None):
         for environment in _list_environments(size, os.environ):
             line = [*command, *words]
+            if output is not None:
+                group = processes[0].pid if processes else 0
             processes.append(
-                # preexec_fn, because a child does not inherit the setting over the fork
-                subprocess.Popen(line, env=environment, preexec_fn=stop_with_parent)
+                subprocess.Popen(
+                    line,
+                    env=environment,
+                    stdout=output,
+                    stderr=output,
+                    process_group=group,
+                    # because a child does not inherit the setting over the fork
+                    preexec_fn=stop_with_parent,
+                )
             )
         return _wait(processes)
 
@@ -68,12 +87,14 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> int:
 
 
 @contextmanager
-def _forward_signals(processes: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+def _forward_signals(
+    processes: Sequence["subprocess.Popen[bytes]"], *, is_apart: bool = False
+) -> Iterator[None]:
     """Pass the signals of a run on to all processes, during the context."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         # The terminal has sent Ctrl-C to every process of the foreground group.
-        if number != signal.SIGINT or not is_in_foreground():
+        if number != signal.SIGINT or is_apart or not is_in_foreground():
             _send_all(processes, number)
 
     before = {number: signal.getsignal(number) for number in (*STOPPING, *SAVING)}
@@ -95,6 +116,8 @@ def _send_all(processes: Sequence["subprocess.Popen[bytes]"], number: int) -> No
 
 def _list_environments(size: int, inherited: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the environment of each rank, with the variables that torchrun would set."""
+    if size == 1:
+        return [dict(inherited)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

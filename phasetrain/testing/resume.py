@@ -1,48 +1,17 @@
 """Checks that a run with custom parts resumes bit-identically after a kill."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from phasetrain.config.compose.override_text import format_literal
-from phasetrain.config.stages import LENGTHS
+from phasetrain.commands.certify.compare import describe_place, find_difference, label_phases
+from phasetrain.commands.certify.shorten import shortening_overrides, steps_before
+from phasetrain.commands.certify.trace import Trace
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import Hook, Run
-from phasetrain.testing.build import resolve_overrides
 from phasetrain.testing.kills import Killed, SaveEachStep, run_quietly
-from phasetrain.testing.trace import Place, Trace
-
-TRAIN_STEPS = 3
-TEST_STEPS = 2
-EPOCHS = 2
-"""Size of the shortened run: updates per epoch, batches per test, and epochs."""
-
-CAUSES = {
-    "batch": (
-        "another batch: a dataset, transform, sampler, collate function or hook uses a random "
-        "generator that the run does not seed, counts its calls, or reads the clock; let it draw "
-        "from the global generators, which are seeded before each sample, or take keys "
-        "(BatchTransform)"
-    ),
-    "loss": (
-        "the same batch gave another loss: the model, the loss or the task holds something that "
-        "is not in its state_dict (a Python number, a list, a buffer with persistent=False), uses "
-        "a random generator that the run does not seed, or reads the clock"
-    ),
-    "metrics": "a meter holds something that is not one of its buffers",
-    "hooks": (
-        "the hook's state_dict is incomplete, or its load_state_dict does not load all of it"
-    ),
-    "state": (
-        "the part holds something that is not in its state_dict, uses a random generator that the "
-        "run does not seed, or reads the clock"
-    ),
-}
-"""Usual causes, by the first component of the first path that differs."""
-
-NOT_LOADED = "load_state_dict does not restore the state that state_dict returned"
 
 
 @dataclass(frozen=True, order=True)
@@ -164,33 +133,6 @@ def assert_exact_resume(
             before = kill
 
 
-def shortening_overrides(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
-    """Return overrides that shorten a run to two epochs with tests, without scheduled saves."""
-    config = resolve_overrides(overrides, config_dir).config
-    phases = config.PHASES
-    # The other units of length are reset: only one may be set.
-    words = ["PHASES.updates=null", "PHASES.samples=null", "PHASES.test_every.epochs=1"]
-    if phases.stages:
-        stages = [
-            {key: value for key, value in stage.items() if key not in LENGTHS} | {"epochs": 1}
-            for stage in config.plain()["PHASES"]["stages"]
-        ]
-        words += ["PHASES.epochs=null", f"PHASES.stages={format_literal(stages, 'PHASES.stages')}"]
-    else:
-        words.append(f"PHASES.epochs={EPOCHS}")
-    if phases.test_every.updates is not None:
-        words.append(f"PHASES.test_every.updates={min(phases.test_every.updates, TRAIN_STEPS - 1)}")
-    for split, most in (("train", TRAIN_STEPS), ("test", TEST_STEPS)):
-        words.append(f"PHASES.limit.{split}={min(phases.limit[split] or most, most)}")
-    return [
-        *words,
-        "RUN.engine=train",
-        "RUN.resume=auto",
-        "CHECKPOINT.every_updates=null",
-        "CHECKPOINT.at_end=true",
-    ]
-
-
 def default_kills(plan: Plan) -> list[Kill]:
     """Return the default kills."""
     total = steps_before(plan, len(plan.phases))
@@ -204,11 +146,6 @@ def default_kills(plan: Plan) -> list[Kill]:
     return sorted(kill for kill in found if 0 < kill.steps < total)
 
 
-def steps_before(plan: Plan, phase: int) -> int:
-    """Return the number of train and test steps in the phases before one."""
-    return int(plan.phases[:phase].column("steps").sum())
-
-
 def _check_range(kills: Sequence[Kill], plan: Plan) -> None:
     total = steps_before(plan, len(plan.phases))
     beyond = [kill.steps for kill in kills if not 0 < kill.steps < total]
@@ -220,43 +157,15 @@ def _check_range(kills: Sequence[Kill], plan: Plan) -> None:
 
 
 def _compare(unbroken: Trace, trace: Trace, kill: Kill | None, plan: Plan) -> None:
-    if kill is None:
-        when = "before the first kill, so two runs from the start differ"
-    else:
-        when = f"killed after {kill}"
+    when = "before the first kill, so two runs from the start differ"
     if kill is not None:
+        when = f"killed after {kill}"
         if trace.restored is None:
             raise AssertionError(f"{when}, the run started from the beginning instead of resuming")
-        place, state = trace.restored
-        expected = {
-            path: value
-            for path, value in unbroken.moments[place].items()
-            if path.startswith("state.")
-        }
-        for path in _differing_paths(expected, state):
-            raise AssertionError(
-                f"{when}, restored at {_describe_place(place, plan)}: {path} differs; {NOT_LOADED}"
-            )
-    for place, moment in trace.moments.items():
-        for path in _differing_paths(unbroken.moments[place], moment):
-            cause = CAUSES[path.partition(".")[0]]
-            raise AssertionError(
-                f"{when}: {path} differs at {_describe_place(place, plan)}. Usual cause: {cause}"
-            )
-
-
-def _differing_paths(one: dict[str, str], other: dict[str, str]) -> Iterator[str]:
-    """Yield the paths that differ, in the order of the first."""
-    return (path for path in {**one, **other} if one.get(path) != other.get(path))
-
-
-def _describe_place(place: Place, plan: Plan) -> str:
-    index, step = place
-    if step == 0:  # the position after a phase is the start of the next one
-        index -= 1
-        phase = plan.phases[index]
-        return f"the end of phase {index} ({phase.split}, epoch {phase.epoch})"
-    phase = plan.phases[index]
-    total = steps_before(plan, index) + step
-    where = f"step {step} of phase {index}, {phase.split}, epoch {phase.epoch}"
-    return f"step {total} of the run ({where})"
+    found = find_difference(unbroken, trace)
+    if found is None:
+        return
+    place = describe_place(found.place, label_phases(plan))
+    if found.is_restored:
+        raise AssertionError(f"{when}, restored at {place}: {found.path} differs; {found.cause}")
+    raise AssertionError(f"{when}: {found.path} differs at {place}. Usual cause: {found.cause}")

@@ -14,6 +14,7 @@ from processes import Launcher
 from raising import raises
 
 from phasetrain.commands.api import run
+from phasetrain.commands.certify.shorten import shortening_overrides
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import resolve_config
 from phasetrain.config.compose.override_text import format_literal
@@ -25,7 +26,7 @@ from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import build_run
-from phasetrain.testing.resume import default_kills, shortening_overrides
+from phasetrain.testing.resume import default_kills
 
 # 3 + 3 + 3 updates, a validation of 2 batches after each of 3 stages, and a test at the end
 SMALL = (

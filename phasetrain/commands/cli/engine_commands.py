@@ -208,6 +208,43 @@ def run_rerun(call: Call) -> Outcome:
     return Outcome(verdict.exit_code, text=verdict.text, content=content, is_main=is_main)
 
 
+def add_certify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the certificate."""
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        default="certificate.json",
+        help="certificate to write (default: certificate.json)",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one kill, with the configured setting of MACHINE.deterministic only",
+    )
+    parser.add_argument(
+        "--check",
+        metavar="FILE",
+        help="train nothing; say whether device and versions are those of a certificate",
+    )
+
+
+def run_certify(call: Call) -> Outcome:
+    """Kill and resume a shortened run of the config, compare every bit, and write a certificate."""
+    from phasetrain.commands.certify.certify import Options, certify, check
+    from phasetrain.commands.engines import print_log
+    from phasetrain.runtime.terminal import Terminal
+
+    flags = call.flags
+    terminal = Terminal()
+    with print_log(terminal):
+        if flags.check is not None:
+            found = check(flags.check, call.overrides, flags.config_dir)
+        else:
+            options = Options(flags.out, is_quick=flags.quick)
+            found = certify(call.overrides, options, config_dir=flags.config_dir, terminal=terminal)
+    return Outcome(found.exit_code, text=found.text, content=found.content)
+
+
 def run_sweep(call: Call) -> Outcome:
     """Run every combination of the swept values."""
     # Hydra's launchers are slow to import

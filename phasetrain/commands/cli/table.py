@@ -138,6 +138,14 @@ COMMANDS = (
         add_arguments=engine.add_rerun_arguments,
     ),
     Command(
+        "certify",
+        "[OVERRIDE ...]",
+        "prove here that the run resumes bit-identically after kills (exit code 7: it does not)",
+        engine.run_certify,
+        takes_overrides=True,
+        add_arguments=engine.add_certify_arguments,
+    ),
+    Command(
         "runs list",
         "[FOLDER]",
         "list runs: state, progress, best metric, time left, last error",

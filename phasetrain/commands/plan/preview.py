@@ -148,14 +148,15 @@ def describe_plan(
         "groups": [list(row) for row in parts.groups],
         "directions": metric_directions(list_metrics(parts.meters), parts.meters),
         "facts": to_json_value(parts.facts),
-        "differs": to_json_value(_list_differences(setup)),
+        "differs": to_json_value(list_changed_values(setup)),
         "notes": [*setup.dropped, *setup.derived, *_explain_waits(parts)],
         "never": list_unused(setup, plan),
         "rehearsal": rehearsed,
     }
 
 
-def _list_differences(setup: Setup) -> list[tuple[str, Any, str]]:
+def list_changed_values(setup: Setup) -> list[tuple[str, Any, str]]:
+    """Return (path, value, layer) of each value that differs from the defaults, redacted."""
     clean = Redaction(os.environ)
     return [
         (path, clean.redact_config(value, path), layer)

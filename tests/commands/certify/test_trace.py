@@ -3,8 +3,8 @@ runs."""
 
 from pathlib import Path
 
+from phasetrain.commands.certify.trace import Trace
 from phasetrain.testing.kills import run_quietly
-from phasetrain.testing.trace import Trace
 
 WORDS = [
     "PHASES.epochs=1",
@@ -31,6 +31,8 @@ def test_every_step_and_phase_has_a_moment(tmp_path: Path) -> None:
     named = list(moments[0, 1])
     assert named[:4] == ["batch.0.ids", "batch.0.input", "batch.0.target", "batch.0.mask"]
     assert named[4:8] == ["batch.1.ids", "batch.1.input", "batch.1.target", "batch.1.mask"]
+    assert named[8:12] == ["output.0.0", "output.1.0", "loss", "generator.0.cpu"]
+    assert named[12] == "gradient.0.layers.1.weight"
     assert {"loss", "state.meter.accuracy.correct", "hooks.patient.steps"} <= set(named)
     assert not any(name.startswith("hooks.metrics") for name in named)
     assert "metrics.accuracy" in moments[2, 0]

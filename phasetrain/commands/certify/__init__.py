@@ -1,0 +1,1 @@
+"""Prove on this machine that a config resumes bit-identically (`phasetrain certify`)."""
