@@ -75,7 +75,7 @@ class ProjectionHead(nn.Sequential):
 
 @HEADS.register("prototypes")
 class PrototypeHead(nn.Module):
-    """Layers with GELU, then cosines with prototypes: `(N, features)` to scores `(N, dimensions)`.
+    """Hidden layers, then cosines with prototypes: `(N, features)` to scores `(N, dimensions)`.
 
     As in DINO (Caron et al. 2021, arXiv:2104.14294, appendix C).
 
@@ -84,6 +84,7 @@ class PrototypeHead(nn.Module):
         dimensions: number of prototypes.
         hidden: width of each hidden layer.
         bottleneck: size of the vectors that are compared with the prototypes.
+        batch_norm: batch norm and ReLU instead of GELU after hidden layers, as in SwAV.
 
     Raises:
         ValueError: a size is below 1.
@@ -95,6 +96,8 @@ class PrototypeHead(nn.Module):
         dimensions: int = 65536,
         hidden: Sequence[int] = (2048, 2048),
         bottleneck: int = 256,
+        *,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(
@@ -106,7 +109,12 @@ class PrototypeHead(nn.Module):
         )
         layers: list[nn.Module] = []
         for width in hidden:
-            layers += [nn.Linear(features, width), nn.GELU()]
+            # With a bias even before a batch norm, so that weights of SwAV fit.
+            layers += [nn.Linear(features, width)]
+            if batch_norm:
+                layers += [nn.BatchNorm1d(width), nn.ReLU()]
+            else:
+                layers += [nn.GELU()]
             features = width
         self.layers = nn.Sequential(*layers, nn.Linear(features, bottleneck))
         self.prototypes = nn.Parameter(normalize(torch.randn(dimensions, bottleneck), dim=1))

@@ -76,6 +76,12 @@ def test_prototype_head_returns_cosine_similarities() -> None:
     torch.testing.assert_close(head(features), expected)
 
 
+def test_prototype_head_has_the_layers_of_swav_on_request() -> None:
+    head = PrototypeHead(3, dimensions=7, hidden=[4], bottleneck=2, batch_norm=True)
+    assert set(head.state_dict()) >= {"layers.0.bias", "layers.1.running_mean", "layers.3.bias"}
+    assert isinstance(head.layers[2], nn.ReLU)
+
+
 def test_projection_can_have_batch_norm() -> None:
     head = HEADS.build(
         "projection", {"features": 3, "dimensions": 2, "hidden": [4], "batch_norm": True}

@@ -347,6 +347,33 @@ def run_probe(call: Call) -> Outcome:
     return Outcome(content=json.loads(json.dumps(asdict(found))))
 
 
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare features and clustering."""
+    parser.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="features to cluster, and others to label"
+    )
+    parser.add_argument("--layer", required=True, help="name of the layer, or scores")
+    parser.add_argument("--clusters", type=int, required=True, help="number of clusters")
+    parser.add_argument("--iterations", type=int, default=50, help="iterations of k-means")
+    parser.add_argument("--samples", type=int, help="samples that k-means uses; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="selects samples and first centroids")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--out", metavar="DIR", default="clusters", help="default: clusters")
+
+
+def run_cluster(call: Call) -> Outcome:
+    """Label samples by k-means of extracted features."""
+    from phasetrain.commands.extract.cluster import ClusterSettings, cluster_features
+
+    flags = call.flags
+    settings = ClusterSettings(
+        flags.layer, flags.clusters, flags.iterations, flags.samples, flags.seed, flags.device
+    )
+    found = cluster_features(flags.folders, settings, flags.out)
+    sizes = f"largest cluster: {found.largest} samples; empty clusters: {found.empty}"
+    return Outcome(text="\n".join([*found.labels.values(), sizes]), content=asdict(found))
+
+
 def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare configs and output."""
     parser.add_argument(

@@ -196,6 +196,13 @@ COMMANDS = (
         add_arguments=files.add_probe_arguments,
     ),
     Command(
+        "cluster",
+        "FOLDER... --layer LAYER --clusters K",
+        "label samples by k-means of extracted features",
+        files.run_cluster,
+        add_arguments=files.add_cluster_arguments,
+    ),
+    Command(
         "consolidate",
         "CHECKPOINT OUT",
         "write a sharded checkpoint as one safetensors file",

@@ -40,6 +40,24 @@ def convert_projection(items: Sequence[Any]) -> tuple[Params, list[int]]:
     raise UnknownHeadError(f"the head {', '.join(names) or 'without layers'}")
 
 
+def convert_cluster_head(items: Sequence[Any]) -> Params:
+    """Return the head that scores the prototypes of SwAV.
+
+    Raises:
+        UnknownHeadError: it is another head, or has several sets of prototypes.
+    """
+    names = [str(item[0]) for item in items]
+    given: Params = dict(items[-1][1]) if items else {}
+    if len(names) != 1 or names[0] not in SWAV or len(given.get("num_clusters") or []) != 1:
+        raise UnknownHeadError(f"clusters of the head {', '.join(names)}")
+    dims = list(given["dims"])
+    head: Params = {"name": "prototypes", "dimensions": int(given["num_clusters"][0])}
+    head |= {"hidden": dims[1:-1], "bottleneck": dims[-1]}
+    if given.get("use_bn"):
+        head["batch_norm"] = True
+    return head
+
+
 def _convert_swav_head(given: Params) -> tuple[Params, list[int]]:
     dims = list(given["dims"])
     clusters = [int(one) for one in given.get("num_clusters") or []]

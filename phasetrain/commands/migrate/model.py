@@ -11,6 +11,7 @@ from phasetrain.commands.migrate.heads import (
     SWAV,
     UnknownHeadError,
     convert_classifier,
+    convert_cluster_head,
     convert_feature,
     convert_projection,
 )
@@ -28,6 +29,12 @@ POOLS = f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
 HEADS = "MODEL.HEAD.PARAMS"
 PROJECTIONS = (*SWAV, *DINO, "identity")
 """Heads without classes, which an extraction of features leaves out."""
+
+SWAV_RULES = [
+    [r"^heads\.0\.projection_head\.", "head.layers."],
+    [r"^heads\.0\.prototypes0\.weight$", "head.prototypes"],
+]
+"""Names of weights in VISSL's head with prototypes, and here."""
 
 
 def convert_model(source: VisslConfig, draft: Draft) -> None:
@@ -70,16 +77,19 @@ def _convert_embedding(source: VisslConfig, draft: Draft, loss: str) -> None:
         draft.miss(str(error), HEADS)
         head = {}
     if trunk is not None and head:
-        section = {**trunk.section, "cut": trunk.cut}
-        draft.put("MODEL.name", "trunk_head")
-        draft.put("MODEL.trunk", section)
-        draft.put("MODEL.head", head)
-        size = find_image_size(draft)
-        draft.put("MODEL.input_shape", [3, size, size])
+        _write_embedding(draft, trunk, head)
         _put_checkpointing(source, draft, trunk)
     convert_self_supervised(source, draft, loss, prototypes)
     draft.deactivate("METERS.", "tests of a self-supervised loss measure the loss")
     draft.put("METERS.loss", {})
+
+
+def _write_embedding(draft: Draft, trunk: Trunk, head: Mapping[str, Any]) -> None:
+    draft.put("MODEL.name", "trunk_head")
+    draft.put("MODEL.trunk", {**trunk.section, "cut": trunk.cut})
+    draft.put("MODEL.head", dict(head))
+    size = find_image_size(draft)
+    draft.put("MODEL.input_shape", [3, size, size])
 
 
 def _convert_classifier(source: VisslConfig, draft: Draft, loss: str) -> None:
@@ -172,10 +182,10 @@ def _convert_extraction(source: VisslConfig, draft: Draft) -> None:
     draft.deactivate("METERS.", "nothing is tested")
     draft.deactivate("LOSS.", "nothing is trained")
     draft.deactivate("OPTIMIZER.", "nothing is trained")
-    engine = str(source.get("engine_name"))
-    if engine == "extract_cluster":
-        draft.miss("assignments of samples to prototypes", "engine_name")
     if trunk is None:
+        return
+    if str(source.get("engine_name")) == "extract_cluster":
+        _convert_assignments(source, draft, trunk)
         return
     labels: dict[str, Any] = {}
     flatten = bool(source.get(f"{SETTINGS}.SHOULD_FLATTEN_FEATS"))
@@ -206,6 +216,19 @@ def _convert_extraction(source: VisslConfig, draft: Draft) -> None:
     if folder:
         draft.put("EXTRACT.dir", folder, "EXTRACT_FEATURES.OUTPUT_DIR")
     draft.skip("the heads are not used for features of the trunk", HEADS)
+
+
+def _convert_assignments(source: VisslConfig, draft: Draft, trunk: Trunk) -> None:
+    """Write an extraction of the nearest prototype of each sample, the column `label`."""
+    try:
+        head = convert_cluster_head(list(source.get(HEADS, [])))
+    except UnknownHeadError as error:
+        draft.miss(str(error), HEADS)
+        return
+    _write_embedding(draft, trunk, head)
+    keys = [key for key in source.given if key.startswith(SETTINGS)]
+    draft.translate("MODEL.head", HEADS, *keys)
+    draft.note("The cluster of each sample is the column `label` of the extracted files.")
 
 
 def _last_layer(trunk: Trunk) -> str:
@@ -299,6 +322,8 @@ def _convert_weights(source: VisslConfig, draft: Draft) -> None:
             weights["prefix_add"] = "trunk."
     else:
         weights |= _read_rules(trunk, whole=whole)
+        if model.get("head", {}).get("name") == "prototypes" and "rename" in weights:
+            weights["rename"] += SWAV_RULES
     if not source.get(f"{SETTINGS}.EVAL_TRUNK_AND_HEAD"):
         heads = {"trunk_heads": ["heads.*"], "trunk_head": ["head.*"]}
         weights["reinit"] = heads.get(model["name"], [f"{trunk.cut}.*"])

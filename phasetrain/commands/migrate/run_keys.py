@@ -5,6 +5,16 @@ from typing import Any
 from phasetrain.commands.migrate.compose import VisslConfig
 from phasetrain.commands.migrate.draft import Draft
 
+CLUSTER_OPTIONS = {
+    "FEATURES.LAYER_NAME": "layer",
+    "NUM_CLUSTERS": "clusters",
+    "NUM_ITER": "iterations",
+    "DATA_LIMIT": "samples",
+    "DATA_LIMIT_SAMPLING.SEED": "seed",
+    "OUTPUT_DIR": "out",
+}
+"""Key below CLUSTERFIT -> option of `phasetrain cluster`."""
+
 COST_KEYS = ("costs_list", "base", "power_range")
 
 
@@ -163,6 +173,19 @@ def _convert_probes(source: VisslConfig, draft: Draft) -> None:
             draft.translate(f"probe --l2 {penalty}", *keys)
     if source.has("SVM"):
         _convert_svm(source, draft, probe)
+    if source.has("CLUSTERFIT"):
+        _convert_clusterfit(source, draft)
+
+
+def _convert_clusterfit(source: VisslConfig, draft: Draft) -> None:
+    words = "phasetrain cluster EXTRACT_DIR/train EXTRACT_DIR/test"
+    for name, option in CLUSTER_OPTIONS.items():
+        value = source.get(f"CLUSTERFIT.{name}")
+        if value not in (-1, "", None):
+            words += f" --{option} {value}"
+        draft.translate(f"cluster --{option}", f"CLUSTERFIT.{name}")
+    layers = ", ".join(draft.experiment.get("EXTRACT", {}).get("layers", []))
+    draft.note(f"Clusters as labels: `{words}`, where the layers are {layers}")
 
 
 def _convert_svm(source: VisslConfig, draft: Draft, probe: str) -> None:

@@ -344,3 +344,22 @@ def test_svms_of_features_are_a_probe() -> None:
     assert "--kind svm --costs 0.1 2 10 100 --folds 3`" in note
     assert "`--shots 1 8 --draws 5`" in note
     assert [one.key for one in found.missing] == ["SVM.dual"]
+
+
+def test_clusters_are_labels_of_prototypes_or_of_a_clustering():
+    data = {key: value for key, value in SUPERVISED.items() if key.startswith(("DATA", "MODEL.T"))}
+    head = ["swav_head", {"dims": [2048, 512, 128], "use_bn": True, "num_clusters": [30]}]
+    given = {**data, "engine_name": "extract_cluster", "MODEL.HEAD.PARAMS": [head]}
+    given |= {"MODEL.WEIGHTS_INIT.PARAMS_FILE": "swav.torch"}
+    given |= {"MODEL.FEATURE_EVAL_SETTINGS.EVAL_TRUNK_AND_HEAD": True}
+    found = convert_vissl(VisslConfig(given))
+    assert found.missing == ()
+    model = found.experiment["MODEL"]
+    expected = {"name": "prototypes", "dimensions": 30, "hidden": [512], "bottleneck": 128}
+    assert model["head"] == {**expected, "batch_norm": True}
+    assert [r"^heads\.0\.prototypes0\.weight$", "head.prototypes"] in model["weights"]["rename"]
+    given = {**data, "CLUSTERFIT.NUM_CLUSTERS": 20, "CLUSTERFIT.FEATURES.LAYER_NAME": "res5"}
+    found = convert_vissl(VisslConfig(given))
+    assert found.missing == ()
+    (note,) = [one for one in found.notes if one.startswith("Clusters")]
+    assert "--layer res5 --clusters 20 --iterations 50 --seed 0 --out .`" in note
