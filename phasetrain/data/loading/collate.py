@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from phasetrain.config.registry import Registry
+from phasetrain.errors import did_you_mean
 
 Collate = Callable[[Sequence[Any]], Any]
 """Turns N samples, each a pair (input, target), into a pair of batches with first dimension N."""
@@ -58,11 +59,16 @@ def make_list() -> Collate:
 
 
 @COLLATES.register("pad")
-def make_pad(value: float = 0.0, target_value: float = -100, mask: str | None = "mask") -> Collate:
+def make_pad(
+    value: float | Mapping[str, float] = 0.0,
+    target_value: float = -100,
+    mask: str | None = "mask",
+) -> Collate:
     """Pad sequences to the length of the longest one in the batch.
 
     Args:
-        value: padding of inputs.
+        value: padding of inputs; of a mapping also by name, as in `{labels: -100}`, and 0 for the
+            others.
         target_value: padding of targets that are sequences; cross entropy ignores -100.
         mask: key of a mask of real elements, bool `(N, L)`, for the model. A tensor input then
             becomes the mapping `{"input": ..., mask: ...}`; None omits the mask.
@@ -74,7 +80,7 @@ def make_pad(value: float = 0.0, target_value: float = -100, mask: str | None = 
 class PadCollate:
     """The collate function of `make_pad`."""
 
-    value: float
+    value: float | Mapping[str, float]
     target_value: float
     mask: str | None
 
@@ -84,7 +90,7 @@ class PadCollate:
 
         Raises:
             ValueError: inputs differ in a dimension other than the first or in their keys, or are
-                not tensors.
+                not tensors; `value` names an input that there is not.
         """
         inputs = [sample[0] for sample in samples]
         targets = [sample[1] for sample in samples]
@@ -93,18 +99,32 @@ class PadCollate:
         else:
             target = collate_targets(targets)
         if not isinstance(inputs[0], Mapping):
+            if isinstance(self.value, Mapping):
+                raise ValueError(  # noqa: TRY004 - a value of the config
+                    f"value = {dict(self.value)}: inputs have no names, expected a number"
+                )
             values, mask = self._pad_tensors(inputs, "inputs", self.value)
             return (values if self.mask is None else {"input": values, self.mask: mask}), target
         return self._pad_mapping(inputs), target
 
     def _pad_mapping(self, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        by_name = self.value if isinstance(self.value, Mapping) else {}
+        for key in by_name:
+            if key not in inputs[0]:
+                near = did_you_mean(key, inputs[0]) or "."
+                raise ValueError(
+                    f"value: there is no input {key!r}{near} Inputs are {', '.join(inputs[0])}"
+                )
+        default = 0.0 if isinstance(self.value, Mapping) else self.value
         for key in inputs[0]:
             values = [one.get(key) for one in inputs]
             if not _are_sequences(values):
                 found[key] = _collate_values(values, f"inputs {key!r}")
                 continue
-            found[key], mask = self._pad_tensors(values, f"inputs {key!r}", self.value)
+            found[key], mask = self._pad_tensors(
+                values, f"inputs {key!r}", by_name.get(key, default)
+            )
             if self.mask is not None and self.mask not in inputs[0]:
                 found.setdefault(self.mask, mask)
         return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from phasetrain.config.registry import parameters
 from phasetrain.errors import ConfigError, did_you_mean
 
 
@@ -83,12 +84,17 @@ class MappingSpreader:
     Args:
         first: name of the first parameter, which stays positional: `PositionalSelector` tells the
             calls of tasks by it.
+        known: names that the model or one of its modules takes; None allows all names.
+
+    Raises:
+        ConfigError: on a call: the mapping has another name.
     """
 
     first: str
+    known: frozenset[str] | None = None
 
     def __call__(
-        self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+        self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         """Return the arguments of the call."""
         # The library's models take input_ids and the like by keyword, and a batch has a single
@@ -96,7 +102,32 @@ class MappingSpreader:
         if len(inputs) != 1 or not isinstance(inputs[0], Mapping):
             return inputs, keywords
         given = dict(inputs[0])
+        # The models of transformers take **kwargs, and ignore a mask under another name.
+        if self.known is not None:
+            for name in given:
+                if name not in self.known and name.removeprefix("decoder_") not in self.known:
+                    raise ConfigError(
+                        _describe_unknown_input(name, module, self.known), code="config.misfit"
+                    )
         return (given.pop(self.first, None),), {**given, **keywords}
+
+
+def _describe_unknown_input(name: str, module: nn.Module, known: Iterable[str]) -> str:
+    own = [one for one in parameters(module.forward) if one in known]
+    near = did_you_mean(name, own)
+    if name == "mask" and "attention_mask" in own:
+        near = "; name the mask of padded batches with DATA.*.collate.mask=attention_mask."
+    return (
+        f"DATA.*.inputs: the batch has an input {name!r}, and {type(module).__name__} would ignore "
+        f"it{near or '.'} It takes {', '.join(own)}"
+    )
+
+
+def list_input_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the arguments of `forward` of a model and of all its modules, to which it
+    may pass arguments that it does not name itself."""
+    kinds = {type(module) for module in model.modules()}
+    return frozenset(name for kind in kinds for name in parameters(kind.forward))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from phasetrain.models.bridges.base import (
     OutputSelector,
     PositionalSelector,
     check_params,
+    list_input_names,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def find_transformers_model(name: str) -> Factory[nn.Module] | None:
     """
     import transformers
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
+    from transformers.utils.generic import TransformersKwargs
 
     if "." in name:
         return None
@@ -73,7 +75,8 @@ def find_transformers_model(name: str) -> Factory[nn.Module] | None:
             made_of = _make_config(found.config_class, settings, classes)
         made: nn.Module = found.from_config(made_of) if is_auto else found(made_of)
         first = next(iter(inspect.signature(made.forward).parameters))
-        made.register_forward_pre_hook(MappingSpreader(first), with_kwargs=True)
+        known = list_input_names(made) | TransformersKwargs.__annotations__.keys()
+        made.register_forward_pre_hook(MappingSpreader(first, known), with_kwargs=True)
         made.register_forward_hook(PositionalSelector(OutputSelector(output)), with_kwargs=True)
         return made
 

@@ -130,6 +130,18 @@ class TestPad:
         assert inputs["attention_mask"].tolist() == [[True, False], [True, True]]
         assert inputs["n"].tolist() == [1, 2]
 
+    def test_each_input_of_a_mapping_can_have_its_padding_value(self) -> None:
+        one = {"input_ids": torch.tensor([5]), "attention_mask": torch.tensor([1])}
+        other = {"input_ids": torch.tensor([6, 7]), "attention_mask": torch.tensor([1, 1])}
+        made = COLLATES["pad"](value={"input_ids": 1}, mask="attention_mask")
+        inputs, _ = made([(one, 0), (other, 0)])
+        assert inputs["input_ids"].tolist() == [[5, 1], [6, 7]]
+        assert inputs["attention_mask"].tolist() == [[1, 0], [1, 1]]
+        with pytest.raises(ValueError, match=r"'input_id'; did you mean 'input_ids'"):
+            COLLATES["pad"](value={"input_id": 1})([(one, 0)])
+        with pytest.raises(ValueError, match=r"^value = "):
+            COLLATES["pad"](value={"input_ids": 1})([(self.SHORT, 0)])
+
     def test_only_the_first_dimension_is_padded(self) -> None:
         inputs, _ = COLLATES["pad"]()([(torch.ones(2, 3), 0), (torch.ones(4, 3), 0)])
         assert inputs["input"].shape == (2, 4, 3)

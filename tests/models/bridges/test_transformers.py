@@ -89,6 +89,21 @@ def test_mapping_is_passed_as_keywords() -> None:
     assert torch.equal(deepcopy(model)(ids), model(ids))
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("mask", {}),
+        ("atention_mask", {"suggestion": "attention_mask"}),
+    ],
+)
+def test_input_that_the_model_would_ignore_is_rejected(name: str, problem: Any) -> None:
+    model = MODELS.build(CLASSIFIER, {"config": BERT}, facts={"classes": 3})
+    ids = torch.arange(12).reshape(2, 6)
+    with raises(ConfigError, code="config.misfit", key="DATA.*.inputs", **problem):
+        model({"input_ids": ids, name: torch.ones_like(ids)})
+    model({"input_ids": ids, "output_attentions": True})
+
+
 def test_model_class_without_auto_gives_all_outputs_by_name() -> None:
     config = {key: value for key, value in BERT.items() if key != "model_type"}
     model = MODELS.build("transformers.BertModel", {"config": config, "output": None})
