@@ -16,9 +16,10 @@ from phasetrain.commands.api import run
 from phasetrain.commands.engines import Loop, OnException
 from phasetrain.commands.given.describe_optimizer import describe_optimizer
 from phasetrain.commands.result import RunResult
+from phasetrain.config.problems import raise_all
 from phasetrain.config.registry import parameters
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, Problem, did_you_mean
 from phasetrain.hooks import Hook, Run
 from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.models.sources import WeightSource
@@ -152,15 +153,17 @@ def _check_names(overrides: Mapping[str, Any]) -> None:
 
 
 def _check_given(overrides: Mapping[str, Any], **arguments: Any) -> None:
+    missing = []
     for section, value in arguments.items():
         named = any(key.partition(".")[0] == section for key in overrides)
         if value is None and not named and "experiment" not in overrides:
             word = {"DATA": "train"}.get(section, section.lower())
-            raise ConfigError(
+            message = (
                 f"{section}: fit has no default for it; give the argument `{word}`, or "
-                f"{section}={{...}}",
-                code="config.missing_argument",
+                f"{section}={{...}}"
             )
+            missing.append(Problem.from_message(message, "config.missing_argument"))
+    raise_all(missing)
 
 
 def _as_part(loss: Any) -> Any:

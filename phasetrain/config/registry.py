@@ -12,13 +12,14 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from phasetrain.config.objects import find_object, is_object_name
+from phasetrain.config.problems import raise_all
 from phasetrain.config.trust import (
     is_library_part,
     is_library_path,
     is_trusted,
     make_trust_error,
 )
-from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
+from phasetrain.errors import ConfigError, Problem, did_you_mean, is_out_of_memory
 
 T = TypeVar("T")
 Factory = Callable[..., T]
@@ -232,13 +233,16 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             given[key] = (facts or {})[key]
             if used is not None:
                 used[f"{where}.{key}"] = given[key]
-        for key, parameter in takes.items():
-            if parameter.default is parameter.empty and key not in given:
-                raise ConfigError(
-                    f"{where}.{key}: {self.kind} {name!r} needs a value, which the data does not "
-                    f"provide; set {where}.{key}=...{_OF_DATASET.get(key, '')}",
-                    code=MISSING_PARAMETER,
-                )
+        missing = [
+            Problem.from_message(
+                f"{where}.{key}: {self.kind} {name!r} needs a value, which the data does not "
+                f"provide; set {where}.{key}=...{_OF_DATASET.get(key, '')}",
+                MISSING_PARAMETER,
+            )
+            for key in list_required(factory)
+            if key not in given
+        ]
+        raise_all(missing)
         try:
             return factory(**given)
         # Its message names a more precise key already.
@@ -311,6 +315,15 @@ def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def free_parameters(factory: Callable[..., Any]) -> bool:
     """Return whether a callable takes `**kwargs`."""
     return _signature(factory)[1]
+
+
+def list_required(factory: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters without a default."""
+    return [
+        name
+        for name, parameter in parameters(factory).items()
+        if parameter.default is parameter.empty
+    ]
 
 
 def parameter_types(factory: Callable[..., Any]) -> Mapping[str, Any]:

@@ -323,6 +323,12 @@ def test_missing_argument_is_named(missing: str, tmp_path: Path) -> None:
         fit(tmp_path, **{missing: None})
 
 
+def test_missing_arguments_are_reported_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fit(tmp_path, loss=None, optimizer=None)
+    assert [problem.key for problem in caught.value.problems] == ["LOSS", "OPTIMIZER"]
+
+
 class Wide(nn.Module):
     """A linear model."""
 

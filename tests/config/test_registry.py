@@ -130,6 +130,17 @@ def test_config_has_priority_over_facts(losses: Registry[Any]) -> None:
     assert used == {}
 
 
+def test_missing_parameters_are_reported_together(losses: Registry[Any]) -> None:
+    def make(width: int, classes: int, depth: int = 1) -> int:
+        return width * classes * depth
+
+    losses.register("wide")(make)
+    with pytest.raises(ConfigError) as caught:
+        losses.build("wide")
+    assert [problem.key for problem in caught.value.problems] == ["LOSS.width", "LOSS.classes"]
+    assert losses.build("wide", {"width": 3}, facts={"classes": 2}) == 6
+
+
 def test_params_are_passed_as_keywords(losses: Registry[Any]) -> None:
     made = losses.build("LibraryLoss", {"weight": 2, "params": {"a": 1}})
     assert (made.weight, made.more) == (2, {"a": 1})

@@ -273,7 +273,7 @@ class _Survey:
         if data is not None:
             plan = self._try(partial(self.builder.plan, data))
             if plan is not None:
-                facts = self.builder.facts(data, plan)
+                facts = self._try(partial(self.builder.facts, data, plan)) or {}
         context = self.builder.context
         meters = self._build_meters(facts)
         if plan is not None:

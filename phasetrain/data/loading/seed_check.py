@@ -153,6 +153,19 @@ def read_first_target(reader: SampleReader) -> Any:
     return first[1]
 
 
+def read_first_shape(reader: SampleReader) -> tuple[int, ...] | None:
+    """Return the shape of the transformed input of the first sample in use; None if it is no array,
+    or cannot be read.
+
+    Raises:
+        SampleError: the sample cannot be read, and `on_bad_sample` is to raise.
+    """
+    (first,) = _read_samples(reader, _select_indices(reader)[:1])
+    if isinstance(first, Unreadable) or not isinstance(first[0], torch.Tensor | np.ndarray):
+        return None
+    return tuple(first[0].shape)
+
+
 def _check_fields(reader: SampleReader) -> None:
     """Reject names of fields that none of some samples has: then the names are wrong, not the
     samples."""

@@ -1,5 +1,6 @@
 """Builds all parts of a run from the sections DATA, MODEL, LOSS, METERS, OPTIMIZER and TASK."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import nan
@@ -12,7 +13,10 @@ from torch.nn.modules.loss import _Loss
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.objects import is_object_name
-from phasetrain.config.registry import parameter_types, parameters
+from phasetrain.config.registry import list_required, parameter_types, parameters
+from phasetrain.data.datasets.forward import ForwardDataset
+from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.seed_check import read_first_shape
 from phasetrain.distributed import Strategy, World
 from phasetrain.distributed.subgroups import partition, subgroup
 from phasetrain.engine.plan import TRAIN, Plan, Stage
@@ -56,6 +60,8 @@ from phasetrain.tasks.build.weights_builder import (
     freeze_parameters,
 )
 from phasetrain.tasks.parts import OutputChoice, Parts
+
+log = logging.getLogger(__name__)
 
 
 class Builder:
@@ -267,6 +273,7 @@ def collect_facts(
         updates_per_epoch = per_epoch[0]
     return {
         **described.facts,
+        **_measure_input(context, described),
         "train_samples": train_samples,
         "test_samples": sum(split.length for split in tests),
         "batch_size": context.config.DATA.TRAIN.batch_size,
@@ -279,6 +286,37 @@ def collect_facts(
         "device": context.machine.device,
         "precision": context.machine.precision,
     }
+
+
+def _measure_input(context: BuildContext, split: SplitData) -> dict[str, Any]:
+    """Return the facts `input_shape` and `channels` as the first sample has them, if the model
+    requires one that neither the config nor the dataset gives."""
+    section = context.config.MODEL
+    if not isinstance(section.get("name"), str):
+        return {}
+    try:
+        required = list_required(MODELS.find(section.name, "MODEL.name"))
+    except ConfigError as error:  # raised again when the model is built
+        log.debug("the input is not measured: %s", error)
+        return {}
+    wanted = {"input_shape", "channels"} & set(required) - section.keys() - split.facts.keys()
+    reader = split.reader
+    # A pass over an iterable begins with the training, and padded samples have no common shape.
+    if (
+        not wanted
+        or split.loader is not None
+        or split.section.collate != "stack"
+        or not isinstance(reader, SampleReader)
+        or isinstance(reader.dataset, ForwardDataset)
+    ):
+        return {}
+    shape = read_first_shape(reader)
+    if shape is None:
+        return {}
+    found: dict[str, Any] = {"input_shape": shape}
+    if len(shape) == 3:
+        found["channels"] = shape[0]
+    return {key: found[key] for key in wanted & found.keys()}
 
 
 def collect_stage_facts(context: BuildContext, plan: Plan) -> list[dict[str, Any]]:

@@ -27,6 +27,27 @@ from phasetrain.testing.build import build_run as built_whole
 WORDS = ("DATA.TRAIN.batch_size=64", "PHASES.epochs=2", "MODEL.name=mlp")
 
 
+PLAIN = """
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+
+def plain(samples: int = 64) -> Dataset:
+    return TensorDataset(torch.rand(samples, 3, 8, 6), torch.arange(samples) % 2)
+
+
+class Net(nn.Module):
+    def __init__(self, input_shape: tuple, channels: int, width: int = 2) -> None:
+        super().__init__()
+        self.shape, self.channels = input_shape, channels
+        self.layer = nn.Linear(channels * input_shape[1] * input_shape[2], width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layer(images.flatten(1))
+"""
+
+
 COUNTING = """
 import torch
 from torch import nn
@@ -174,6 +195,29 @@ class TestParts:
             built(*words)
         assert "inner._extra_state" in str(caught.value)
         built("MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=true")
+
+    @pytest.mark.parametrize(
+        ("words", "shape"),
+        [
+            ([], (3, 8, 6)),
+            (["DATA.TRAIN.transforms=[{name: resize, size: 4}]"], (3, 4, 4)),
+            (["MODEL.channels=3", "DATA.TRAIN.transforms=[torch.nn.Identity]"], (3, 8, 6)),
+        ],
+    )
+    def test_shape_that_a_plain_dataset_does_not_report_is_read_from_a_sample(
+        self,
+        words: list[str],
+        shape: tuple[int, ...],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        (tmp_path / "plain_parts.py").write_text(PLAIN)
+        monkeypatch.syspath_prepend(tmp_path)
+        own = ["experiment=null", "DATA.TRAIN.dataset=plain_parts.plain"]
+        parts, _, data = built(*own, "MODEL=null", "MODEL.name=plain_parts.Net", *words)
+        assert (parts.model.shape, parts.model.channels) == (shape, 3)
+        # Only required parameters: what a default covers stays as it was.
+        assert "input_shape" not in data["train"].facts
 
     def test_model_without_parameters_is_rejected(self) -> None:
         with raises(ConfigError, key="MODEL.name", given="'torch.nn.Flatten'"):
