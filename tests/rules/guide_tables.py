@@ -41,6 +41,7 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "Batch": "phasetrain.engine.batch.Batch",
         "Hook": "phasetrain.hooks.Hook",
         "Meter": "phasetrain.meters.Meter",
+        "Run": "phasetrain.hooks.Run",
         "RunResult": "phasetrain.RunResult",
         "StepOutput": "phasetrain.engine.batch.StepOutput",
         "Task": "phasetrain.tasks.Task",
