@@ -14,10 +14,12 @@ from phasetrain.losses.self_supervised.multi_view import (
     ClusteringLoss,
     CoupledLoss,
     FreezingLoss,
+    InstanceLoss,
     MemoryLoss,
     ScheduledLoss,
     TeacherLoss,
 )
+from phasetrain.losses.self_supervised.npid import NPID
 from phasetrain.losses.self_supervised.simclr import SimCLR
 from phasetrain.losses.self_supervised.swav import SwAV
 from phasetrain.losses.weighted_sum import WeightedSum
@@ -26,6 +28,7 @@ __all__ = [
     "BYOL",
     "DINO",
     "LOSSES",
+    "NPID",
     "BarlowTwins",
     "ClusteringLoss",
     "CoupledLoss",
@@ -34,6 +37,7 @@ __all__ = [
     "FreezingLoss",
     "FromModel",
     "FunctionLoss",
+    "InstanceLoss",
     "LoggingLoss",
     "MemoryLoss",
     "MoCo",

@@ -23,6 +23,7 @@ from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.losses import (
     ClusteringLoss,
     FreezingLoss,
+    InstanceLoss,
     MemoryLoss,
     ScheduledLoss,
     TeacherLoss,
@@ -288,7 +289,21 @@ class SelfSupervised(Task):
                 "'self_supervised' has views and no targets; leave it out, or mix views: "
                 "[{name: each_view, transforms: [mixup, cutmix]}]"
             )
+        for label, meter in self.meters.items():
+            _check_meter(label, meter, self._device)
+        self._check_splits(loss)
+
+    def _check_splits(self, loss: str) -> None:
+        """Reject data that does not make the views for a loss of this name."""
         views = 1 if self._momentum is None else self._teacher_views
+        least = 2
+        if any(isinstance(part, InstanceLoss) for part in self._memory_losses):
+            least = 1
+            if set(self.parts.loaders) != {TRAIN}:
+                raise ConfigError(
+                    f"LOSS: {loss} compares with a memory of the training samples, and a test has "
+                    "others; set DATA.TEST=null"
+                )
         for split, loader in self.parts.loaders.items():
             if isinstance(loader.reader, PerStageReader):
                 if self._memory_losses and split == TRAIN:
@@ -305,9 +320,7 @@ class SelfSupervised(Task):
                         f"DATA.{split.upper()}.datasets.*.batch_size: TASK.name = "
                         "'self_supervised' takes batches of one source; leave the batch sizes out"
                     )
-                _check_views(split, reader, views)
-        for label, meter in self.meters.items():
-            _check_meter(label, meter, self._device)
+                _check_views(split, reader, views, least)
 
 
 def _to_float32(embedding: Tensor) -> Tensor:
@@ -326,7 +339,7 @@ def spread(embeddings: Tensor) -> Tensor:
     return embeddings.new_full((), float("nan"))
 
 
-def _check_views(split: str, reader: SampleReader, teacher_views: int) -> None:
+def _check_views(split: str, reader: SampleReader, teacher_views: int, least: int) -> None:
     """Reject a split that makes too few views; with custom transforms the first batch shows it."""
     transforms = reader.pipeline.transforms
     last = transforms[-1] if transforms else None
@@ -334,12 +347,13 @@ def _check_views(split: str, reader: SampleReader, teacher_views: int) -> None:
         raise ConfigError(
             f"DATA.{split.upper()}.transforms makes one view of a sample, and TASK.name = "
             "'self_supervised' compares several; add multi_crop as the last transform, such as "
-            "[{name: multi_crop, groups: [{views: 2, transforms: [...]}]}], or leave the split out"
+            f"[{{name: multi_crop, groups: [{{views: {least}, transforms: [...]}}]}}], or leave "
+            "the split out"
         )
-    if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < 2:
+    if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < least:
         raise ConfigError(
             f"DATA.{split.upper()}.transforms: multi_crop makes {last.views} view, expected at "
-            "least 2; raise the views of its groups"
+            f"least {least}; raise the views of its groups"
         )
     if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < teacher_views:
         raise ConfigError(

@@ -20,6 +20,10 @@ SMALL = ("DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32", "MACHINE.threads
 PARTS = "RUN.imports=[self_supervised_parts]"
 STATE = {
     "simclr": ("DATA.TRAIN.batch_transforms=[{name: each_view, transforms: [mixup, cutmix]}]",),
+    "npid": (
+        *("LOSS.name=npid", "LOSS.negatives=16", "DATA.TEST=null"),
+        "DATA.TRAIN.subset.samples=100",
+    ),
     "deepcluster": ("LOSS.clusters=[5,6]", "DATA.TRAIN.subset.samples=100"),
     "moco": ("LOSS.queue=60",),
     "swav": ("LOSS.queue=40", "LOSS.queue_updates=1", "LOSS.frozen_updates=2"),
@@ -34,17 +38,18 @@ EXPERIMENTS = ("simclr", "moco", "byol", "barlow", "swav", "dino", "deepcluster"
 
 
 def words(name: str) -> tuple[str, ...]:
-    return (f"experiment=digits_{name}", *SMALL, *STATE.get(name, ()))
+    experiment = "simclr" if name == "npid" else name
+    return (f"experiment=digits_{experiment}", *SMALL, *STATE.get(name, ()))
 
 
 @pytest.mark.by_default("dino")
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [*EXPERIMENTS, "npid"])
 def test_run_resumes_exactly(name: str) -> None:
     assert_exact_resume(words(name), steps=[2, 4], workers=None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [*EXPERIMENTS, "npid"])
 def test_run_resumes_exactly_with_and_without_workers(name: str) -> None:
     assert_exact_resume(words(name))
 

@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 BATCHES = ["DATA.TRAIN.batch_size=25", "DATA.TEST.batch_size=32"]
 """A size that neither 2, 3 nor 4 processes divide."""
 
+NO_TEST = "DATA.TEST=null"
+
 LANGUAGE = [
     "experiment=text_tiny",
     "MODEL.width=16",
@@ -167,6 +169,7 @@ LOSS_WORDS = {
         "METERS={accuracy: {output: scores}}",
     ],
     "moco": VIEWS,
+    "npid": ["experiment=digits_simclr", "LOSS.name=npid", "LOSS.negatives=16", NO_TEST],
     "simclr": ["experiment=digits_simclr"],
     "soft_targets": [
         *(
@@ -188,7 +191,17 @@ LOSS_WORDS = {
 VIEWED = "tests/end_to_end/test_self_supervised.py::test_features_are_better_than_those_of_random_weights"
 LEARNS_ELSEWHERE = {
     **dict.fromkeys(
-        ("barlow_twins", "byol", "deepcluster_v2", "dino", "moco", "simclr", "swav", "trunk_head"),
+        (
+            "barlow_twins",
+            "byol",
+            "deepcluster_v2",
+            "dino",
+            "moco",
+            "npid",
+            "simclr",
+            "swav",
+            "trunk_head",
+        ),
         VIEWED,
     ),
     "transformer": "tests/end_to_end/test_tasks.py::TestTextTiny::test_whole_experiment_reaches_its_metric",
@@ -348,8 +361,14 @@ class Steps:
             part.load_state_dict(state[name])
 
 
+def batch_sizes(words: list[str], train: int = 25, test: int = 32) -> list[str]:
+    """Return batch sizes of the splits that a run with these words has."""
+    found = [f"DATA.TRAIN.batch_size={train}"]
+    return found if NO_TEST in words else [*found, f"DATA.TEST.batch_size={test}"]
+
+
 def assert_parts_save_all(words: list[str]) -> None:
-    words = [*words, "DATA.TRAIN.batch_size=8", "DATA.TEST.batch_size=8", "MACHINE.threads=1"]
+    words = [*words, *batch_sizes(words, 8, 8), "MACHINE.threads=1"]
     assert_state_round_trip(Steps(words), lambda steps: steps(), fresh=lambda: Steps(words))
 
 
@@ -510,7 +529,7 @@ def test_every_part_learns(words: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_every_part_resumes_exactly(words: list[str], tmp_path: Path) -> None:
-    assert_exact_resume([*written(tmp_path, words), *BATCHES])
+    assert_exact_resume([*written(tmp_path, words), *batch_sizes(words)])
 
 
 def test_many_parts_resume_exactly_together() -> None:

@@ -265,6 +265,9 @@ def _convert_transforms(source: VisslConfig, draft: Draft, key: str) -> None:
     items = list(source.get(f"{key}.TRANSFORMS", []))
     converter = TransformConverter(draft, f"{key}.TRANSFORMS")
     common, views = converter.convert(items)
+    if not views and source.get("LOSS.name") == "nce_loss_with_memory":
+        # Its one view is compared with the memory.
+        common, views = [], [common]
     found = [*common]
     if views:
         found.append(group_views(views))

@@ -24,6 +24,8 @@ def convert_projection(items: Sequence[Any]) -> tuple[Params, list[int]]:
     Raises:
         UnknownHeadError: it has no counterpart.
     """
+    if items and not isinstance(items[0][0], str):
+        raise UnknownHeadError("a head for each input")
     names = [str(item[0]) for item in items]
     last: Params = dict(items[-1][1]) if items else {}
     if len(names) == 1 and names[0] in DINO:

@@ -18,6 +18,7 @@ SELF_SUPERVISED = {
     "swav_loss": "swav",
     "dino_loss": "dino",
     "barlow_twins_loss": "barlow_twins",
+    "nce_loss_with_memory": "npid",
     "deepclusterv2_loss": "deepcluster_v2",
 }
 """Loss of VISSL -> loss here."""
@@ -51,12 +52,29 @@ def convert_self_supervised(
         draft.put("LOSS.off_diagonal", source.get(f"{own}.lambda_"), f"{own}.lambda_")
         draft.put("LOSS.scale", source.get(f"{own}.scale_loss"), f"{own}.scale_loss")
         draft.put("LOSS.joint", value=True)
+    elif loss == "nce_loss_with_memory":
+        _convert_npid(source, draft, own)
     elif loss == "dino_loss":
         _convert_dino(source, draft, own)
     elif loss == "deepclusterv2_loss":
         _convert_deepcluster(source, draft, own)
     else:
         _convert_swav(source, draft, own, prototypes)
+
+
+def _convert_npid(source: VisslConfig, draft: Draft, own: str) -> None:
+    for key, target in (
+        ("negative_sampling_params.num_negatives", "LOSS.negatives"),
+        ("temperature", "LOSS.temperature"),
+        ("memory_params.momentum", "LOSS.momentum"),
+        ("loss_type", "LOSS.contrast"),
+    ):
+        draft.put(target, source.get(f"{own}.{key}"), f"{own}.{key}")
+    weights = list(source.get(f"{own}.loss_weights"))
+    if weights == [1 / len(weights)] * len(weights):
+        draft.skip("the loss is the mean over views", f"{own}.loss_weights")
+    if float(source.get(f"{own}.norm_constant")) > 0:
+        draft.miss("a constant that is not estimated from the first batch", f"{own}.norm_constant")
 
 
 def _convert_dino(source: VisslConfig, draft: Draft, own: str) -> None:

@@ -88,6 +88,18 @@ class ClusteringLoss(MemoryLoss, Protocol):
         """
 
 
+@runtime_checkable
+class InstanceLoss(MemoryLoss, Protocol):
+    """A loss that compares views with the memory, not with each other: one view is enough, and
+    there are no tests, whose samples are not in the memory.
+
+    Attributes:
+        contrasts_with_memory: a class attribute that marks such a loss.
+    """
+
+    contrasts_with_memory: bool
+
+
 def gather_embeddings(world: World, rows: Tensor, *, equal: bool) -> tuple[Tensor, int]:
     """Return the rows of all ranks, and the index among them of the first row of this rank.
 

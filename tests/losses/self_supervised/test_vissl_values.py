@@ -68,3 +68,25 @@ def test_deepcluster_and_its_clusters() -> None:
     expected = [[2, 1, 0, 0, 2, 0, 1, 2], [1, 1, 0, 0, 0, 0, 1, 0]]
     assert loss.assignments.tolist() == expected
     assert loss(views(3, 4, 5), None).item() == pytest.approx(2.2981467247009277, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("contrast", "expected"),
+    [
+        ("nce", [3.7725887298583984, 17.178543090820312]),
+        ("cross_entropy", [2.753004550933838, 8.748350143432617]),
+    ],
+)
+def test_npid_and_its_memory(contrast: str, expected: list[float]) -> None:
+    params = {"negatives": 5, "temperature": 0.07, "contrast": contrast}
+    loss = LOSSES.build("npid", params, facts={"dimensions": 6, "train_samples": 12})
+    loss.memory.copy_(normalize(rows(20, 12)))
+    drawn = (torch.arange(48) * 7 % 12).view(8, 6)[:, 1:]
+    loss._draw_negatives = lambda count: drawn
+    for seed, value in zip((0, 2), expected, strict=True):
+        loss.select_samples(torch.tensor([3, 0, 7, 11, 5, 1, 9, 2]))
+        assert loss([rows(seed)]).item() == pytest.approx(value, abs=2e-5)
+    moved = [0.51068282, -0.17367479, -0.34515303, 0.18433475, 0.57842839, 0.47047940]
+    torch.testing.assert_close(loss.memory[3], torch.tensor(moved), atol=1e-6, rtol=0)
+    if contrast == "nce":
+        assert loss.partition.item() == pytest.approx(24.420032501220703, abs=1e-5)
