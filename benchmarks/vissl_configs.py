@@ -61,7 +61,12 @@ def shrink(experiment: dict[str, Any], folder: Path) -> dict[str, Any]:
     if model.get("name") == "trunk_head" and "torchvision" in model["trunk"]["name"]:
         model["input_shape"] = [3, 64, 64]
     teacher = experiment.get("TASK", {}).get("teacher")
-    if teacher is not None:
+    if teacher is not None and teacher["name"] == "trunk_head":
+        _shrink_trunk(teacher["trunk"], probes=False)
+        # No weights fit the small trunk, so none are taken from the file.
+        torch.save({}, folder / "teacher.pt")
+        teacher["weights"] = {"path": str(folder / "teacher.pt"), "reinit": ["*"]}
+    elif teacher is not None:
         name = teacher["name"].removeprefix("torchvision.")
         trained = models.get_model(name, weights=None, num_classes=teacher.get("classes", 1000))
         torch.save(trained.state_dict(), folder / "teacher.pt")

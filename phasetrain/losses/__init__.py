@@ -22,6 +22,7 @@ from phasetrain.losses.self_supervised.multi_view import (
 from phasetrain.losses.self_supervised.npid import NPID
 from phasetrain.losses.self_supervised.simclr import SimCLR
 from phasetrain.losses.self_supervised.swav import SwAV
+from phasetrain.losses.self_supervised.view_distillation import ViewDistillation
 from phasetrain.losses.weighted_sum import WeightedSum
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "SoftTargets",
     "SwAV",
     "TeacherLoss",
+    "ViewDistillation",
     "WeightedSum",
     "find_target_counter",
     "has_nested_target_counter",

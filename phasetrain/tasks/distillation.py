@@ -55,6 +55,30 @@ class Teacher:
             )
 
 
+MakeModel = Callable[[Mapping[str, Any], str], nn.Module]
+
+
+def check_teacher(section: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless TASK.teacher has weights."""
+    if not parse_sources(section.get("weights"), f"{TEACHER}.weights"):
+        raise ConfigError(
+            f"{TEACHER}.weights: a teacher needs trained weights; set it to a file, a run or a "
+            "checkpoint"
+        )
+
+
+def build_teacher(parts: Parts, make_model: MakeModel, section: Mapping[str, Any]) -> Teacher:
+    """Return the teacher that TASK.teacher describes, with its weights, on the device.
+
+    Raises:
+        ConfigError: it has no weights, or they cannot be loaded.
+    """
+    check_teacher(section)
+    model = make_model({key: one for key, one in section.items() if key != "weights"}, TEACHER)
+    load_pretrained(model, parse_sources(section["weights"], f"{TEACHER}.weights"), parts.world)
+    return Teacher(model.to(parts.machine.device))
+
+
 @TASKS.register("distillation")
 class Distillation(Supervised):
     """Learns the scores of a teacher in addition to the targets (Hinton et al. 2015,
@@ -82,7 +106,7 @@ class Distillation(Supervised):
     def __init__(
         self,
         parts: Parts,
-        make_model: Callable[[Mapping[str, Any], str], nn.Module],
+        make_model: MakeModel,
         teacher: Mapping[str, Any],
         temperature: float = 4.0,
         soft_share: float = 0.9,
@@ -92,21 +116,12 @@ class Distillation(Supervised):
             raise ConfigError(f"TASK.soft_share = {soft_share}: expected a share in [0, 1]")
         self.soft_share = soft_share
         self.soft = SoftTargets(temperature)
-        sources = parse_sources(teacher.get("weights"), f"{TEACHER}.weights")
-        if not sources:
-            raise ConfigError(
-                f"{TEACHER}.weights: a teacher needs trained weights; set it to a file, a run or a "
-                "checkpoint"
-            )
         self.teacher: Teacher | None = None
+        check_teacher(teacher)
         # A test needs no teacher, so a checkpoint can be tested where the teacher's file is
         # missing.
         if parts.updater is not None:
-            model = make_model(
-                {key: one for key, one in teacher.items() if key != "weights"}, TEACHER
-            )
-            load_pretrained(model, sources, parts.world)
-            self.teacher = Teacher(model.to(parts.machine.device))
+            self.teacher = build_teacher(parts, make_model, teacher)
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return mean loss and output of a micro-batch."""

@@ -1,6 +1,6 @@
 """Learning without targets, from several views of each sample."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import takewhile
 from math import cos, pi
@@ -32,6 +32,7 @@ from phasetrain.meters import Meter
 from phasetrain.models import Embedding
 from phasetrain.runtime.machine import seed_of
 from phasetrain.tasks.base import TASKS, Task
+from phasetrain.tasks.distillation import MakeModel, Teacher, build_teacher
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.passes import GradientPass
@@ -51,16 +52,20 @@ class SelfSupervised(Task):
     The teacher is a copy of the model. At the beginning of each update its weights t move towards
     the weights w of the model: t = m t + (1 - m) w, where m goes along half a cosine wave from
     `momentum` to `momentum_end` over the training (Grill et al. 2020, arXiv:2006.07733, 3.3).
-    A skipped update leaves it unchanged.
+    A skipped update leaves it unchanged. With `teacher`, it is a trained model instead, which never
+    changes, see `phasetrain.tasks.distillation.Teacher`.
 
     Args:
         parts: parts of the task.
-        momentum: m at the start, in [0, 1]; None makes no teacher.
+        momentum: m at the start, in [0, 1]; None makes no copy.
         momentum_end: m at the end.
         teacher_views: number of leading views that the teacher sees.
+        teacher: `name` of a trained model, its parameters, and `weights` as MODEL.weights.
+        make_model: fact; makes models.
 
     Attributes:
         teacher: the copy, or None.
+        trained_teacher: the trained model, or None.
 
     Raises:
         ConfigError: the loss needs a teacher and there is none, or the other way round; the
@@ -74,6 +79,8 @@ class SelfSupervised(Task):
         momentum: float | None = None,
         momentum_end: float = 1.0,
         teacher_views: int = 2,
+        teacher: Mapping[str, Any] | None = None,
+        make_model: MakeModel | None = None,
     ) -> None:
         super().__init__(parts)
         for name, value in (("momentum", momentum), ("momentum_end", momentum_end)):
@@ -81,6 +88,12 @@ class SelfSupervised(Task):
                 raise ConfigError(f"TASK.{name} = {value}: expected a number in [0, 1]")
         if teacher_views < 1:
             raise ConfigError(f"TASK.teacher_views = {teacher_views}: expected at least 1")
+        if teacher is not None and momentum is not None:
+            raise ConfigError(
+                f"TASK.momentum = {momentum} and TASK.teacher: the teacher is a copy of the model "
+                "or a trained model; leave one of the two out"
+            )
+        self._has_teacher = teacher is not None or momentum is not None
         self._momentum = momentum
         self._momentum_end = momentum_end
         self._teacher_views = teacher_views
@@ -95,6 +108,10 @@ class SelfSupervised(Task):
         ]
         self._check_parts()
         self.teacher = None if momentum is None else self._new_teacher()
+        self.trained_teacher: Teacher | None = None
+        if teacher is not None:
+            assert make_model is not None
+            self.trained_teacher = build_teacher(parts, make_model, teacher)
 
     def begin(self, phase: Phase, *, fresh: bool) -> None:
         """Prepare for a phase; the teacher gets the model's mode, and a test uses the loss as it is
@@ -184,9 +201,11 @@ class SelfSupervised(Task):
     def stateful(self) -> dict[str, Stateful]:
         """Return every part that learns or accumulates, including the teacher."""
         found = super().stateful()
-        if self.teacher is None:
-            return found
-        return found | {"teacher": self.teacher}
+        if self.trained_teacher is not None:
+            found["teacher"] = self.trained_teacher
+        elif self.teacher is not None:
+            found["teacher"] = self.teacher
+        return found
 
     def _views(self, batch: Batch) -> list[Tensor]:
         views = batch.input
@@ -209,9 +228,10 @@ class SelfSupervised(Task):
 
     @torch.no_grad()
     def _embed_with_teacher(self, views: Sequence[Tensor]) -> list[Tensor] | None:
-        if self.teacher is None:
+        teacher = self.teacher if self.trained_teacher is None else self.trained_teacher
+        if teacher is None:
             return None
-        return [_to_float32(target) for target in self.teacher(list(views[: self._teacher_views]))]
+        return [_to_float32(target) for target in teacher(list(views[: self._teacher_views]))]
 
     def _advance(self, where: float, updates: int) -> None:
         for part in self._scheduled_losses:
@@ -268,19 +288,19 @@ class SelfSupervised(Task):
         teacher_losses = [
             part for part in self.parts.loss.modules() if isinstance(part, TeacherLoss)
         ]
-        if any(part.uses_teacher for part in teacher_losses) and self._momentum is None:
+        if any(part.uses_teacher for part in teacher_losses) and not self._has_teacher:
             raise ConfigError(
                 f"TASK.momentum = null: the loss {loss} needs a teacher; set TASK.momentum, for "
-                "example to 0.99"
+                "example to 0.99, or TASK.teacher"
             )
         if (
             teacher_losses
             and not any(part.uses_teacher for part in teacher_losses)
-            and self._momentum is not None
+            and self._has_teacher
         ):
             raise ConfigError(
                 f"TASK.momentum = {self._momentum}: the loss {loss} does not use a teacher; leave "
-                "momentum out"
+                "momentum and teacher out"
             )
         mixes = [one for pipeline in self.parts.batch_transforms for one in pipeline.transforms]
         if not all(isinstance(one, EachView) for one in mixes):
@@ -295,7 +315,7 @@ class SelfSupervised(Task):
 
     def _check_splits(self, loss: str) -> None:
         """Reject data that does not make the views for a loss of this name."""
-        views = 1 if self._momentum is None else self._teacher_views
+        views = self._teacher_views if self._has_teacher else 1
         least = 2
         if any(isinstance(part, InstanceLoss) for part in self._memory_losses):
             least = 1

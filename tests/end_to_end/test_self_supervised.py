@@ -54,6 +54,31 @@ def test_run_resumes_exactly_with_and_without_workers(name: str) -> None:
     assert_exact_resume(words(name))
 
 
+def write_teacher(folder: Path) -> tuple[str, ...]:
+    """Return the overrides of a student of a trained teacher with a wider trunk."""
+    trunk = "trunk: {name: small_cnn, width: 8, cut: head}"
+    head = "head: {name: prototypes, hidden: [16], bottleneck: 8, dimensions: 64}"
+    section = f"{{name: trunk_head, {trunk}, {head}}}"
+    model = build_run([*words("dino"), f"MODEL={section}"]).task.parts.model
+    torch.save(model.state_dict(), folder / "teacher.pt")
+    teacher = f"{section[:-1]}, weights: {folder / 'teacher.pt'}}}"
+    task = (f"TASK.teacher={teacher}", "TASK.momentum=null")
+    return (*words("dino"), *task, "LOSS={name: view_distillation}")
+
+
+def test_trained_teacher_is_not_saved_and_does_not_change(tmp_path: Path) -> None:
+    given = (*write_teacher(tmp_path), *SHORT, "PHASES.epochs=1", f"RUN.dir={tmp_path / 'run'}")
+    run(given, terminal=Terminal(io.StringIO(), live=False))
+    state = newest(tmp_path / "run").state["task"]
+    assert list(state["teacher"]) == ["digest"]
+    assert state["model"]["head.prototypes"].shape == (64, 32)
+
+
+@pytest.mark.slow
+def test_run_with_a_trained_teacher_resumes_exactly(tmp_path: Path) -> None:
+    assert_exact_resume(write_teacher(tmp_path), steps=[2, 4], workers=None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "message"),

@@ -198,6 +198,10 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
             r"TASK.momentum = 1.5:",
         ),
         (
+            ["experiment=digits_moco", "TASK.teacher={name: mlp, weights: a.pt}"],
+            r"TASK.momentum = 0.99 and TASK.teacher",
+        ),
+        (
             ["experiment=digits_byol", "TASK.teacher_views=0"],
             "TASK.teacher_views = 0:",
         ),

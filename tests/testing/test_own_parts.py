@@ -186,6 +186,7 @@ LOSS_WORDS = {
         "LOSS.queue_updates=1",
         "LOSS.frozen_updates=2",
     ],
+    "view_distillation": ["experiment=digits_dino", "LOSS={name: view_distillation}"],
     "weighted_sum": HEADS,
 }
 VIEWED = "tests/end_to_end/test_self_supervised.py::test_features_are_better_than_those_of_random_weights"

@@ -20,6 +20,7 @@ SELF_SUPERVISED = {
     "barlow_twins_loss": "barlow_twins",
     "nce_loss_with_memory": "npid",
     "deepclusterv2_loss": "deepcluster_v2",
+    "dino_distillation_loss": "view_distillation",
 }
 """Loss of VISSL -> loss here."""
 
@@ -56,6 +57,14 @@ def convert_self_supervised(
         _convert_npid(source, draft, own)
     elif loss == "dino_loss":
         _convert_dino(source, draft, own)
+    elif loss == "dino_distillation_loss":
+        for key, target in (
+            ("student_temperature", "LOSS.student_temperature"),
+            ("teacher_temperature", "LOSS.teacher_temperature"),
+            ("swapped_assignment", "LOSS.swapped"),
+            ("teacher_num_crops", "TASK.teacher_views"),
+        ):
+            draft.put(target, source.get(f"{own}.{key}"), f"{own}.{key}")
     elif loss == "deepclusterv2_loss":
         _convert_deepcluster(source, draft, own)
     else:

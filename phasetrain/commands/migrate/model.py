@@ -5,7 +5,7 @@ from typing import Any
 
 from phasetrain.commands.migrate.compose import VisslConfig
 from phasetrain.commands.migrate.data import find_image_size
-from phasetrain.commands.migrate.draft import Draft
+from phasetrain.commands.migrate.draft import Draft, find_row
 from phasetrain.commands.migrate.heads import (
     DINO,
     SWAV,
@@ -52,7 +52,8 @@ def convert_model(source: VisslConfig, draft: Draft) -> None:
     else:
         convert_trunk(source, draft, views=True)
         reason = f"belongs to the loss {loss}, which has no counterpart"
-        draft.miss(f"the loss {loss}", "LOSS.name")
+        row = find_row(f"LOSS.{loss}.temperature") or ""
+        draft.miss(f"the loss {loss}: {row.removeprefix('none: ')}", "LOSS.name")
         draft.skip(reason, HEADS, "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP")
         for prefix in ("DISTILLATION.", f"LOSS.{loss}.", "MODEL.WEIGHTS_INIT."):
             draft.deactivate(prefix, reason)
@@ -80,6 +81,8 @@ def _convert_embedding(source: VisslConfig, draft: Draft, loss: str) -> None:
         _write_embedding(draft, trunk, head)
         _put_checkpointing(source, draft, trunk)
     convert_self_supervised(source, draft, loss, prototypes)
+    if loss == "dino_distillation_loss":
+        _convert_view_teacher(source, draft)
     draft.deactivate("METERS.", "tests of a self-supervised loss measure the loss")
     draft.put("METERS.loss", {})
 
@@ -259,6 +262,32 @@ def _convert_teacher(source: VisslConfig, draft: Draft) -> None:
     section["weights"] = {"path": path, **_read_rules(teacher, whole=True)}
     draft.put("TASK.name", "distillation")
     draft.put("TASK.teacher", section, *keys)
+
+
+def _convert_view_teacher(source: VisslConfig, draft: Draft) -> None:
+    """Write the teacher of a self-supervised distillation."""
+    base = "DISTILLATION.TEACHER_MODEL"
+    trunk = convert_trunk(source, draft, base, views=True)
+    if trunk is None:
+        return
+    try:
+        head, _ = convert_projection(list(source.get(f"{base}.HEAD.PARAMS", [])))
+    except UnknownHeadError as error:
+        draft.miss(str(error), f"{base}.HEAD.PARAMS")
+        return
+    path = source.get(f"{base}.WEIGHTS_INIT.PARAMS_FILE")
+    size = find_image_size(draft)
+    section = {
+        "name": "trunk_head",
+        "trunk": {**trunk.section, "cut": trunk.cut},
+        "head": head,
+        "input_shape": [3, size, size],
+        "weights": {"path": path, **_read_rules(trunk, whole=False)},
+    }
+    draft.put("TASK.teacher", section, *[key for key in source.given if key.startswith(base)])
+    draft.note(
+        "VISSL's names of weights of heads and transformers need TASK.teacher.weights.rename."
+    )
 
 
 def _convert_frozen(source: VisslConfig, draft: Draft) -> None:

@@ -363,3 +363,19 @@ def test_clusters_are_labels_of_prototypes_or_of_a_clustering():
     assert found.missing == ()
     (note,) = [one for one in found.notes if one.startswith("Clusters")]
     assert "--layer res5 --clusters 20 --iterations 50 --seed 0 --out .`" in note
+
+
+def test_teacher_of_views_is_a_trained_model():
+    base = "DISTILLATION__TEACHER_MODEL__"
+    head = [["dino_head", {"in_dim": 768, "num_clusters": [99]}]]
+    changes = {"DATA__TRAIN__TRANSFORMS": VIEWS, "LOSS__name": "dino_distillation_loss"}
+    changes |= {"MODEL__HEAD__PARAMS": head, f"{base}HEAD__PARAMS": head}
+    changes |= {f"{base}TRUNK__RESNETS__DEPTH": 101}
+    changes |= {f"{base}WEIGHTS_INIT__PARAMS_FILE": "teacher.torch"}
+    found = convert(**changes, LOSS__dino_distillation_loss__swapped_assignment=True)
+    assert found.missing == ()
+    task = found.experiment["TASK"]
+    assert (task["teacher_views"], task["teacher"]["weights"]["path"]) == (2, "teacher.torch")
+    assert task["teacher"]["trunk"] == {"name": "torchvision.resnet101", "cut": "fc"}
+    assert task["teacher"]["head"]["dimensions"] == 99
+    assert found.experiment["LOSS"]["swapped"] is True

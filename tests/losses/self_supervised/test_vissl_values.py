@@ -90,3 +90,11 @@ def test_npid_and_its_memory(contrast: str, expected: list[float]) -> None:
     torch.testing.assert_close(loss.memory[3], torch.tensor(moved), atol=1e-6, rtol=0)
     if contrast == "nce":
         assert loss.partition.item() == pytest.approx(24.420032501220703, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("swapped", "expected"), [(False, 8.753036499023438), (True, 8.672012329101562)]
+)
+def test_distillation_of_a_dino_teacher(swapped: bool, expected: float) -> None:
+    loss = LOSSES.build("view_distillation", {"swapped": swapped})
+    assert loss(views(0, 1, 2, 3), views(10, 11)).item() == pytest.approx(expected, abs=1e-5)
