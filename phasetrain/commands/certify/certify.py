@@ -6,9 +6,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from phasetrain.commands.certify.attempt import Order
 from phasetrain.commands.certify.certificate import (
@@ -19,6 +21,12 @@ from phasetrain.commands.certify.certificate import (
 from phasetrain.commands.certify.combination import Combination, Launch, Trial
 from phasetrain.commands.certify.shorten import shorten_config
 from phasetrain.commands.certify.timing import Cost, measure_cost
+from phasetrain.commands.json_values import to_json_value
+from phasetrain.commands.plan.preflight import (
+    Preflight,
+    describe_findings,
+    trace_first_batch,
+)
 from phasetrain.commands.setup import Setup, resolve_config, world_size_of
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError
@@ -113,11 +121,21 @@ def certify(
     finally:
         if not keeps:
             shutil.rmtree(folder, ignore_errors=True)
+    kernels = _trace_model(setup)
     content = make_certificate(setup, outcomes, cost, time.perf_counter() - began)
+    content["nondeterministic"] = None
+    if kernels is not None:
+        content["nondeterministic"] = to_json_value(kernels.plain())
     Storage().replace_json(options.out, content, durable=False)
     own = outcomes[0].verdict
     exit_code = {"yes": 0, "no": NOT_EQUAL}.get(own, 1)
-    return Certified(exit_code, _format_outcomes(setup, outcomes, cost, options.out), content)
+    lines = [_format_outcomes(setup, outcomes, cost)]
+    if kernels is not None:
+        device = setup.machine.device.type
+        setting = setup.config.MACHINE.deterministic
+        lines += describe_findings(kernels, device, deterministic=setting)
+    text = "\n".join([*lines, f"written to {options.out}"])
+    return Certified(exit_code, text, content)
 
 
 def check(path: str, overrides: Sequence[str], config_dir: str | None = None) -> Certified:
@@ -164,6 +182,21 @@ def _try_all(
     return outcomes, cost
 
 
+def _trace_model(setup: Setup) -> Preflight | None:
+    """Return the operators without a deterministic kernel; None if the model cannot be built."""
+    # On the CPU: the memory of the device belongs to the attempts, and values are not needed.
+    machine = replace(setup.machine, device=torch.device("cpu"))
+    builder = replace(setup, machine=machine).builder()
+    try:
+        data = builder.data()
+        plan = builder.plan(data)
+        return trace_first_batch(builder.task(builder.parts(data, plan)), plan)
+    # An attempt has failed for the same reason, and its error is in the verdict.
+    except Exception as error:  # noqa: BLE001
+        log.debug("the model could not be built: %s", error)
+        return None
+
+
 def _hook_words(section: Mapping[str, Any]) -> list[str]:
     """Return overrides that leave out hooks which report to others, and compare each update."""
     words = []
@@ -189,9 +222,7 @@ def _make_folder(run_folder: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=".certify-", dir=parent))
 
 
-def _format_outcomes(
-    setup: Setup, outcomes: Sequence[Combination], cost: Cost | None, out: str
-) -> str:
+def _format_outcomes(setup: Setup, outcomes: Sequence[Combination], cost: Cost | None) -> str:
     config = setup.config
     processes = world_size_of(config, setup.place)
     run = [config.MACHINE.precision, "compiled" if config.MACHINE.compile else "not compiled"]
@@ -221,5 +252,4 @@ def _format_outcomes(
             lines.append(f"{setting}: not tried: {one.reason}")
     if cost is not None:
         lines.append(f"cost of deterministic kernels: {cost}")
-    lines.append(f"written to {out}")
     return "\n".join(lines)

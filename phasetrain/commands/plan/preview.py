@@ -1,6 +1,7 @@
 """Show the phases, learning rates, checkpoints and memory of a run before it starts
 (RUN.engine=plan)."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -10,6 +11,7 @@ import numpy as np
 
 from phasetrain.commands.build_hooks import build_hooks
 from phasetrain.commands.json_values import to_json_value
+from phasetrain.commands.plan.preflight import describe_findings, trace_first_batch
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.plan.validate import list_unused, report_all_problems
@@ -41,6 +43,8 @@ from phasetrain.tasks.inspection import (
     modules_of,
     shown_modules,
 )
+
+log = logging.getLogger(__name__)
 
 ROWS = 40
 """Maximum number of phases to print; of a longer plan, the first and the last ones."""
@@ -76,6 +80,9 @@ def preview(setup: Setup) -> dict[str, Any]:
         prepared = prepare_parts(run_plan, is_preview=True)
         build_hooks(setup)
     content = describe_plan(run_plan, prepared.parts, prepared.rehearsal)
+    content["nondeterministic"] = None
+    if prepared.rehearsal is not None:  # a plan without one reads no sample
+        content["nondeterministic"] = _find_nondeterministic(run_plan, prepared.parts)
     _show_plan(setup, content)
     # plan.json belongs to the run: `phasetrain.load` reads facts from it.
     if folder.has_run():
@@ -86,6 +93,18 @@ def preview(setup: Setup) -> dict[str, Any]:
         folder.storage.replace_json(folder.file("plan.json"), content, durable=False)
     setup.terminal.say(f"written to {folder.file('plan.json')}")
     return content
+
+
+def _find_nondeterministic(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | None:
+    """Return the operators of the model without a deterministic kernel, and lines about them."""
+    setup = run_plan.setup
+    with run_plan.machine.apply_settings():
+        found = trace_first_batch(run_plan.builder.task(parts), run_plan.plan)
+    if found is None:
+        return None
+    device = run_plan.machine.device.type
+    lines = describe_findings(found, device, deterministic=setup.config.MACHINE.deterministic)
+    return found.plain() | {"lines": lines}
 
 
 def describe_plan(
@@ -191,6 +210,7 @@ def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
     _show_checkpoints(setup, content)
     for line in content["never"]:
         terminal.say(f"warning: {line}")
+    _show_nondeterministic(setup, content["nondeterministic"])
     _show_rehearsal(setup, content["rehearsal"])
 
 
@@ -308,6 +328,17 @@ def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
     if free is not None:
         line += f"; {format_bytes(free)} are free"
     setup.terminal.say(line)
+
+
+def _show_nondeterministic(setup: Setup, found: Mapping[str, Any] | None) -> None:
+    if found is None:
+        return
+    for line in found["lines"]:
+        # Only what torch would raise for: the rest may well be trained.
+        if line.startswith("MACHINE.deterministic = true"):
+            log.error("%s", line)
+        else:
+            setup.terminal.say(f"note: {line}")
 
 
 def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
