@@ -5,7 +5,10 @@ describes, both return the result; `phasetrain.load` returns the task of a run w
 `phasetrain.log` logs a number from within a step.
 """
 
+import warnings
 from typing import TYPE_CHECKING, Any
+
+from phasetrain.deprecations import find_python_name
 
 if TYPE_CHECKING:
     from phasetrain.commands.api import RunResult, load, run, train
@@ -21,6 +24,10 @@ __all__ = ["History", "RunResult", "__version__", "fit", "load", "log", "run", "
 def __getattr__(name: str) -> Any:
     """Import the Python API on first use, because importing torch takes a second."""
     if name not in __all__:
+        entry = find_python_name(name)
+        if entry is not None:
+            warnings.warn(entry.warning, FutureWarning, stacklevel=2)
+            return __getattr__(entry.new.removeprefix("phasetrain."))
         raise AttributeError(f"module 'phasetrain' has no attribute {name!r}")
     found: Any
     if name == "log":

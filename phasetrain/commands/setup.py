@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from phasetrain.commands.stored.stored_config import StoredConfig, list_file_folders
-from phasetrain.commands.stored.trust import check_code, select_code_folders
+from phasetrain.commands.stored.trust import check_code, describe_code, select_code_folders
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.merge import lookup
@@ -216,6 +216,8 @@ def _resolve_composed(
     # Plugins register their parts, which the config may name: before anything is validated.
     for warning in load_plugins():
         log.warning(warning)
+    for warning in composed.deprecated:
+        log.warning(warning)
     # Before the validation, because the imports register the parts that the config names.
     composed = import_modules(composed, stored)
     validate(composed, schema, place)
@@ -266,7 +268,11 @@ def _compose_stored(
         base=Layer(stored.path, dict(stored.values)),
     )
     trusted = None
-    if not stored.is_trusted:
+    if stored.is_trusted:
+        code = describe_code(stored, composed.config)
+        if code:
+            log.warning("%s is trusted and runs this code:\n%s", stored.path, "\n".join(code))
+    else:
         # The folder of configs on record may come with the folder: its files are no word of the
         # user's, unlike the command line, which is the last layer.
         changes = composed.changes if config_dir else composed.changes[-1:]

@@ -11,6 +11,7 @@ from phasetrain.config.compose.merge import leaves
 from phasetrain.config.schema import LABELLED, PARTS, WORDS, Schema, part_pattern
 from phasetrain.config.sections import Resume
 from phasetrain.config.sections.keys import join_path
+from phasetrain.deprecations import rename_keys, restore_name
 
 
 # An Enum, since mypy then narrows comparisons by `is`, and null is a value of the config.
@@ -48,9 +49,9 @@ def compare_configs(old: Mapping[str, Any], new: Mapping[str, Any], schema: Sche
 
     A key that is missing in one of them counts as its default, since a newer version may have added
     it. Numbers are compared by value (1.0 is 1), lists item by item. A label or split that only one
-    config has is one change.
+    config has is one change. Renamed keys are compared by their new names.
     """
-    return list(_compare(old, new, "", schema))
+    return list(_compare(rename_keys(old)[0], rename_keys(new)[0], "", schema))
 
 
 def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
@@ -58,6 +59,7 @@ def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
 
     The order of keys does not matter, and 1.0 is 1. Keys at their default are left out, so that a
     key added by a newer version does not move a run to another folder; names of parts always count.
+    For the same reason, a renamed key counts by its old name.
     """
     # `collate: stack` and `collate: {name: stack}` are the same run.
     words = {
@@ -66,8 +68,9 @@ def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
         if isinstance(value, str) and part_pattern(path) in WORDS
     }
     shaping = {
-        f"{path}.name" if path in words else path: _canonical(value)
+        f"{old_path}.name" if path in words else old_path: _canonical(old_value)
         for path, value in leaves(config).items()
+        for old_path, old_value in [restore_name(path, value)]
         # Free keys do not affect the trajectory: with more workers or another hook it is the same
         # run, which continues in the same folder.
         if schema.resume(path) != "free"

@@ -7,6 +7,8 @@ length: `finished` (20 updates) and `stopped` (SIGTERM after update 20 of 400).
 import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from phasetrain.runs.history import read_history
 from phasetrain.runtime.terminal import Terminal
 
 RELEASE = Path(__file__).parents[1] / "data" / "releases" / "0.1"
+TOOL = Path(__file__).parents[2] / "tools" / "release_folder.py"
 SETTINGS = (
     "MODEL.name=mlp",
     "MODEL.hidden=[16]",
@@ -123,3 +126,16 @@ def test_report_is_written(runs: Path, name: str) -> None:
     page.unlink(missing_ok=True)
     assert main(["report", str(runs / name)]) == 0
     assert "test/accuracy" in page.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_release_folder_of_this_version_resumes(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    subprocess.run([sys.executable, str(TOOL), str(made)], check=True, capture_output=True)
+    assert sum(path.stat().st_size for path in made.rglob("*") if path.is_file()) < 300_000
+    assert read_json(made / "finished" / "status.json")["updates"] == 20
+    assert read_json(made / "stopped" / "environment.json")["host"]["name"] == "host"
+    resume(made / "stopped", "PHASES.epochs=40")
+    status = read_json(made / "stopped" / "status.json")
+    assert (status["attempt"], status["updates"]) == (2, 400)
+    assert status["digest"] == read_json(made / "expected.json")["digest"]

@@ -104,7 +104,7 @@ def check_code(
     problems: list[Problem] = []
     for key, name in unknown:
         problems += make_trust_error(name, key).problems
-    listed = "\n".join(f"  {key}: {name}" for key, name in unknown)
+    listed = "\n".join(_locate(unknown, stored.code_folders))
     raise ConfigError(
         f"{stored.path} needs code that is not part of phasetrain, and this run was not made by "
         f"you:\n"
@@ -114,6 +114,20 @@ def check_code(
         code="trust.needed",
         problems=problems,
     )
+
+
+def describe_code(stored: StoredConfig, config: Mapping[str, Any]) -> list[str]:
+    """Return a line per module and dotted path outside of known libraries that a config names, with
+    the file that Python finds for it: what a trusted folder runs."""
+    return _locate(list_code(config), stored.code_folders)
+
+
+def _locate(code: Code, folders: Sequence[str]) -> list[str]:
+    lines = []
+    for key, name in code:
+        file = "" if key == "LAUNCH.cluster" else _find_file(name, folders)
+        lines.append(f"  {key}: {name} ({file})" if file else f"  {key}: {name}")
+    return lines
 
 
 def _list_given(changes: Sequence[Mapping[str, Any]]) -> set[str]:

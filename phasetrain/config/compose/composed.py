@@ -16,6 +16,7 @@ from phasetrain.config.compose.merge import Merged, lookup
 from phasetrain.config.compose.overrides import CommandLine, read_overrides
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, Layer
 from phasetrain.config.schema import DEFAULTS, PARTS, Schema, default_schema
+from phasetrain.deprecations import rename_keys, rename_path
 from phasetrain.errors import Problem, did_you_mean
 
 COMMAND_LINE = "command line"
@@ -39,6 +40,7 @@ class Composed:
         assumed: names of the layers that apply because nothing was given: the defaults, and the
             files of the default experiment.
         changes: values of each layer above `base`, see `compose`; empty without a base.
+        deprecated: one sentence per old name that the user gave.
     """
 
     config: dict[str, Any]
@@ -50,6 +52,7 @@ class Composed:
     overrides: tuple[str, ...]
     assumed: frozenset[str] = frozenset({DEFAULTS})
     changes: tuple[Mapping[str, Any], ...] = ()
+    deprecated: tuple[str, ...] = ()
 
 
 def compose(
@@ -85,6 +88,7 @@ def compose(
         line.problems += _reject_experiment(line, base)
         line.experiment = None
     layers += _select_options(files, line)
+    deprecated = _rename_keys(layers, line, base)
     merged = Merged(schema)
     for layer in layers:
         merged.apply(layer)
@@ -116,7 +120,22 @@ def compose(
         overrides=tuple(overrides),
         assumed=frozenset(assumed),
         changes=(*(one.values for one in layers[2:]), line.values) if base is not None else (),
+        deprecated=deprecated,
     )
+
+
+def _rename_keys(layers: list[Layer], line: CommandLine, base: Layer | None) -> tuple[str, ...]:
+    """Replace old names in the layers and the overrides, and return a sentence for each."""
+    used = []
+    for place, layer in enumerate(layers):
+        values, found = rename_keys(layer.values)
+        layers[place] = Layer(layer.name, values)
+        # The config of a run folder is a record, which nobody has to change.
+        if base is None or layer.name != base.name:
+            used += found
+    line.values, found = rename_keys(line.values)
+    line.removals = [(rename_path(path), value) for path, value in line.removals]
+    return tuple(dict.fromkeys(entry.warning for entry in [*used, *found]))
 
 
 def _without_defaults(base: Layer, schema: Schema) -> Layer:

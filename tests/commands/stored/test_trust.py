@@ -174,9 +174,17 @@ class TestAttack:
         (error,) = json.loads(capsys.readouterr().out)["errors"]
         assert (error["code"], error["key"]) == ("trust.needed", "LAUNCH.cluster")
 
-    def test_trusted_folder_runs_its_code(self, folder: Path) -> None:
+    def test_trusted_folder_runs_its_code_and_names_its_files(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         plant_import(folder)
+        file = Path("evil_of_a_folder.py").resolve()
+        assert main(["test", str(folder)]) == 2
+        assert not CANARY.exists()
         assert main(["test", str(folder), "--trust"]) == 0
+        printed = capsys.readouterr()
+        for output in (printed.out, printed.err):  # the list of --trust, and that of the refusal
+            assert f"RUN.imports: evil_of_a_folder ({file})" in output
         assert CANARY.exists()
         del sys.modules["evil_of_a_folder"]
         CANARY.unlink()
