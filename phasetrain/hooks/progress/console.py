@@ -89,7 +89,7 @@ class ConsoleView(Hook):
         """Start the clock of the phase; before a train phase, print the pending lines."""
         self.terminal.resume_live()
         if phase.is_train:
-            self._lines.end()
+            self._lines.begin(phase)
         self._starts_split = self._eta.enter(phase, run.state.step, run.plan)
         self._phase_began = time.perf_counter()
         self._waited = run.clock.seconds()["data"]

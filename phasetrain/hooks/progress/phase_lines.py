@@ -57,6 +57,17 @@ class PhaseLines:
         if not self.terminal.live and seconds >= LONG_SECONDS:
             self.end()
 
+    def begin(self, phase: Phase) -> None:
+        """Print the pending phases before a train phase.
+
+        An epoch that a changed plan has divided where the run was resumed gets one line, the one of
+        its end: the line of a piece without a test is not printed.
+        """
+        pieces = self._waiting
+        if all(one.phase.is_train and one.phase.epoch == phase.epoch for one in pieces):
+            self._waiting = []
+        self.end()
+
     def end(self) -> None:
         """Print the pending phases."""
         waiting = self._waiting

@@ -51,6 +51,20 @@ def test_a_table_where_there_is_room() -> None:
     ]
 
 
+def test_piece_of_an_epoch_without_a_test_has_no_line() -> None:
+    found, stream, patch = lines(80)
+    for epoch, loss in ((0, 3.0), (0, 2.0), (1, 1.0)):
+        found.begin(phase("train", epoch))
+        found.add(phase("train", epoch), {"loss": loss}, 1.0)
+    found.end()
+    patch.undo()
+    assert [line.split() for line in stream.getvalue().splitlines()] == [
+        ["epoch", "train/loss", "time"],
+        ["1/12", "2.0000", "1.0", "s"],
+        ["2/12", "1.0000", "1.0", "s"],
+    ]
+
+
 def test_no_table_is_begun_that_the_first_test_makes_too_wide() -> None:
     found, stream, patch = lines(60)
     found.splits = ("train", "test")
