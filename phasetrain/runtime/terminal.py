@@ -29,6 +29,9 @@ LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.D
 SHOWN = logging.getLogger("phasetrain.shown")
 """Logger of lines that are only written to log.txt, since the terminal formats them itself."""
 
+IN_SWEEP = "PHASETRAIN_SWEEP"
+"""Environment variable of a run that prints among the other runs of a sweep."""
+
 KEY_WIDTH = 7
 """Width of the word before a line of `print_pairs`."""
 

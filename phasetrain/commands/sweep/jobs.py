@@ -25,6 +25,7 @@ from phasetrain.runs.records import process_exists
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.signals import is_in_foreground, stop_signals
 from phasetrain.runtime.storage import open_storage
+from phasetrain.runtime.terminal import IN_SWEEP
 
 RECORD_PATTERN = "[0-9a-f]" * 8 + ".json"
 
@@ -257,12 +258,14 @@ class Job:
     def _start_process(self, record: JobRecord, *, is_remote: bool) -> int:
         words = [*self.command, *record.overrides, f"RUN.dir={quote_value(record.folder)}"]
         log = None
+        environment = os.environ | {IN_SWEEP: self.sweep}
         if is_remote:  # parallel runs would mix their lines on the terminal
+            environment = dict(os.environ)
             log = Path(f"{record.folder}.log")
         with _open_output(log) as output, handle_signals(self._forward_signal):
             # A process per run: an exhausted memory or a crash in C costs one run, and each one has
             # fresh random states, threads and CUDA contexts, as if it were started alone.
-            process = subprocess.Popen(words, stdout=output, stderr=output)
+            process = subprocess.Popen(words, stdout=output, stderr=output, env=environment)
             record = replace(record, pid=process.pid, host=socket.gethostname())
             record.write(self.folder)
             # A signal between the last look and the record was not forwarded to this process.

@@ -1,5 +1,6 @@
 """The lines that a run prints before its first step and after its last."""
 
+import os
 from itertools import groupby
 from typing import Any
 
@@ -21,7 +22,7 @@ from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import COMPLETED, RunState
 from phasetrain.runtime.format import format_count, format_estimate, join_first
 from phasetrain.runtime.machine import Machine
-from phasetrain.runtime.terminal import Pairs
+from phasetrain.runtime.terminal import IN_SWEEP, Pairs
 from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.data_builder import count_left_out
 
@@ -108,6 +109,8 @@ def final_lines(
     if not _has_checkpoint(checkpointer):
         end += f"; no checkpoint was kept, everything else is in {folder}"
         return [("end", end), ("weights", weights)]
+    if IN_SWEEP in os.environ:  # the advice would be printed for each run
+        return [("end", f"{end}; everything is in {folder}"), ("weights", weights)]
     return [
         ("end", f"{end}; everything is in {folder}"),
         *_explain_longer(setup, state, remaining_lr),

@@ -20,6 +20,7 @@ from phasetrain.commands.sweep.jobs import (
 )
 from phasetrain.commands.sweep.override_text import hash_overrides
 from phasetrain.runs.lock import Owner, process_start
+from phasetrain.runtime.terminal import IN_SWEEP
 
 
 def record(folder: Path, **known: object) -> JobRecord:
@@ -220,3 +221,12 @@ class TestJob:
         elsewhere({"run": 0})
         assert capfd.readouterr().out == "run 1 of 1: A.x=1: exit code 0\n"
         assert (tmp_path / f"{hash_overrides(['A.y=2', 'A.x=1'])}.log").read_text() == "so it is\n"
+
+    def test_only_a_run_that_prints_among_others_is_told_so(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        job = self.job(tmp_path, f"import os; print({IN_SWEEP!r} in os.environ)")
+        job({"run": 0})
+        assert capfd.readouterr().out.endswith("True\n")
+        replace(job, launcher=("another machine", 1, 1))({"run": 0})
+        assert (tmp_path / f"{hash_overrides(['A.y=2', 'A.x=1'])}.log").read_text() == "False\n"

@@ -13,7 +13,7 @@ from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
 from phasetrain.engine.position import RunState
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runtime.terminal import Terminal
+from phasetrain.runtime.terminal import IN_SWEEP, Terminal
 from phasetrain.testing.build import resolve_overrides
 
 TRAIN = Split("train", 220, 10, drop_last=True)
@@ -88,6 +88,15 @@ def test_only_what_was_kept_is_said_to_be_loaded(
     assert rows.pop("weights") == "sha256 ab"
     assert list(rows) == list(told)
     assert all(text in rows[word] for word, text in told.items())
+
+
+def test_run_of_a_sweep_gives_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(IN_SWEEP, "1")
+    train(tmp_path, "PHASES.epochs=1", "PHASES.limit.train=1", "DATA.TEST=null")
+    checkpointer = build_checkpointer(resolve_overrides(SMALL), RunFolder(str(tmp_path)))
+    state = RunState(finished="completed", updates=1)
+    rows = final_lines(resolve_overrides(SMALL), state, "ab", "", checkpointer)
+    assert [word for word, _ in rows] == ["end", "weights"]
 
 
 def read_header(folder: Path, *words: str) -> dict[str, str]:
