@@ -89,7 +89,9 @@ class LoadReport:
         ]
 
 
-def load_pretrained(model: nn.Module, sources: Sequence[WeightSource], world: World) -> LoadReport:
+def load_pretrained(
+    model: nn.Module, sources: Sequence[WeightSource], world: World, *, logs: bool = True
+) -> LoadReport:
     """Load the weights in the sources into a model, later sources overriding earlier ones, and log
     the result for each tensor.
 
@@ -100,6 +102,7 @@ def load_pretrained(model: nn.Module, sources: Sequence[WeightSource], world: Wo
         model: on any device, before it is sharded over ranks.
         sources: in the order of the config.
         world: the ranks of the run.
+        logs: whether to log the result.
 
     Raises:
         ConfigError: a source cannot be read or does not fit: names, shapes, patterns that match
@@ -123,7 +126,7 @@ def load_pretrained(model: nn.Module, sources: Sequence[WeightSource], world: Wo
                 others[name] = value
     if others:
         model.load_state_dict(others, strict=False)
-    if world.is_main:
+    if logs and world.is_main:
         log_report(report)
     return report
 

@@ -466,9 +466,12 @@ def make_model(
 def load_weights(context: BuildContext, model: nn.Module) -> LoadReport | None:
     """Load the weights that MODEL.weights names into a new model; a collective call."""
     sources = parse_sources(context.config.MODEL.weights)
-    if sources:
-        return load_pretrained(model, sources, context.world)
-    return None
+    if not sources:
+        return None
+    is_first = "MODEL.weights" not in context.logged
+    report = load_pretrained(model, sources, context.world, logs=is_first)
+    context.logged.add("MODEL.weights")
+    return report
 
 
 def build_loss(

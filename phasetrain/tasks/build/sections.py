@@ -44,6 +44,7 @@ class BuildContext:
         world: ranks of the run.
         stages: the config in each stage of PHASES.stages; empty without stages.
         used: facts that were passed to parts, by the config key that each fills in.
+        logged: keys whose effect has been logged; parts may be built again after a rehearsal.
     """
 
     config: AttrDict
@@ -51,6 +52,7 @@ class BuildContext:
     world: World
     stages: Sequence[AttrDict] = ()
     used: dict[str, Any] = field(default_factory=dict)
+    logged: set[str] = field(default_factory=set)
 
     @property
     def seed(self) -> int:

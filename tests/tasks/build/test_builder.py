@@ -219,6 +219,17 @@ class TestParts:
         # Only required parameters: what a default covers stays as it was.
         assert "input_shape" not in data["train"].facts
 
+    def test_weights_that_are_loaded_again_are_reported_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        torch.save(built()[0].model.state_dict(), tmp_path / "start.pt")
+        caplog.set_level("INFO", "phasetrain")
+        made = builder(f"MODEL.weights={tmp_path}/start.pt")
+        data = made.data()
+        for _ in range(2):
+            made.parts(data, made.plan(data))
+        assert caplog.text.count("weights from source 0") == 1
+
     def test_model_without_parameters_is_rejected(self) -> None:
         with raises(ConfigError, key="MODEL.name", given="'torch.nn.Flatten'"):
             built("MODEL.name=torch.nn.Flatten")
