@@ -91,10 +91,15 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / block.file).write_text(block.text, encoding="utf-8")
 
 
+def code_spans(cell: str) -> list[str]:
+    """Return the pieces of code in a cell."""
+    return _CODE.findall(cell)
+
+
 def compare_names(rows: Iterable[Row], expected: Iterable[str]) -> list[str]:
     """Return what is wrong with the names in the first cells: names that are missing, that the
     other framework does not have, and that are listed twice. A cell may have several."""
-    found = Counter(name for row in rows for name in _CODE.findall(row[0]))
+    found = Counter(name for row in rows for name in code_spans(row[0]))
     wanted = set(expected)
     return [
         *(f"no row for {name}" for name in sorted(wanted - found.keys())),
@@ -114,12 +119,12 @@ def _check_row(row: Row) -> Iterator[str]:
         yield f"{row[0]}: no counterpart"
         return
     name, counterpart = row[0], row[1]
-    spans = _CODE.findall(counterpart)
+    spans = code_spans(counterpart)
     if not spans and not re.match(r"none\b", counterpart):
         yield f"{name}: {counterpart!r} has no code; expected some, or `none` and a reason"
     if re.fullmatch(r"none\W*", counterpart) and not any(row[2:]):
         yield f"{name}: none without a reason"
-    remarks = [span for cell in row[2:] for span in _CODE.findall(cell)]
+    remarks = [span for cell in row[2:] for span in code_spans(cell)]
     for span in [*spans, *(span for span in remarks if _is_key(span))]:
         if not exists(span):
             yield f"{name}: phasetrain has no `{span}`"

@@ -12,10 +12,19 @@ from typing import Any, get_args
 from unittest import mock
 
 import pytest
-from guide_tables import ROOT, check_counterparts, compare_names, read_table, write_files
+from guide_tables import (
+    ROOT,
+    check_counterparts,
+    code_spans,
+    compare_names,
+    read_table,
+    write_files,
+)
 from torch import nn
 
 import phasetrain
+from phasetrain.config.suggestions import ELSEWHERE
+from phasetrain.errors import plain
 
 PAGE = ROOT / "docs" / "guides" / "lightning.md"
 MODULE = ("Steps and optimization", "Logs, checkpoints and surroundings", "Hooks", "Data")
@@ -72,6 +81,13 @@ def test_tables_name_what_lightning_has_and_their_counterparts_exist(lightning: 
         rows = [row for heading in headings for row in read_table(PAGE, heading)]
         assert compare_names(rows, names) == []
         assert check_counterparts(rows) == []
+
+
+def test_suggestions_for_keys_agree_with_the_table() -> None:
+    rows = {name: row[1] for row in read_table(PAGE, "Arguments") for name in code_spans(row[0])}
+    suggested = {name: key for name in rows if (key := ELSEWHERE.get(plain(name)))}
+    assert len(suggested) > 8
+    assert [name for name, key in suggested.items() if f"`{key}=" not in rows[name]] == []
 
 
 @pytest.fixture
