@@ -100,7 +100,20 @@ _SLOTS = (
         TRANSFORMS,
         only=("DATA.*.transforms[]", "multi_crop"),
     ),
+    Slot(
+        "DATA.*.transforms[].groups[].transforms[].transforms[]",
+        TRANSFORMS,
+        only=("DATA.*.transforms[].groups[].transforms[]", "apply"),
+    ),
     Slot("DATA.TRAIN.batch_transforms[]", BATCH_TRANSFORMS),
+    *(
+        Slot(
+            "DATA.TRAIN.batch_transforms[].transforms[]",
+            BATCH_TRANSFORMS,
+            only=("DATA.TRAIN.batch_transforms[]", name),
+        )
+        for name in ("one_of", "each_view")
+    ),
     Slot("DATA.*.sampler", SAMPLERS, provided=SAMPLER_FACTS),
     Slot("DATA.*.collate", COLLATES),
     Slot("DATA.*.loader", LOADERS, provided=LOADER_FACTS),

@@ -141,8 +141,27 @@ def test_what_follows_from_a_mistake_is_not_reported(words: list[str], key: str)
             },
         ),
         (
-            "DATA.TRAIN.transforms=[{name: apply, transforms: [noize]}]",
-            {"DATA.TRAIN.transforms[0].transforms[0]"},
+            "DATA.TRAIN.transforms=[{name: apply, transforms: [noize, {name: noise, sdt: 1}]}]",
+            {
+                "DATA.TRAIN.transforms[0].transforms[0]",
+                "DATA.TRAIN.transforms[0].transforms[1].sdt",
+            },
+        ),
+        (
+            "DATA.TRAIN.transforms=[{name: multi_crop, groups: [{views: 2, transforms: "
+            "[{name: apply, transforms: [noize, {name: noise, sdt: 1}]}]}]}]",
+            {
+                "DATA.TRAIN.transforms[0].groups[0].transforms[0].transforms[0]",
+                "DATA.TRAIN.transforms[0].groups[0].transforms[0].transforms[1].sdt",
+            },
+        ),
+        (
+            "DATA.TRAIN.batch_transforms=[{name: one_of, transforms: [mixip]}, "
+            "{name: each_view, transforms: [{name: cutmix, alhpa: 1}]}]",
+            {
+                "DATA.TRAIN.batch_transforms[0].transforms[0]",
+                "DATA.TRAIN.batch_transforms[1].transforms[0].alhpa",
+            },
         ),
         (
             "DATA.TRAIN={dataset: mixed, datasets: {a: {dataset: digts}, b: {dataset: idx, "
