@@ -1,8 +1,8 @@
-"""Texts of `phasetrain help`: flags and groups, sections, keys and parts; shell completion."""
+"""Texts of `phasetrain help`: flags and groups, sections, keys and parts."""
 
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from phasetrain.commands.setup import SLOTS
 from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
@@ -13,23 +13,6 @@ from phasetrain.config.sections.keys import Key
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.tasks.build.builder import FACTS
-
-_COMPLETION = """\
-# bash completion of phasetrain; in zsh, after: autoload bashcompinit && bashcompinit
-_phasetrain() {{
-    # `=` separates words in bash: the key in front of it is completed with the value.
-    local word=${{COMP_LINE:0:COMP_POINT}}
-    word=${{word##* }}
-    local prefix=${{word%"${{COMP_WORDS[COMP_CWORD]#=}}"}}
-    local found
-    COMPREPLY=()
-    while IFS= read -r found; do
-        COMPREPLY+=("${{found#"$prefix"}}")
-    done < <(compgen -W "$_phasetrain_words" -- "$word")
-}}
-_phasetrain_words="{words}"
-complete -o default -o nospace -F _phasetrain phasetrain
-"""
 
 
 def general_help(usage: str, config_dir: str | None) -> str:
@@ -151,17 +134,6 @@ def _list_all_parts() -> str:
         keys = dict.fromkeys(f"{slot.path}.{slot.key}" for slot in slots)
         found.append(f"{_plural(registry.kind)}, for {next(iter(keys))}\n  {', '.join(registry)}")
     return "\n\n".join(found)
-
-
-def completion_script(commands: Iterable[str]) -> str:
-    """Return a script for bash that completes commands, options of groups, and keys."""
-    files = ConfigFiles(find_config_dir(None))
-    words = [
-        *commands,
-        *(f"{group}={name}" for group in files.groups() for name in files.options(group)),
-        *(f"{path}=" for path in default_schema().keys),
-    ]
-    return _COMPLETION.format(words=" ".join(words))
 
 
 def _section_help(section: str) -> str:

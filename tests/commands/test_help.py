@@ -1,13 +1,10 @@
 """What `phasetrain help` prints."""
 
-import subprocess
-from pathlib import Path
-
 import pytest
 from raising import raises
 
 from phasetrain.commands.cli import main
-from phasetrain.commands.help import completion_script, general_help, topic_help, wrap_help
+from phasetrain.commands.help import general_help, topic_help, wrap_help
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.builder import FACTS
@@ -87,29 +84,6 @@ def test_every_fact_of_a_run_is_known(words: list[str]) -> None:
     builder = resolve_overrides(words).builder()
     data = builder.data()
     assert builder.facts(data, builder.plan(data)).keys() <= FACTS
-
-
-def test_completion_in_bash(tmp_path: Path) -> None:
-    script = (
-        completion_script(["plan"])
-        + """
-try() {
-    COMP_LINE=$1 COMP_POINT=${#1} COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2))
-    _phasetrain; echo "${COMPREPLY[*]}"
-}
-try 'phasetrain pl' phasetrain pl
-try 'phasetrain OPTIMIZER.l' phasetrain OPTIMIZER.l
-try 'phasetrain -x LOSS=' phasetrain -x LOSS =
-try 'phasetrain LOSS=cr' phasetrain LOSS = cr
-"""
-    )
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert ended.stdout.splitlines() == [
-        "plan",
-        "OPTIMIZER.lr= OPTIMIZER.layer_decay=",
-        "cross_entropy label_smoothing",
-        "cross_entropy",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,16 @@ from phasetrain.commands.cli.parsing import Call, Command
 USAGE = "phasetrain [COMMAND] [flags] [FILE.yaml] [SECTION=GROUP] [SECTION.key=value ...]"
 
 
+_ARGUMENTS = {"completion": ("bash", "zsh")}
+"""Command -> words that it takes, for completion."""
+
+
 def _add_help_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "topic",
         nargs="*",
         metavar="TOPIC",
         help="a section, a key (OPTIMIZER.lr or lr), a part (cosine) or a command",
-    )
-    parser.add_argument(
-        "--completion", action="store_true", help="print a script that completes words in bash"
     )
     parser.add_argument("--config-dir", metavar="DIR", help="folder with your configs")
 
@@ -33,21 +34,37 @@ def _run_help(call: Call) -> Outcome:
         text = by_name[topic].parser().format_help().rstrip()
     else:
         # imports every registry of parts, and with them torch
-        from phasetrain.commands.help import (
-            completion_script,
-            general_help,
-            topic_help,
-            wrap_help,
-        )
+        from phasetrain.commands.help import general_help, topic_help, wrap_help
 
-        if call.flags.completion:
-            text = completion_script(sorted({name.split()[0] for name in by_name}))
-        elif topic:
+        if topic:
             text = topic_help(topic)
         else:
             text = general_help(f"{USAGE}\n\n{list_commands()}", call.flags.config_dir)
-        if sys.stdout.isatty() and not call.flags.completion:
+        if sys.stdout.isatty():
             text = wrap_help(text, shutil.get_terminal_size().columns)
+    return Outcome(text=text, content={"text": text})
+
+
+def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell that reads the script")
+
+
+def _run_completion(call: Call) -> Outcome:
+    from phasetrain.commands.editor.completion import CommandWords, completion_script
+
+    commands = [
+        CommandWords(
+            command.name,
+            # private: argparse has no public list of its flags
+            tuple(word for one in command.parser()._actions for word in one.option_strings),
+            takes_folder="RUN" in command.synopsis.split(".")[0] or command.synopsis == "A B",
+            takes_overrides=command.takes_overrides,
+            arguments=_ARGUMENTS.get(command.name, ()),
+        )
+        for command in COMMANDS
+    ]
+    flags = call.flags
+    text = completion_script(flags.shell, commands, call.overrides, flags.config_dir)
     return Outcome(text=text, content={"text": text})
 
 
@@ -230,6 +247,14 @@ COMMANDS = (
         editor.run_schema,
         takes_overrides=True,
         add_arguments=editor.add_schema_arguments,
+    ),
+    Command(
+        "completion",
+        "SHELL [OVERRIDE ...]",
+        "print a script with which bash or zsh complete keys, parts, values and run folders",
+        _run_completion,
+        takes_overrides=True,
+        add_arguments=_add_completion_arguments,
     ),
     Command(
         "help",

@@ -13,7 +13,7 @@ from phasetrain.commands.editor.schema_builder import SPLIT, SchemaBuilder, desc
 from phasetrain.commands.editor.texts import value_texts
 from phasetrain.commands.editor.value_schemas import JsonSchema, describe_values
 from phasetrain.commands.setup import SLOTS, import_modules
-from phasetrain.config.compose.composed import compose
+from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, find_config_dir
 from phasetrain.config.plugins import load_plugins
 from phasetrain.config.problems import raise_all
@@ -41,16 +41,14 @@ def make_schema(
     Raises:
         ConfigError: an override or a module of RUN.imports is wrong, or there is no such group.
     """
-    config_dir = find_config_dir(config_dir, overrides)
-    load_plugins()
-    composed = import_modules(compose(overrides, config_dir=config_dir), None)
-    # An experiment may leave values to the command line.
-    raise_all(one for one in composed.problems if one.code != "config.missing_value")
+    composed = import_parts(overrides, config_dir)
     builder = SchemaBuilder(SLOTS, find_part_names(composed, SLOTS, default_schema()))
     root = builder.add_section(Config, "")
     definitions = builder.definitions
     definitions["PHASES"]["properties"]["stages"]["items"] = _describe_stage(builder)
-    definitions["defaults"] = _describe_defaults(ConfigFiles(config_dir))
+    definitions["defaults"] = _describe_defaults(
+        ConfigFiles(find_config_dir(config_dir, overrides))
+    )
     if group is not None:
         root = _pick_group(definitions, group)
     properties = {**root["properties"], "defaults": {"$ref": "#/definitions/defaults"}}
@@ -62,6 +60,20 @@ def make_schema(
         "properties": properties,
         "definitions": dict(sorted(definitions.items())),
     }
+
+
+def import_parts(overrides: Sequence[str], config_dir: str | None) -> Composed:
+    """Register the parts of installed packages and of RUN.imports, and return the config.
+
+    Raises:
+        ConfigError: an override or a module of RUN.imports is wrong.
+    """
+    load_plugins()
+    composed = compose(overrides, config_dir=find_config_dir(config_dir, overrides))
+    composed = import_modules(composed, None)
+    # An experiment may leave values to the command line.
+    raise_all(one for one in composed.problems if one.code != "config.missing_value")
+    return composed
 
 
 def write_schema(schema: JsonSchema, path: str | Path) -> None:

@@ -1,9 +1,10 @@
 """`phasetrain schema` accepts the configs that phasetrain accepts, and refuses the same mistakes."""
 
 import json
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from jsonschema import Draft7Validator
 from omegaconf import OmegaConf
 from raising import raises
-from test_docs import PAGES, blocks
+from test_docs import PAGES, Block, blocks
 
 from phasetrain.commands.cli import main
 from phasetrain.commands.editor.schema import make_schema
@@ -91,19 +92,51 @@ def test_defaults_of_all_keys_are_valid(validator: Draft7Validator) -> None:
     assert errors(validator, SCHEMA.defaults) == []
 
 
-def test_experiments_of_the_docs_are_valid(validator: Draft7Validator) -> None:
-    checked = 0
+def list_experiments() -> Iterator[tuple[Path, Block, dict[str, Any]]]:
+    """Yield page, block and values of each experiment in the docs."""
     for page in PAGES:
         for block in blocks(page.read_text("utf-8")):
             values = read_yaml(block.text) if block.kind == "yaml" else None
-            if not isinstance(values, dict) or not {"defaults", *SCHEMA.sections} & set(values):
-                continue
-            # Parts of the page itself are known to a schema that is made with them.
-            if "imports" in values.get("RUN", {}):
-                continue
+            if isinstance(values, dict) and {"defaults", *SCHEMA.sections} & set(values):
+                yield page, block, values
+
+
+def needs_files(values: Mapping[str, Any]) -> bool:
+    """Return whether an experiment has parts of its page, or starts from another experiment of
+    it, so that only a schema that is made with it knows its parts."""
+    builtin = ["_self_", *ConfigFiles(None).options("experiment")]
+    starts = [one for one in values.get("defaults", ()) if isinstance(one, str)]
+    return "imports" in values.get("RUN", {}) or any(one not in builtin for one in starts)
+
+
+def test_experiments_of_the_docs_are_valid(validator: Draft7Validator) -> None:
+    checked = 0
+    for page, block, values in list_experiments():
+        if not needs_files(values):
             assert errors(validator, values) == [], f"{page.name}:{block.line}"
             checked += 1
     assert checked > 30
+
+
+@pytest.mark.slow
+def test_experiments_with_parts_of_their_page_are_valid(tmp_path: Path) -> None:
+    checked = 0
+    for page, block, values in list_experiments():
+        # Models of transformers load only with a torchvision for the same build of torch.
+        if not needs_files(values) or not block.file or page.stem == "huggingface":
+            continue
+        folder = tmp_path / page.stem
+        for one in blocks(page.read_text("utf-8")):
+            if one.file:
+                (folder / one.file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / one.file).write_text(one.text)
+        command = [sys.executable, "-m", "phasetrain", "schema", block.file, "--out", "keys.json"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{page.name}:{block.line}: {done.stderr}"
+        own = Draft7Validator(json.loads((folder / "keys.json").read_text()))
+        assert errors(own, values) == [], f"{page.name}:{block.line}"
+        checked += 1
+    assert checked >= 2
 
 
 VALUES = [True, -1, 0, 1, 0.5, 2.5, "word", None, [], ["a"], [1], [{}], {}, {"x": 1}, "cosine"]
