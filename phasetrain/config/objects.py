@@ -4,6 +4,7 @@ So a model, a dataset or a metric that exists already goes through the same regi
 builders as a part that is named in a file.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -98,6 +99,14 @@ def current_objects() -> GivenObjects:
 def is_object_name(name: object) -> bool:
     """Return whether a value of a config names a given object."""
     return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def display_name(name: str) -> str:
+    """Return the name of a part as people read it: of a given object the name of its class."""
+    if not is_object_name(name):
+        return name
+    path = re.sub(r"(-[0-9a-f]{8})?(#\d+)?$", "", name.removeprefix(PREFIX))
+    return path.rpartition(".")[2]
 
 
 def find_object(name: str, key: str) -> Callable[..., Any]:

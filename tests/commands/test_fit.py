@@ -323,6 +323,15 @@ def test_missing_argument_is_named(missing: str, tmp_path: Path) -> None:
         fit(tmp_path, **{missing: None})
 
 
+def test_header_names_the_classes_of_objects(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    fit(tmp_path, nn.Linear(4, 2), epochs=1, terminal=Terminal(stream, live=False))
+    lines = [line.split(maxsplit=2)[1:] for line in stream.getvalue().splitlines()]
+    header = dict(line for line in lines if len(line) == 2)
+    assert header["model"] == "Linear, 10 parameters"
+    assert header["data"].startswith("Points (train 80, test 32 samples), 16 per update")
+
+
 def test_missing_arguments_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         fit(tmp_path, loss=None, optimizer=None)

@@ -13,7 +13,7 @@ from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.longer import LOW_LR
 from phasetrain.commands.train.run_documents import format_resume
 from phasetrain.config.compose.merge import lookup
-from phasetrain.config.objects import is_object_name
+from phasetrain.config.objects import display_name, is_object_name
 from phasetrain.config.schema import DEFAULTS
 from phasetrain.config.stages import LENGTHS
 from phasetrain.data.datasets.forward import ENDLESS
@@ -71,7 +71,7 @@ def first_lines(
         ("run", f"{run}; the same command resumes it"),
         ("device", f"{', '.join(place)}, seed {config.RUN.seed}"),
         ("data", _describe_data(run_plan)),
-        ("model", f"{config.MODEL.name}, {parameters}"),
+        ("model", f"{display_name(config.MODEL.name)}, {parameters}"),
         *_list_assumed(run_plan.setup),
         ("plan", length),
     ]
@@ -168,13 +168,13 @@ def _describe_data(run_plan: RunPlan) -> str:
     """Return the dataset and number of samples of each split; a dataset that all splits share is
     named once."""
     splits = run_plan.data
-    names = {split.section.dataset for split in splits.values()}
+    names = {display_name(split.section.dataset) for split in splits.values()}
     if len(names) == 1:
         sizes = ", ".join(f"{name} {_format_length(split)}" for name, split in splits.items())
         text = f"{names.pop()} ({sizes}{_unit(list(splits.values())[-1])})"
     else:
         text = ", ".join(
-            f"{name} {split.section.dataset} ({_format_length(split)}{_unit(split)})"
+            f"{name} {display_name(split.section.dataset)} ({_format_length(split)}{_unit(split)})"
             for name, split in splits.items()
         )
     if list(splits) == [TRAIN]:

@@ -141,7 +141,9 @@ def _draw_grid(scales: _Scales, chart: Chart) -> str:
         unit = "updates"
         if chart.epoch_updates:
             unit = f"updates, {chart.epoch_updates:,} per epoch"
-        marks = [(x, abbreviate(x)) for x in place_ticks(*scales.x, 8)]
+        # Of a short run, the multiples of 0.5 or less between the updates are left out.
+        ticks = [x for x in place_ticks(*scales.x, 8) if x.is_integer()]
+        marks = [(x, abbreviate(x)) for x in ticks]
     else:
         unit = escape_text(axis.label)
         marks = [(x, axis.names[x]) for x in axis.marks]

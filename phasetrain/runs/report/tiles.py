@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from phasetrain.config.objects import display_name
 from phasetrain.runs.records import PlanRecord, parse_count
 from phasetrain.runs.report.html import element, escape_text, table
 from phasetrain.runs.report.reading import RunReport, flatten
@@ -80,14 +81,15 @@ def _describe_parts(plan: PlanRecord) -> list[str]:
     if isinstance(model, Mapping):
         total = parse_count(model.get("parameters"))
         trained = parse_count(model.get("trained"))
-        text = f"{model.get('name')}, {total:,} parameters"
+        text = f"{display_name(str(model.get('name')))}, {total:,} parameters"
         if trained != total:
             text += f", {trained:,} of them trained"
         lines.append(element("b", "model") + " " + escape_text(text))
     data = plan.content.get("data")
     if isinstance(data, Mapping) and data:
         splits = [
-            f"{split} {one.get('dataset')} ({parse_count(one.get('samples')):,} samples)"
+            f"{split} {display_name(str(one.get('dataset')))} "
+            f"({parse_count(one.get('samples')):,} samples)"
             for split, one in data.items()
             if isinstance(one, Mapping)
         ]

@@ -77,6 +77,16 @@ def test_one_point_equal_values_and_extremes(values: tuple[float, ...]) -> None:
     assert "inf" not in text.lower().replace("infinity", "")
 
 
+@pytest.mark.parametrize(
+    ("values", "updates"), [((5.0,), ["-1", "0", "1"]), ((1.0, 2.0, 3.0), ["0", "1", "2"])]
+)
+def test_updates_are_marked_with_whole_numbers(
+    values: tuple[float, ...], updates: list[str]
+) -> None:
+    marks = re.findall(r'class="x">([^<]*)<', draw_figure(chart(*values)))
+    assert marks[: len(updates)] == updates
+
+
 def test_nothing_finite_makes_no_figure() -> None:
     assert draw_figure(chart(float("nan"))) == ""
     assert draw_figure(Chart("c", "t", "n")) == ""
