@@ -41,6 +41,7 @@ class VisslConfig:
             if not isinstance(found, Mapping) or part not in found:
                 return default
             found = found[part]
+        # VISSL's files write null for "the default of the code".
         if found is None:
             return default
         return found
@@ -52,11 +53,13 @@ class VisslConfig:
     @property
     def is_extraction(self) -> bool:
         """Whether features are extracted, for a probe or for files, and nothing is trained."""
+        # Benchmarks on features, such as SVMs, set no engine: they have neither loss nor optimizer.
         engine = str(self.get("engine_name"))
         return engine.startswith("extract") or not (self.has("OPTIMIZER") or self.has("LOSS"))
 
     def is_changed(self, key: str) -> bool:
         """Return whether the files set a key to something else than VISSL's default."""
+        # A file that repeats a default needs nothing here, whether or not there is a counterpart.
         return key in self.given and self.given[key] != read_defaults().get(key)
 
 
@@ -94,6 +97,7 @@ def _read_file(path: str | Path) -> dict[str, Any]:
             f"migrate vissl {path}: expected a mapping `config`, as in VISSL's configs",
             code="config.wrong_type",
         )
+    # The one key of VISSL outside of `config`.
     if "engine_name" in content:
         config["engine_name"] = content["engine_name"]
     return config
@@ -101,6 +105,7 @@ def _read_file(path: str | Path) -> dict[str, Any]:
 
 def _list_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
+        # An empty mapping is a value: it may replace one of the defaults.
         if isinstance(value, Mapping) and value:
             yield from _list_leaves(value, f"{prefix}{key}.")
         else:
@@ -122,6 +127,7 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(below, dict):
             below = tree[parent] = {}
         tree = below
+    # The keys below a mapping are listed by themselves, and may have been set before it.
     if isinstance(value, dict) and isinstance(tree.get(last), dict):
         return
     tree[last] = value

@@ -48,6 +48,7 @@ def convert_data(source: VisslConfig, draft: Draft, catalog: Mapping[str, Any]) 
     """Write the splits TRAIN and TEST."""
     _convert_split(source, draft, "TRAIN", catalog)
     tests = bool(source.get("TEST_MODEL")) and bool(source.get("DATA.TEST.DATA_SOURCES"))
+    # With TEST_ONLY there is nothing but the test.
     tests = tests or bool(source.get("TEST_ONLY"))
     if tests and source.get("DATA.TEST.DATA_SOURCES"):
         _convert_split(source, draft, "TEST", catalog)
@@ -72,6 +73,7 @@ def _convert_split(
 ) -> None:
     key = f"DATA.{split}"
     _convert_source(source, draft, key, catalog)
+    # VISSL counts samples per process, phasetrain those of an update.
     processes = count_processes(source)
     draft.put(
         f"{key}.batch_size",
@@ -110,6 +112,7 @@ def _convert_source(
     elif kind == "synthetic":
         draft.put(f"{key}.dataset", "synthetic", *names)
         draft.put(f"{key}.input_shape", [3, 224, 224])
+        # Of TRAIN for both splits: their labels must have the same classes.
         classes = int(source.get("DATA.TRAIN.RANDOM_SYNTHETIC_LABELS") or 2)
         draft.put(f"{key}.classes", max(2, classes), f"{key}.RANDOM_SYNTHETIC_LABELS")
     elif kind == "torchvision_dataset":
@@ -156,6 +159,7 @@ def _convert_list_source(source: VisslConfig, draft: Draft, key: str, kind: str)
     if not kind:
         draft.miss("the config names no data; complete it", f"{key}.DATA_SOURCES")
         draft.note(f"{key} names no data: set {key}.images and {key}.labels.")
+    # everstore and airstore are converted as lists, which anyone outside of Meta has instead.
     elif kind != "disk_filelist":
         draft.note(f"{key}: the source {kind} is internal to Meta; list its images in a file.")
     places = [f"{key}.REMOVE_IMG_PATH_PREFIX", f"{key}.NEW_IMG_PATH_PREFIX"]
@@ -169,6 +173,7 @@ def _convert_label_type(source: VisslConfig, draft: Draft, key: str) -> None:
     label_keys = (f"{key}.LABEL_TYPE", f"{key}.LABEL_SOURCES")
     if label_type == "zero":
         draft.put(f"{key}.label_type", "zero", *label_keys)
+    # Losses without labels ignore targets, and every sample has an index.
     elif not source.get(f"{key}.LABEL_SOURCES") or label_type == "sample_index":
         draft.put(f"{key}.label_type", "sample_index", *label_keys)
     else:
@@ -202,6 +207,7 @@ def _find_paths(
 def _convert_loading(source: VisslConfig, draft: Draft, key: str) -> None:
     draft.put(f"{key}.workers", source.get("DATA.NUM_DATALOADER_WORKERS"))
     draft.translate("DATA.*.workers", "DATA.NUM_DATALOADER_WORKERS")
+    # Without workers there is no process to start.
     if source.get("DATA.NUM_DATALOADER_WORKERS"):
         draft.put(f"{key}.start_method", source.get("MULTI_PROCESSING_METHOD"))
     draft.translate("DATA.*.start_method", "MULTI_PROCESSING_METHOD")
@@ -221,6 +227,7 @@ def _convert_limit(source: VisslConfig, draft: Draft, key: str) -> None:
     sampling = f"{key}.DATA_LIMIT_SAMPLING"
     synthetic = draft.experiment["DATA"][key.split(".")[1]]["dataset"] == "synthetic"
     if synthetic:
+        # VISSL's synthetic dataset has 50,000 samples.
         draft.put(f"{key}.samples", limit if limit > 0 else 50000, f"{key}.DATA_LIMIT")
         draft.deactivate(f"{sampling}.", "synthetic samples are all alike")
         return
@@ -282,6 +289,7 @@ def _convert_transforms(source: VisslConfig, draft: Draft, key: str) -> None:
 def find_image_size(draft: Draft, split: str = "TRAIN") -> int:
     """Return the side of the images that the model gets, in pixels."""
     items: Sequence[Any] = draft.experiment["DATA"][split]["transforms"]
+    # The first views are the large ones, which decide the shape of the model.
     if items and items[-1]["name"] == "multi_crop":
         items = [*items[:-1], *items[-1]["groups"][0]["transforms"]]
     return image_size(list(items)) or 224
@@ -319,6 +327,7 @@ def _make_mixers(params: Mapping[str, Any], *, views: bool) -> list[dict[str, An
     """Return mixup and cutmix, or one of them, as batch transforms."""
     mixers: list[dict[str, Any]] = []
     for kind, usual in (("mixup", 1.0), ("cutmix", 0.0)):
+        # An alpha of 0 switches a transform off, as in timm, where the collator is from.
         alpha = float(params.get(f"{kind}_alpha", usual))
         if alpha > 0:
             mixers.append({"name": kind, "alpha": alpha})

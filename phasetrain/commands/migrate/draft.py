@@ -69,6 +69,7 @@ class Draft:
     def translate(self, target: str, *keys: str) -> None:
         """Record which key of the experiment replaces keys of VISSL."""
         for key in keys:
+            # Several keys may replace one of VISSL's: the report names all of them.
             known = self._targets.get(key)
             self._targets[key] = target if known in (None, target) else f"{known}, {target}"
 
@@ -96,6 +97,7 @@ class Draft:
         return [self._judge(key, value) for key, value in self.source.given.items()]
 
     def _judge(self, key: str, value: Any) -> KeyReport:
+        # What the converters say about this config wins over the table, and a gap over all else.
         row = find_row(key)
         for known, status in (
             (self._missing, "missing"),
@@ -109,11 +111,13 @@ class Draft:
         for prefix, reason in self._inactive.items():
             if key.startswith(prefix):
                 return KeyReport(key, value, "not needed", reason)
+        # VISSL merges files without a schema: a misspelt key has no effect there either.
         if row is None:
             text = "VISSL reads no such key; check its spelling"
             return KeyReport(key, value, "not needed", text)
         if row.startswith(NOT_NEEDED):
             return KeyReport(key, value, "not needed", row.removeprefix(f"{NOT_NEEDED}: "))
+        # After `not needed`, whose reason says more than this one.
         if not self.source.is_changed(key):
             return KeyReport(key, value, "not needed", "VISSL's default, which changes nothing")
         if row.startswith(NONE):
@@ -133,6 +137,7 @@ def read_key_table() -> dict[str, str]:
 def find_row(key: str) -> str | None:
     """Return the entry of the table for a key: an exact one, else the first pattern that fits."""
     table = read_key_table()
+    # Exact keys first, because patterns such as `DISTRIBUTED.*` are for all others.
     if key in table:
         return table[key]
     return next((row for pattern, row in table.items() if fnmatchcase(key, pattern)), None)

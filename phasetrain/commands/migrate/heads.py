@@ -63,9 +63,11 @@ def convert_cluster_head(items: Sequence[Any]) -> Params:
 def _convert_swav_head(given: Params) -> tuple[Params, list[int]]:
     dims = list(given["dims"])
     clusters = [int(one) for one in given.get("num_clusters") or []]
+    # Prototypes of DINO belong to the model, since its loss compares their scores.
     if given.get("use_weight_norm_prototypes"):
         head: Params = {"name": "prototypes", "dimensions": clusters[0], "hidden": dims[1:-1]}
         return {**head, "bottleneck": dims[-1]}, []
+    # Those of SwAV belong to the loss, which freezes and normalizes them.
     head = {"name": "projection", "hidden": dims[1:-1], "dimensions": dims[-1]}
     if given.get("use_bn"):
         head["batch_norm"] = True
@@ -77,12 +79,14 @@ def _convert_chain(items: Sequence[Any]) -> Params:
     widths: list[int] = []
     norm = False
     for _, params in items:
+        # The first width is that of the features, which the model finds out by itself.
         widths += list(params["dims"])[1:]
         norm = norm or bool(params.get("use_bn"))
     head: Params = {"name": "projection", "hidden": widths[:-1], "dimensions": widths[-1]}
     last: Params = dict(items[-1][1])
     if norm:
         head["batch_norm"] = True
+        # By default VISSL leaves out norm and ReLU after the last layer.
         if not last.get("skip_last_layer_relu_bn", True) and not last.get("use_relu"):
             head["last_batch_norm"] = True
     return head
@@ -110,10 +114,12 @@ def convert_classifier(item: Any) -> Params:
         raise UnknownHeadError(f"the head {name}")
     dims = list(params["dims"])
     head: Params = {"name": "mlp", "hidden": dims[1:-1], "classes": dims[-1]}
+    # VISSL has torch's default probability only.
     if params.get("use_dropout"):
         head["dropout"] = 0.5
     if params.get("use_bn") and len(dims) > 2:
         head["batch_norm"] = True
+    # Probes normalize their input, so that one learning rate fits layers of any scale.
     if name in PROBES:
         head["input_norm"] = True
     return head

@@ -45,13 +45,16 @@ def convert_self_supervised(
     elif loss == "moco_loss":
         draft.put("LOSS.queue", source.get(f"{own}.queue_size"), f"{own}.queue_size")
         draft.put("LOSS.temperature", source.get(f"{own}.temperature"), f"{own}.temperature")
+        # VISSL's queries are of the first view, and its keys of the second one.
         draft.put("LOSS.symmetric", value=False)
         momentum = source.get(f"{own}.momentum")
         draft.put("TASK.momentum", momentum, f"{own}.momentum")
+        # The momentum of VISSL's MoCo is constant.
         draft.put("TASK.momentum_end", momentum, f"{own}.momentum")
     elif loss == "barlow_twins_loss":
         draft.put("LOSS.off_diagonal", source.get(f"{own}.lambda_"), f"{own}.lambda_")
         draft.put("LOSS.scale", source.get(f"{own}.scale_loss"), f"{own}.scale_loss")
+        # VISSL standardizes both views as one batch.
         draft.put("LOSS.joint", value=True)
     elif loss == "nce_loss_with_memory":
         _convert_npid(source, draft, own)
@@ -128,6 +131,7 @@ def _convert_swav(source: VisslConfig, draft: Draft, own: str, prototypes: Seque
     if views != list(range(len(views))):
         draft.miss("codes of other views than the first ones", f"{own}.crops_for_assign")
     found = list(prototypes) or [3000]
+    # Of the head: VISSL overwrites the number of the loss with it.
     draft.put("LOSS.prototypes", found[0], f"{own}.num_prototypes")
     if len(found) > 1:
         draft.miss("several sets of prototypes", "MODEL.HEAD.PARAMS")
@@ -160,6 +164,7 @@ def convert_classification(source: VisslConfig, draft: Draft, labels: Sequence[s
         draft.translate("TASK.temperature, TASK.soft_share", *keys)
         if "mse" in str(source.get(f"{own}.loss_type", "")):
             draft.miss("a distillation by the squared error", f"{own}.loss_type")
+    # The collator of mixup has been converted before, and may have put label smoothing here.
     smoothing = draft.experiment.get("LOSS", {})
     draft.experiment["LOSS"] = {**base, **smoothing}
     if labels:
@@ -172,6 +177,7 @@ def convert_meters(source: VisslConfig, draft: Draft, labels: Sequence[str]) -> 
     """Write the meters, one for each head and k."""
     names = list(source.get("METERS.names", [])) or [source.get("METERS.name", "")]
     masked = bool(source.get("METERS.model_output_mask"))
+    # VISSL reports the loss of tests without a meter.
     draft.put("METERS.loss", {})
     for given in names:
         if not given:

@@ -40,6 +40,7 @@ SWAV_RULES = [
 def convert_model(source: VisslConfig, draft: Draft) -> None:
     """Write the model, its initial weights, the loss and the meters."""
     loss = str(source.get("LOSS.name"))
+    # Files merged over each other keep the parameters of losses that another one replaced.
     for key in source.given:
         if key.startswith("LOSS.") and not key.startswith(f"LOSS.{loss}.") and key.count(".") > 1:
             draft.deactivate(key, f"the loss is {loss}")
@@ -131,6 +132,7 @@ def _write_classifier(source: VisslConfig, draft: Draft, trunk: Trunk | None) ->
         return _write_plain_classifier(draft, trunk, heads, named=frozen)
     sections: dict[str, Any] = {}
     for (name, pool), head in zip(pools, heads, strict=False):
+        # Two heads may get the same feature, pooled in other ways.
         label = str(name)
         while label in sections:
             label += "_"
@@ -165,6 +167,7 @@ def _write_plain_classifier(
     if len(heads) > 1:
         if any("dims" not in params for _, params in heads):
             raise UnknownHeadError(f"a chain of the heads {', '.join(one[0] for one in heads)}")
+        # A chain of linear heads is one head with hidden layers.
         widths = [width for _, params in heads for width in params["dims"][1:]]
         heads = [["mlp", {**heads[0][1], "dims": [0, *widths]}]]
     head = convert_classifier(heads[0])
@@ -198,6 +201,7 @@ def _convert_extraction(source: VisslConfig, draft: Draft) -> None:
         except UnknownHeadError as error:
             draft.miss(str(error), POOLS)
             continue
+        # A head without weights pools the feature, and EXTRACT.layers names it.
         layer = "torch.nn.Flatten" if flatten else "torch.nn.Identity"
         labels[str(name)] = {"name": layer, **feature}
     if labels:
@@ -310,6 +314,7 @@ def _convert_frozen(source: VisslConfig, draft: Draft) -> None:
         if "prototypes" in name and draft.experiment.get("LOSS", {}).get("name") == "swav":
             draft.put("LOSS.frozen_updates", int(updates), place)
         else:
+            # VISSL's names are those inside of DistributedDataParallel.
             found = str(name).removeprefix("module.")
             if "heads" in found:
                 found = "head.prototypes" if "prototypes" in found else "head.*"
@@ -353,6 +358,7 @@ def _convert_weights(source: VisslConfig, draft: Draft) -> None:
         weights |= _read_rules(trunk, whole=whole)
         if model.get("head", {}).get("name") == "prototypes" and "rename" in weights:
             weights["rename"] += SWAV_RULES
+    # A pretrained file has the head of another task.
     if not source.get(f"{SETTINGS}.EVAL_TRUNK_AND_HEAD"):
         heads = {"trunk_heads": ["heads.*"], "trunk_head": ["head.*"]}
         weights["reinit"] = heads.get(model["name"], [f"{trunk.cut}.*"])

@@ -161,6 +161,7 @@ def convert_schedule(
     Raises:
         UnknownScheduleError: it has no counterpart.
     """
+    # Multipliers are relative to OPTIMIZER.lr, the peak; for weight decay, to its first value.
     top = _first_value(given) if peak == "start" else _largest_value(given)
     found = _convert_part(given, top or 1.0)
     per_epoch = given.get("update_interval", "epoch") == "epoch"

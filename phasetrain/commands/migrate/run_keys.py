@@ -23,6 +23,7 @@ def convert_run(source: VisslConfig, draft: Draft) -> None:
     if not draft.experiment.get("RUN", {}).get("engine"):
         draft.skip("training is the default", "engine_name")
     if source.get("TEST_ONLY"):
+        # Not RUN.engine=test, which tests a checkpoint of a run: the weights are of a file.
         draft.put("PHASES", {"epochs": 0, "test_first": True}, "TEST_ONLY")
     _convert_machine(source, draft)
     _convert_strategy(source, draft)
@@ -46,6 +47,7 @@ def _convert_machine(source: VisslConfig, draft: Draft) -> None:
 def _convert_strategy(source: VisslConfig, draft: Draft) -> None:
     sync = "MODEL.SYNC_BN_CONFIG"
     if source.get(f"{sync}.CONVERT_BN_TO_SYNC_BN"):
+        # VISSL's default of -1 synchronizes the processes of one machine.
         group = int(source.get(f"{sync}.GROUP_SIZE"))
         value: Any = {-1: "node", 0: "global"}.get(group, group)
         if value == 1:
@@ -60,6 +62,7 @@ def _convert_strategy(source: VisslConfig, draft: Draft) -> None:
         draft.put("DISTRIBUTED.strategy", "fsdp", fsdp)
     elif source.get("MODEL.SHARDED_DDP_SETUP.USE_SDP"):
         draft.put("DISTRIBUTED.strategy", "sharded_ddp", "MODEL.SHARDED_DDP_SETUP.USE_SDP")
+    # The sharding strategies have no such option.
     elif source.is_changed("DISTRIBUTED.BROADCAST_BUFFERS"):
         value = bool(source.get("DISTRIBUTED.BROADCAST_BUFFERS"))
         draft.put("DISTRIBUTED.sync_buffers", value, "DISTRIBUTED.BROADCAST_BUFFERS")
@@ -74,6 +77,7 @@ def _convert_strategy(source: VisslConfig, draft: Draft) -> None:
 def _convert_hooks(source: VisslConfig, draft: Draft) -> None:
     if source.get("HOOKS.PERF_STATS.MONITOR_PERF_STATS"):
         draft.put("HOOKS.breakdown", {}, "HOOKS.PERF_STATS.MONITOR_PERF_STATS")
+    # Without the check VISSL continues with NaN, and phasetrain stops by default.
     if not source.get("HOOKS.CHECK_NAN"):
         draft.put("OPTIMIZER.on_nonfinite", "ignore", "HOOKS.CHECK_NAN")
     board = "HOOKS.TENSORBOARD_SETUP"

@@ -68,6 +68,7 @@ class TransformConverter:
         for item in items:
             params = dict(item)
             name = str(params.pop("name"))
+            # Transforms before the replication run once per sample, those after it in each view.
             made = self._make_views(name, params, views)
             if made is not None:
                 views = made
@@ -95,6 +96,7 @@ class TransformConverter:
             )
             for count, size, scale in sizes:
                 crop = {"name": "random_resized_crop", "size": size, "scale": list(scale)}
+                # Views of one size are equal, so that `group_views` makes one group of them.
                 made += [[crop]] * count
             return made
         if name == "ImgPilMultiCropRandomApply":
@@ -128,6 +130,7 @@ def group_views(views: Sequence[View]) -> Item:
 
 def image_size(items: Sequence[Item]) -> int | None:
     """Return the side in pixels after transforms; None: they keep it."""
+    # Resize scales the shorter side, so that a crop after it decides the shape.
     for item in reversed(items):
         size = item.get("size")
         if isinstance(size, int) and item["name"] != "torchvision.Resize":
@@ -152,6 +155,7 @@ def _take(params: dict[str, Any], **known: Any) -> tuple[dict[str, Any], list[st
 
 
 def _random_resized_crop(params: dict[str, Any]) -> tuple[View, list[str]]:
+    # `random_resized_crop` is bilinear, Pillow's 2; it runs on batches, so it is preferred.
     if params.get("interpolation", 2) != 2:
         return [{"name": "torchvision.RandomResizedCrop", **params}], []
     params.pop("interpolation", None)

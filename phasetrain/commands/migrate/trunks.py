@@ -118,6 +118,7 @@ def _convert_resnet(source: VisslConfig, draft: Draft, place: str, views: bool) 
             params[option] = value
     if source.get(f"{own}.NORM", "BatchNorm") != "BatchNorm":
         draft.miss("a ResNet with another norm than batch norm", f"{own}.NORM")
+    # torchvision's name where it has the model: readers know it, and its weights fit.
     if depth == 200 or width != 1 or stride != 2:
         section: Params = {"name": "resnet", "depth": depth}
         if width != 1:
@@ -146,6 +147,7 @@ def _convert_regnet(source: VisslConfig, draft: Draft, place: str, views: bool) 
             return None
         params[option] = value
     layers = {"res5": "final_conv", "res5avg": "head.global_pool", "avgpool": "head.global_pool"}
+    # Any RegNetY of timm would do: the parameters replace all of its sizes.
     section = {"name": "timm.regnety_002", "params": params}
     return Trunk(section, "head.fc", layers, "Bottleneck")
 
@@ -174,6 +176,7 @@ def _convert_mobilenet(
 
 
 def _convert_alexnet(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
+    # The other AlexNets of VISSL have grouped convolutions and local response norm.
     section: Params = {"name": "alexnet", "sobel": True}
     if source.get(f"{place}.NAME") == "alexnet_rotnet":
         section = {"name": "alexnet", "widths": [64, 192, 384, 256, 256]}
@@ -205,12 +208,15 @@ def _convert_vit(source: VisslConfig, draft: Draft, place: str, views: bool) -> 
     own = f"{place}.VISION_TRANSFORMERS"
     params = _read_params(source, own, TRANSFORMER)
     params["mlp_ratio"] = source.get(f"{own}.MLP_DIM") / params["embed_dim"]
+    # VISSL drops out patches and positions with the same rate.
     if params.get("proj_drop_rate"):
         params["pos_drop_rate"] = params["proj_drop_rate"]
+    # Crops of several sizes need interpolated position embeddings.
     if views:
         params["dynamic_img_size"] = True
     layers: dict[str, str] = {}
     if source.get(f"{own}.USE_CLASS_TOKEN", default=True) is False:
+        # Without a class token VISSL averages the patches.
         params |= {"class_token": False, "global_pool": "avg"}
     masked = f"{own}.MASKED_IMAGE_MODELING"
     if source.get(f"{masked}.NAME"):

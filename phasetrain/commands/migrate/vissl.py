@@ -81,6 +81,8 @@ def convert_vissl(source: VisslConfig, catalog: Mapping[str, Any] | None = None)
     """
     draft = Draft(source)
     convert_data(source, draft, catalog or {})
+    # The model after the data, whose image size it needs; the optimizer after the model, whose
+    # layers its groups name.
     convert_model(source, draft)
     convert_optimizer(source, draft)
     convert_run(source, draft)
