@@ -49,6 +49,15 @@ class TestExitCode:
     def test_killed_rank(self) -> None:
         assert launch("rank or time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)") == 137
 
+    def test_rank_kills_all_ranks_of_a_group_and_nothing_else(self, tmp_path: Path) -> None:
+        code = "print(rank, flush=True); rank or time.sleep(1) or os.killpg(0, 9); time.sleep(99)"
+        began = time.monotonic()
+        with (tmp_path / "output").open("wb") as file:
+            line = (sys.executable, "-c", RANK + code)
+            assert launch_processes(2, (), line, output=file) == 137
+        assert time.monotonic() - began < 60
+        assert sorted((tmp_path / "output").read_text().split()) == ["0", "1"]
+
 
 def test_python_has_to_start_ranks_itself(tmp_path: Path) -> None:
     with raises(ConfigError, code="launch.needs_command", key="LAUNCH.processes"):

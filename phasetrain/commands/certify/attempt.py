@@ -1,4 +1,4 @@
-"""One attempt of a certified run, in a process of its own: it records a trace, saves and is killed
+"""One attempt of a certified run, in a separate process: it records a trace, and saves and dies
 where its order says so.
 
     python -m phasetrain.commands.certify.attempt ORDER.json
@@ -68,13 +68,14 @@ class Order:
     def read(cls, path: str) -> "Order":
         """Read an order from a file."""
         content = json.loads(Path(path).read_bytes())
+        # JSON has no tuples, which a frozen order needs.
         return cls(
             **content | {key: tuple(content[key]) for key in ("overrides", "saves")},
         )
 
 
 class TraceFile(Trace):
-    """Writes the trace to a file as the run goes: a killed process leaves what it has recorded.
+    """Writes the trace to a file step by step: a killed process leaves all steps before the kill.
 
     Args:
         path: path of the file without the rank.
@@ -89,6 +90,7 @@ class TraceFile(Trace):
         """Write the phases."""
         super().on_start(run)
         self._rank = run.world.rank
+        # The labels alone: a plan holds functions and cannot be written as it is.
         self.write({"phases": [list(vars(one).values()) for one in label_phases(run.plan)]})
 
     def keep_restored(self, place: Place, found: Digests) -> None:
@@ -159,7 +161,7 @@ class SaveAndKill(Hook):
         self._is_armed = False
 
     def on_start(self, run: Run) -> None:
-        """Watch the renames, one of which commits a checkpoint."""
+        """Watch renames: one commits the checkpoint."""
         if self._order.kill_step and self._order.kill_moment == "saving":
             sys.addaudithook(self._kill_before_rename)
 
@@ -172,6 +174,7 @@ class SaveAndKill(Hook):
         is_saved = not order.saves or 0 < self._saved < self._steps
         if is_due and is_saved and order.kill_moment == "step":
             self._kill()
+        # As SIGUSR1 would: the checkpoint hook, which is called later, saves after this step.
         if self._steps in order.saves:
             checkpoint = run.hooks.by_label["checkpoint"]
             assert isinstance(checkpoint, CheckpointHook)
@@ -226,12 +229,14 @@ class Timing(Hook):
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Stop the clock."""
         _wait_for_device(run)
+        # Tests are not counted: deterministic kernels cost most in the backward pass.
         if phase.is_train and self._began is not None:
             self.seconds.append(time.perf_counter() - self._began)
         self._began = None
 
 
 def _wait_for_device(run: Run) -> None:
+    # A step on CUDA has only been queued when its call returns.
     if run.task.parts.machine.device.type == "cuda":
         torch.cuda.synchronize(run.task.parts.machine.device)
 
@@ -245,6 +250,7 @@ def is_deterministic_step(number: int) -> bool:
 def _train_alternately(engine: PhaseEngine, updates: int) -> RunState:
     """Train with and without deterministic kernels in turn, and stop after some updates."""
     for number, batches in enumerate(engine.steps()):
+        # Between two steps: autograd and cuDNN read the setting whenever they choose a kernel.
         torch.use_deterministic_algorithms(is_deterministic_step(number))
         engine.finish(engine.compute(batches))
         if number + 1 >= updates:
@@ -262,6 +268,7 @@ def run_order(order: Order) -> int:
     timing = Timing()
     if order.timing:
         hooks["certify_timing"] = timing
+    # The engine of the command line: an attempt is a run like any other, plus three hooks.
     result = run_engine(
         order.overrides, config_dir=order.config_dir, hooks=hooks, loop=_choose_loop(order)
     )
@@ -284,6 +291,7 @@ def main(words: Sequence[str]) -> int:
         sys.stderr.write(f"{FAILED}{error}\n")
         return error.exit_code
     except Exception as error:
+        # One line for the verdict, and the traceback for the person who looks at the output.
         sys.stderr.write(f"{FAILED}{type(error).__name__}: {error}\n")
         raise
 

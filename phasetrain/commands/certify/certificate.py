@@ -92,7 +92,8 @@ def describe_versions(setup: Setup) -> dict[str, Any]:
 
 
 def compare_certificate(content: Mapping[str, Any], setup: Setup) -> dict[str, tuple[Any, Any]]:
-    """Return what differs between the certified machine and this one: name -> both values."""
+    """Return name -> both values of each difference between the certified machine and this one."""
+    # Through JSON, because the certificate has been: tuples are lists there.
     here: dict[str, Any] = to_json_value(
         {"machine": describe_machine(setup), "versions": describe_versions(setup)}
     )
@@ -126,6 +127,7 @@ def read_certificate(path: str) -> dict[str, Any]:
 
 def _describe_combination(outcome: Combination) -> dict[str, Any]:
     found = asdict(outcome)
+    # A path of this machine, which the reader of a certificate cannot open.
     del found["folder"]
     return found
 

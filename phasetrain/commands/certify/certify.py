@@ -37,14 +37,14 @@ from phasetrain.runtime.terminal import Terminal, plain_table
 log = logging.getLogger(__name__)
 
 NOT_EQUAL = 7
-"""Exit code if the verdict is no, or if the machine is another one than that of a certificate."""
+"""Exit code if the verdict is no, or if the certified machine was another one."""
 
 HERE = ("RUN.engine=train", "LAUNCH.cluster=null")
 """Overrides with which the config is resolved: whatever it says, it is trained here."""
 
 FIXED = (
     *HERE,
-    "RUN.rehearse=false",  # what it would find is found here at more places
+    "RUN.rehearse=false",  # the kills prove more than the rehearsal
     "RUN.give_up_after=null",
     "RUN.verbosity=quiet",
     "CHECKPOINT.every_epochs=1",
@@ -61,7 +61,7 @@ class Options:
     Attributes:
         out: path of the certificate.
         is_quick: try one kill and the configured setting of MACHINE.deterministic only.
-        launch: runs an order; None: in processes of its own.
+        launch: runs an order; None: in new processes.
     """
 
     out: str = "certificate.json"
@@ -98,7 +98,7 @@ def certify(
         overrides: describe the run.
         options: how.
         config_dir: folder with custom configs.
-        terminal: where to print what the config says; standard output by default.
+        terminal: where to print notes on the config; standard output by default.
 
     Raises:
         ConfigError: the config is invalid, or several processes were started.
@@ -119,6 +119,7 @@ def certify(
         outcomes, cost = _try_all(setup, overrides, options, folder)
         keeps = any(one.verdict == "no" for one in outcomes)
     finally:
+        # After a `no`, both runs are needed to find the cause.
         if not keeps:
             shutil.rmtree(folder, ignore_errors=True)
     kernels = _trace_model(setup)
@@ -139,7 +140,7 @@ def certify(
 
 
 def check(path: str, overrides: Sequence[str], config_dir: str | None = None) -> Certified:
-    """Compare this machine with that of a certificate.
+    """Compare this machine with the certified one.
 
     Raises:
         ConfigError: the config is invalid, or the file is no certificate.
@@ -149,9 +150,7 @@ def check(path: str, overrides: Sequence[str], config_dir: str | None = None) ->
     found = compare_certificate(certificate, setup)
     content = {"equal": not found, "differences": found, "verdict": certificate["verdict"]}
     if not found:
-        text = (
-            f"{path}: device and versions are those of this machine; verdict {content['verdict']}"
-        )
+        text = f"{path}: device and versions are the same here; verdict {content['verdict']}"
         return Certified(0, text, content)
     rows = [(name, str(one), str(other)) for name, (one, other) in found.items()]
     return Certified(NOT_EQUAL, plain_table(path, ("", "certified", "here"), rows), content)
@@ -167,6 +166,7 @@ def _try_all(
     processes = world_size_of(config, setup.place)
     words = (*overrides, *shorten_config(config), *FIXED, *_hook_words(config.HOOKS))
     workers = config.DATA.TRAIN.workers
+    # `auto` depends on the cores; the number of workers changes no bit.
     if not isinstance(workers, int):
         workers = 0
     outcomes: list[Combination] = []
@@ -177,6 +177,7 @@ def _try_all(
         trial = Trial(folder / name, order, workers, processes, options.launch)
         log.info("certify: MACHINE.deterministic = %s", str(setting).lower())
         outcomes.append(trial.run(deterministic=setting, is_quick=options.is_quick))
+        # With the deterministic setting, which cuBLAS wants to know before its first call.
         if setting and not options.is_quick:
             cost = measure_cost(trial, order)
     return outcomes, cost
@@ -203,6 +204,7 @@ def _hook_words(section: Mapping[str, Any]) -> list[str]:
     for label, one in section.items():
         kind = HOOKS.get(one.get("name", label))
         if isinstance(kind, type) and issubclass(kind, Tracker):
+            # A tracker would show the attempts to others as if they were runs.
             words.append(f"HOOKS.{quote_value(label)}=null")
     if "metrics" in section:
         words.append("HOOKS.metrics.every_updates=1")
@@ -219,6 +221,7 @@ def _make_folder(run_folder: str) -> Path:
         parent = parent.parent
     if "://" in run_folder or not os.access(parent, os.W_OK):
         return Path(tempfile.mkdtemp(prefix="phasetrain-certify-"))
+    # Hidden, so that `phasetrain runs list` leaves it out.
     return Path(tempfile.mkdtemp(prefix=".certify-", dir=parent))
 
 

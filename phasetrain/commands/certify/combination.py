@@ -85,7 +85,7 @@ SHORT_KILLS = (Kill(1, "step"), Kill(2, "saving", (2,)), Kill(3, "saved", (3,)))
 
 
 def choose_kills(steps: int, *, is_quick: bool) -> list[Kill]:
-    """Return the kills of a run with a number of steps; a quick one has those of one kind only."""
+    """Return the kills of a run with a number of steps; a quick one has a single kill."""
     if is_quick and steps > 3:
         return [Kill(3, "step", (2,))]
     kills = KILLS if steps > KILLS[-1].step else SHORT_KILLS
@@ -102,7 +102,7 @@ class Combination:
         reason: why not, in a sentence.
         update: number of updates up to the first difference.
         component: section of the config at the first difference, such as `MODEL`.
-        path: what differs, such as `state.model.head.weight`.
+        path: name of the value that differs, such as `state.model.head.weight`.
         kills: the kills that were made, in words.
         resumes: numbers of updates at which attempts have resumed from a checkpoint.
         workers: numbers of data loading workers of the attempts, the uninterrupted run first.
@@ -199,11 +199,13 @@ class Trial:
             moment = kill.describe(reads[0].killed)
             before = f"killed {moment}"
             outcome = replace(outcome, kills=(*outcome.kills, moment))
+        # Runs from the start are equal too: that would prove nothing about a resume.
         if not outcome.resumes:
             return replace(outcome, reason="no attempt has resumed from a checkpoint")
         return self._compare_files(outcome)
 
     def _has_checkpoint(self) -> bool:
+        # Damaged ones do not count: a resume takes the one before.
         found, _ = list_checkpoints(Storage(), str(self.folder / "killed" / "checkpoints"))
         return bool(found)
 
@@ -232,6 +234,7 @@ class Trial:
         began = time.perf_counter()
         code = self._launch(path, output)
         log.debug("%s: exit code %d after %.1f s", name, code, time.perf_counter() - began)
+        # The signal was passed on to the attempt; this process has caught it.
         if code in STOPPED:
             raise SystemExit(code)
         return code, output.read_text(encoding="utf-8", errors="replace")
@@ -243,6 +246,7 @@ class Trial:
     def _workers_of(self, number: int) -> int:
         if not number:
             return self._workers[0]
+        # In turn, so that each resume changes the number once more.
         others = self._workers[1:]
         return others[(number - 1) % len(others)]
 
@@ -250,7 +254,7 @@ class Trial:
         return read_trace(str(self.folder / name), rank)
 
     def _compare_files(self, outcome: Combination) -> Combination:
-        """Compare what both runs have left in their folders."""
+        """Compare metrics, ledgers and final weights of both runs."""
         reference = self.folder / "reference"
         killed = self.folder / "killed"
         found = diff(str(reference), str(killed))
@@ -265,6 +269,7 @@ class Trial:
                 path=found.components[0],
                 reason=found.verdict,
             )
+        # Bytes: the comparison above allows for records that only one of two runs has.
         for path, (one, other) in (("weights", weights), (FILE, ledgers)):
             if one != other:
                 reason = f"{path}: sha256 {one} without kills, {other} with kills"
@@ -316,6 +321,7 @@ def _explain(found: TraceDifference, read: ReadTrace, before: str, rank: int | N
 def describe_failure(code: int, output: str) -> str:
     """Return why an attempt has ended that was not to be killed."""
     lines = [line for line in output.splitlines() if line.strip()]
+    # Several ranks may have failed, and the last line may be a warning at exit.
     errors = [line.removeprefix(FAILED) for line in lines if line.startswith(FAILED)]
     last = (errors or lines or ["no output"])[-1]
     if code == KILLED:

@@ -1,4 +1,4 @@
-"""Finds the first difference between the traces of two runs, and says what it usually means."""
+"""Finds the first difference between the traces of two runs, and its usual cause."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -122,6 +122,7 @@ def find_difference(reference: Trace, attempt: Trace) -> TraceDifference | None:
             for path, value in reference.moments.get(place, {}).items()
             if path.startswith("state.")
         }
+        # The first path is enough: later ones may follow from it.
         for path in _differing_paths(expected, state):
             return TraceDifference(place, path, is_restored=True)
     for place, moment in attempt.moments.items():

@@ -60,6 +60,7 @@ def measure_cost(trial: Trial, order: Order) -> Cost:
     before = read_seconds(trial.seconds_file)
     if not before:
         return Cost(reason="the run has failed")
+    # From the run without kills: a large model has steps of seconds, a small one of microseconds.
     count = WARM_UP + min(MOST, max(LEAST, int(SECONDS / median(before))))
     words = (
         *order.overrides,
@@ -89,6 +90,7 @@ def compute_cost(seconds: Sequence[float]) -> Cost:
         for number, one in enumerate(seconds)
         if number >= WARM_UP
     ]
+    # A median of a handful of steps would be an accident.
     if len(steps) < LEAST:
         return Cost(reason=f"{len(steps)} steps are too few")
     size = len(steps) // PARTS

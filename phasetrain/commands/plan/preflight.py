@@ -272,7 +272,7 @@ def trace_passes(
 @contextmanager
 def _fake_weights(mode: "FakeTensorMode", *modules: nn.Module) -> Iterator[None]:
     """Replace the parameters and buffers of modules by fake tensors during the context."""
-    # Private, and what torch.func.functional_call is made of; that calls one module only.
+    # Private: torch.func.functional_call uses it, but calls a single module.
     from torch.nn.utils.stateless import _reparametrize_module
 
     with ExitStack() as stack:

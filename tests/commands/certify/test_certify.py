@@ -120,6 +120,7 @@ def test_both_settings_are_tried_with_all_kills_and_the_cost_is_measured() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "words",
     [
@@ -137,6 +138,7 @@ def test_other_settings_are_certified_in_processes_of_their_own(words: list[str]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_command_prints_the_certificate_and_kills_real_processes(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "phasetrain", "certify", *SMALL, "--json", "--out", "mine.json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
