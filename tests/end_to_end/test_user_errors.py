@@ -48,6 +48,10 @@ def make_nothing():
     pass
 
 
+def fails():
+    return [][1]  # wrong
+
+
 def detached_loss(output, target):
     return nn.functional.cross_entropy(output.detach(), target)
 
@@ -126,6 +130,24 @@ def test_error_in_user_code_shows_its_line_and_the_log_has_the_traceback(
     log = Path("run/log.txt").read_text()
     assert "Traceback (most recent call last)" in log
     assert frame.partition(": ")[2] in log
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["HOOKS.typo.name=broken_parts.Typo", "RUN.dir=run"], "run/log.txt"),
+        (["DATA.TRAIN.dataset=broken_parts.fails"], "-v"),
+    ],
+    ids=["run", "no folder yet"],
+)
+def test_error_says_where_the_whole_traceback_is(
+    words: list[str], place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, *words]) in (1, 2)
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(rf"    \(.* (?:\S*/)?{place}\)", last), last
+    if place != "-v":
+        assert "Traceback" in Path(place).read_text()
 
 
 def test_verbose_terminal_prints_the_traceback(capfd: pytest.CaptureFixture[str]) -> None:

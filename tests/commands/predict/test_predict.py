@@ -57,6 +57,70 @@ def test_image_gets_the_probabilities_of_a_normalization_by_hand(
     assert [int(name) for name, _ in found.classes] == by_hand.argsort(descending=True).tolist()
 
 
+PLAIN = """
+import torch
+from torch.utils.data import TensorDataset
+
+
+def plain(outputs: int, kind: str) -> TensorDataset:
+    inputs = torch.arange(96).reshape(16, 6) / 96
+    targets = {
+        "class": torch.arange(16) % max(outputs, 2),
+        "labels": torch.zeros(16, outputs),
+        "number": inputs[:, :outputs],
+    }
+    return TensorDataset(inputs, targets[kind])
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind", "outputs", "classes"),
+    [
+        ("CrossEntropyLoss", "class", 3, ["0", "1", "2"]),
+        ("MultiMarginLoss", "class", 3, []),
+        ("MSELoss", "number", 3, []),
+        ("BCEWithLogitsLoss", "labels", 2, ["0", "1"]),
+        ("BCEWithLogitsLoss", "labels", 1, []),
+    ],
+)
+def test_classifier_is_recognized_by_its_loss_if_the_dataset_reports_no_classes(
+    loss: str,
+    kind: str,
+    outputs: int,
+    classes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "plain_numbers.py").write_text(PLAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = f"{{dataset: plain_numbers.plain, outputs: {outputs}, kind: {kind}, batch_size: 16}}"
+    words = ["experiment=null", f"DATA.TRAIN={data}", "MODEL={name: mlp, hidden: [2]}"]
+    parts = [f"MODEL.classes={outputs}", f"LOSS.name={loss}", "PHASES.epochs=1"]
+    run([*words, *parts, f"RUN.dir={tmp_path}/run"])
+    np.save(tmp_path / "one.npy", np.zeros((1, 6), np.float32))
+    [found] = predict(
+        str(tmp_path / "run"), [str(tmp_path / "one.npy")], options=PredictOptions(trust=True)
+    )
+    assert sorted(name for name, _ in found.classes) == classes
+    assert (found.output is None) == bool(classes)
+
+
+def test_meter_of_classes_shows_a_classifier_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain_numbers.py").write_text(PLAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = "{dataset: plain_numbers.plain, outputs: 3, kind: class, batch_size: 16}"
+    words = ["experiment=null", f"DATA.TRAIN={data}", "MODEL={name: mlp, classes: 3}"]
+    own = ["LOSS.name=MultiMarginLoss", "METERS.accuracy={}", "PHASES.epochs=1"]
+    run([*words, *own, f"RUN.dir={tmp_path}/run"])
+    np.save(tmp_path / "one.npy", np.zeros((1, 6), np.float32))
+    [found] = predict(
+        str(tmp_path / "run"), [str(tmp_path / "one.npy")], options=PredictOptions(trust=True)
+    )
+    assert len(found.classes) == 3
+
+
 def test_bytes_are_scaled_in_python_too(folder: Path, by_hand: Tensor) -> None:
     task = load(folder)
     for inputs in (BYTES[None, None], BYTES[None, None].numpy(), [BYTES[None].numpy()]):
