@@ -3,7 +3,7 @@
 #   ARGS=...       overrides for `run` (make run ARGS="PHASES.epochs=2"), options of pytest for `test` and `test-slow`
 #   JOBS=...       tests that run at the same time: a number, or `auto` for one per core
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check bench reference docs docs-site screenshots clean
+.PHONY: help run test test-slow check bench reference docs docs-site screenshots matrix release-check clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +18,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 BY_TEST := --dist worksteal
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/core  ## train the default experiment: hand-written digits, under a minute on 2 cores
 	@$(BIN)/python tools/run.py $(ARGS)
@@ -58,6 +58,13 @@ docs-site: $(VENV)/full  ## build the documentation site in site/; open site/ind
 screenshots: $(VENV)/full  ## make the pictures of the docs: of the terminal, and of the report, which needs Chromium
 	$(BIN)/python benchmarks/screenshots.py
 	$(BIN)/python benchmarks/report_screenshots.py
+
+matrix: $(BIN)/python  ## test other versions of Python and the dependencies, and write docs/versions.md; takes an hour
+	$(INSTALL) uv
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/matrix.py $(ARGS)
+
+release-check:  ## build wheel and sdist in dist/, and train with each in an empty environment
+	PYTHON=$(PYTHON) tools/check_release.sh
 
 clean:  ## remove the environment and all caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,7 +2,8 @@
 
 FOLDER is tests/data/releases/MAJOR.MINOR by default, and must not exist. `finished` has 20 updates;
 `stopped` got SIGTERM at update 20 of 400 or soon after. `expected.json` has the digest with which
-this version finishes `stopped`. `tests/end_to_end/test_releases.py` lets every later version do the same.
+this version finishes `stopped`. `tests/end_to_end/test_releases.py` lets every later version do the
+same.
 """
 
 import json

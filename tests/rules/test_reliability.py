@@ -51,6 +51,16 @@ def test_each_fault_names_existing_tests(page: str) -> None:
     assert problems(page, existing_tests(tests)) == []
 
 
+def test_each_boundary_of_trust_names_existing_tests() -> None:
+    page = (ROOT / "SECURITY.md").read_text("utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(lines) == 8
+    for line in lines:
+        tests = named_tests((line,))
+        assert tests, line
+        assert set(tests) == existing_tests(tests), line
+
+
 def test_page_is_linked() -> None:
     assert "(reliability.md)" in (ROOT / "docs" / "index.md").read_text("utf-8")
 

@@ -16,7 +16,7 @@ from phasetrain import load
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.predict.predict import PredictOptions, predict
-from phasetrain.commands.predict.raw_inputs import InputReader
+from phasetrain.commands.predict.raw_inputs import InputReader, _read_array
 from phasetrain.errors import ConfigError
 
 NORMALIZE = "[{name: normalize, mean: [0.5], std: [0.25]}]"
@@ -235,3 +235,25 @@ def test_lines_of_text_are_samples_of_datasets_of_text(tmp_path: Path) -> None:
     reader = InputReader({"dataset": "lines", "form": "text"}, {})
     found = reader.read([str(tmp_path / "lines.txt")])
     assert [(one.index, one.sample) for one in found] == [(0, "one"), (1, "two")]
+
+
+class Hostile:
+    """What creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.path,)
+
+
+def test_code_in_a_sample_is_not_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    torch.save(Hostile(mark), tmp_path / "a.pt")
+    np.save(tmp_path / "a.npy", np.array([Hostile(mark)]), allow_pickle=True)
+    for name in ("a.pt", "a.npy"):
+        with pytest.raises(ValueError):
+            _read_array(str(tmp_path / name))
+    assert not mark.exists()
+    np.load(tmp_path / "a.npy", allow_pickle=True)  # the control: it is hostile
+    assert mark.exists()

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
@@ -94,6 +95,16 @@ def test_unusable_file_is_named(user_dir, text: str, problem: str) -> None:
     (found,) = compose(["LOSS=mine"], config_dir=own).problems
     assert (found.code, found.key) == ("config.invalid_file", f"{own}/LOSS/mine.yaml")
     assert problem in found.message
+
+
+def test_code_in_yaml_is_not_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    text = f'MODEL: !!python/object/apply:os.mkdir ["{mark}"]'
+    (tmp_path / "hostile.yaml").write_text(text)
+    assert compose([str(tmp_path / "hostile.yaml")]).problems
+    assert not mark.exists()
+    yaml.load(text, yaml.UnsafeLoader)  # the control: it is hostile
+    assert mark.exists()
 
 
 def test_file_in_another_encoding_is_named(user_dir) -> None:
