@@ -126,9 +126,16 @@ def check_config(composed: Composed, slots: Sequence[Slot], schema: Schema) -> N
 def find_part_names(
     composed: Composed, slots: Sequence[Slot], schema: Schema
 ) -> dict[str, list[str]]:
-    """Return path of a slot -> names of the parts that a config names there, if they exist."""
-    finder = _PartFinder(composed.config, schema, _Report(composed))
-    return {slot.path: [part.name for part in finder.find_parts(slot)] for slot in slots}
+    """Return path of a slot -> names of the parts that a config names there.
+
+    Raises:
+        ConfigError: lists the names that do not exist or cannot be loaded.
+    """
+    report = _Report(composed)
+    finder = _PartFinder(composed.config, schema, report)
+    names = {slot.path: [part.name for part in finder.find_parts(slot)] for slot in slots}
+    raise_all(report.problems)
+    return names
 
 
 class _Report:

@@ -47,8 +47,12 @@ class CommandWords:
 
     def format_case(self) -> str:
         """Return the branch of the script for the words after the command."""
-        wanted = [*self.arguments, *(["$_phasetrain_keys"] if self.takes_overrides else ())]
-        folder = "yes" if self.takes_folder else ""
+        wanted = list(self.arguments)
+        if self.takes_overrides:
+            wanted.append("$_phasetrain_keys")
+        folder = ""  # the script tests whether it is empty
+        if self.takes_folder:
+            folder = "yes"
         return (
             f"        {self.name.replace(' ', ':')!r}) takes_folder={folder!r} "
             f'flags="{" ".join(self.flags)}" wanted="{" ".join(wanted)}" ;;'
@@ -122,7 +126,9 @@ def _list_places(slot: Slot, name: str) -> list[str]:
     for pattern, labels in LABELS.items():
         if slot.path.startswith(pattern):
             return [slot.path.replace("*", label, 1) for label in labels]
-    return [slot.path] if "*" not in slot.path else []
+    if "*" in slot.path:
+        return []  # labels of other optimizers, which only the user knows
+    return [slot.path]
 
 
 def _list_values(slot: Slot) -> Iterator[str]:
@@ -161,7 +167,9 @@ def _select_parameters(slot: Slot, name: str) -> Mapping[str, Any]:
 
 def _list_choices(path: str, annotation: Any) -> Iterator[str]:
     values = describe_values(annotation)
-    found = [*values.choices, *([True, False] if "boolean" in values.types else ())]
-    for value in found:
-        text = value if isinstance(value, str) else format_value(value)
-        yield f"{path}={text}"
+    for choice in values.choices:
+        # Without the quotes that `format_value` gives a text: a shell would take them away.
+        yield f"{path}={choice}" if isinstance(choice, str) else f"{path}={format_value(choice)}"
+    if "boolean" in values.types:
+        yield f"{path}=true"
+        yield f"{path}=false"

@@ -130,6 +130,7 @@ def find_resume(slot: Slot, name: str, parameter: str = "name") -> Resume:
     """Return the class for resume of a parameter of a part."""
     schema = default_schema()
     if slot.path == "HOOKS.*":
-        observing = [name] if is_observer(name) else []
-        return schema.with_observers(observing).resume(f"HOOKS.{name}.{parameter}")
+        # The class depends on the hook, and no config is known that has it.
+        schema = schema.with_observers(filter(is_observer, [name]))
+        return schema.resume(f"HOOKS.{name}.{parameter}")
     return schema.resume(f"{slot.path}.{parameter}")

@@ -39,12 +39,17 @@ def make_schema(
             files of its folder instead of experiments.
 
     Raises:
-        ConfigError: an override or a module of RUN.imports is wrong, or there is no such group.
+        ConfigError: an override or a module of RUN.imports is wrong, a part of the config cannot
+            be loaded, or there is no such group.
     """
     composed = import_parts(overrides, config_dir)
     builder = SchemaBuilder(SLOTS, find_part_names(composed, SLOTS, default_schema()))
     root = builder.add_section(Config, "")
     definitions = builder.definitions
+    # The only section that is one key, and so has no definition yet.
+    definitions["METERS"] = root["properties"]["METERS"]
+    root["properties"]["METERS"] = {"$ref": "#/definitions/METERS"}
+    # Last, since stages refer to keys of all sections.
     definitions["PHASES"]["properties"]["stages"]["items"] = _describe_stage(builder)
     definitions["defaults"] = _describe_defaults(
         ConfigFiles(find_config_dir(config_dir, overrides))
@@ -103,7 +108,8 @@ def _pick_group(definitions: dict[str, JsonSchema], group: str) -> JsonSchema:
         )
     found = dict(definitions[name])
     # Each branch of a part has the list of all keys that a file of the group may have.
-    found["allOf"] = [_allow_defaults(branch) for branch in found.get("allOf", ())]
+    if "allOf" in found:
+        found["allOf"] = [_allow_defaults(branch) for branch in found["allOf"]]
     return found
 
 

@@ -58,6 +58,7 @@ class SchemaBuilder:
         slot = self._find_slot(path)
         if slot is not None:
             found = self._describe_place(slot, own)
+            # Stages may change some parameters, whatever the part is.
             parameters = self._unite(slot).parameters
             self.properties |= {f"{path}.{name}": one for name, one in parameters.items()}
         elif path in LABELLED:
@@ -81,7 +82,9 @@ class SchemaBuilder:
         if label is not None:
             found = self._describe_labels(label, {})
         elif part is not None:
-            found = {"anyOf": [self._refer_to(part), *_allow_null(key)]}
+            found = {"anyOf": [self._refer_to(part)]}
+            if key.type.fits(None):
+                found["anyOf"].append({"type": "null"})
         elif item is not None:
             found = {**_LIST, "items": self._refer_to(item)}
         elif key.fields is not None:
@@ -252,10 +255,6 @@ def describe_mapping(properties: Mapping[str, JsonSchema]) -> JsonSchema:
         "properties": dict(properties),
         "additionalProperties": False,
     }
-
-
-def _allow_null(key: Key) -> list[JsonSchema]:
-    return [{"type": "null"}] if key.type.fits(None) else []
 
 
 def _pick_texts(schema: JsonSchema) -> JsonSchema:

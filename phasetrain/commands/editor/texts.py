@@ -37,8 +37,11 @@ def value_texts(meaning: str, kind: str, default: str, resume: Resume, path: str
         path: dotted path.
     """
     effect = f"on resume {resume}: {_EFFECT[resume].format(path=path)}"
-    plain = [f"type: {kind}"] if kind else []
-    marked = [f"`{kind}`"] if kind else []
+    plain = []
+    marked = []
+    if kind:
+        plain.append(f"type: {kind}")
+        marked.append(f"`{kind}`")
     if default:
         plain.append(f"default: {default}")
         marked.append(f"default `{default}`")
@@ -84,7 +87,7 @@ def _read_arguments(document: str) -> dict[str, str]:
         if depth < 0:
             continue
         if line.strip() and not line.startswith(" "):
-            break
+            break  # the next section, such as `Raises:`
         match = _ARGUMENT.fullmatch(line)
         if match and depth in (0, len(match["indent"])):
             depth = len(match["indent"])

@@ -29,6 +29,7 @@ _SCALARS: Mapping[Any, str] = {
     NoneType: "null",
     None: "null",
 }
+_NUMBERS: Mapping[Any, str] = {int: "integer", float: "number"}
 _BOUNDS = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
@@ -91,6 +92,8 @@ class Values:
             texts.append(_BOOLEAN_WORDS)
         if "integer" in types or "number" in types:
             texts.append(_GROUPED_DIGITS)
+        # One schema for all types, since each limit applies to its own type only: messages of
+        # editors about alternatives do not say which one was meant.
         flat: JsonSchema = {"type": [*types, "string"], **self.limits}
         if "string" in types:
             flat["type"] = types
@@ -136,9 +139,9 @@ def describe_values(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) ->
     plain = origin or annotation
     if plain in _SCALARS:
         return Values((_SCALARS[plain],))
-    if plain in (int, float):
+    if plain in _NUMBERS:
         limits = {_BOUNDS[name]: bound for name, bound in bounds.items()}
-        return Values(("integer" if plain is int else "number",), limits=limits)
+        return Values((_NUMBERS[plain],), limits=limits)
     if plain in MAPPINGS:
         if len(args) < 2 or describe_values(args[1]).is_any:
             return MAPPING
@@ -182,6 +185,7 @@ def _describe_items(plain: Any, args: tuple[Any, ...], bounds: Mapping[str, floa
 
 
 def _has_type(types: Iterable[str], owner: str) -> bool:
+    # `minimum` and the like apply to integers too.
     return owner in types or (owner == "number" and "integer" in types)
 
 

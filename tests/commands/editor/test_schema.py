@@ -296,13 +296,21 @@ def test_parts_of_the_user_are_known(
 
 
 def test_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "--group", "DATA/TRAIN"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    assert schema["properties"]["batch_size"]["minimum"] == 1
+    for group, key in {"DATA/TRAIN": "batch_size", "METERS": "f1", "HOOKS": "csv"}.items():
+        assert main(["schema", "--group", group]) == 0
+        schema = json.loads(capsys.readouterr().out)
+        Draft7Validator.check_schema(schema)
+        assert key in schema["properties"]
+        assert "defaults" in schema["properties"]
 
 
 def test_mistakes_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--group", "MODLE"], ["MODEL.=1"], ["RUN.imports=[no_such_module_at_all]"]):
+    for words in (
+        ["--group", "MODLE"],
+        ["MODEL.=1"],
+        ["MODEL.name=no_such_module.Model"],
+        ["RUN.imports=[no_such_module_at_all]"],
+    ):
         assert main(["schema", *words, "--json"]) == 2
         (problem,) = json.loads(capsys.readouterr().out)["errors"]
         assert problem["code"].startswith("config.")
