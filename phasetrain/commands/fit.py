@@ -16,6 +16,7 @@ from phasetrain.commands.api import run
 from phasetrain.commands.engines import Loop, OnException
 from phasetrain.commands.given.describe_optimizer import describe_optimizer
 from phasetrain.commands.result import RunResult
+from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
 from phasetrain.config.problems import raise_all
 from phasetrain.config.registry import parameters
 from phasetrain.engine.loop import PhaseEngine
@@ -86,14 +87,18 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     """
     _check_names(overrides)
     _check_given(overrides, MODEL=model, DATA=train, LOSS=loss, OPTIMIZER=optimizer)
-    config: dict[str, Any] = {"experiment": None, "RUN": {"name": _label(model)}, "MODEL": model}
+    config: dict[str, Any] = {
+        "experiment": None,
+        "RUN": {"name": _label(model)},
+        "MODEL": _describe_name("MODEL", model, config_dir),
+    }
     if train is not None:
         config["DATA"] = {"TRAIN": _describe_split(train), **_describe_tests(test)}
     if batch_size is not None:
         config["DATA.TRAIN.batch_size"] = batch_size
     if loss is not None:
         loss = _as_part(loss)
-        config["LOSS"] = loss
+        config["LOSS"] = _describe_name("LOSS", loss, config_dir)
     if optimizer is not None:
         modules = [one for one in (model, loss) if isinstance(one, nn.Module)]
         config["OPTIMIZER"] = describe_optimizer(optimizer, *modules)
@@ -189,6 +194,17 @@ class NamedFunctionLoss(FunctionLoss):
     def extra_repr(self) -> str:
         """Return the name of the function."""
         return f"{self._function.__module__}.{self._function.__qualname__}"
+
+
+def _describe_name(section: str, part: Any, config_dir: str | Path | None) -> Any:
+    """Return the config of a part that is given by its name; anything else is returned as it is."""
+    if not isinstance(part, str):
+        return part
+    folder = find_config_dir(None if config_dir is None else str(config_dir))
+    # `LOSS=label_smoothing` selects a file of the section's folder, which may have parameters.
+    if part in ConfigFiles(folder).options(section):
+        return part
+    return {"name": part}
 
 
 def _describe_tests(test: Any) -> dict[str, Any]:

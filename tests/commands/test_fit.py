@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from harness import KillAfter, Killed, SaveEachStep, differences_of_runs
+from omegaconf import OmegaConf
 from raising import raises
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -96,6 +97,20 @@ def test_killed_call_resumes_with_equal_bits_although_the_new_weights_differ(
     result = fit(tmp_path, model)
     assert differences_of_runs(unbroken[0], tmp_path) == []
     assert hash_model(model) == result.digest == unbroken[1].digest
+
+
+@pytest.mark.parametrize(
+    ("name", "described"),
+    [
+        ("MultiMarginLoss", {"name": "MultiMarginLoss"}),
+        ("label_smoothing", {"name": "cross_entropy", "label_smoothing": 0.1}),
+    ],
+)
+def test_loss_is_given_by_the_name_of_a_part_or_of_a_file(
+    name: str, described: dict[str, Any], tmp_path: Path
+) -> None:
+    result = fit(tmp_path, loss=name, test=None, epochs=0)
+    assert OmegaConf.load(Path(result.folder) / "config.yaml")["LOSS"] == described
 
 
 def test_finished_run_returns_its_weights_at_once(
