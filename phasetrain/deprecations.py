@@ -43,38 +43,41 @@ def rename_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Depreca
 
     An old key next to its new one stays: the validation rejects it, as it does any unknown key.
     """
-    renamed = _copy(values)
+    renamed = _copy_mappings(values)
     used = []
     for entry in DEPRECATIONS:
         old, _, value = entry.old.partition("=")
         new, _, new_value = entry.new.partition("=")
         for found, labels in _find_paths(renamed, old.split(".")):
-            here = _fill(new, labels)
-            if value and _get(renamed, found) != value:
+            here = _fill_labels(new, labels)
+            if value and _get_value(renamed, found) != value:
                 continue
-            if here != ".".join(found) and _get(renamed, here.split(".")) is not None:
+            # A renamed value has the same key; only another key can be given twice.
+            if here != ".".join(found) and _get_value(renamed, here.split(".")) is not None:
                 continue
-            content = _pop(renamed, found)
-            _put(renamed, here.split("."), new_value or content)
+            content = _pop_value(renamed, found)
+            _put_value(renamed, here.split("."), new_value or content)
             used.append(entry)
+    # Consents name keys too, and would be refused as unknown.
     if used:
         _rename_allowed(renamed)
     return renamed, used
 
 
-def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_mappings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested mappings as new dicts; other values may be large, and are not copied."""
     return {
-        key: _copy(value) if isinstance(value, Mapping) else value for key, value in values.items()
+        key: _copy_mappings(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
     }
 
 
 def rename_path(path: str) -> str:
     """Return the present name of a dotted key."""
     for entry in DEPRECATIONS:
-        labels = _match(path.split("."), entry.old.split("."))
+        labels = _match_pattern(path.split("."), entry.old.split("."))
         if labels is not None:
-            return _fill(entry.new, labels)
+            return _fill_labels(entry.new, labels)
     return path
 
 
@@ -83,9 +86,9 @@ def restore_name(path: str, value: Any) -> tuple[str, Any]:
     for entry in DEPRECATIONS:
         old, _, old_value = entry.old.partition("=")
         new, _, new_value = entry.new.partition("=")
-        labels = _match(path.split("."), new.split("."))
+        labels = _match_pattern(path.split("."), new.split("."))
         if labels is not None and (not new_value or value == new_value):
-            return _fill(old, labels), old_value or value
+            return _fill_labels(old, labels), old_value or value
     return path, value
 
 
@@ -95,12 +98,12 @@ def find_python_name(name: str) -> Deprecation | None:
 
 
 def _rename_allowed(values: dict[str, Any]) -> None:
-    allowed = _get(values, ["RUN", "allow"])
+    allowed = _get_value(values, ["RUN", "allow"])
     if isinstance(allowed, list):
         values["RUN"]["allow"] = [rename_path(str(key)) for key in allowed]
 
 
-def _match(names: list[str], pattern: list[str]) -> list[str] | None:
+def _match_pattern(names: list[str], pattern: list[str]) -> list[str] | None:
     """Return the names at the places of `*`, or None if a path does not match."""
     if len(names) != len(pattern):
         return None
@@ -110,7 +113,7 @@ def _match(names: list[str], pattern: list[str]) -> list[str] | None:
     return [name for name, wanted in pairs if wanted == "*"]
 
 
-def _fill(pattern: str, labels: list[str]) -> str:
+def _fill_labels(pattern: str, labels: list[str]) -> str:
     rest = iter(labels)
     return ".".join(next(rest) if name == "*" else name for name in pattern.split("."))
 
@@ -127,22 +130,22 @@ def _find_paths(values: Any, pattern: list[str]) -> list[tuple[list[str], list[s
                 if wanted in ("*", name):
                     yield from walk(place[name], [*path, str(name)])
 
-    return [(path, _match(path, pattern) or []) for path in walk(values, [])]
+    return [(path, _match_pattern(path, pattern) or []) for path in walk(values, [])]
 
 
-def _get(values: Any, path: list[str]) -> Any:
+def _get_value(values: Any, path: list[str]) -> Any:
     for name in path:
         values = values.get(name) if isinstance(values, Mapping) else None
     return values
 
 
-def _pop(values: dict[str, Any], path: list[str]) -> Any:
+def _pop_value(values: dict[str, Any], path: list[str]) -> Any:
     for name in path[:-1]:
         values = values[name]
     return values.pop(path[-1])
 
 
-def _put(values: dict[str, Any], path: list[str], content: Any) -> None:
+def _put_value(values: dict[str, Any], path: list[str], content: Any) -> None:
     for name in path[:-1]:
         if not isinstance(values.get(name), dict):
             values[name] = {}

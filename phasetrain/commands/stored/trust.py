@@ -95,10 +95,7 @@ def check_code(
         for key, name in code
         if name not in given and not (key == IMPORTS and name in sys.modules)
     ]
-    launch = composed.config.get("LAUNCH", {})
-    if launch.get("cluster") in ("slurm", "local") and "LAUNCH.cluster" not in given:
-        # setup commands of a job are shell commands
-        unknown.append(("LAUNCH.cluster", str(launch["cluster"])))
+    unknown += [(key, name) for key, name in _list_jobs(composed.config) if key not in given]
     if not unknown or is_signed(stored, [name for _, name in unknown]):
         return frozenset({name for _, name in code} | given)
     problems: list[Problem] = []
@@ -119,7 +116,13 @@ def check_code(
 def describe_code(stored: StoredConfig, config: Mapping[str, Any]) -> list[str]:
     """Return a line per module and dotted path outside of known libraries that a config names, with
     the file that Python finds for it: what a trusted folder runs."""
-    return _locate(list_code(config), stored.code_folders)
+    return _locate(list_code(config) + _list_jobs(config), stored.code_folders)
+
+
+def _list_jobs(config: Mapping[str, Any]) -> Code:
+    """Return the key that submits jobs; the setup commands of a job are shell commands."""
+    cluster = config.get("LAUNCH", {}).get("cluster")
+    return [("LAUNCH.cluster", cluster)] if cluster in ("slurm", "local") else []
 
 
 def _locate(code: Code, folders: Sequence[str]) -> list[str]:
