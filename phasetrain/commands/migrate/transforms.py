@@ -38,9 +38,9 @@ NEEDLESS = {
 
 GAPS = {
     "MaskedImageModeling": "masked image modelling",
-    "ImgPatchesFromTensor": "patches of an image as inputs",
-    "ShuffleImgPatches": "patches of an image as inputs",
-    "ImgPilToPatchesAndImage": "patches of an image as inputs",
+    "ImgPatchesFromTensor": "patches of an image as inputs, and heads on all of them",
+    "ShuffleImgPatches": "patches of an image as inputs, and heads on all of them",
+    "ImgPilToPatchesAndImage": "patches of an image as inputs, and heads on all of them",
     "ImgPil2LabTensor": "images in the colour space Lab",
 }
 

@@ -53,6 +53,26 @@ SIMCLR = {
     ],
     "LOSS.name": "simclr_info_nce_loss",
 }
+MIXED = {
+    **SIMCLR,
+    "DATA.TRAIN.COLLATE_FUNCTION": "cutmixup_collator",
+    "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.ssl_method": "simclr",
+    "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.mixup_alpha": 1.0,
+    "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.cutmix_alpha": 1.0,
+}
+ROTATED = {
+    **SUPERVISED,
+    "DATA.TRAIN.TRANSFORMS": [{"name": "ImgRotatePil"}, *CROP, {"name": "ToTensor"}],
+    "MODEL.HEAD.PARAMS": [["mlp", {"dims": [512, 4]}]],
+}
+NPID = {
+    "DATA.TRAIN.TRANSFORMS": [*CROP, {"name": "ToTensor"}],
+    "DATA.TRAIN.LABEL_TYPE": "sample_index",
+    "MODEL.HEAD.PARAMS": [["mlp", {"dims": [512, 8]}]],
+    "LOSS.name": "nce_loss_with_memory",
+    "LOSS.nce_loss_with_memory.memory_params.embedding_dim": 8,
+    "LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives": 5,
+}
 SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 PROBES = {
     **SUPERVISED,
@@ -94,7 +114,11 @@ def write(given: Mapping[str, Any], lists: Mapping[str, Any], folder: Path) -> l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [SUPERVISED, SIMCLR, PROBES], ids=["supervised", "ssl", "probes"])
+@pytest.mark.parametrize(
+    "given",
+    [SUPERVISED, SIMCLR, PROBES, MIXED, ROTATED, NPID],
+    ids=["supervised", "ssl", "probes", "mixed", "rotated", "npid"],
+)
 def test_converted_training_resumes_exactly(
     given: Mapping[str, Any], lists: Mapping[str, Any], tmp_path: Path
 ) -> None:
