@@ -104,7 +104,8 @@ def _find_nondeterministic(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | 
         return None
     device = run_plan.machine.device.type
     lines = describe_findings(found, device, deterministic=setup.config.MACHINE.deterministic)
-    return found.plain() | {"lines": lines}
+    content: dict[str, Any] = to_json_value(found.plain() | {"lines": lines})
+    return content
 
 
 def describe_plan(

@@ -215,14 +215,14 @@ def test_plan_names_the_module_for_another_device_than_its_own(
     words = ["RUN.engine=plan", "MODEL.name=mirrored_model.Mirrored", "RUN.dir=planned"]
     found = run_quietly(words).details["nondeterministic"]
     # The input of the first layer needs no gradient.
-    assert (found["findings"], found["lines"]) == ((), [])
+    assert (found["findings"], found["lines"]) == ([], [])
     (tmp_path / "mirrored_twice.py").write_text(
         MODEL.replace("self.body(self.pad(batch))", "self.body[1:](self.pad(self.body[0](batch)))")
     )
     words[1] = "MODEL.name=mirrored_twice.Mirrored"
     found = run_quietly(words).details["nondeterministic"]
     [finding] = found["findings"]
-    assert (finding["modules"], finding["operator"]) == (("MODEL.pad",), "reflection_pad2d")
+    assert (finding["modules"], finding["operator"]) == (["MODEL.pad"], "reflection_pad2d")
     [line] = found["lines"]
     assert line.startswith("on cuda, ")
 
