@@ -5,7 +5,7 @@
 Converts the configs in tests/data/vissl, and builds data, model, loss and optimizer of each at batch
 size 4 on generated images. Trunks are small: transformers have a width of 16 per head and at most four
 blocks, heads of convolutional networks are measured at 64 pixels, and weights keep the values of their
-memory. Experiments that differ in numbers only are built once. Takes about ten minutes on 2 cores; needs
+memory. Clusterings have two clusters. Experiments that differ in numbers only are built once. Takes about ten minutes on 2 cores; needs
 the extras image, torchvision and timm.
 """
 
@@ -63,14 +63,21 @@ def shrink(experiment: dict[str, Any], folder: Path) -> dict[str, Any]:
     teacher = experiment.get("TASK", {}).get("teacher")
     if teacher is not None and teacher["name"] == "trunk_head":
         _shrink_trunk(teacher["trunk"], probes=False)
-        # No weights fit the small trunk, so none are taken from the file.
-        torch.save({}, folder / "teacher.pt")
-        teacher["weights"] = {"path": str(folder / "teacher.pt"), "reinit": ["*"]}
+        # A file with one tensor is enough, if all others are named as new.
+        head = teacher["head"]
+        name = f"head.layers.{2 * len(head['hidden'])}.bias"
+        torch.save({name: torch.zeros(head["bottleneck"])}, folder / "teacher.pt")
+        others = ["trunk.*", "head.prototypes", "head.layers.*.weight"]
+        others += [f"head.layers.{2 * number}.bias" for number in range(len(head["hidden"]))]
+        teacher["weights"] = {"path": str(folder / "teacher.pt"), "reinit": others}
     elif teacher is not None:
         name = teacher["name"].removeprefix("torchvision.")
         trained = models.get_model(name, weights=None, num_classes=teacher.get("classes", 1000))
         torch.save(trained.state_dict(), folder / "teacher.pt")
         teacher["weights"] = str(folder / "teacher.pt")
+    loss = experiment.get("LOSS", {})
+    if "clusters" in loss:
+        loss["clusters"] = [2] * len(loss["clusters"])
     for section, key in (("RUN", "engine"), ("RUN", "checkpoint"), ("MACHINE", "precision")):
         experiment.get(section, {}).pop(key, None)
     experiment.pop("LAUNCH", None)

@@ -221,7 +221,7 @@ def _convert_vit(source: VisslConfig, draft: Draft, place: str, views: bool) -> 
     masked = f"{own}.MASKED_IMAGE_MODELING"
     if source.get(f"{masked}.NAME"):
         keys = [key for key in source.given if key.startswith(masked)]
-        draft.miss("masked image modelling", *keys)
+        draft.miss("masked image modelling: no trunk here masks or drops patches", *keys)
     section = {"name": "timm.vit_base_patch16_224", "params": params}
     return Trunk(section, "head", layers, "Block", depth=params["depth"])
 
