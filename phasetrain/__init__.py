@@ -8,7 +8,7 @@ describes, both return the result; `phasetrain.load` returns the task of a run w
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from phasetrain.deprecations import find_python_name
+from phasetrain.config.deprecations import find_python_name
 
 if TYPE_CHECKING:
     from phasetrain.commands.api import RunResult, load, run, train

@@ -8,10 +8,10 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from phasetrain.config.compose.merge import leaves
+from phasetrain.config.deprecations import rename_keys, restore_name
 from phasetrain.config.schema import LABELLED, PARTS, WORDS, Schema, part_pattern
 from phasetrain.config.sections import Resume
 from phasetrain.config.sections.keys import join_path
-from phasetrain.deprecations import rename_keys, restore_name
 
 
 # An Enum, since mypy then narrows comparisons by `is`, and null is a value of the config.
