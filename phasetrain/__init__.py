@@ -5,10 +5,7 @@ describes, both return the result; `phasetrain.load` returns the task of a run w
 `phasetrain.log` logs a number from within a step.
 """
 
-import warnings
 from typing import TYPE_CHECKING, Any
-
-from phasetrain.config.deprecations import find_python_name
 
 if TYPE_CHECKING:
     from phasetrain.commands.api import RunResult, load, run, train
@@ -24,11 +21,7 @@ __all__ = ["History", "RunResult", "__version__", "fit", "load", "log", "run", "
 def __getattr__(name: str) -> Any:
     """Import the Python API on first use, because importing torch takes a second."""
     if name not in __all__:
-        entry = find_python_name(name)
-        if entry is not None:
-            warnings.warn(entry.warning, FutureWarning, stacklevel=2)
-            return __getattr__(entry.new.removeprefix("phasetrain."))
-        raise AttributeError(f"module 'phasetrain' has no attribute {name!r}")
+        return _find_renamed(name)
     found: Any
     if name == "log":
         # Called from models, which should not import the commands.
@@ -44,3 +37,20 @@ def __getattr__(name: str) -> Any:
     # A model calls phasetrain.log in each forward pass: this function runs once per name.
     globals()[name] = found
     return found
+
+
+def _find_renamed(name: str) -> Any:
+    """Return a public name under its old name, with a warning.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    import warnings
+
+    from phasetrain.config.deprecations import find_python_name
+
+    entry = find_python_name(name)
+    if entry is None:
+        raise AttributeError(f"module 'phasetrain' has no attribute {name!r}")
+    warnings.warn(entry.warning, FutureWarning, stacklevel=3)
+    return __getattr__(entry.new.removeprefix("phasetrain."))
