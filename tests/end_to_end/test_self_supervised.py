@@ -83,7 +83,10 @@ def test_run_with_a_trained_teacher_resumes_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("LOSS.name=forgetful_moco",), r"killed after step 1: (gradient|loss|state\.loss).* differs"),
+        (
+            ("LOSS.name=forgetful_moco",),
+            r"killed after step 1: (gradient|loss|state\.loss).* differs",
+        ),
         (
             ("TASK.name=forgetful_self_supervised", "TASK.momentum=0.9"),
             r"killed after .*: (gradient|loss|output|state)[^:]* differs",
