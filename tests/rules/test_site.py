@@ -38,9 +38,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def test_every_page_of_the_docs_is_in_the_navigation(site: Path) -> None:
+    files = (path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
+    # MkDocs makes README.md the index of its folder.
     pages = {
-        path.relative_to(ROOT / "docs").with_suffix(".html")
-        for path in (ROOT / "docs").rglob("*.md")
+        path.with_name(path.name.replace("README", "index")).with_suffix(".html") for path in files
     }
     links = set(
         re.findall(
@@ -48,6 +49,12 @@ def test_every_page_of_the_docs_is_in_the_navigation(site: Path) -> None:
         )
     )
     assert {Path(link) for link in links} | {Path("index.html")} == pages
+
+
+def test_named_blocks_have_their_file_name_as_title(site: Path) -> None:
+    page = (site / "tutorials" / "your-data.html").read_text()
+    titles = re.findall(r'<span class="filename">([^<]*)</span>', page)
+    assert titles[:4] == ["write_photos.py", "photos.yaml", "folder.yaml", "cells.py"]
 
 
 def test_pages_load_nothing_from_the_network(site: Path) -> None:
