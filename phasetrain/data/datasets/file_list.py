@@ -95,8 +95,7 @@ class FileList(Dataset[tuple[Tensor, Any]]):
             image = decode_image(self._copy_locally(file), self.mode, self.size)
         except (OSError, ValueError) as error:
             raise PhasetrainError(
-                f"sample {index} ({file}) {error}; repair the file or remove it from the list",
-                code="data.unreadable_sample",
+                f"sample {index} ({file}) {error}", code="data.unreadable_sample"
             ) from error
         if self.targets is None:
             return image, None

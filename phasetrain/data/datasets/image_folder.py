@@ -106,8 +106,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             return decode_image(file, self.mode, self.size)
         except ValueError as error:
             raise PhasetrainError(
-                f"sample {index} ({file}) {error}; repair the file or remove it",
-                code="data.unreadable_sample",
+                f"sample {index} ({file}) {error}", code="data.unreadable_sample"
             ) from error
 
 

@@ -197,9 +197,7 @@ class WebDataset(StreamDataset):
             message = f"sample {index} ({archive}: {sample.key}.{member}) {error}"
             if isinstance(error, MissingValueError):
                 raise MissingValueError(f"{name} = {key!r}: {message}") from error
-            raise PhasetrainError(
-                f"{message}; repair the archive or exclude it", code="data.unreadable_sample"
-            ) from error
+            raise PhasetrainError(message, code="data.unreadable_sample") from error
 
 
 def decode_member(extension: str, content: bytes, mode: Mode, size: int | None = None) -> Any:

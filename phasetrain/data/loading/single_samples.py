@@ -154,8 +154,9 @@ class SingleSamples:
             return Unreadable.from_error(error)
         where = f"DATA.{split.upper()}"
         raise SampleError(
-            f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; fix it, "
-            f"or set {where}.on_bad_sample to substitute or drop",
+            f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; repair it, "
+            f"or go on without such samples: {where}.on_bad_sample=drop "
+            f"RUN.allow={where}.on_bad_sample",
             code="data.unreadable_sample",
         ) from error
 
