@@ -21,9 +21,17 @@ def create_project(path: str) -> list[str]:
         path: folder; it may exist, but none of the files.
 
     Raises:
-        ConfigError: one of the files exists, or the folder cannot be written.
+        ConfigError: the path ends like a file, one of the files exists, or the folder cannot be
+            written.
     """
     folder = Path(path)
+    # Otherwise somebody who wants one file would get a folder with the name of a file.
+    if folder.suffix in (".py", ".yaml", ".yml"):
+        raise ConfigError(
+            f"phasetrain new {path}: expected a folder, in which the files of a project are "
+            f"written; leave out {folder.suffix!r}",
+            code="file.not_a_folder",
+        )
     texts = _fill_templates(folder.resolve().name)
     existing = [name for name in (*texts, SCHEMA_FILE) if (folder / name).exists()]
     if existing:

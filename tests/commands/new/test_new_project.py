@@ -62,8 +62,17 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     assert "x.yaml" in str(caught.value)
     assert [one.name for one in (tmp_path / "x").iterdir()] == ["x.yaml"]
     assert (tmp_path / "x" / "x.yaml").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
     with raises(ConfigError, code="file.not_writable"):
-        create_project(str(tmp_path / "x" / "x.yaml"))
+        create_project(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("name", ["mypart.py", "mine.yaml", "mine.yml"])
+def test_path_of_a_file_is_rejected(tmp_path: Path, name: str) -> None:
+    with raises(ConfigError, code="file.not_a_folder") as caught:
+        create_project(str(tmp_path / name))
+    assert name in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
