@@ -165,13 +165,14 @@ class Meter(RankBuffers, ABC):
         ...         return float(self.total / self.count)
 
     Attributes:
-        better: whether larger or smaller values are better; None: unknown.
+        better: whether larger or smaller values are better, or a mapping from the name of a value
+            to it, for a meter with several; None, or not in the mapping: unknown.
         first: name of the metric that represents a meter with several metrics; empty if there is a
             single metric; None if the metrics depend on parameters or data.
         splits: names of the splits that it measures, in lower case; None: all.
     """
 
-    better: ClassVar[Better | None] = None
+    better: ClassVar[Better | Mapping[str, Better] | None] = None
     first: ClassVar[str | None] = ""
 
     needs_target = True
@@ -216,6 +217,8 @@ class Meter(RankBuffers, ABC):
         """Return which values of a metric are better; `metric` is its name if there are several."""
         if metric in COUNTS:
             return None
+        if isinstance(self.better, Mapping):
+            return self.better.get(metric)
         return self.better
 
     def metric_names(self) -> tuple[str, ...] | None:

@@ -1,7 +1,8 @@
 """Regression errors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +28,12 @@ class Regression(Meter):
             columns is not the number of weights.
     """
 
-    better = "smaller"
+    better: ClassVar[Mapping[str, Better]] = {
+        "mse": "smaller",
+        "rmse": "smaller",
+        "mae": "smaller",
+        "r2": "larger",
+    }
     first = "mse"
 
     seen: Tensor
@@ -56,12 +62,6 @@ class Regression(Meter):
             self.seen[-1] = _merge_sums(self.seen[-1], step)
         else:
             self.append_rows("seen", step[None])
-
-    def direction(self, metric: str = "") -> Better | None:
-        """Return which values are better: larger ones for `r2`, smaller ones for the others."""
-        if metric == "r2":
-            return "larger"
-        return self.better
 
     def compute(self) -> dict[str, float]:
         """Return all errors, NaN without samples."""

@@ -212,7 +212,10 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
             code="monitor.no_default",
         )
     label, kind = next(iter(meters.items()))
-    if kind.better is None or kind.first is None:
+    better = kind.better
+    if isinstance(better, Mapping):
+        better = better.get(kind.first or "")
+    if better is None or kind.first is None:
         raise ConfigError(
             f"the first meter, METERS.{label}, does not declare which of its values are better; "
             f"name a metric, such as {split}/{label}, or -{split}/{label} if smaller is better",
@@ -221,4 +224,4 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
     name = f"{split}/{label}"
     if kind.first:
         name = f"{name}_{kind.first}"
-    return str(Objective(name, Direction(kind.better)))
+    return str(Objective(name, Direction(better)))

@@ -1,8 +1,9 @@
 """What a monitor takes from a phase, and in which direction."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from harness import train
@@ -13,6 +14,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.monitors.monitor import Monitor, first_metric
 from phasetrain.meters import METERS, Meter
+from phasetrain.meters.base import Better, metric_directions
 from phasetrain.runs.direction import Direction, Objective
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
@@ -117,6 +119,19 @@ class Other(Meter):
         return 0.0
 
 
+class Mixed(Other):
+    """Declares a direction for two of its three values."""
+
+    better: ClassVar[Mapping[str, Better]] = {"mae": "smaller", "share": "larger"}
+    first = "mae"
+
+
+def test_values_of_one_meter_have_their_own_directions() -> None:
+    names = ["x_mae", "x_share", "x_samples"]
+    assert metric_directions(names, {"x": Mixed()}) == {"x_mae": "smaller", "x_share": "larger"}
+    assert first_metric("test", {"x": Mixed}) == "-test/x_mae"
+
+
 @pytest.mark.parametrize(
     ("split", "meters", "monitor"),
     [
@@ -151,8 +166,8 @@ def test_every_meter_of_ours_knows_its_direction() -> None:
     assert {name for name, better in known.items() if better == "smaller"} >= {
         "loss",
         "perplexity",
-        "regression",
     }
+    assert METERS.build("regression").direction("mae") == "smaller"
     assert METERS.build("regression").direction("r2") == "larger"
     assert METERS.build("f1", {"classes": 3}).direction("absent") is None
 
