@@ -34,6 +34,7 @@ from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
 from phasetrain.tasks.build.data_builder import build_input_transform
+from phasetrain.tasks.raw_inputs import InputReader
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,10 @@ def load_task(
     with provide_objects(objects), trust_only(setup.trusted_paths):
         task = _build_task(setup, loaded)
         _add_transform(task, setup, loaded.path)
+    split = find_test_split(stored.values["DATA"])
+    if split is not None:
+        facts = read_data_facts(_run_folder(loaded.path), split)
+        task.reader = InputReader(stored.values["DATA"][split], facts)
     return task
 
 

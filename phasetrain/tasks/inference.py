@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
+from phasetrain.tasks.raw_inputs import InputReader
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +27,13 @@ class Predictor:
         transform: transforms of the test split, for raw inputs; None for a task that
             `phasetrain.load` has not made, or of a run without a test split.
         class_names: name of each class, if the dataset has names.
+        reader: reads files as samples of the test split; None like `transform`.
     """
 
     parts: Parts
     transform: InputTransform | None = None
     class_names: tuple[str, ...] = ()
+    reader: InputReader | None = None
 
     def predict(
         self, inputs: Any, *, transform: bool | None = None, batch_size: int | None = None
@@ -42,17 +46,22 @@ class Predictor:
         Args:
             inputs: a batch `(N, ...)` as the model takes it, after the transforms of a test split:
                 a tensor or an array, or a mapping, list or tuple of them; with `transform`, raw
-                samples as the dataset gives them, see `InputTransform`.
+                samples as the dataset gives them, see `InputTransform`. A path of a file or folder,
+                or a list of them: read and transformed as `phasetrain predict` does it.
             transform: apply the transforms of the test split. The default does not, and warns if
                 there are any: outputs for raw inputs would be wrong.
             batch_size: maximum number of samples per forward pass; default: all.
 
         Raises:
-            ConfigError: the model does not take them, `batch_size` is below 1, or there are no
-                transforms to apply.
+            ConfigError: the model does not take them, a file cannot be read, `batch_size` is below
+                1, or there are no transforms to apply.
         """
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size}: expected at least 1")
+        paths = self._find_paths(inputs, transform=transform)
+        if self.reader is not None and paths:
+            inputs = [one.sample for one in self.reader.read(paths)]
+            transform = True
         if transform and self.transform is None:
             raise ConfigError(
                 "transform = True: the transforms are those of a test split, and this task has "
@@ -84,6 +93,18 @@ class Predictor:
         if len(found) == 1:
             return found[0]
         return _concatenate(found)
+
+    def _find_paths(self, inputs: Any, *, transform: bool | None) -> list[str]:
+        """Return the paths of files in `inputs`; empty if they are samples."""
+        if transform is False:
+            return []
+        items = inputs if isinstance(inputs, list | tuple) else [inputs]
+        # A text that is to be transformed is a sample, as the dataset `lines` gives it.
+        is_text_sample = transform is True and not (self.transform and self.transform.scales_bytes)
+        kinds: tuple[type, ...] = (Path,) if is_text_sample else (str, Path)
+        if all(isinstance(one, kinds) for one in items):
+            return [str(one) for one in items]
+        return []
 
     def _predict_slice(self, tensors: Any, part: slice) -> Any:
         model = self.parts.model

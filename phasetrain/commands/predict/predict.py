@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.load import find_test_split, load, read_data_facts
-from phasetrain.commands.predict.raw_inputs import InputReader, RawInput
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
@@ -22,6 +21,7 @@ from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
 from phasetrain.tasks.input_transform import InputTransform
+from phasetrain.tasks.raw_inputs import InputReader, RawInput
 
 MULTI_LABEL = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 """Losses whose classes are independent of each other: a sample may have several."""

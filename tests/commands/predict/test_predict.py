@@ -16,8 +16,8 @@ from phasetrain import load
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.predict.predict import PredictOptions, predict
-from phasetrain.commands.predict.raw_inputs import InputReader, _read_array
 from phasetrain.errors import ConfigError
+from phasetrain.tasks.raw_inputs import InputReader, _read_array
 
 NORMALIZE = "[{name: normalize, mean: [0.5], std: [0.25]}]"
 BYTES = (torch.arange(64).reshape(8, 8) * 4).to(torch.uint8)
@@ -55,6 +55,17 @@ def test_image_gets_the_probabilities_of_a_normalization_by_hand(
     assert (found.file, found.index) == (str(image), 0)
     assert [p for _, p in found.classes] == by_hand.sort(descending=True).values.tolist()
     assert [int(name) for name, _ in found.classes] == by_hand.argsort(descending=True).tolist()
+
+
+def test_task_takes_paths_as_the_command_does(folder: Path, image: Path, by_hand: Tensor) -> None:
+    task = load(folder)
+    for inputs in (image, str(image), [str(image)], image.parent):
+        assert torch.softmax(task.predict(inputs), 1)[0].equal(by_hand)
+    assert task.predict([image, str(image)], transform=True, batch_size=1).shape == (2, 10)
+    with raises(ConfigError, code="predict.unreadable"):
+        task.predict("images/nobody.png")
+    with raises(ConfigError, code="predict.wrong_type"):
+        task.predict(image, transform=False)
 
 
 PLAIN = """
