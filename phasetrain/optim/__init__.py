@@ -7,12 +7,13 @@ from phasetrain.optim.optimizers import OPTIMIZERS, fusable
 from phasetrain.optim.schedules.param_schedules import Schedules
 from phasetrain.optim.schedules.schedules import SCHEDULES
 from phasetrain.optim.update.gradients import GradientSettings
-from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
+from phasetrain.optim.update.nonfinite import CLEAN_DATA, GuardSettings, NonFinite
 from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.scalers import SCALERS
 from phasetrain.optim.update.updater import Updater
 
 __all__ = [
+    "CLEAN_DATA",
     "LAMB",
     "LARS",
     "OPTIMIZERS",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phasetrain.config.registry import Registry
 from phasetrain.distributed.strategies.base import sum_losses
-from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.batch import Batch, StepOutput, list_nonfinite_ids
 from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import Position
 from phasetrain.losses import WeightedSum
@@ -304,8 +304,18 @@ class Task(Passes, TaskState, Predictor):
         found.where = at.where
         # From all ranks: the message of rank 0 must name the sample that only another rank has
         # seen.
-        own = [number for batch in batches for number in batch.ids.tolist()]
-        found.ids = tuple(number for ids in self._world.all_gather(own) for number in ids)
+        own = [
+            (
+                batch.ids.tolist(),
+                list_nonfinite_ids(batch.input, batch.ids),
+                list_nonfinite_ids(batch.target, batch.ids),
+            )
+            for batch in batches
+        ]
+        every = [batch for rank in self._world.all_gather(own) for batch in rank]
+        found.ids = tuple(number for ids, _, _ in every for number in ids)
+        found.bad_inputs = tuple(number for _, ids, _ in every for number in ids)
+        found.bad_targets = tuple(number for _, _, ids in every for number in ids)
         events.on_skip(batches, found)
 
 

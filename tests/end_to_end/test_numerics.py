@@ -43,6 +43,14 @@ class Break(Hook):
             out.loss = out.loss * math.nan
 
 
+class SpoilInput(Hook):
+    """Writes NaN into the second and third sample of each batch."""
+
+    def on_batch(self, run: Any, phase: Any, batch: Any) -> Any:
+        batch.input[1:3] = math.nan
+        return batch
+
+
 def dumps(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "numerics").glob("*"))
 
@@ -132,6 +140,16 @@ class TestStop:
             )
             == []
         )
+
+    def test_error_names_the_samples_whose_input_is_not_finite(self, tmp_path: Path) -> None:
+        with raises(NumericsError, key="OPTIMIZER.on_nonfinite") as caught:
+            train(tmp_path, hooks={"spoil": SpoilInput()})
+        found = read_dump(Storage(), f"{tmp_path}/numerics/u00000001").found
+        assert found.bad_inputs == found.ids[1:3]
+        assert found.bad_targets == ()
+        samples = f"2 of {len(found.ids)} samples: {found.ids[1]}, {found.ids[2]}"
+        assert f"the input has NaN or infinite values in {samples}" in str(caught.value)
+        assert "skip" not in str(caught.value)
 
     def test_same_command_stops_again_and_skip_gets_past(self, tmp_path: Path) -> None:
         hooks = {"break": Break({4, 5})}

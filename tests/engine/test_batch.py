@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from phasetrain.engine.batch import Batch, StepOutput, entry, mapped
+from phasetrain.engine.batch import Batch, StepOutput, entry, list_nonfinite_ids, mapped
 
 
 class Pair(NamedTuple):
@@ -78,3 +78,15 @@ def test_entry_is_selected_by_key_or_index(value: Any, key: Any, found: Any) -> 
 def test_missing_entry_is_rejected(value: Any, key: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         entry(value, key, "METERS.x.output")
+
+
+def test_samples_that_are_not_finite_are_listed() -> None:
+    images = torch.zeros(4, 2, 2)
+    images[1, 0, 1] = torch.nan
+    scores = torch.tensor([0.0, 1.0, 2.0, -torch.inf])
+    per_batch = torch.full((2,), torch.nan)
+    classes = torch.tensor([0, 1, 2, 3])
+    value = {"images": images, "rest": [scores, classes, per_batch, None, "text"]}
+    assert list_nonfinite_ids(value, torch.tensor([9, 8, 7, 6])) == [8, 6]
+    assert list_nonfinite_ids(classes, torch.tensor([9, 8, 7, 6])) == []
+    assert list_nonfinite_ids(images, torch.tensor([], dtype=torch.int64)) == []

@@ -46,7 +46,7 @@ from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
-from phasetrain.optim import NonFinite
+from phasetrain.optim import CLEAN_DATA, NonFinite
 from phasetrain.runtime.machine import Machine, preserve_generators
 from phasetrain.tasks import Parts, Position, Task
 from phasetrain.tasks.inspection import Inspection, inspect
@@ -437,9 +437,14 @@ def _run_step(task: Task, phase: Phase, batches: list[Batch], at: Position) -> N
         # the report without the advice to replay the update, as there is none in the ledger yet
         report = error if events.found is None else events.found
         if not at.stage and not at.updates:
+            advice = (
+                "check these samples, LOSS and MODEL, or skip such updates with "
+                "OPTIMIZER.on_nonfinite=skip"
+            )
+            if events.found is not None and events.found.has_bad_data:
+                advice = CLEAN_DATA
             raise NumericsError(
-                f"{report}, with the initial weights of the run; check these samples, LOSS and "
-                "MODEL, or skip such updates with OPTIMIZER.on_nonfinite=skip"
+                f"{report}, with the initial weights of the run; {advice}"
             ) from error
         # A warning only: by then the weights will have changed.
         log.warning("rehearsal of %s: %s", phase.split, report)

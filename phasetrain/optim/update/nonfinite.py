@@ -23,6 +23,9 @@ MAX_NAMES = 10
 MAX_IDS = 5
 """Sample ids that a message lists."""
 
+CLEAN_DATA = "remove or replace these values in the dataset or by a transform"
+"""Advice where input or target of a sample is not finite."""
+
 FIRST_WARNINGS = 3
 WARN_EVERY = 100
 """Skipped updates that are logged as warnings: the first ones, then every hundredth."""
@@ -69,6 +72,7 @@ class NonFinite:
         updates: number of the update in the run, counted from 1 as in metrics.jsonl; 0 if unknown.
         split, step, where: position of the update, see `phasetrain.tasks.Position`.
         ids: indices of its samples in their dataset.
+        bad_inputs, bad_targets: those of them whose input or target is not finite.
         dump: folder to which a hook has written the step, or empty.
     """
 
@@ -83,6 +87,13 @@ class NonFinite:
     where: float = 0.0
     ids: tuple[int, ...] = ()
     dump: str = ""
+    bad_inputs: tuple[int, ...] = ()
+    bad_targets: tuple[int, ...] = ()
+
+    @property
+    def has_bad_data(self) -> bool:
+        """Whether the data itself is not finite, so that no other setting would help."""
+        return bool(self.bad_inputs or self.bad_targets)
 
     def __str__(self) -> str:
         """Return update, loss, gradients and samples as the beginning of a sentence."""
@@ -92,6 +103,12 @@ class NonFinite:
         samples = ""
         if self.ids:
             samples = f"; samples {join_first(self.ids, MAX_IDS)}"
+        for name, bad in (("input", self.bad_inputs), ("target", self.bad_targets)):
+            if bad:
+                samples += (
+                    f"; the {name} has NaN or infinite values in {len(bad)} of {len(self.ids)} "
+                    f"samples: {join_first(bad, MAX_IDS)}"
+                )
         return f"{update} is not finite (loss {self.loss!r}; {self._describe_gradients()}{samples})"
 
     def _describe_gradients(self) -> str:
@@ -220,19 +237,28 @@ class NonFiniteGuard:
         if found.updates:
             place += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
         if settings.on_nonfinite == "stop" and found.scale is None:
+            advice = (
+                "To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
+                "RUN.allow=OPTIMIZER.on_nonfinite"
+            )
+            if found.has_bad_data:
+                advice = f"To go on, {CLEAN_DATA}"
             return (
                 f"OPTIMIZER.on_nonfinite = 'stop': {found}; the weights are those before the "
-                f"update{place}. To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
-                "RUN.allow=OPTIMIZER.on_nonfinite"
+                f"update{place}. {advice}"
             )
         scale = ""
         if found.scale is not None:
             scale = f", and the gradient scale has fallen to {found.scale:g}"
+        advice = (
+            "Fix the data, lower OPTIMIZER.lr or clip the gradients; with a higher "
+            "OPTIMIZER.skip_budget the run resumes from the last checkpoint"
+        )
+        if found.has_bad_data:
+            advice = f"To go on, {CLEAN_DATA}"
         return (
             f"OPTIMIZER.skip_budget = {settings.skip_budget}: {found.in_row} updates in a row were "
-            f"skipped{scale}; the last one: {found}{place}. Fix the data, lower OPTIMIZER.lr or "
-            "clip the gradients; with a higher OPTIMIZER.skip_budget the run resumes from the last "
-            "checkpoint"
+            f"skipped{scale}; the last one: {found}{place}. {advice}"
         )
 
 

@@ -10,6 +10,7 @@ from raising import raises
 
 from phasetrain.errors import NumericsError
 from phasetrain.optim.update.nonfinite import (
+    CLEAN_DATA,
     GuardSettings,
     NonFinite,
     NonFiniteGuard,
@@ -42,8 +43,27 @@ class TestNonFinite:
     ) -> None:
         assert str(NonFinite(loss, gradients, 1)) == words
 
+    def test_samples_that_are_not_finite_are_named(self) -> None:
+        found = NonFinite(math.nan, (), 1, ids=(5, 1, 7), bad_inputs=(1, 7), bad_targets=(5,))
+        assert str(found).endswith(
+            "; samples 5, 1, 7; the input has NaN or infinite values in 2 of 3 samples: 1, 7; "
+            "the target has NaN or infinite values in 1 of 3 samples: 5)"
+        )
+
 
 class TestGuard:
+    @pytest.mark.parametrize("bad", [(), (4,)])
+    @pytest.mark.parametrize("settings", [GuardSettings(), GuardSettings("skip", skip_budget=0)])
+    def test_advice_is_to_change_the_data_where_it_is_not_finite(
+        self, bad: tuple[int, ...], settings: GuardSettings
+    ) -> None:
+        def tell(found: NonFinite) -> None:
+            found.ids, found.bad_inputs = (3, 4), bad
+
+        with raises(NumericsError) as caught:
+            NonFiniteGuard(settings).skip(math.nan, (), tell)
+        assert str(caught.value).endswith(CLEAN_DATA) == bool(bad)
+
     def test_policy_stop_raises_with_the_report(self) -> None:
         told: list[NonFinite] = []
 
