@@ -66,11 +66,17 @@ class Exported:
         count: number of tensors, or number of bytes for `torch_export` and `onnx`.
         inside: transforms that the file applies to its input.
         outside: transforms of the test split that it does not apply, in order, before those inside.
+        input: type and shape of the input, such as `float32 (N, 3, 32, 32)`; empty for weights.
+        output: the same of the output; empty also if it is not a single tensor.
+        class_names: what the columns of the output stand for; empty if that is not known.
     """
 
     count: int
     inside: Sequence[str] = ()
     outside: Sequence[str] = ()
+    input: str = ""
+    output: str = ""
+    class_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -99,12 +105,14 @@ class BuiltModel:
         example: a batch of inputs.
         inside: transforms that the model applies.
         outside: transforms of the test split that it does not apply.
+        class_names: names of the classes in the data, if it has any.
     """
 
     model: nn.Module
     example: Tensor
     inside: Sequence[str] = ()
     outside: Sequence[str] = ()
+    class_names: Sequence[str] = ()
 
 
 def export(  # noqa: PLR0913 - the keyword arguments are those of the command
@@ -177,7 +185,25 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
     else:
         content = _encode_torch_export(built.model, built.example, facts)
     storage.replace(out, content)
-    return Exported(len(content), built.inside, built.outside)
+    return _describe_file(built, len(content))
+
+
+@torch.no_grad()
+def _describe_file(built: BuiltModel, size: int) -> Exported:
+    """Return what is known of a file of `size` bytes with a model."""
+    made = Exported(size, built.inside, built.outside, _describe_batch(built.example))
+    output = built.model(built.example)
+    if not isinstance(output, Tensor):
+        return made
+    made = replace(made, output=_describe_batch(output))
+    if output.ndim == 2 and output.shape[1] == len(built.class_names):
+        return replace(made, class_names=built.class_names)
+    return made
+
+
+def _describe_batch(batch: Tensor) -> str:
+    sizes = ", ".join(["N", *map(str, batch.shape[1:])])
+    return f"{str(batch.dtype).removeprefix('torch.')} ({sizes})"
 
 
 def choose_format(out: str, form: str | None = None) -> str:
@@ -352,7 +378,8 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
     if inside:
         model = TransformedModel(inside, model).eval()
     at = len(described) - len(inside)
-    return BuiltModel(model, example, described[at:], described[:at])
+    class_names = tuple(map(str, data[name].facts.get("class_names") or ()))
+    return BuiltModel(model, example, described[at:], described[:at], class_names)
 
 
 @torch.no_grad()

@@ -310,6 +310,19 @@ def test_command_prints_the_file_or_the_error(
         assert (printed.err if code else printed.out).startswith(told)
 
 
+def test_command_prints_what_goes_in_and_out(
+    normalized: tuple[Path, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", str(normalized[0]), f"{tmp_path}/a.pt2", "--with-transforms", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["input"], found["output"]) == ("float32 (N, 1, 8, 8)", "float32 (N, 10)")
+    assert found["class_names"] == list("0123456789")
+    assert main(["export", str(normalized[0]), f"{tmp_path}/b.pt2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "input: float32 (N, 1, 8, 8)" in lines[1]
+
+
 def test_the_page_names_all_formats() -> None:
     page = (ROOT / "docs" / "model.md").read_text("utf-8")
     assert [form for form in FORMATS if f"- `{form}`: " not in page] == []

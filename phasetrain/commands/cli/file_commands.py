@@ -196,8 +196,21 @@ def run_export(call: Call) -> Outcome:
         "format": form,
         unit: made.count,
         "transforms": transforms,
+        "input": made.input,
+        "output": made.output,
+        "class_names": list(made.class_names),
     }
     lines = [f"{flags.out}: {made.count:,} {unit} ({form})"]
+    if made.input:
+        given = "as the transforms below give it" if made.outside else "as the dataset gives it"
+        lines.append(
+            f"input: {made.input}, {given}; what the dataset does, such as resizing images and "
+            "scaling them to [0, 1], is not inside"
+        )
+    if made.output:
+        lines.append(f"output: {made.output}")
+    if made.class_names:
+        lines.append(f"classes of the output: {', '.join(made.class_names)}")
     if made.inside:
         lines.append(f"transforms inside: {', '.join(made.inside)}")
     if made.outside:
