@@ -1,7 +1,7 @@
 """Find all mistakes of a run before its first step, and the values of its config without effect."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -63,8 +63,16 @@ def find_problems(setup: Setup) -> list[Problem]:
     return list(dict.fromkeys(survey.found))
 
 
-def check_monitors(setup: Setup, plan: Plan, meters: Mapping[str, Meter]) -> None:
+def check_monitors(
+    setup: Setup, plan: Plan, meters: Mapping[str, Meter], failed: Collection[str] = ()
+) -> None:
     """Reject monitored metrics that no phase measures.
+
+    Args:
+        setup: names the metrics.
+        plan: its phases measure them.
+        meters: meters by label.
+        failed: labels of meters that could not be built; their metrics are not checked.
 
     Raises:
         ConfigError: lists all of these metrics.
@@ -75,9 +83,16 @@ def check_monitors(setup: Setup, plan: Plan, meters: Mapping[str, Meter]) -> Non
             *(
                 partial(one.resolve_in, plan, meters, train_meters=measure)
                 for one in list_monitors(setup)
+                if not _is_measured_by(one, failed)
             )
         )
     )
+
+
+def _is_measured_by(monitor: Monitor, labels: Collection[str]) -> bool:
+    """Return whether the name of the metric begins with one of the labels."""
+    metric = monitor.objective.name
+    return any(metric == label or metric.startswith(f"{label}_") for label in labels)
 
 
 def list_monitors(setup: Setup) -> list[Monitor]:
@@ -277,7 +292,9 @@ class _Survey:
         context = self.builder.context
         meters = self._build_meters(facts)
         if plan is not None:
-            self._try(partial(check_monitors, self.setup, plan, meters))
+            # The meter's own mistake is reported; what it would measure is unknown until then.
+            failed = self.setup.config.METERS.keys() - meters.keys()
+            self._try(partial(check_monitors, self.setup, plan, meters, failed))
         loss = self._try(lambda: build_loss(context, facts))
         model = self._try(lambda: build_model(context, facts))
         if model is not None:

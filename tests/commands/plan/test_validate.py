@@ -128,6 +128,17 @@ def test_mistakes_of_all_kinds_in_one_report() -> None:
     assert len(found) == 6
 
 
+def test_metrics_of_a_meter_with_a_mistake_are_not_called_unmeasured() -> None:
+    best = "CHECKPOINT.best.monitor=test/top_accuracy"
+    stopping = "HOOKS.early_stopping={monitor: test/topping, patience: 2}"
+    mistake = "METERS.top={name: accuracy, topk: 0}"
+    found = find_problems(resolve_overrides([*SMALL, "RUN.dir=x", mistake, best, stopping]))
+    keys = [one.key for one in found]
+    assert "METERS.top" in keys
+    assert "HOOKS.early_stopping.monitor" in keys
+    assert "CHECKPOINT.best.monitor" not in keys
+
+
 def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() -> None:
     setup = resolve_overrides(
         [
