@@ -12,13 +12,10 @@ from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.runs.direction import Direction
+from phasetrain.runs.direction import COUNTS, Direction
 
 Better = Literal["larger", "smaller"]
 """Which of two values of a metric is better."""
-
-COUNTS = frozenset({"absent", "groups", "left_out"})
-"""Names of metrics that count what another metric covers; they are neither better nor worse."""
 
 
 class RankBuffers(nn.Module):

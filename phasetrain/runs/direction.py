@@ -76,6 +76,9 @@ LARGER_IS_BETTER = frozenset(
 )
 """Words in names of metrics whose larger values are better, see `guess_direction`."""
 
+COUNTS = frozenset({"absent", "groups", "left_out"})
+"""Names of metrics that count what another metric covers; they are neither better nor worse."""
+
 VALIDATION = ("valid", "validation", "val", "dev")
 """Names of splits by which a run chooses, before any other test split."""
 
@@ -159,6 +162,9 @@ def guess_direction(metric: str) -> Direction | None:
     for custom meters that declare none. Nothing else may guess: the terminal, lists and reports
     must agree.
     """
+    # The label says nothing about a count: `f1_absent` is the number of absent classes.
+    if metric.endswith(tuple(f"_{count}" for count in COUNTS)):
+        return None
     words = set(metric.replace("/", "_").replace("-", "_").lower().split("_"))
     if words & SMALLER_IS_BETTER:
         return Direction.SMALLER

@@ -50,7 +50,8 @@ def test_sign_decides_before_the_record() -> None:
 @pytest.mark.parametrize(
     ("metric", "direction"),
     [("test/accuracy", "larger"), ("test/loss", "smaller"), ("dev/clean_wer", "smaller"),
-     ("train/loss_kl", "smaller"), ("test/lossless_share", None), ("", None)],
+     ("train/loss_kl", "smaller"), ("test/lossless_share", None), ("test/f1_absent", None),
+     ("", None)],
 )  # fmt: skip
 def test_guess_reads_whole_words(metric: str, direction: str | None) -> None:
     assert guess_direction(metric) == direction

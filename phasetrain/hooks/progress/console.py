@@ -19,7 +19,7 @@ from phasetrain.hooks.progress.phase_lines import PhaseLines
 from phasetrain.hooks.progress.results import COLUMNS, Results
 from phasetrain.meters import Meter
 from phasetrain.meters.base import metric_direction, split_metric
-from phasetrain.runs.direction import guess_direction
+from phasetrain.runs.direction import COUNTS, guess_direction
 from phasetrain.runtime.format import (
     format_bytes,
     format_duration,
@@ -130,6 +130,8 @@ class ConsoleView(Hook):
             self._print_estimate(run)
         if not is_measured and phase.is_train and self._last is not None:
             metrics = {"last loss": float(self._last)}
+        if self.terminal.verbosity != "verbose":
+            metrics = _omit_zero_counts(metrics, run.task.meters)
         self._lines.add(phase, metrics, time.perf_counter() - self._phase_began)
 
     def on_end(self, run: Run) -> None:
@@ -238,6 +240,17 @@ def _omit_long_meters(
     counts = Counter(label for label in owners.values() if label)
     return {
         name: value for name, value in metrics.items() if counts[owners[name]] <= MAX_METER_METRICS
+    }
+
+
+def _omit_zero_counts(
+    metrics: Mapping[str, float], meters: Mapping[str, Meter]
+) -> dict[str, float]:
+    """Return the metrics without counts of 0, such as `f1_absent` if every class occurs."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if value != 0 or split_metric(name, meters)[1] not in COUNTS
     }
 
 

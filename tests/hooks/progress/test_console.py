@@ -103,6 +103,13 @@ def test_values_per_class_are_not_in_the_line_of_a_phase(tmp_path: Path) -> None
     assert "confusion_matrix" in (tmp_path / "metrics.jsonl").read_text()
 
 
+def test_counts_of_zero_are_not_in_the_line_of_a_phase_and_have_no_best(tmp_path: Path) -> None:
+    text = run_and_capture(tmp_path, "METERS={f1: {}}", "PHASES.epochs=1")
+    assert re.search(r"test  ?.*f1_macro \d", text)
+    assert "f1_absent" not in text
+    assert "f1_absent" in (tmp_path / "metrics.jsonl").read_text()
+
+
 def test_progress_without_a_terminal_comes_every_so_many_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
