@@ -63,6 +63,14 @@ class UnknownNameError(Exception):
         self.known = sorted(known)
 
 
+def _write_in_python(where: str, key: str) -> str:
+    # `phasetrain.fit` takes sections as mappings, where a dotted word is a syntax error.
+    section, _, label = where.partition(".")
+    if label.isidentifier():
+        return f' (in Python: {section}={{"{label}": {{"{key}": ...}}}})'
+    return ""
+
+
 class Registry(Mapping[str, Factory[T]], Generic[T]):
     """Names of parts of one kind, and how to build them.
 
@@ -236,7 +244,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         missing = [
             Problem.from_message(
                 f"{where}.{key}: {self.kind} {name!r} needs a value, which the data does not "
-                f"provide; set {where}.{key}=...{_OF_DATASET.get(key, '')}",
+                f"provide; set {where}.{key}=...{_write_in_python(where, key)}"
+                f"{_OF_DATASET.get(key, '')}",
                 MISSING_PARAMETER,
             )
             for key in list_required(factory)

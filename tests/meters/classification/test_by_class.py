@@ -155,8 +155,9 @@ class TestAll:
 
     def test_classes_come_from_the_facts(self, kind):
         name = kind(4).name
-        with raises(ConfigError, code="config.missing_parameter", key="METERS.m.classes"):
+        with raises(ConfigError, code="config.missing_parameter", key="METERS.m.classes") as caught:
             METERS.build(name, where="METERS.m")
+        assert 'METERS={"m": {"classes": ...}}' in str(caught.value)
         assert METERS.build(name, facts={"classes": 4, "class_names": NAMES}).names == NAMES
 
 
