@@ -181,6 +181,8 @@ class TestLoad:
         with raises(ConfigError, key="MODEL"):
             task.predict(torch.zeros(2, 3))
         with raises(ConfigError, code="predict.wrong_type"):
+            task.predict(3.5)
+        with raises(ConfigError, code="predict.unreadable"):
             task.predict("images")
 
 
