@@ -14,6 +14,7 @@ import pytest
 import torch
 from guide_tables import ROOT, check_counterparts, compare_names, read_table, write_files
 
+from phasetrain.data.samplers.phase_sampler import SAMPLERS
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.kills import run_quietly
 
@@ -114,6 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_thread: None)
     for name in ("trainer_order", "masking"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(SAMPLERS, "_own", dict(SAMPLERS._own))
     runpy.run_path("speech.py")
     return tmp_path
 
