@@ -6,6 +6,7 @@ length: `finished` (20 updates) and `stopped` (SIGTERM after update 20 of 400).
 
 import io
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -25,23 +26,8 @@ from phasetrain.runtime.terminal import Terminal
 
 RELEASE = Path(__file__).parents[1] / "data" / "releases" / "0.1"
 TOOL = Path(__file__).parents[2] / "tools" / "release_folder.py"
-SETTINGS = (
-    "MODEL.name=mlp",
-    "MODEL.hidden=[16]",
-    "DATA.TRAIN.dataset=digits",
-    "DATA.TRAIN.subset.samples=320",
-    "DATA.TEST.subset.samples=128",
-    "DATA.TRAIN.batch_size=32",
-    "OPTIMIZER.momentum=0.9",
-    "OPTIMIZER.lr=0.05",
-    "METERS.accuracy={}",
-    "METERS.loss={}",
-    "CHECKPOINT.every_updates=20",
-    "MACHINE.threads=1",
-    "OPTIMIZER.SCHEDULES.lr.name=cosine",
-    "HOOKS.early_stopping.monitor=test/accuracy",
-    "HOOKS.early_stopping.patience=50",
-)
+SETTINGS: tuple[str, ...] = runpy.run_path(str(TOOL))["SETTINGS"]
+"""Overrides with which the folders were made."""
 # Release 0.1 printed this digest when it had resumed `stopped` itself and finished it.
 DIGEST = "9480f98d3349db01d321c8ac63246916853cbe13ff8a184e86fad0d9c1df9605"
 
