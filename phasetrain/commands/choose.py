@@ -78,7 +78,7 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
     if named == "best" and checkpointer.retention.monitor is None:
         raise ConfigError(
             "RUN.checkpoint = 'best': expected CHECKPOINT.best.monitor, the metric by which it is "
-            "the best, such as test/accuracy or -test/loss",
+            "the best, such as valid/accuracy or -valid/loss",
             code="config.no_monitor",
         )
     if named == "best":

@@ -135,24 +135,33 @@ class Difference:
         """Whether no difference was found."""
         return not self.components
 
-    def report(self) -> str:
-        """Return everything as text."""
-        lines = [self.verdict]
-        if self.components and self.components[0] in COMPONENTS:
-            lines.append(self._make_table())
+    def report(self, results: str = "") -> str:
+        """Return everything as text.
+
+        Args:
+            results: text about what the runs have reached. It follows the keys of the config that
+                differ, and the first different update comes last.
+        """
         rows = [(c.path, format_value(c.old), format_value(c.new), c.resume) for c in self.config]
         tables: list[tuple[str, Sequence[str], Rows]] = [
             ("config", ("key", "A", "B", "on a resume"), rows),
             ("environment", ("", "A", "B"), _make_rows(self.environment)),
             ("data", ("split", "A", "B"), _make_rows(self.data)),
         ]
-        lines += [plain_table(title, head, rows) for title, head, rows in tables if rows]
+        settings = [plain_table(title, head, rows) for title, head, rows in tables if rows]
         same = [title for title, _, rows in tables if not rows]
         if same:
-            lines.append(f"equal: {', '.join(same)}")
-        return "\n\n".join([f"A {self.one.path}\nB {self.other.path}", *lines, *self.notes])
+            settings.append(f"equal: {', '.join(same)}")
+        divergence = [self.verdict, *self._make_tables()]
+        parts = [*divergence, *settings]
+        if results:
+            parts = [settings[0], results, *settings[1:], *divergence]
+        return "\n\n".join([f"A {self.one.path}\nB {self.other.path}", *parts, *self.notes])
 
-    def _make_table(self) -> str:
+    def _make_tables(self) -> Iterator[str]:
+        """Yield the table of the first different update, if there is one in the ledgers."""
+        if not self.components or self.components[0] not in COMPONENTS:
+            return
         # Length and metrics, which need no ledger, are no members of COMPONENTS.
         assert self.one.ledger is not None, "components of records need a ledger"
         assert self.other.ledger is not None, "components of records need a ledger"
@@ -167,7 +176,7 @@ class Difference:
             )
             for name in COMPONENTS
         ]
-        return plain_table(f"update {self.updates}", ("", "A", "B", ""), rows)
+        yield plain_table(f"update {self.updates}", ("", "A", "B", ""), rows)
 
 
 def diff(one: str, other: str) -> Difference:

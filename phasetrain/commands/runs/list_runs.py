@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phasetrain.errors import ConfigError
+from phasetrain.runs.direction import VALIDATION, Direction
 from phasetrain.runs.history import History, read_history, read_monitor
 from phasetrain.runs.records import (
     ENVIRONMENT,
@@ -205,7 +206,8 @@ def _summarize_run(folder: Path, monitor: str) -> RunSummary:
 
 
 def compare_runs(one: str, other: str) -> str:
-    """Return as text the states and metrics of two runs, and where they diverge.
+    """Return as text the settings in which two runs differ, their states and metrics, and where
+    they diverge.
 
     Raises:
         ConfigError: one of the folders contains no run, or none that can be compared.
@@ -219,32 +221,54 @@ def compare_runs(one: str, other: str) -> str:
         for path in (one, other)
     ]
     rows: list[tuple[str, ...]] = [
-        ("state", *(summary.state for summary in summaries)),
-        ("updates", *(f"{summary.updates}/{summary.planned or '-'}" for summary in summaries)),
-        ("attempts", *(str(summary.attempt) for summary in summaries)),
         *_compare_metrics(*histories),
+        ("state", *(summary.state for summary in summaries), ""),
+        ("updates", *(f"{summary.updates}/{summary.planned or '-'}" for summary in summaries), ""),
+        ("attempts", *(str(summary.attempt) for summary in summaries), ""),
     ]
-    return "\n\n".join([plain_table("runs", ("", "A", "B"), rows), found.report()])
+    return found.report(plain_table("results", ("", "A", "B", "better"), rows))
 
 
 def _compare_metrics(one: History, other: History) -> list[tuple[str, ...]]:
-    """Return rows with the last and the best value of each metric of two runs."""
+    """Return rows with the last and the best value of each metric of two runs, and the better run:
+    first of the validation split, then of other tests, then of the training."""
     rows: list[tuple[str, ...]] = []
-    for name in dict.fromkeys([*one.last, *other.last]):
+    names = list(dict.fromkeys([*one.last, *other.last]))
+    for name in sorted(names, key=_rank_split):
         # One direction for both: a run of version 0.1 has none, and its guess may be the opposite.
         recorded = one.directions.get(name) or other.directions.get(name)
-        cells = [name]
-        best_cells = [f"  best of {name}"]
-        for history in (one, other):
-            last = history.last.get(name)
-            best = history.best(name, recorded)
-            cells.append("-" if last is None else f"{last:.6g}")
-            best_cell = "-"
-            if best is not None:
-                best_cell = f"{best.value:.6g} at {best.updates}"
-            best_cells.append(best_cell)
-        rows += [tuple(cells), tuple(best_cells)]
+        last = [history.last.get(name) for history in (one, other)]
+        best = [history.best(name, recorded) for history in (one, other)]
+        direction = next((found.direction for found in best if found is not None), None)
+        cells = ["-" if value is None else f"{value:.6g}" for value in last]
+        rows.append((name, *cells, _name_better(direction, last)))
+        if direction is None:
+            continue  # neither larger nor smaller is better, so no value is the best
+        values = [None if found is None else found.value for found in best]
+        cells = [
+            "-" if found is None else f"{found.value:.6g} at {found.updates}" for found in best
+        ]
+        rows.append((f"  best of {name}", *cells, _name_better(direction, values)))
     return rows
+
+
+def _rank_split(metric: str) -> int:
+    split = metric.partition("/")[0]
+    if split in VALIDATION:
+        return 0
+    return 2 if split == "train" else 1
+
+
+def _name_better(direction: Direction | None, values: Sequence[float | None]) -> str:
+    """Return A, B or `equal`; empty if the two values cannot be ranked."""
+    one, other = values
+    if direction is None or one is None or other is None:
+        return ""
+    if one == other:
+        return "equal"
+    if direction.is_better(one, other):
+        return "A"
+    return "B" if direction.is_better(other, one) else ""
 
 
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:

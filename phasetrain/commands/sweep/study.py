@@ -130,7 +130,7 @@ class Trials:
         if not self.monitor:
             raise ConfigError(
                 f"{WHERE}.monitor: there is nothing to compare runs by; name a metric, such as "
-                "test/accuracy, or -test/loss if smaller is better",
+                "valid/accuracy, or -valid/loss if smaller is better",
                 code="sweep.no_monitor",
             )
         self.space = {one.key_or_group: make_distribution(one) for one in words.swept}

@@ -56,7 +56,9 @@ def derive_monitor(draft: ConfigDraft, first_metric: Callable[[], str]) -> None:
     if monitor != "auto" and not (monitor is None and section["load_best"]):
         return
     try:
-        draft.set(path, first_metric(), "the first metric of the validation or first test split")
+        chosen = first_metric()
+        split = chosen.lstrip("-").partition("/")[0]
+        draft.set(path, chosen, f"the first metric of split {split}")
     except ConfigError as error:
         asked = f"{path} = 'auto'" if monitor else "CHECKPOINT.load_best = true"
         draft.reject(path, f"{asked}: {error}", error.code)

@@ -17,7 +17,7 @@ class EarlyStopping(Hook):
     measurement as an uninterrupted one. All stages of a run share them.
 
     Args:
-        monitor: `split/metric`, such as `test/accuracy`, or `-test/loss` with a minus sign if
+        monitor: `split/metric`, such as `valid/accuracy`, or `-valid/loss` with a minus sign if
             smaller is better; `auto` is the first metric of the validation split, else
             of the first test split.
         patience: number of consecutive measurements without improvement.

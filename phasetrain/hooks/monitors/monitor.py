@@ -12,12 +12,19 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
 from phasetrain.meters import Meter
 from phasetrain.meters.base import list_metrics, meters_of, metric_direction, split_metric
-from phasetrain.runs.direction import Direction, Objective, choose_split
+from phasetrain.runs.direction import VALIDATION, Direction, Objective, choose_split
 
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
 """Selects the first metric of the validation split, else of the first test split."""
+
+HOLD_OUT = (
+    "hold out a part of the training data for it: DATA.TRAIN.subset={folds: 10, complement: true}, "
+    "and DATA.VALID with the dataset of DATA.TRAIN and subset: {folds: 10}. The test split should "
+    "not decide: its metrics would look better than they are"
+)
+"""Advice for a run that has no validation split."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,12 @@ class Monitor:
             # single metric, named by the label alone.
             if known is None or name in (known or ("",)):
                 return
+        if objective.split in VALIDATION and objective.split not in of_split:
+            raise ConfigError(
+                f"{self.key} = {self.name!r}: the run has no split DATA.{objective.split.upper()}; "
+                f"{HOLD_OUT}",
+                code="monitor.not_measured",
+            )
         measured = [
             f"{split}/{metric}"
             for split, found in of_split.items()
@@ -204,11 +217,11 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
     Raises:
         ConfigError: there is no split or no meter, or the first meter declares no direction.
     """
-    if not split or not meters:
-        missing = "meter" if split else "test split"
+    if not split:
+        raise ConfigError(f"the run has no validation split; {HOLD_OUT}", code="monitor.no_default")
+    if not meters:
         raise ConfigError(
-            f"the run has no {missing} that could provide it; name a metric, such as "
-            "train/accuracy",
+            "the run has no meter that could provide it; add one, such as METERS.accuracy={}",
             code="monitor.no_default",
         )
     label, kind = next(iter(meters.items()))

@@ -24,7 +24,7 @@ class Plateau(Hook):
     here.
 
     Args:
-        monitor: `split/metric`, such as `test/accuracy`, or `-test/loss` with a minus sign if
+        monitor: `split/metric`, such as `valid/accuracy`, or `-valid/loss` with a minus sign if
             smaller is better; `auto` is the first metric of the validation split, else
             of the first test split.
         factor: factor of one reduction, above 0 and below 1.

@@ -1,5 +1,6 @@
 """Predictions of a model: its confusion matrix, and samples with label and prediction."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ MAX_DRAWN_CLASSES = 40
 MAX_NUMBERED_CLASSES = 20
 """Maximum number of classes of a matrix with numbers in its cells."""
 
+MAX_NAME = 12
+"""Maximum length of the name of a class in a matrix or below an image."""
+
 MAX_CONFUSIONS = 12
 """Number of most frequent confusions that are listed."""
 
@@ -31,8 +35,9 @@ def predictions_section(run: RunReport) -> str:
     parts = []
     for split, found in run.predictions.items():
         try:
-            groups = _draw_groups(found)
-            content = _draw_matrix(found)
+            short = shorten_names(_list_names(found))
+            groups = _draw_groups(found, short)
+            content = _draw_matrix(found, short)
             if groups:
                 content += element("div", groups, cls="groups")
             at = f"after {found.updates:,} updates"
@@ -62,7 +67,7 @@ def read_confusion(found: PredictionsRecord) -> tuple[list[str], Array] | None:
     return names, counts
 
 
-def _draw_matrix(found: PredictionsRecord) -> str:
+def _draw_matrix(found: PredictionsRecord, short: Mapping[str, str]) -> str:
     matrix = read_confusion(found)
     if matrix is None:
         return ""
@@ -72,24 +77,26 @@ def _draw_matrix(found: PredictionsRecord) -> str:
     title = f"Confusion matrix: {right:,.0f} of {total:,.0f} right"
     drawn = ""
     if len(names) <= MAX_DRAWN_CLASSES:
-        drawn = _draw_cells(names, counts)
+        drawn = _draw_cells(names, counts, short)
     meaning = element("span", "rows: label, columns: prediction")
     text = element("figcaption", element("b", escape_text(title)) + " " + meaning)
     return element("figure", text + drawn + _list_confusions(names, counts), cls="confusion")
 
 
-def _draw_cells(names: Sequence[str], counts: Array) -> str:
+def _draw_cells(names: Sequence[str], counts: Array, short: Mapping[str, str]) -> str:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # a class may have no sample
     numbered = len(names) <= MAX_NUMBERED_CLASSES
     rows = [
         element(
             "tr",
             element("th")
-            + "".join(element("th", _shorten_class(name), scope="col") for name in names),
+            + "".join(
+                element("th", escape_text(short[name]), scope="col", title=name) for name in names
+            ),
         )
     ]
     for row, name in enumerate(names):
-        cells = [element("th", _shorten_class(name), scope="row")]
+        cells = [element("th", escape_text(short[name]), scope="row", title=name)]
         for column, other in enumerate(names):
             count = counts[row, column]
             part = float(share[row, column])
@@ -136,19 +143,20 @@ def _list_confusions(names: Sequence[str], counts: Array) -> str:
     return element("details", element("summary", "most frequent confusions") + listed)
 
 
-def _draw_groups(found: PredictionsRecord) -> str:
+def _draw_groups(found: PredictionsRecord, short: Mapping[str, str]) -> str:
     parts = []
     for key, title in GROUPS.items():
         samples = found.samples.get(key)
         if samples:
-            cards = "".join(_draw_sample(one) for one in samples)
+            cards = "".join(_draw_sample(one, short) for one in samples)
             head = element("figcaption", element("b", title))
             parts.append(element("figure", head + element("div", cards, cls="samples")))
     return "".join(parts)
 
 
-def _draw_sample(one: Mapping[str, Any]) -> str:
-    right = one["label"] == one["prediction"]
+def _draw_sample(one: Mapping[str, Any], short: Mapping[str, str]) -> str:
+    name = str(one["label"])
+    other = str(one["prediction"])
     image = str(one.get("image") or "")
     hint = f"sample {one.get('index', '?')}"
     # only data URLs: an address in a damaged file must not be loaded
@@ -156,16 +164,41 @@ def _draw_sample(one: Mapping[str, Any]) -> str:
     if image.startswith(PREFIX):
         picture = f'<img src="{escape_text(image)}" alt="{escape_text(hint)}">'
     sure = parse_number(one.get("confidence"))
-    label = element("span", escape_text(one["label"]), cls="label")
-    predicted = element("b", escape_text(one["prediction"]))
+    label = element("span", escape_text(short[name]), cls="label", title=name)
+    predicted = element("b", escape_text(short[other]))
     if sure == sure:  # not NaN
         predicted += f" {100 * sure:.0f} %"
-    text = label + element("span", "→ " + predicted, cls="prediction")
-    return element("div", picture + text, cls=f"sample {'right' if right else 'wrong'}", title=hint)
+    text = label + element("span", "→ " + predicted, cls="prediction", title=other)
+    cls = "sample right" if name == other else "sample wrong"
+    return element("div", picture + text, cls=cls, title=hint)
 
 
-def _shorten_class(name: str) -> str:
-    # cut before escaping, which would else be cut in the middle of an entity
-    if len(name) > 12:
-        name = f"{name[:11]}…"
-    return escape_text(name)
+def _list_names(found: PredictionsRecord) -> list[str]:
+    """Return the names of all classes, labels and predictions."""
+    shown = [one for samples in found.samples.values() for one in samples]
+    given = [str(one[key]) for one in shown for key in ("label", "prediction")]
+    return list(dict.fromkeys([*found.classes, *given]))
+
+
+def shorten_names(names: Sequence[str]) -> dict[str, str]:
+    """Return name -> text of at most 12 characters.
+
+    Names often begin alike (`northern_flicker`, `northern_shoveler`): the words that all of them
+    begin with are left out, and what is still too long loses its middle.
+    """
+    if all(len(name) <= MAX_NAME for name in names):
+        return {name: name for name in names}
+    words = [re.split(r"(?<=[\W_])(?=[^\W_])", name) for name in names]
+    start = ""
+    # The last word of each name stays.
+    for same in zip(*(each[:-1] for each in words), strict=False):
+        if len(names) == 1 or len(set(same)) > 1:
+            break
+        start += same[0]
+    return {name: _omit_middle(f"…{name[len(start) :]}" if start else name) for name in names}
+
+
+def _omit_middle(name: str) -> str:
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[:5]}…{name[-6:]}"

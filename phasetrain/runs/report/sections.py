@@ -31,6 +31,8 @@ MAX_COMPARED_LENGTH = 100
 FOLDER_KEYS = ("RUN.dir", "RUN.name")
 """Keys that differ between all runs."""
 
+NO_BEST = "no best value: the meter does not say which values are better, nor does the name"
+
 Bar = tuple[str, Mapping[str, float], str]
 """Name as HTML, seconds by part, and a text about their sum."""
 
@@ -192,7 +194,7 @@ def _summarize_curve(curve: Curve, best: Best | None) -> tuple[str, ...]:
     last = element("b", _format_finite(curve.y[-1]))
     at = f"{curve.x[-1]:,.0f}"
     if best is None:
-        return (last, at, "-", "-")
+        return (last, at, element("span", "-", title=NO_BEST), "-")
     return (last, at, element("b", format_metric(best.value), cls="best"), f"{best.updates:,}")
 
 

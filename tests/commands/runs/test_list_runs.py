@@ -191,6 +191,31 @@ def test_compare_shows_first_divergence_and_settings(tmp_path: Path) -> None:
         runs.compare_runs(str(tmp_path / "a"), str(tmp_path))
 
 
+def phase_line(split: str, updates: int, metrics: dict[str, float]) -> dict[str, Any]:
+    return {"kind": "phase", "split": split, "epoch": 0, "updates": updates, "metrics": metrics}
+
+
+def test_compare_begins_with_the_config_and_the_metrics_that_decide(tmp_path: Path) -> None:
+    for name, accuracy in (("a", 0.5), ("b", 0.75)):
+        folder = write(tmp_path / name)
+        lines = [
+            phase_line("train", 5, {"accuracy": 0.9, "penalty": 3.0}),
+            phase_line("test", 5, {"accuracy": 0.5}),
+            phase_line("valid", 5, {"accuracy": accuracy}),
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "config.yaml").write_text(f"OPTIMIZER: {{lr: {accuracy}}}\n")
+    text = runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
+    rows = [line.split() for line in text.splitlines()]
+    first = [row[0] for row in rows if row]
+    order = ["OPTIMIZER.lr", "valid/accuracy", "test/accuracy", "train/accuracy", "state", "Their"]
+    assert [one for one in first if one in order] == order
+    assert ["valid/accuracy", "0.5", "0.75", "B"] in rows
+    assert ["test/accuracy", "0.5", "0.5", "equal"] in rows
+    # Nothing says which values of a penalty are better, so none is the best.
+    assert [row for row in rows if "train/penalty" in row] == [["train/penalty", "3", "3"]]
+
+
 def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / name)

@@ -16,6 +16,7 @@ from phasetrain.hooks.monitors.monitor import Monitor, first_metric
 from phasetrain.meters import METERS, Meter
 from phasetrain.meters.base import Better, metric_directions
 from phasetrain.runs.direction import Direction, Objective
+from phasetrain.testing.build import resolve_overrides
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
 
@@ -203,3 +204,30 @@ def test_train_metric_is_never_suggested_for_a_test_metric(tmp_path: Path) -> No
     with raises(ConfigError, code="monitor.not_measured") as caught:
         train(tmp_path, "DATA.TEST=null", "CHECKPOINT.best.monitor=valid/accuracy")
     assert caught.value.problems[0].suggestion == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["CHECKPOINT.best.monitor=valid/accuracy"],
+        ["HOOKS.early_stopping.monitor=-val/loss"],
+        ["CHECKPOINT.best.monitor=auto", "DATA.TEST=null"],
+    ],
+)
+def test_advice_without_a_validation_split_is_to_hold_one_out(
+    tmp_path: Path, words: list[str]
+) -> None:
+    with raises(ConfigError) as caught:
+        train(tmp_path, *words)
+    assert caught.value.code in ("monitor.not_measured", "monitor.no_default")
+    assert caught.value.problems[0].suggestion == ""
+    assert "DATA.TRAIN.subset={folds: 10, complement: true}" in str(caught.value)
+    assert "test/" not in str(caught.value)
+
+
+def test_advised_words_hold_out_a_tenth_of_the_training_data() -> None:
+    held_out = "DATA.VALID={dataset: digits, split: train, subset: {folds: 10}}"
+    rest = "DATA.TRAIN.subset={folds: 10, complement: true}"
+    setup = resolve_overrides([held_out, rest, "CHECKPOINT.best.monitor=valid/accuracy"])
+    data = setup.builder().data()
+    assert (data["train"].length, data["valid"].length) == (1298, 144)

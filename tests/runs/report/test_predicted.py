@@ -8,7 +8,7 @@ import pytest
 
 from phasetrain.runs.records import PredictionsRecord, RunFiles
 from phasetrain.runs.report.images import make_data_url
-from phasetrain.runs.report.predicted import predictions_section, read_confusion
+from phasetrain.runs.report.predicted import predictions_section, read_confusion, shorten_names
 from phasetrain.runs.report.reading import RunReport
 
 IMAGE = make_data_url(np.zeros((2, 2), np.uint8))
@@ -82,3 +82,32 @@ def test_an_image_that_is_no_data_is_not_loaded(tmp_path: Path) -> None:
 def test_nothing_was_kept(tmp_path: Path) -> None:
     assert section(tmp_path) == ("", [])
     assert read_confusion(PredictionsRecord(0)) is None
+
+
+class TestNames:
+    def test_shared_words_at_the_start_are_left_out(self) -> None:
+        names = ["northern_spotted_owl", "northern_spotted_eagle"]
+        assert list(shorten_names(names).values()) == ["…owl", "…eagle"]
+
+    def test_long_names_lose_their_middle(self) -> None:
+        names = ["ruby-throated hummingbird", "ruby-throated kinglet", "cat"]
+        assert shorten_names(names) == {
+            "ruby-throated hummingbird": "ruby-…ngbird",
+            "ruby-throated kinglet": "ruby-…inglet",
+            "cat": "cat",
+        }
+
+    def test_short_names_stay(self) -> None:
+        assert shorten_names(["class 10", "class 11"])["class 11"] == "class 11"
+        assert shorten_names(["a_single_long_name"]) == {"a_single_long_name": "a_sin…g_name"}
+
+    def test_whole_names_are_in_the_titles(self, tmp_path: Path) -> None:
+        names = ["melanoma in situ", "melanoma in situ <late>"]
+        sample = SAMPLE | {"label": names[0], "prediction": names[1]}
+        text, problems = section(
+            tmp_path, classes=names, confusion=[[3, 1], [0, 4]], mistakes=[sample]
+        )
+        assert problems == []
+        assert '<span class="label" title="melanoma in situ">' in text
+        assert text.count('title="melanoma in situ &lt;late&gt;"') == 3
+        assert "<b>…situ &lt;late&gt;</b>" in text

@@ -74,6 +74,13 @@ def test_a_metric_that_is_not_finite() -> None:
     )
 
 
+def test_a_metric_without_a_direction_has_no_best_value() -> None:
+    run = record(metrics={"penalty": {"train": curve(3.0, 2.0)}})
+    text = metrics_section([run], ["a"])
+    assert "<td><b>2.0000</b></td><td>20</td>" in text
+    assert 'title="no best value: ' in text
+
+
 def test_no_metrics() -> None:
     assert "nothing was measured" in metrics_section([record()], ["a"])
 
