@@ -3,6 +3,7 @@
 from phasetrain.optim import bridges
 from phasetrain.optim.large_batch import LAMB, LARS
 from phasetrain.optim.multi_optimizer import MultiOptimizer
+from phasetrain.optim.muon import Muon
 from phasetrain.optim.optimizers import OPTIMIZERS, fusable
 from phasetrain.optim.schedules.param_schedules import Schedules
 from phasetrain.optim.schedules.schedules import SCHEDULES
@@ -22,6 +23,7 @@ __all__ = [
     "GradientSettings",
     "GuardSettings",
     "MultiOptimizer",
+    "Muon",
     "NonFinite",
     "SamSettings",
     "Schedules",

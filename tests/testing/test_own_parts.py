@@ -70,6 +70,7 @@ OPTIMIZER_WORDS = {
     "NAdam": ["OPTIMIZER.lr=0.01"],
     "lamb": ["OPTIMIZER.lr=0.01"],
     "lars": ["OPTIMIZER.lr=1.0", "OPTIMIZER.weight_decay=1e-4"],
+    "muon": ["OPTIMIZER.lr=0.01", "MODEL={name: mlp, hidden: [16]}"],
 }
 SCALER_WORDS = {
     "auto": ["MACHINE.precision=fp16"],

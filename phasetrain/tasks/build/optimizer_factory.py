@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
 from phasetrain.optim.first_gradients import step_first_gradients
-from phasetrain.optim.groups import SELECTORS, Group, Weight, check_options, group_weights
+from phasetrain.optim.groups import (
+    SELECTORS,
+    ArrangesGroups,
+    Group,
+    Weight,
+    check_options,
+    group_weights,
+)
 from phasetrain.optim.multi_optimizer import MAIN, assign_weights, refuse_closures
 from phasetrain.optim.update.sparse import check_sparse
 from phasetrain.tasks.build.sections import OPTIMIZER_KEYS, parameters_of
@@ -69,7 +76,16 @@ def list_optimizer_specs(
         params = parameters_of(other, OTHER_KEYS)
         schedules = other.get("SCHEDULES") or {}
         found.append(OptimizerSpec(label, where, other["name"], lr, params, groups, schedules))
-    return found
+    return [_arrange_groups(spec) for spec in found]
+
+
+def _arrange_groups(spec: OptimizerSpec) -> OptimizerSpec:
+    """Return the spec with its groups as the optimizer wants them."""
+    factory = OPTIMIZERS.find(spec.name, f"{spec.where}.name")
+    if not isinstance(factory, ArrangesGroups):
+        return spec
+    groups = factory.arrange_groups(spec.groups, spec.lr, spec.params, spec.where)
+    return replace(spec, groups=groups)
 
 
 def make_factory(
