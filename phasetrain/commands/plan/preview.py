@@ -11,6 +11,7 @@ import numpy as np
 
 from phasetrain.commands.build_hooks import build_hooks
 from phasetrain.commands.json_values import to_json_value
+from phasetrain.commands.plan.machine_load import format_expected
 from phasetrain.commands.plan.preflight import describe_findings, trace_first_batch
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
@@ -29,10 +30,10 @@ from phasetrain.runtime.format import (
     format_bytes,
     format_count,
     format_duration,
-    format_estimate,
     format_si,
 )
 from phasetrain.runtime.redaction import Redaction
+from phasetrain.runtime.terminal import KEY_WIDTH
 from phasetrain.tasks import Parts, SplitData
 from phasetrain.tasks.build.data_builder import count_left_out
 from phasetrain.tasks.inspection import (
@@ -48,6 +49,9 @@ log = logging.getLogger(__name__)
 
 ROWS = 40
 """Maximum number of phases to print; of a longer plan, the first and the last ones."""
+
+SETTINGS = 8
+"""Maximum number of values that differ from the defaults to print; `-v` prints all of them."""
 
 LISTED = 1000
 """The same for phases and checkpoints in plan.json, whose size must not grow with the run."""
@@ -186,12 +190,9 @@ def list_changed_values(setup: Setup) -> list[tuple[str, Any, str]]:
 
 def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
     terminal = setup.terminal
+    _show_summary(setup, content)
     for note in _select_notes(setup, content["notes"]):
         terminal.say(note)
-    differs = [(path, format_value(value), layer) for path, value, layer in content["differs"]]
-    terminal.print_table(
-        "values that differ from the defaults", ("key", "value", "set by"), differs
-    )
     for key, value in content["facts"].items():
         terminal.say(f"{key} = {format_value(value)} (from {find_fact_source(key)})")
     _show_data(setup, content)
@@ -208,11 +209,46 @@ def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
         )
         terminal.say(f"stage {stage['index']} ({stage['name']}): {span}; {changes or 'no change'}")
     _show_phases(setup, content)
-    _show_checkpoints(setup, content)
-    for line in content["never"]:
-        terminal.say(f"warning: {line}")
-    _show_nondeterministic(setup, content["nondeterministic"])
     _show_rehearsal(setup, content["rehearsal"])
+    _show_settings(setup, content["differs"])
+
+
+def _show_summary(setup: Setup, content: Mapping[str, Any]) -> None:
+    """Print what the config does not say: length, duration, memory, disk space and warnings."""
+    length = ", ".join(
+        (
+            format_count(content["updates"], "update"),
+            format_count(content["samples"], "sample"),
+            format_count(content["epochs"], "epoch"),
+        )
+    )
+    rehearsal = content["rehearsal"]
+    if rehearsal is not None:
+        time = rehearsal["time"]
+        length += f"; the run will take about {format_expected(time['expected'], time['load'])}"
+    lines = [
+        ("plan", length),
+        ("memory", _describe_memory(content["memory"])),
+        ("disk", _describe_checkpoints(setup, content)),
+        *(("warning", line) for line in content["never"]),
+    ]
+    for word, line in lines:
+        setup.terminal.say(f"{word:<{KEY_WIDTH}} {line}")
+    _show_nondeterministic(setup, content["nondeterministic"])
+
+
+def _show_settings(setup: Setup, differs: Sequence[tuple[str, Any, str]]) -> None:
+    """Print the values of the config that differ from the defaults, if they are few."""
+    if len(differs) > SETTINGS and setup.terminal.verbosity != "verbose":
+        setup.terminal.say(
+            f"{len(differs)} values differ from the defaults (phasetrain plan -v lists them, with "
+            "the file that sets each)"
+        )
+        return
+    rows = [(path, format_value(value), layer) for path, value, layer in differs]
+    setup.terminal.print_table(
+        "values that differ from the defaults", ("key", "value", "set by"), rows
+    )
 
 
 def _select_notes(setup: Setup, notes: Sequence[str]) -> list[str]:
@@ -261,7 +297,6 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
 def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     model = content["model"]
     inspection = content["inspection"]
-    memory = content["memory"]
     rows = [
         _format_module(row)
         for row in shown_modules([ModuleRow(**row) for row in content["modules"]])
@@ -274,10 +309,13 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
         setup.terminal.say(
             "flops per sample with the backward pass: " + format_si(inspection["train_flops"])
         )
+
+
+def _describe_memory(memory: Mapping[str, int | None]) -> str:
     held = ", ".join(
         f"{name} {format_bytes(size)}" for name, size in memory.items() if size and name != "total"
     )
-    setup.terminal.say(f"memory per process about {format_bytes(memory['total'])}: {held}")
+    return f"about {format_bytes(memory['total'] or 0)} per process: {held}"
 
 
 def _format_module(row: ModuleRow) -> tuple[str, ...]:
@@ -318,7 +356,7 @@ def _format_phase(phase: Mapping[str, Any], *, has_stages: bool) -> tuple[str, .
     return (str(phase["index"]), split, *map(str, numbers), rate)
 
 
-def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
+def _describe_checkpoints(setup: Setup, content: Mapping[str, Any]) -> str:
     saves = content["checkpoints"]
     size = f"{saves['bytes_each']:,} bytes each"
     if content["rehearsal"] is None:
@@ -328,7 +366,7 @@ def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
     free = RunFolder(setup.config.RUN.dir).space.free_bytes()
     if free is not None:
         line += f"; {format_bytes(free)} are free"
-    setup.terminal.say(line)
+    return line
 
 
 def _show_nondeterministic(setup: Setup, found: Mapping[str, Any] | None) -> None:
@@ -349,8 +387,7 @@ def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
     names = "; ".join(kind["name"] for kind in rehearsal["kinds"])
     setup.terminal.say(
         f"rehearsed in {format_duration(time['rehearsal'])}: {names}. A save took "
-        f"{format_duration(time['save'])}, a restore {format_duration(time['restore'])}; the run "
-        f"will take about {format_estimate(time['expected'])}"
+        f"{format_duration(time['save'])}, a restore {format_duration(time['restore'])}"
     )
 
 

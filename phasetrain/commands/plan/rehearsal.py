@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from phasetrain.commands.plan.machine_load import measure_load
 from phasetrain.commands.plan.preflight import trace_first_batch
 from phasetrain.commands.plan.resume_proof import (
     NOT_EXACT,
@@ -110,6 +111,7 @@ class Rehearsal:
         inspection: shapes and costs of the model; None if it could not be inspected.
         checkpoint_bytes: size of the checkpoint that was written.
         time: seconds of the rehearsal, of a save, of a restore, and the expected ones of the plan.
+        load: load of the machine at the end, see `measure_load`.
         peak_bytes: peak memory of the process, and of the device if it is not the CPU.
     """
 
@@ -117,6 +119,7 @@ class Rehearsal:
     inspection: Inspection | None
     checkpoint_bytes: int
     time: Mapping[str, float]
+    load: Mapping[str, float]
     peak_bytes: Mapping[str, int]
 
     def plain(self) -> dict[str, Any]:
@@ -127,10 +130,11 @@ class Rehearsal:
         ]
         steps = {one.name: round(one.seconds, 6) for one in self.kinds}
         seconds = {name: round(value, 6) for name, value in self.time.items()}
+        load = {name: round(value, 3) for name, value in self.load.items()}
         return {
             "kinds": rows,
             "checkpoint_bytes": self.checkpoint_bytes,
-            "time": seconds | {"steps": steps, "peak_bytes": dict(self.peak_bytes)},
+            "time": seconds | {"steps": steps, "load": load, "peak_bytes": dict(self.peak_bytes)},
         }
 
 
@@ -342,7 +346,10 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
         "expected": sum_seconds(plan, {one.name: one.seconds for one in rows}),
     }
     spent = {name: setup.world.all_reduce_max(value) for name, value in spent.items()}
-    return Rehearsal(tuple(rows), inspection, trip.size, spent, _peak_bytes(machine))
+    # All ranks of this machine want cores: those of this run are not others.
+    ranks = max(1, setup.place.size // setup.place.nodes)
+    load = measure_load((machine.threads or torch.get_num_threads()) * ranks)
+    return Rehearsal(tuple(rows), inspection, trip.size, spent, load, _peak_bytes(machine))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.engine.phases import TRAIN, PhaseTable, number_rows
 from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import COMPLETED, RunState
-from phasetrain.runtime.format import format_count, format_estimate, join_first
+from phasetrain.runtime.format import format_count, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import IN_SWEEP, Pairs
 from phasetrain.tasks import SplitData
@@ -33,15 +33,13 @@ PARTS = 4
 """Maximum number of parts of a timeline to print."""
 
 
-def first_lines(
-    run_plan: RunPlan, model: torch.nn.Module, *, estimate: float | None = None
-) -> Pairs:
+def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = "") -> Pairs:
     """Return the lines before the first step: run, device, data, model and plan.
 
     Args:
         run_plan: the run, whose folder is open.
         model: the model to train.
-        estimate: expected seconds of the run, if known.
+        estimate: expected duration of the run as text, if known.
     """
     config = run_plan.setup.config
     world = run_plan.setup.world
@@ -64,8 +62,8 @@ def first_lines(
         parameters += f", {trained:,} of them trained"
     length = f"{format_count(plan.epochs, 'epoch')}, {format_count(plan.updates, 'update')}"
     length += f": {format_timeline(plan)}"
-    if estimate is not None:
-        length += f"; about {format_estimate(estimate)}"
+    if estimate:
+        length += f"; about {estimate}"
     run = f"{config.RUN.name} in {folder.path}, attempt {folder.attempt}"
     return [
         ("run", f"{run}; the same command resumes it"),

@@ -13,6 +13,7 @@ from typing import Any
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.commands.build_hooks import build_hooks, merge_hooks
+from phasetrain.commands.plan.machine_load import format_expected
 from phasetrain.commands.plan.preview import describe_plan
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
@@ -319,9 +320,9 @@ class Training:
         rehearsal: Rehearsal | None,
     ) -> None:
         setup = self.setup
-        expected: float | None = None
+        expected = ""
         if rehearsal is not None:
-            expected = rehearsal.time["expected"]
+            expected = format_expected(rehearsal.time["expected"], rehearsal.load)
         setup.terminal.print_pairs(first_lines(run_plan, task.model, estimate=expected))
         for line in (*setup.dropped, *setup.derived):
             log.debug(line)

@@ -148,17 +148,25 @@ def test_plan_is_printed(tmp_path: Path) -> None:
         tmp_path, "PHASES.epochs=1", "RUN.rehearse=false", "CHECKPOINT.every_updates=9"
     )
     text = re.sub(r"; [\d.,]+ [GM]iB are free", "; room is free", text)
+    text = re.sub(r"\n\d+ values differ", "\nMany values differ", text)
     # what only fills in a null is in plan.json
     assert "null -> " not in text
     assert "features.2" not in text  # an activation function
+    # First what the config does not say; what the user has set comes last, if it is short.
+    assert text.startswith("plan    5 updates, 120 samples, 1 epoch\nmemory  about 12,544 bytes")
+    assert (
+        "\ndisk    2 checkpoints of about 8,424 bytes each, the newest 3 are kept; room is free\n"
+        "warning CHECKPOINT.every_updates = 9: the run ends after 5 updates, so it never takes effect\n"
+        in text
+    )
     assert text.endswith(
         "1 epoch, 5 updates, 120 samples\n"
         "phase  split  epoch  steps  samples  updates before  lr at start\n"
         "-----  -----  -----  -----  -------  --------------  -----------\n"
         "0      train      1      5      120               0            0\n"
         "1      test       1      2       64               5\n"
-        "2 checkpoints of about 8,424 bytes each, the newest 3 are kept; room is free\n"
-        "warning: CHECKPOINT.every_updates = 9: the run ends after 5 updates, so it never takes effect\n"
+        "Many values differ from the defaults (phasetrain plan -v lists them, with the file that "
+        "sets each)\n"
         f"written to {tmp_path}/plan.json\n"
     )
 
@@ -201,6 +209,21 @@ def test_the_rehearsal_is_in_the_plan(tmp_path: Path) -> None:
     ]
     assert content["checkpoints"]["bytes_each"] == content["rehearsal"]["checkpoint_bytes"]
     assert re.search(r"rehearsed in .* s: train; test; test, last batch of 3", text)
+    assert content["rehearsal"]["time"]["load"].keys() == {"others", "threads", "cores"}
+    assert "the run will take about" in text.splitlines()[0]
+
+
+def test_verbose_plan_lists_all_values_with_their_source(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    setup = resolve_config(
+        [*SMALL, f"RUN.dir={tmp_path}", "RUN.rehearse=false", "PHASES.epochs=3"],
+        terminal=Terminal(stream, live=False, verbosity="verbose"),
+    )
+    content = preview(setup)
+    text = stream.getvalue()
+    rows = text[text.index("values that differ from the defaults") :].splitlines()[3:-1]
+    assert ["PHASES.epochs", "3", "command", "line"] in [row.split() for row in rows]
+    assert len(rows) == len(content["differs"])
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
