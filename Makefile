@@ -3,7 +3,7 @@
 #   ARGS=...       overrides for `run` (make run ARGS="PHASES.epochs=2"), options of pytest for `test` and `test-slow`
 #   JOBS=...       tests that run at the same time: a number, or `auto` for one per core
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check bench reference docs docs-site screenshots matrix release-check clean
+.PHONY: help run recipes test test-slow check bench reference docs docs-site screenshots matrix release-check clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,6 +22,9 @@ help:  ## list the targets
 
 run: $(VENV)/core  ## train the default experiment: hand-written digits, under a minute on 2 cores
 	@$(BIN)/python tools/run.py $(ARGS)
+
+recipes: $(VENV)/full  ## repeat the recipes that take less than 10 minutes, and compare them with their results
+	$(BIN)/python tools/check_recipes.py --max-minutes 10 $(ARGS)
 
 test: $(VENV)/full  ## run the tests
 	$(PYTEST) $(BY_FILE) $(ARGS)
@@ -45,9 +48,10 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/profiling.py
 
-reference: $(VENV)/core  ## write docs/reference.md and docs/vissl_keys.md, the tables of all keys
+reference: $(VENV)/core  ## write docs/reference.md and docs/vissl_keys.md, the tables of all keys, and those of docs/recipes
 	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
 	$(BIN)/python -m phasetrain.commands.migrate.key_page > docs/vissl_keys.md
+	$(BIN)/python -m phasetrain.commands.recipes.pages docs/recipes
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(PYTEST) $(BY_TEST) -m "" tests/rules/test_docs.py $(ARGS)

@@ -173,13 +173,77 @@ def _run_words(
 
 
 def add_rerun_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the run folder."""
-    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the original run")
+    """Declare the run folder, or the recipe."""
+    parser.add_argument(
+        "run_folder", metavar="RUN_FOLDER", nargs="?", help="folder of the original run"
+    )
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="run a recipe and compare it with its measured results; see `phasetrain recipes list`",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="seed of the recipe (default: 0)"
+    )
+    parser.add_argument(
+        "--first-epoch",
+        action="store_true",
+        help="stop the recipe after its first epoch, and compare the weights there",
+    )
     add_folder_flags(parser)
 
 
+def _rerun_recipe(call: Call) -> Outcome:
+    """Run a recipe and compare it with its measured results."""
+    from phasetrain.commands.engines import run_engine
+    from phasetrain.commands.recipes.facts import find_variant
+    from phasetrain.commands.recipes.requirements import require_packages
+    from phasetrain.commands.recipes.run_recipe import run_variant
+    from phasetrain.commands.recipes.verdict import compare
+    from phasetrain.config.compose.sources import find_config_dir
+    from phasetrain.runtime.terminal import Terminal
+
+    flags = call.flags
+    config_dir = find_config_dir(flags.config_dir)
+    recipe, variant = find_variant(flags.recipe, config_dir)
+    require_packages(recipe)
+    terminal = Terminal()
+    repetition = run_variant(
+        variant,
+        seed=flags.seed,
+        overrides=_recipe_overrides(call),
+        run=lambda words, hooks: run_engine(
+            words, config_dir=config_dir, hooks=hooks, terminal=terminal
+        ),
+        first_epoch=flags.first_epoch,
+    )
+    verdict = compare(variant, repetition)
+    return Outcome(verdict.exit_code, text=verdict.text, content=verdict.content)
+
+
+def _recipe_overrides(call: Call) -> list[str]:
+    """Return the overrides of a repetition of a recipe."""
+    first = call.flags.run_folder
+    if first is None:
+        return call.overrides
+    if "=" not in first:
+        raise ConfigError(
+            f"--recipe {call.flags.recipe} and {first}: repeat either a recipe or a run; remove "
+            "one of the two",
+            code="cli.conflict",
+        )
+    # argparse takes the first override for the folder
+    return [first, *call.overrides]
+
+
 def run_rerun(call: Call) -> Outcome:
-    """Repeat a run in a new folder and compare every bit."""
+    """Repeat a run in a new folder and compare every bit, or a recipe with its results."""
+    if vars(call.flags).get("recipe") is not None:
+        return _rerun_recipe(call)
+    if call.flags.run_folder is None:
+        raise ConfigError(
+            "phasetrain rerun: expected the folder of a run, or --recipe NAME", code="cli.usage"
+        )
     from phasetrain.commands.engines import RanksNeededError, print_log, run_engine
     from phasetrain.commands.local_launch import launch_processes
     from phasetrain.commands.rerun import repeat
@@ -284,12 +348,24 @@ def print_config(call: Call) -> Outcome:
     stored, words = None, call.overrides
     if call.command == "predict":
         call.flags.overrides = [word for word in words if "=" in word]  # without the files
-    if call.command != "train":
+    if vars(call.flags).get("recipe") is not None:
+        words = _last_recipe_words(call)
+    elif call.command != "train":
         stored, words = _use_folder(call, _ENGINES.get(call.command, call.command))
     setup = resolve_config(words, config_dir=call.flags.config_dir, stored=stored)
     config = setup.config.plain()
     text = OmegaConf.to_yaml(OmegaConf.create(config))
     return Outcome(text=text, content={"config": config})
+
+
+def _last_recipe_words(call: Call) -> list[str]:
+    """Return the command line of the last stage of the recipe that a call repeats."""
+    from phasetrain.commands.recipes.facts import find_variant
+    from phasetrain.commands.recipes.run_recipe import last_words
+    from phasetrain.config.compose.sources import find_config_dir
+
+    _, variant = find_variant(call.flags.recipe, find_config_dir(call.flags.config_dir))
+    return last_words(variant, call.flags.seed, _recipe_overrides(call))
 
 
 def _is_main() -> bool:

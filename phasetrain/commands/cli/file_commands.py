@@ -39,6 +39,23 @@ def run_list(call: Call) -> Outcome:
     return Outcome(text=list_runs.format_table(found, folder))
 
 
+def add_recipes_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the folder of configs."""
+    parser.add_argument("--config-dir", metavar="DIR", help="folder with your configs")
+
+
+def run_recipes_list(call: Call) -> Outcome:
+    """List the recipes and their results."""
+    from phasetrain.commands.recipes.facts import read_recipes
+    from phasetrain.commands.recipes.pages import format_list, list_content
+    from phasetrain.config.compose.sources import find_config_dir
+
+    recipes = read_recipes(find_config_dir(call.flags.config_dir))
+    if call.flags.json:
+        return Outcome(content={"recipes": list_content(recipes)})
+    return Outcome(text=format_list(recipes))
+
+
 def add_follow_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the run."""
     parser.add_argument("run", metavar="RUN", help="folder of a run")

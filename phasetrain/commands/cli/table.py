@@ -148,11 +148,18 @@ COMMANDS = (
     ),
     Command(
         "rerun",
-        "RUN_FOLDER [OVERRIDE ...]",
-        "repeat a run in a new folder and check that it is bit-identical",
+        "RUN_FOLDER | --recipe NAME [OVERRIDE ...]",
+        "repeat a run, or a recipe, in a new folder and check that it gives the same",
         engine.run_rerun,
         takes_overrides=True,
         add_arguments=engine.add_rerun_arguments,
+    ),
+    Command(
+        "recipes list",
+        "",
+        "list the recipes: data, metric with its spread over seeds, minutes, status",
+        files.run_recipes_list,
+        add_arguments=files.add_recipes_arguments,
     ),
     Command(
         "certify",

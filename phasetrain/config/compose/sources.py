@@ -34,6 +34,8 @@ from phasetrain.errors import Problem, did_you_mean
 
 PACKAGE = "phasetrain.configs"
 EXPERIMENT = "experiment"
+RECIPES = "recipes"
+"""Folder among the configs that is no group: the facts of recipes."""
 
 _SELECTED = "_selected_"
 """Name of a file that exists in memory only, whose defaults list has the selected option."""
@@ -128,7 +130,7 @@ class ConfigFiles:
     def groups(self) -> list[str]:
         """Return the folders with options, `experiment` first."""
         found = {name for source in self._sources() for name in source.list("", ObjectType.GROUP)}
-        return sorted(found, key=lambda name: (name != EXPERIMENT, name))
+        return sorted(found - {RECIPES}, key=lambda name: (name != EXPERIMENT, name))
 
     def options(self, group: str) -> list[str]:
         """Return the names of a group's options in order; those in sub-folders with their path

@@ -1,0 +1,1 @@
+"""Recipes: experiments on real data whose results can be checked with one command."""
