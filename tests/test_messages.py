@@ -86,7 +86,7 @@ $ OPTIMIZER.SCHEDULES.lr=cosin
 OPTIMIZER.SCHEDULES.lr.name = 'cosin' (command line): no schedule has this name; did you mean 'cosine'? Known: ...; a dotted path works too, and so does a name after torch. or timm.
 
 $ 'DATA.TRAIN.transforms=[random_shft]'
-DATA.TRAIN.transforms[0] = 'random_shft' (command line): no transform has this name; did you mean 'random_shift'? Known: ...; a dotted path works too, and so does a name after torchvision.
+DATA.TRAIN.transforms[0] = 'random_shft' (command line): no transform has this name; did you mean 'random_shift'? Known: ...; a dotted path works too, and so does a name after albumentations. or torchvision.
 
 $ 'DATA.TRAIN.transforms=[{name: random_shift, pixles: 1}]'
 DATA.TRAIN.transforms[0].pixles = 1 (command line): 'random_shift' has no such parameter; did you mean DATA.TRAIN.transforms[0].pixels? It takes: ...
