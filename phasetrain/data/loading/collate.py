@@ -78,7 +78,7 @@ def make_pad(
             others; cross entropy ignores -100.
         mask: key of a mask of real elements, bool `(N, L)`, for the model. A tensor input then
             becomes the mapping `{"input": ..., mask: ...}`; None omits the mask. Targets with
-            `fields` have one as well, of the first of these fields.
+            `fields` have one as well, of the first of these fields, under a name that is free.
         fields: names in mappings of inputs and targets that are padded, such as `[boxes, labels]`;
             all others are stacked. None pads every tensor of the inputs.
         lists: names in mappings that become lists, with an entry per sample.
@@ -175,6 +175,11 @@ class PadCollate:
             else:
                 padding = by_name.get(key, default)
                 found[key], masks[key] = self._pad_tensors(values, f"{what} {key!r}", padding)
+        if self.fields is not None and masks and self.mask in samples[0]:
+            raise ValueError(
+                f"mask = {self.mask!r}: the {what} have a field of that name; set another name for "
+                "the mask of real elements, such as real, or null"
+            )
         if self.mask is not None and self.mask not in samples[0] and masks:
             ordered = [name for name in self.fields or masks if name in masks]
             found[self.mask] = masks[ordered[0]]
