@@ -197,7 +197,7 @@ def test_field_of_unequal_length_is_rejected_with_the_key_that_helps() -> None:
     ("params", "match"),
     [
         ({"fields": ["box"]}, "no field 'box'.*boxes"),
-        ({"fields": ["boxes"], "lists": ["labels"], "mask": "labels"}, "mask = 'labels'"),
+        ({"fields": ["boxes"], "lists": ["labels", "name"], "mask": "labels"}, "mask = 'labels'"),
         ({"fields": ["boxes"], "lists": ["labels", "boxes"]}, "boxes is in both"),
     ],
 )
