@@ -77,7 +77,7 @@ $ 'HOOKS.consol={}'
 HOOKS.consol = 'consol' (command line): no hook has this name; did you mean 'console'? Known: ...; a dotted path works too.
 
 $ OPTIMIZER.name=sdg
-OPTIMIZER.name = 'sdg' (command line): no optimizer has this name; did you mean 'sgd'? Known: ...; a dotted path works too, and so does a name after timm.
+OPTIMIZER.name = 'sdg' (command line): no optimizer has this name; did you mean 'sgd'? Known: ...; a dotted path works too, and so does a name after timm. or bitsandbytes. or pytorch_optimizer. or schedulefree.
 
 $ DATA.TRAIN.sampler=shufled
 DATA.TRAIN.sampler = 'shufled' (command line): no sampler has this name; did you mean 'shuffled'? Known: ...; a dotted path works too.

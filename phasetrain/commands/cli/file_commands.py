@@ -4,10 +4,11 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import TRUST, Call
+from phasetrain.config.sections.model import WhichWeights
 from phasetrain.errors import ConfigError
 
 DEFAULT_FOLDER = "runs"
@@ -167,7 +168,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--which",
         default="model",
-        choices=["model", "ema", "swa"],
+        choices=get_args(WhichWeights),
         help="trained weights (default: model), or an average of them",
     )
     parser.add_argument(
@@ -242,7 +243,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
     )
     parser.add_argument(
-        "--weights", default="model", choices=["model", "ema", "swa"], help="default: model"
+        "--weights", default="model", choices=get_args(WhichWeights), help="default: model"
     )
     parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per sample")
