@@ -1,7 +1,8 @@
 """PyTorch training that survives being killed: a run is a function of its config and its seed.
 
 `phasetrain.fit` trains a model of Python on datasets of Python, `phasetrain.run` runs what a config
-describes, both return the result; `phasetrain.load` returns the task of a run with its weights, and
+describes, both return the result; `phasetrain.load` returns the task of a run with its weights,
+`phasetrain.pack` writes its model to one file, which `phasetrain.load_pack` loads, and
 `phasetrain.log` logs a number from within a step.
 """
 
@@ -10,12 +11,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phasetrain.commands.api import RunResult, load, run, train
     from phasetrain.commands.fit import fit
+    from phasetrain.commands.pack.load_pack import PackedModel, load_pack
+    from phasetrain.commands.pack.pack import pack
     from phasetrain.engine.step_logs import log
     from phasetrain.runs.history import History
 
 __version__ = "0.1.0"
 
-__all__ = ["History", "RunResult", "__version__", "fit", "load", "log", "run", "train"]
+__all__ = [
+    "History",
+    "PackedModel",
+    "RunResult",
+    "__version__",
+    "fit",
+    "load",
+    "load_pack",
+    "log",
+    "pack",
+    "run",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +43,10 @@ def __getattr__(name: str) -> Any:
         from phasetrain.engine import step_logs
 
         found = step_logs.log
+    elif name in ("PackedModel", "load_pack", "pack"):
+        from phasetrain.commands.pack import load_pack, pack
+
+        found = {**vars(load_pack), **vars(pack)}[name]
     else:
         from phasetrain.commands import api
         from phasetrain.commands.fit import fit

@@ -164,7 +164,7 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
             f"{out!r} exists; name a file or folder that does not", code="file.exists"
         )
     make_parent(out, storage)
-    _remove_partial(out, storage)
+    remove_partial(out, storage)
     weights = read_weights(WeightSource(path, **source, where="export"), trust=trust)
     if form == "safetensors":
         storage.replace(out, _encode_safetensors(weights))
@@ -248,7 +248,7 @@ def choose_format(out: str, form: str | None = None) -> str:
     return form
 
 
-def _remove_partial(out: str, storage: Storage) -> None:
+def remove_partial(out: str, storage: Storage) -> None:
     """Remove what exports to the same place have left that were killed while they wrote."""
     if not storage.keeps_files:
         return
@@ -260,7 +260,7 @@ def _remove_partial(out: str, storage: Storage) -> None:
 
 def _encode_safetensors(weights: Weights) -> bytes:
     facts = {**weights.facts, "transforms": json.dumps(weights.transforms)}
-    return save(_without_tied(weights.tensors), facts)
+    return save(without_tied(weights.tensors), facts)
 
 
 def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
@@ -512,7 +512,7 @@ def _select_tensors(source: WeightSource, tensors: Mapping[str, Tensor]) -> dict
     }
 
 
-def _without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors without those that share memory with an earlier one, as safetensors
     requires; the model ties them again when it loads."""
     found: dict[str, Tensor] = {}

@@ -24,7 +24,6 @@ from phasetrain.config.objects import (
     provide_objects,
 )
 from phasetrain.config.schema import is_split
-from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
@@ -50,7 +49,7 @@ def load(
     folder: str | Path,
     checkpoint: str = "latest",
     *,
-    weights: WhichWeights = "model",
+    weights: Literal["model", "ema", "swa"] = "model",
     device: str = "auto",
     changes: Sequence[str] = (),
     trust: bool = False,
@@ -67,8 +66,7 @@ def load(
     Args:
         folder: folder of a run, or of one checkpoint.
         checkpoint: `latest`, `best` (by CHECKPOINT.best.monitor of the run), or its name.
-        weights: the trained weights, or an average of them (MODEL.ema, MODEL.swa,
-            MODEL.schedule_free).
+        weights: the trained weights, or an average of them (MODEL.ema, MODEL.swa).
         device: see MACHINE.device.
         changes: overrides of the config, such as `DATA.TEST.transforms=[...]`.
         trust: run the modules of RUN.imports and the dotted paths that the config of the folder
@@ -85,18 +83,32 @@ def load(
     path = str(folder).rstrip("/")
     loaded = load_checkpoint(path, checkpoint)
     task = load_task(loaded, path, device=device, changes=changes, trust=trust, model=model)
+    use_weights(task, weights, loaded.path)
+    return task
+
+
+def use_weights(task: Task, weights: Literal["model", "ema", "swa"], path: str) -> None:
+    """Let a task predict with its trained weights, or with an average of them, in test mode.
+
+    Args:
+        task: from `load_task`.
+        weights: see `load`.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        ConfigError: there is no such average.
+    """
     parts = task.parts
     if weights != "model":
         if weights not in parts.averages:
             raise ConfigError(
-                f"weights = {weights!r}: {loaded.path} has no MODEL.{weights}; expected 'model'",
+                f"weights = {weights!r}: {path} has no MODEL.{weights}; expected 'model'",
                 code="checkpoint.no_average",
             )
         task.parts = replace(parts, model=parts.averages[weights].module)
         task.model = task.parts.model
     task.model.eval()
     task.loss.eval()
-    return task
 
 
 def load_task(

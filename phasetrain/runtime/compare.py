@@ -54,6 +54,8 @@ def _comparison_key(value: Any) -> Any:
     if isinstance(value, Tensor):
         # As bytes, since NaN != NaN and 0.0 == -0.0; an empty tensor cannot be viewed as bytes.
         flat = value.detach().cpu().contiguous().view(-1)
+        if flat.stride() != (1,):  # a single element counts as contiguous with any stride
+            flat = flat.clone(memory_format=torch.contiguous_format)
         content = flat.view(torch.uint8).numpy().data if flat.numel() else b""
         return str(value.dtype), tuple(value.shape), blake2b(content, digest_size=16).digest()
     if isinstance(value, np.ndarray):

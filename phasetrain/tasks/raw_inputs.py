@@ -1,7 +1,10 @@
-"""Reads files as samples of the dataset that a run was trained on: images, tensors and text."""
+"""Reads files as samples of the dataset that a run was trained on: images, tensors, tables and
+text."""
 
+import csv
 import io
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,14 @@ from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 ARRAYS = (".npy", ".pt")
 """Extensions of files with tensors."""
 
+TABLES = (".csv",)
+"""Extensions of files with a row of numbers per sample."""
+
 TEXTS = (".txt", ".text")
 """Extensions of files with text."""
+
+STDIN = "-"
+"""Stands for the lines of standard input."""
 
 OF_BYTES = ("text", "alice")
 """Datasets whose samples are blocks of byte tokens."""
@@ -46,10 +55,12 @@ class InputReader:
     Attributes:
         section: config of the split whose dataset is imitated.
         facts: recorded facts about its data: `channels`, `input_shape`, `context`.
+        takes_numbers: whether a sample is known to be an array; otherwise `input_shape` tells.
     """
 
     section: Mapping[str, Any]
     facts: Mapping[str, Any]
+    takes_numbers: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -57,27 +68,60 @@ class InputReader:
         return self.section.get("dataset") in OF_BYTES
 
     def read(self, paths: Sequence[str]) -> list[RawInput]:
-        """Return the samples in files; a folder means the images in it.
+        """Return the samples in files, see `iterate`."""
+        return list(self.iterate(paths))
+
+    def iterate(self, paths: Sequence[str]) -> Iterator[RawInput]:
+        """Yield the samples in files, each file read when it is its turn.
+
+        Args:
+            paths: files; a folder means the images and tensors in it, `-` the lines of standard
+                input, each a sample: a text, or numbers with commas between them.
 
         Raises:
             ConfigError: a file does not exist, is of no known kind, or cannot be read.
         """
-        found = []
-        for path in paths:
-            for file in _list_files(path):
+        files = [file for path in paths for file in _list_files(path)]
+        for file in files:
+            _check_exists(file)  # of all files, before minutes are spent on the first ones
+        for file in files:
+            if file == STDIN:
+                samples = self.read_lines(sys.stdin.read().splitlines())
+            else:
                 samples = self._read_file(file)
-                found += [RawInput(file, index, one) for index, one in enumerate(samples)]
-        return found
+            for index, sample in enumerate(samples):
+                yield RawInput(file, index, sample)
+
+    def read_lines(self, lines: Sequence[str], name: str = STDIN) -> Sequence[Any]:
+        """Return a sample per line of text.
+
+        Args:
+            lines: without their ends; empty ones are left out.
+            name: where they come from, for messages.
+
+        Raises:
+            ConfigError: the dataset has no text and no rows of numbers.
+        """
+        kept = [line for line in lines if line]
+        if self.is_text:
+            return [self._read_bytes(line.encode(errors="surrogateescape")) for line in kept]
+        if "channels" in self.facts:
+            raise ConfigError(
+                f"{name}: samples of the dataset {self.section.get('dataset')!r} are images, and "
+                "these are lines of text; expected files",
+                code="predict.unknown_kind",
+            )
+        if self.takes_numbers or isinstance(self.facts.get("input_shape"), list):
+            try:
+                return _parse_rows(kept)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{name}: cannot be read: {error}", code="predict.unreadable"
+                ) from error
+        return kept
 
     def _read_file(self, file: str) -> Sequence[Any]:
         suffix = Path(file).suffix.lower()
-        if Path(file).is_dir():
-            raise ConfigError(
-                f"{file}: this is a folder; expected files", code="predict.unreadable"
-            )
-        if not Path(file).exists():
-            near = did_you_mean(Path(file).name, sorted(_list_siblings(file))) or "."
-            raise ConfigError(f"{file}: there is no such file{near}", code="predict.unreadable")
         try:
             if suffix in EXTENSIONS and not self.is_text:
                 return [self._read_image(file)]
@@ -85,6 +129,8 @@ class InputReader:
                 return self._split_array(_read_array(file))
             if self.is_text:
                 return [self._read_bytes(Path(file).read_bytes())]
+            if suffix in TABLES and "channels" not in self.facts:
+                return _parse_rows(Path(file).read_text().splitlines())
             if suffix in TEXTS and "channels" not in self.facts:
                 return Path(file).read_text().splitlines()
         except (OSError, ValueError, RuntimeError, EOFError) as error:
@@ -93,7 +139,7 @@ class InputReader:
             raise ConfigError(
                 f"{file}: cannot be read: {error}", code="predict.unreadable"
             ) from error
-        known = ", ".join((*EXTENSIONS, *ARRAYS, *TEXTS))
+        known = ", ".join((*EXTENSIONS, *ARRAYS, *TABLES, *TEXTS))
         raise ConfigError(
             f"{file}: no file for the dataset {self.section.get('dataset')!r} of the run; expected "
             f"one of {known}",
@@ -135,8 +181,40 @@ class InputReader:
         return list(values)
 
 
+def _parse_rows(lines: Iterable[str]) -> list[Tensor]:
+    """Return the rows of a table as float32 tensors; a first row that is no numbers is the head.
+
+    Raises:
+        ValueError: a value is no number, or rows differ in length; names the line.
+    """
+    found: list[Tensor] = []
+    for number, row in enumerate(csv.reader(lines), 1):
+        if not row:
+            continue
+        try:
+            values = [float(cell) for cell in row]
+        except ValueError:
+            if number == 1:
+                continue
+            raise ValueError(f"line {number} has a value that is no number") from None
+        if found and len(values) != len(found[0]):
+            raise ValueError(f"line {number} has {len(values)} values, others {len(found[0])}")
+        found.append(torch.tensor(values))
+    return found
+
+
+def _check_exists(file: str) -> None:
+    if file == STDIN:
+        return
+    if Path(file).is_dir():
+        raise ConfigError(f"{file}: this is a folder; expected files", code="predict.unreadable")
+    if not Path(file).exists():
+        near = did_you_mean(Path(file).name, sorted(_list_siblings(file))) or "."
+        raise ConfigError(f"{file}: there is no such file{near}", code="predict.unreadable")
+
+
 def _list_files(path: str) -> list[str]:
-    if not Path(path).is_dir():
+    if path == STDIN or not Path(path).is_dir():
         return [path]
     found = sorted(
         str(one) for one in Path(path).rglob("*") if one.suffix.lower() in (*EXTENSIONS, *ARRAYS)

@@ -19,6 +19,7 @@ import torch
 
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
+from phasetrain.commands.pack.load_pack import load_pack
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.list_runs import compare_runs, list_runs
 from phasetrain.runs.history import read_history
@@ -112,6 +113,16 @@ def test_report_is_written(runs: Path, name: str) -> None:
     page.unlink(missing_ok=True)
     assert main(["report", str(runs / name)]) == 0
     assert "test/accuracy" in page.read_text("utf-8")
+
+
+def test_packed_model_of_format_1_predicts() -> None:
+    packed = load_pack(RELEASE.parent / "pack-1.zip")
+    expected = [0.0271, 0.1774, 0.0202, -0.0162, 0.3768, -0.0599, 0.2537, -0.1341, -0.0187, 0.1390]
+    inputs = torch.arange(64.0).view(1, 1, 8, 8) / 64
+    assert packed.predict(inputs)[0].tolist() == pytest.approx(expected, abs=1e-4)
+    assert packed.classes == tuple("0123456789")
+    if packed.card["versions"]["torch"] == torch.__version__:
+        assert packed.verification.difference < 1e-6
 
 
 @pytest.mark.slow

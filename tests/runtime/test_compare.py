@@ -18,6 +18,7 @@ NAN = float("nan")
     [
         (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0])),
         (torch.arange(6).view(2, 3).t(), torch.arange(6).view(2, 3).t().contiguous()),
+        (torch.arange(6).view(2, 3)[:1, 2], torch.tensor([2])),
         (torch.zeros(0), torch.zeros(0)),
         (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
         ({"a": (NAN, None, "x")}, OrderedDict(a=(NAN, None, "x"))),

@@ -4,12 +4,10 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from phasetrain.commands.cli.output import Outcome
-from phasetrain.commands.cli.parsing import TRUST, Call
-from phasetrain.config.sections.model import WhichWeights
-from phasetrain.errors import ConfigError
+from phasetrain.commands.cli.parsing import Call
 
 DEFAULT_FOLDER = "runs"
 """Folder that `runs list` searches if none is named."""
@@ -148,141 +146,6 @@ def run_report(call: Call) -> Outcome:
     if call.flags.png is not None:
         files += map(str, write_png([read_run(folder) for folder in folders], call.flags.png))
     return Outcome(text="\n".join(files), content={"files": files})
-
-
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare checkpoint, file and format."""
-    parser.add_argument("path", metavar="RUN", help="a run folder, or one of its checkpoints")
-    parser.add_argument("out", metavar="OUT", help="file or folder to write; it must not exist")
-    parser.add_argument(
-        "--format",
-        help="safetensors, torch_export, onnx or huggingface (default: by the suffix of OUT, which "
-        "is .safetensors or none, .pt2, or .onnx)",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        default="latest",
-        choices=["latest", "best"],
-        help="checkpoint of a run folder (default: latest)",
-    )
-    parser.add_argument(
-        "--which",
-        default="model",
-        choices=get_args(WhichWeights),
-        help="trained weights (default: model), or an average of them",
-    )
-    parser.add_argument(
-        "--include", action="append", default=[], metavar="PATTERN", help="tensors to write"
-    )
-    parser.add_argument(
-        "--exclude", action="append", default=[], metavar="PATTERN", help="tensors to omit"
-    )
-    parser.add_argument(
-        "--with-transforms",
-        action="store_true",
-        help="let a model of torch_export or onnx take inputs before the transforms of the test",
-    )
-    parser.add_argument("--trust", action="store_true", help=TRUST)
-
-
-def run_export(call: Call) -> Outcome:
-    """Write weights or a model from a checkpoint to a file."""
-    from phasetrain.commands.export import choose_format, export
-
-    flags = call.flags
-    form = choose_format(flags.out, flags.format)
-    source = {
-        "checkpoint": flags.checkpoint,
-        "which": flags.which,
-        "include": tuple(flags.include),
-        "exclude": tuple(flags.exclude),
-    }
-    made = export(
-        flags.path,
-        flags.out,
-        form,
-        source=source,
-        overrides=call.overrides,
-        config_dir=flags.config_dir,
-        with_transforms=flags.with_transforms,
-        trust=flags.trust,
-    )
-    unit = "tensors" if form in ("safetensors", "huggingface") else "bytes"
-    transforms = {"inside": list(made.inside), "outside": list(made.outside)}
-    content = {
-        "out": flags.out,
-        "format": form,
-        unit: made.count,
-        "transforms": transforms,
-        "input": made.input,
-        "output": made.output,
-        "class_names": list(made.class_names),
-    }
-    lines = [f"{flags.out}: {made.count:,} {unit} ({form})"]
-    if made.input:
-        given = "as the transforms below give it" if made.outside else "as the dataset gives it"
-        lines.append(
-            f"input: {made.input}, {given}; what the dataset does, such as resizing images and "
-            "scaling them to [0, 1], is not inside"
-        )
-    if made.output:
-        lines.append(f"output: {made.output}")
-    if made.class_names:
-        lines.append(f"classes of the output: {', '.join(made.class_names)}")
-    if made.inside:
-        lines.append(f"transforms inside: {', '.join(made.inside)}")
-    if made.outside:
-        lines.append(f"transforms to apply to its inputs first: {', '.join(made.outside)}")
-    return Outcome(text="\n".join(lines), content=content)
-
-
-def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare run, files and the form of the predictions."""
-    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="a run, or one of its checkpoints")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
-    )
-    parser.add_argument(
-        "--weights", default="model", choices=get_args(WhichWeights), help="default: model"
-    )
-    parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per sample")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once")
-    parser.add_argument("--out", metavar="FILE", help="FILE.json or FILE.csv instead of a table")
-    parser.add_argument("--trust", action="store_true", help=TRUST)
-
-
-def run_predict(call: Call) -> Outcome:
-    """Predict for files with the model of a run."""
-    from phasetrain.commands.predict.predict import (
-        PredictOptions,
-        format_rows,
-        predict,
-        write_predictions,
-    )
-    from phasetrain.runtime.terminal import Terminal
-
-    flags = call.flags
-    # A file may have "=" in its name.
-    files = [word for word in call.overrides if "=" not in word or Path(word).exists()]
-    changes = [word for word in call.overrides if word not in files]
-    if not files:
-        raise ConfigError(
-            f"predict {flags.run_folder}: expected at least one file", code="cli.usage"
-        )
-    options = PredictOptions(
-        flags.checkpoint, flags.weights, flags.device, flags.top, flags.batch_size, flags.trust
-    )
-    found = predict(flags.run_folder, files, changes, options)
-    text = ""
-    if flags.out is not None:
-        write_predictions(found, flags.out)
-        text = f"{flags.out}: {len(found)} predictions"
-    elif not flags.json:
-        head, rows = format_rows(found)
-        Terminal().print_table(f"predictions of {flags.run_folder}", head, rows)
-    content = {"folder": flags.run_folder, "predictions": [one.to_json() for one in found]}
-    return Outcome(text=text, content=content)
 
 
 def add_consolidate_arguments(parser: argparse.ArgumentParser) -> None:

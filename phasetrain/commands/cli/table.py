@@ -7,6 +7,7 @@ import sys
 from phasetrain.commands.cli import editor_commands as editor
 from phasetrain.commands.cli import engine_commands as engine
 from phasetrain.commands.cli import file_commands as files
+from phasetrain.commands.cli import model_commands as models
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import Call, Command
 
@@ -103,11 +104,11 @@ COMMANDS = (
     ),
     Command(
         "predict",
-        "RUN_FOLDER FILE... [OVERRIDE ...]",
-        "predict for images, tensors or text with the model of a run",
-        files.run_predict,
+        "RUN_FOLDER|MODEL.zip FILE... [OVERRIDE ...]",
+        "predict for images, arrays, tables or text with the model of a run, or a packed one",
+        models.run_predict,
         takes_overrides=True,
-        add_arguments=files.add_predict_arguments,
+        add_arguments=models.add_predict_arguments,
     ),
     Command(
         "extract",
@@ -208,9 +209,16 @@ COMMANDS = (
         "export",
         "RUN OUT [OVERRIDE ...]",
         "write weights or a model from a checkpoint: safetensors, Hugging Face, torch.export, ONNX",
-        files.run_export,
+        models.run_export,
         takes_overrides=True,
-        add_arguments=files.add_export_arguments,
+        add_arguments=models.add_export_arguments,
+    ),
+    Command(
+        "pack",
+        "RUN MODEL.zip",
+        "write a model with transforms, class names, an example and a card to one file",
+        models.run_pack,
+        add_arguments=models.add_pack_arguments,
     ),
     Command(
         "probe",

@@ -3,9 +3,10 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby, islice
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.load import find_test_split, load, read_data_facts
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
-from phasetrain.config.sections.model import WhichWeights
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
@@ -21,6 +21,7 @@ from phasetrain.meters.classification.accuracy import Accuracy
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
+from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.raw_inputs import InputReader, RawInput
 
@@ -46,7 +47,7 @@ class PredictOptions:
     """
 
     checkpoint: str = "latest"
-    weights: WhichWeights = "model"
+    weights: Literal["model", "ema", "swa"] = "model"
     device: str = "auto"
     top: int = 3
     batch_size: int = 64
@@ -78,6 +79,148 @@ class Prediction:
         return found | {"classes": [{"name": name, "probability": p} for name, p in self.classes]}
 
 
+@dataclass(frozen=True)
+class OutputForm:
+    """What the output of a model means.
+
+    Attributes:
+        classes: number of classes that the data has; None if it is not known.
+        class_names: name of each class; empty if there are none.
+        is_classifier: whether the loss or a meter shows that outputs are scores of classes.
+        is_multi_label: whether a sample may have several classes.
+        of_bytes: whether the classes are bytes of a text, and the output has scores for each
+            position.
+    """
+
+    classes: int | None = None
+    class_names: Sequence[str] = ()
+    is_classifier: bool = False
+    is_multi_label: bool = False
+    of_bytes: bool = False
+
+    def count_classes(self, output: Any) -> int | None:
+        """Return the number of classes that an output `(N, C)` has scores of; None if it is no such
+        output."""
+        if not isinstance(output, Tensor) or output.ndim != 2:
+            return None
+        classes = self.classes
+        if classes is None and self.is_classifier:
+            # A single score, as for BCEWithLogitsLoss, is no class.
+            classes = max(2, output.shape[1])
+        if output.shape[1] == classes:
+            return classes
+        return None
+
+    def name_class(self, index: int) -> str:
+        """Return the name of a class, its number if it has none."""
+        if self.of_bytes:
+            # 256 is the token at the end of a document
+            return repr(bytes([index]))[1:] if index < 256 else "end"
+        if index < len(self.class_names):
+            return self.class_names[index]
+        return str(index)
+
+
+def find_output_form(task: Task, reader: InputReader) -> OutputForm:
+    """Return what the output of a task's model means."""
+    classes = reader.facts.get("classes")
+    parts = (task.loss, *task.parts.meters.values())
+    return OutputForm(
+        classes if isinstance(classes, int) else None,
+        tuple(task.class_names),
+        any(isinstance(part, CLASSIFYING) for part in parts),
+        isinstance(task.loss, MULTI_LABEL),
+        reader.is_text,
+    )
+
+
+@dataclass(frozen=True)
+class FilePredictor:
+    """Predicts for files.
+
+    Attributes:
+        predictor: has the model.
+        transform: makes batches of samples.
+        reader: reads files as samples.
+        form: what outputs mean.
+    """
+
+    predictor: Predictor
+    transform: InputTransform
+    reader: InputReader
+    form: OutputForm
+
+    def predict(
+        self, files: Sequence[str], *, top: int = 3, batch_size: int = 64
+    ) -> list[Prediction]:
+        """Return the predictions for files.
+
+        Args:
+            files: see `InputReader.iterate`.
+            top: number of classes per sample, the most probable ones first.
+            batch_size: samples that are in memory at once.
+
+        Raises:
+            ConfigError: a file cannot be read, or the model does not take its samples.
+        """
+        found: list[Prediction] = []
+        for inputs in batched(self.reader.iterate(files), batch_size):
+            if self.form.of_bytes:
+                # Texts of one length form a batch; padding would change what follows them.
+                for _, same in groupby(inputs, key=lambda one: len(one.sample)):
+                    found += self._predict_batch(list(same), top)
+            else:
+                found += self._predict_batch(inputs, top)
+        return found
+
+    def _predict_batch(self, inputs: Sequence[RawInput], top: int) -> Iterator[Prediction]:
+        output = self.compute_output([one.sample for one in inputs], inputs[0].file)
+        if self.form.count_classes(output) is not None:
+            return _name_classes(self.form, inputs, output, top)
+        return _split_output(inputs, output)
+
+    def compute_output(self, samples: Sequence[Any], name: str) -> Any:
+        """Return the output for samples, for a text of bytes that of its last position.
+
+        Args:
+            samples: as the dataset gives them.
+            name: where the first one comes from, for messages.
+
+        Raises:
+            ConfigError: the model does not take them.
+        """
+        batch = self.transform(samples)
+        expected = self.reader.facts.get("input_shape")
+        # A network with adaptive pooling takes images of any size, and says nothing sensible.
+        if isinstance(batch, Tensor) and isinstance(expected, list):
+            shape = tuple(batch.shape[1:])
+            if shape != tuple(expected):
+                split = self.transform.split
+                raise ConfigError(
+                    f"{name}: after {split}.transforms its shape is {shape}, and the model was "
+                    f"tested on {tuple(expected)}; resize it, or change the transforms: "
+                    f"{split}.transforms=[...]",
+                    code="predict.wrong_shape",
+                )
+        output = self.predictor.predict(batch, transform=False)
+        if self.form.of_bytes and isinstance(output, Tensor) and output.ndim == 3:
+            output = output[:, -1]  # after the last token of the text
+        return output
+
+
+def batched(inputs: Iterable[RawInput], size: int) -> Iterator[list[RawInput]]:
+    """Yield inputs in lists of at most `size`.
+
+    Raises:
+        ConfigError: `size` is below 1.
+    """
+    if size < 1:
+        raise ConfigError(f"batch_size = {size}: expected at least 1", code="cli.usage")
+    left = iter(inputs)
+    while chunk := list(islice(left, size)):
+        yield chunk
+
+
 def predict(
     folder: str,
     files: Sequence[str],
@@ -86,13 +229,13 @@ def predict(
 ) -> list[Prediction]:
     """Return the predictions of a run for files.
 
-    Images, `.npy` and `.pt` files, and text are read as the dataset of the first test split reads
-    its samples, and go through its transforms. For a language model of bytes, the prediction is the
-    byte after the text.
+    Images, `.npy`, `.pt` and `.csv` files, and text are read as the dataset of the first test split
+    reads its samples, and go through its transforms. For a language model of bytes, the prediction
+    is the byte after the text.
 
     Args:
         folder: folder of a run, or of one checkpoint.
-        files: files, or folders of images.
+        files: files, folders of images, or `-` for the lines of standard input.
         changes: overrides of the config of the run, such as `DATA.TEST.transforms=[...]`.
         options: by default the newest checkpoint, and three classes.
 
@@ -112,76 +255,40 @@ def predict(
     stored = read_checkpoint_config(folder, options.checkpoint)
     split = find_test_split(stored.values["DATA"]) or "TRAIN"
     reader = InputReader(stored.values["DATA"][split], read_data_facts(stored.folder, split))
-    if task.transform is None:
-        task.transform = InputTransform(
-            f"DATA.{split}", Pipeline(), scales_bytes="channels" in reader.facts
-        )
-    inputs = reader.read(files)
-    found: list[Prediction] = []
-    for at in range(0, len(inputs), options.batch_size):
-        found += _predict_batch(task, reader, inputs[at : at + options.batch_size], options.top)
-    return found
+    found = make_file_predictor(task, reader, split)
+    return found.predict(files, top=options.top, batch_size=options.batch_size)
 
 
-def _predict_batch(
-    task: Task, reader: InputReader, inputs: Sequence[RawInput], top: int
-) -> Iterator[Prediction]:
-    assert task.transform is not None, "set in predict()"
-    batch = task.transform([one.sample for one in inputs])
-    expected = reader.facts.get("input_shape")
-    # A network with adaptive pooling takes images of any size, and says nothing sensible.
-    if isinstance(batch, Tensor) and isinstance(expected, list):
-        shape = tuple(batch.shape[1:])
-        if shape != tuple(expected):
-            raise ConfigError(
-                f"{inputs[0].file}: after {task.transform.split}.transforms its shape is {shape}, "
-                f"and the model was tested on {tuple(expected)}; resize it, or change the "
-                f"transforms: {task.transform.split}.transforms=[...]",
-                code="predict.wrong_shape",
-            )
-    output = task.predict(batch, transform=False)
-    if reader.is_text and isinstance(output, Tensor) and output.ndim == 3:
-        output = output[:, -1]  # after the last token of the text
-    classes = reader.facts.get("classes")
-    if classes is None and isinstance(output, Tensor) and output.ndim == 2 and _is_classifier(task):
-        # A single score, as for BCEWithLogitsLoss, is no class.
-        classes = max(2, output.shape[1])
-    if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == classes:
-        return _name_classes(task, reader, inputs, output, top)
-    return _split_output(inputs, output)
+def make_file_predictor(task: Task, reader: InputReader, split: str) -> FilePredictor:
+    """Return what predicts for files with a task.
 
-
-def _is_classifier(task: Task) -> bool:
-    """Return whether a loss or a meter shows that outputs are scores of classes, for a dataset that
-    does not tell their number."""
-    parts = (task.loss, *task.parts.meters.values())
-    return any(isinstance(part, CLASSIFYING) for part in parts)
+    Args:
+        task: from `phasetrain.load`.
+        reader: of the dataset of a split.
+        split: key of the split in DATA.
+    """
+    transform = task.transform
+    if transform is None:
+        scales = "channels" in reader.facts
+        transform = InputTransform(f"DATA.{split}", Pipeline(), scales_bytes=scales)
+    return FilePredictor(task, transform, reader, find_output_form(task, reader))
 
 
 def _name_classes(
-    task: Task, reader: InputReader, inputs: Sequence[RawInput], scores: Tensor, top: int
+    form: OutputForm, inputs: Sequence[RawInput], scores: Tensor, top: int
 ) -> Iterator[Prediction]:
     scores = scores.float().cpu()
-    if isinstance(task.loss, MULTI_LABEL):
+    if form.is_multi_label:
         probabilities = torch.sigmoid(scores)
     else:
         probabilities = torch.softmax(scores, dim=1)
     best = probabilities.topk(min(top, scores.shape[1]))
     for one, values, indices in zip(inputs, best.values, best.indices, strict=True):
         pairs = [
-            (_name_class(task, reader, index), value)
+            (form.name_class(index), value)
             for index, value in zip(indices.tolist(), values.tolist(), strict=True)
         ]
         yield Prediction(one.file, one.index, pairs)
-
-
-def _name_class(task: Task, reader: InputReader, index: int) -> str:
-    if reader.is_text:
-        # 256 is the token at the end of a document
-        return repr(bytes([index]))[1:] if index < 256 else "end"
-    if index < len(task.class_names):
-        return task.class_names[index]
-    return str(index)
 
 
 def _split_output(inputs: Sequence[RawInput], output: Any) -> Iterator[Prediction]:
@@ -225,6 +332,14 @@ def format_rows(found: Sequence[Prediction]) -> tuple[list[str], list[list[str]]
     return head, rows
 
 
+def format_csv(found: Sequence[Prediction]) -> str:
+    """Return the rows of `format_rows` as CSV."""
+    file = io.StringIO()
+    head, rows = format_rows(found)
+    csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    return file.getvalue()
+
+
 def write_predictions(found: Sequence[Prediction], out: str) -> None:
     """Write predictions to a file, `.json` or `.csv`.
 
@@ -234,10 +349,7 @@ def write_predictions(found: Sequence[Prediction], out: str) -> None:
     if out.endswith(".json"):
         text = json.dumps([one.to_json() for one in found], indent=1) + "\n"
     elif out.endswith(".csv"):
-        file = io.StringIO()
-        head, rows = format_rows(found)
-        csv.writer(file, lineterminator="\n").writerows([head, *rows])
-        text = file.getvalue()
+        text = format_csv(found)
     else:
         raise ConfigError(f"--out {out}: expected a file FILE.json or FILE.csv", code="cli.usage")
     make_parent(out, open_storage(out))

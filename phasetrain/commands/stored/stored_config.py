@@ -50,6 +50,7 @@ class StoredConfig:
         allowed: RUN.allow of the newest command.
         is_trusted: whether the user trusts all code that the config names.
         changes: overrides with which the config was resolved.
+        trusted_names: modules and dotted paths that the user trusts.
     """
 
     path: str
@@ -60,6 +61,7 @@ class StoredConfig:
     allowed: tuple[str, ...] = ()
     is_trusted: bool = False
     changes: tuple[str, ...] = ()
+    trusted_names: frozenset[str] = frozenset()
 
     @property
     def config_dir(self) -> str | None:

@@ -88,7 +88,7 @@ def check_code(
     Raises:
         ConfigError: lists each module and path.
     """
-    given = _list_given(changes)
+    given = _list_given(changes) | stored.trusted_names
     code = list_code(composed.config)
     unknown = [
         (key, name)

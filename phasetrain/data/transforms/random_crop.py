@@ -1,19 +1,15 @@
 """Random crop."""
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.transforms.base import TRANSFORMS, Keys, check_images
-from phasetrain.data.transforms.joint.geometric import GeometricTransform
-from phasetrain.data.transforms.joint.placement import Placement
+from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
 from phasetrain.data.transforms.windows import crop_windows
 
 
 @TRANSFORMS.register("random_crop")
-class RandomCrop(GeometricTransform):
+class RandomCrop(BatchTransform):
     """Crops a random square of each image: `(C, H, W)` becomes `(C, size, size)`.
 
     Args:
@@ -35,22 +31,7 @@ class RandomCrop(GeometricTransform):
         """Return a square of each image, `(N, C, size, size)`."""
         check_images(batch, self)
         padded = pad(batch, [self.padding] * 4) if self.padding else batch
-        top, left = self._draw_corners(padded.shape[2], padded.shape[3], keys)
-        return crop_windows(padded, top, left, (self.size, self.size))
-
-    def draw_placement(self, size: tuple[int, int], key: Keys) -> Placement:
-        """Return the square of an image of `size`."""
-        added = 2 * self.padding
-        top, left = self._draw_corners(size[0] + added, size[1] + added, key)
-        side = self.size
-        return Placement.crop(
-            int(top[0]) - self.padding, int(left[0]) - self.padding, side, side, (side, side)
-        )
-
-    def _draw_corners(
-        self, height: int, width: int, keys: Keys
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the upper rows and the left columns of squares of padded images, `(N,)` each."""
+        height, width = padded.shape[2:]
         if min(height, width) < self.size:
             raise ValueError(
                 f"RandomCrop: images of {height} x {width} pixels, including padding, are smaller "
@@ -59,4 +40,4 @@ class RandomCrop(GeometricTransform):
         corners = keys.uniform(2)
         top = (corners[:, 0] * (height - self.size + 1)).astype("int64")
         left = (corners[:, 1] * (width - self.size + 1)).astype("int64")
-        return top, left
+        return crop_windows(padded, top, left, (self.size, self.size))

@@ -19,7 +19,6 @@ MODEL = {
     "freeze_updates": [],
     "ema": None,
     "swa": None,
-    "schedule_free": None,
 }
 
 

@@ -1,0 +1,1 @@
+"""Packed models: one file with everything that predictions need (`phasetrain pack`)."""

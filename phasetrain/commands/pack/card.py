@@ -1,0 +1,175 @@
+"""The card of a packed model: where it comes from, as JSON and as a page."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phasetrain import __version__
+from phasetrain.commands.certify.certificate import read_certificate
+from phasetrain.commands.json_values import to_json_value
+from phasetrain.commands.load import read_data_facts
+from phasetrain.config.schema import is_split
+from phasetrain.errors import ConfigError
+from phasetrain.runs.records import RunFiles
+from phasetrain.tasks.input_transform import describe_transform
+
+LONGEST_LIST = 20
+"""Maximum number of class names on the page."""
+
+
+def make_card(
+    folder: str,
+    config: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    *,
+    license_name: str | None,
+    certificate: str | None,
+) -> dict[str, Any]:
+    """Return the content of card.json; equal runs and arguments give equal cards.
+
+    Args:
+        folder: the run folder.
+        config: its config.
+        facts: facts about the model: name, checkpoint, updates, metrics, digests, classes.
+        license_name: license of the model, such as `Apache-2.0`.
+        certificate: path of a certificate.json of `phasetrain certify`.
+
+    Raises:
+        ConfigError: there is no such certificate.
+    """
+    run = RunFiles(folder)
+    environment = run.environment().content
+    versions = {key: environment.get(key) for key in ("phasetrain", "python", "torch", "numpy")}
+    plan = run.plan().content
+    # Step by step: records of another version may lack any of them.
+    data = _read_mapping(plan.get("data"))
+    command = environment.get("command") or ()
+    git = _read_mapping(environment.get("git"))
+    card = {
+        "name": plan.get("name"),
+        "license": license_name,
+        **facts,
+        "data": {
+            name: {
+                "dataset": split.get("dataset"),
+                "samples": split.get("samples"),
+                "transforms": list(map(describe_transform, split.get("transforms") or ())),
+            }
+            | {"facts": dict(read_data_facts(folder, name))}
+            for name, split in data.items()
+            if is_split(name.upper()) and isinstance(split, Mapping)
+        },
+        "seed": config["RUN"].get("seed"),
+        "command": shlex.join(map(str, command)),
+        "commit": git.get("commit"),
+        "versions": {**versions, "packed_with": __version__},
+        "machine": {key: environment.get(key) for key in ("machine", "device", "threads")},
+        "deviations": environment.get("departures", []),
+        "certificate": _read_certificate(certificate),
+    }
+    status = run.status()
+    # Of an earlier checkpoint, the digest of the final weights says nothing.
+    is_final = status.state == "finished" and status.checkpoint == facts["checkpoint"]
+    card["run_sha256"] = status.digest if is_final else None
+    found: dict[str, Any] = to_json_value(card)
+    return found
+
+
+def _read_mapping(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    return {}
+
+
+def _read_certificate(path: str | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        return read_certificate(path)
+    except ConfigError as error:
+        text = str(error).replace("--check", "--certificate")
+        raise ConfigError(text, code="pack.certificate") from error
+
+
+def format_page(card: Mapping[str, Any]) -> str:
+    """Return the card as Markdown."""
+    model = card["model"]
+    lines = [
+        f"# {card['name']}",
+        "",
+        f"`{model['name']}` with {model['parameters']:,} parameters, trained with phasetrain for "
+        f"{card['updates']} updates.",
+        "",
+        *_format_table(("", ""), _list_rows(card)),
+        "",
+        "## Metrics",
+        *_format_table(
+            ("metric", "value"), [(name, f"{value}") for name, value in card["metrics"].items()]
+        ),
+        "",
+        "## Data",
+        *_format_table(
+            ("split", "dataset", "samples", "transforms"),
+            [
+                (name, split["dataset"], split["samples"], ", ".join(split["transforms"]))
+                for name, split in card["data"].items()
+            ],
+        ),
+        "",
+        "## Use",
+        "```bash",
+        # Not the name of the file, on which its digest would depend.
+        "phasetrain predict MODEL.zip FILE...",
+        "```",
+        "",
+        "It repeats the example in the file first. The file contains no code.",
+    ]
+    if card["code"]:
+        names = ", ".join(f"`{one['module']}` ({one['file']})" for one in card["code"])
+        lines += [
+            "",
+            f"Needs custom code, which is not part of it: {names}; name it by `--imports`.",
+        ]
+    if card["command"]:
+        lines += ["", "## Reproduce", "```bash", str(card["command"]), "```"]
+    lines += ["", "## Exactness", _describe_exactness(card)]
+    return "\n".join(lines) + "\n"
+
+
+def _list_rows(card: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    classes = list(card["classes"])
+    shown = ", ".join(classes[:LONGEST_LIST])
+    if len(classes) > LONGEST_LIST:
+        shown += f", ... ({len(classes)})"
+    versions = ", ".join(f"{name} {value}" for name, value in card["versions"].items())
+    rows = [
+        ("license", card["license"] or "not stated"),
+        ("classes", shown or "none"),
+        ("checkpoint", f"{card['checkpoint']}, weights: {card['weights']}"),
+        ("weights.safetensors", f"sha256 {card['weights_sha256']}"),
+        ("final weights of the run", f"sha256 {card['run_sha256'] or 'none'}"),
+        ("digest of the config", card["config"]),
+        ("seed", card["seed"]),
+        ("commit", card["commit"] or "none"),
+        ("versions", versions),
+    ]
+    return [*rows]
+
+
+def _describe_exactness(card: Mapping[str, Any]) -> str:
+    certificate = card["certificate"]
+    if certificate is None:
+        return "No certificate of `phasetrain certify` is part of this card."
+    return (
+        f"`phasetrain certify`, {certificate.get('made')}: {certificate.get('verdict')} (config "
+        f"sha256 {certificate.get('config_sha256')}); the whole certificate is in card.json."
+    )
+
+
+def _format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    def format_row(cells: Sequence[Any]) -> str:
+        # Names come from configs and data, and may contain anything.
+        texts = [" ".join(str(cell).split()).replace("|", "\\|") for cell in cells]
+        return f"| {' | '.join(texts)} |"
+
+    return [format_row(head), f"|{'---|' * len(head)}", *map(format_row, rows)]

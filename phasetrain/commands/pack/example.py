@@ -1,0 +1,195 @@
+"""The example of a packed model: samples, and the output that they must give."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasetrain.checkpoint.codec import decode, encode
+from phasetrain.errors import ConfigError, InvalidCheckpointError
+from phasetrain.runtime.compare import differences
+
+TREE = "example.json"
+TENSORS = "example.safetensors"
+
+TOLERANCES = MappingProxyType({"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 5e-2})
+"""Precision of the forward pass -> maximum difference between the outputs of two machines, relative
+to the largest absolute value of the output."""
+
+KIND = "kind"
+VALUE = "value"
+
+
+@dataclass(frozen=True)
+class Example:
+    """Samples and their output.
+
+    Attributes:
+        samples: as the dataset gives them, before the transforms.
+        output: output of the model for them, on the CPU.
+    """
+
+    samples: Sequence[Any]
+    output: Any
+
+    def encode(self) -> dict[str, bytes]:
+        """Return name -> content of its files.
+
+        Raises:
+            ConfigError: a sample or the output is more than tensors, arrays, pictures, numbers,
+                texts, and mappings and lists of them.
+        """
+        try:
+            samples = [_to_storable(one) for one in self.samples]
+            tree, tensors = encode({"samples": samples, "output": self.output})
+        except TypeError as error:
+            raise ConfigError(
+                f"the example cannot be packed: {error}", code="pack.unsupported"
+            ) from error
+        return {TREE: tree, TENSORS: tensors}
+
+    @classmethod
+    def decode(cls, tree: memoryview, tensors: memoryview) -> "Example":
+        """Return the example in two files.
+
+        Raises:
+            InvalidCheckpointError: they are malformed.
+        """
+        found = decode(bytes(tree), bytearray(tensors))
+        if not isinstance(found, dict) or not isinstance(found.get("samples"), list):
+            raise InvalidCheckpointError("the example has no samples")
+        return cls([_from_storable(one) for one in found["samples"]], found.get("output"))
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How an output compares with the expected one.
+
+    Attributes:
+        identical: whether all bits are equal.
+        difference: largest absolute difference; infinite if the outputs differ in form.
+        limit: largest difference that counts as equal.
+    """
+
+    identical: bool
+    difference: float
+    limit: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the outputs are equal within the tolerance."""
+        return self.identical or self.difference <= self.limit
+
+    def describe(self) -> str:
+        """Return the result in words."""
+        if self.identical:
+            return "bit-identical"
+        return f"largest difference {self.difference:.2g}, allowed {self.limit:.2g}"
+
+
+def compare_outputs(expected: Any, found: Any, tolerance: float) -> Verification:
+    """Compare two outputs of a model.
+
+    Args:
+        expected, found: tensors, or mappings and lists of them.
+        tolerance: relative to the largest absolute value in `expected`.
+    """
+    if not differences(expected, found):
+        return Verification(identical=True, difference=0.0, limit=0.0)
+    pairs = list(_pair_tensors(expected, found))
+    if any(pair is None for pair in pairs):
+        return Verification(identical=False, difference=float("inf"), limit=0.0)
+    # The largest value of all tensors, so that small outputs next to large ones may be off by as
+    # much as rounding makes them.
+    difference = 0.0
+    largest = 0.0
+    for pair in pairs:
+        assert pair is not None, "checked above"
+        one, other = (tensor.double() for tensor in pair)
+        finite = one.isfinite() & other.isfinite()
+        if not torch.equal(one[~finite].nan_to_num(), other[~finite].nan_to_num()):
+            difference = float("inf")
+        if finite.any():
+            difference = max(difference, float((one - other)[finite].abs().max()))
+            largest = max(largest, float(one[finite].abs().max()))
+    return Verification(identical=False, difference=difference, limit=tolerance * largest)
+
+
+def _pair_tensors(one: Any, other: Any) -> list[tuple[Tensor, Tensor] | None]:
+    """Return the tensors at the same places of two outputs; None where they differ in form."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return [None]
+        return [(one, other)]
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
+        return [pair for key in one for pair in _pair_tensors(one[key], other[key])]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = zip(one, other, strict=True)
+        return [pair for items in pairs for pair in _pair_tensors(*items)]
+    if isinstance(one, float) and isinstance(other, float):
+        return [(torch.tensor(one), torch.tensor(other))]
+    # Texts, and whole numbers such as counts, have no tolerance.
+    if type(one) is type(other) and one == other:
+        return []
+    return [None]
+
+
+def to_plain_output(value: Any) -> Any:
+    """Return an output of a model as tensors on the CPU, plain dicts and lists."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().contiguous()
+    if isinstance(value, Mapping):
+        return {str(key): to_plain_output(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain_output(item) for item in value]
+    return value
+
+
+def _to_storable(sample: Any) -> dict[str, Any]:
+    """Return a sample in a form that the codec can write, with its kind."""
+    if isinstance(sample, Tensor):
+        # A copy: a row of a dataset would otherwise be a view, and tv_tensors are subclasses.
+        return {KIND: "tensor", VALUE: sample.as_subclass(Tensor).detach().cpu().clone()}
+    if isinstance(sample, np.ndarray):
+        return {KIND: "array", VALUE: torch.from_numpy(np.ascontiguousarray(sample).copy())}
+    if sample is None or isinstance(sample, str | bool | int | float | np.generic):
+        return {KIND: "plain", VALUE: sample}
+    if isinstance(sample, Mapping):
+        return {KIND: "mapping", VALUE: {key: _to_storable(one) for key, one in sample.items()}}
+    if isinstance(sample, tuple):
+        return {KIND: "tuple", VALUE: [_to_storable(one) for one in sample]}
+    if isinstance(sample, list):
+        return {KIND: "list", VALUE: [_to_storable(one) for one in sample]}
+    # Pillow is optional, and a picture can only be here if it is installed.
+    from PIL.Image import Image
+
+    if isinstance(sample, Image) and sample.mode in ("L", "RGB", "RGBA"):
+        pixels = torch.from_numpy(np.array(sample))
+        return {KIND: "picture", VALUE: pixels, "mode": sample.mode}
+    raise TypeError(f"a sample has the type {type(sample).__name__}")
+
+
+def _from_storable(entry: Any) -> Any:
+    if not isinstance(entry, Mapping) or VALUE not in entry:
+        raise InvalidCheckpointError("a sample of the example is malformed")
+    kind = entry.get(KIND)
+    value = entry[VALUE]
+    if kind in ("tensor", "plain"):
+        return value
+    if kind == "array" and isinstance(value, Tensor):
+        return value.numpy()
+    if kind == "mapping" and isinstance(value, Mapping):
+        return {key: _from_storable(one) for key, one in value.items()}
+    if kind == "list" and isinstance(value, list):
+        return [_from_storable(one) for one in value]
+    if kind == "tuple" and isinstance(value, list):
+        return tuple(_from_storable(one) for one in value)
+    if kind == "picture" and isinstance(value, Tensor):
+        from PIL import Image
+
+        return Image.fromarray(value.numpy(), mode=entry.get("mode"))
+    raise InvalidCheckpointError(f"a sample of the example is of the unknown kind {kind!r}")

@@ -1,1 +1,0 @@
-"""Transforms of several fields of a sample with one draw: image, mask, boxes and key points."""
