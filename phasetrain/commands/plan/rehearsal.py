@@ -17,8 +17,12 @@ from typing import Any
 
 import torch
 
+from phasetrain.commands.plan.kernel_errors import (
+    explain_missing_kernels,
+    find_kernel_error,
+    make_kernel_error,
+)
 from phasetrain.commands.plan.machine_load import measure_load
-from phasetrain.commands.plan.preflight import trace_first_batch
 from phasetrain.commands.plan.resume_proof import (
     NOT_EXACT,
     ResumeProof,
@@ -74,12 +78,6 @@ class _RecordNonFinite(Silent):
         """Keep the report."""
         self.found = found
 
-
-NO_KERNEL = "does not have a deterministic implementation"
-"""Part of torch's message."""
-
-NO_KERNEL_CODE = "machine.no_deterministic_kernel"
-"""Code of the error that torch would raise in a step."""
 
 WEIGHTS_PER_SECOND = 2e7
 """Assumed speed of building a model, if it cannot be measured."""
@@ -198,7 +196,7 @@ def prepare_parts(
         return Prepared(parts)
     del parts
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
-    with preserve_generators(), _name_modules(task, plan):
+    with preserve_generators(), explain_missing_kernels(task, plan):
         if is_quick:
             found = None
             proves = _rehearse_quickly(run_plan, task, 2 * build_seconds)
@@ -220,20 +218,6 @@ def prepare_parts(
     if run_plan.machine.device.type == "cuda":
         torch.cuda.empty_cache()
     return Prepared(_build_parts(run_plan), found, inexact)
-
-
-@contextmanager
-def _name_modules(task: Task, plan: Plan) -> Iterator[None]:
-    """Add to an error over an operator without a deterministic kernel the modules that call it."""
-    try:
-        yield
-    except ConfigError as error:
-        if error.code == NO_KERNEL_CODE:
-            device = task.parts.machine.device.type
-            found = trace_first_batch(task, plan)
-            for one in found.on_device(device, deterministic=True) if found is not None else ():
-                error.add_note(f"  {one.describe()}")
-        raise
 
 
 def _build_parts(run_plan: RunPlan, *, loads: bool = True) -> Parts:
@@ -490,13 +474,8 @@ def _name_step(name: str) -> Iterator[None]:
                 f"MACHINE.activation_checkpointing, or a smaller model {note}",
                 code="machine.out_of_memory",
             ) from error
-        if NO_KERNEL in str(error):
-            raise ConfigError(
-                f"MACHINE.deterministic = true: {name} needs an operator that has no "
-                f"deterministic kernel: {str(error).splitlines()[0]} Replace the module, or set "
-                "MACHINE.deterministic=false, with which a resume may differ in the last bits "
-                f"{note}",
-                code=NO_KERNEL_CODE,
-            ) from error
+        cause = find_kernel_error(error)
+        if cause is not None:
+            raise make_kernel_error(cause, name, note) from cause
         error.add_note(note)
         raise

@@ -20,7 +20,7 @@ from phasetrain.commands.train.source_code import list_source_changes
 from phasetrain.commands.train.training import Loop, Training, nothing_to_resume
 from phasetrain.data.loading.reader import is_reading_here
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.errors import ConfigError, FolderInUseError, PhasetrainError
+from phasetrain.errors import ConfigError, FolderInUseError, NumericsError, PhasetrainError
 from phasetrain.hooks import Hook
 from phasetrain.hooks.report import write_last_report
 from phasetrain.models.digest import hash_state
@@ -84,7 +84,7 @@ def train(
                 return training.run(hooks or {}, loop)
         except BaseException as error:
             cause = _find_cause(setup, folder, signals, error)
-            if _is_refusal(cause) and not (training and training.has_stepped):
+            if _is_refusal(cause, training):
                 write_error(folder, cause)
                 folder.withdraw()
             else:
@@ -215,9 +215,14 @@ def _mark_finished(
             write_last_report(folder)
 
 
-def _is_refusal(error: BaseException) -> bool:
-    """Return whether an error is about the command or the folder, and not about the attempt."""
-    return isinstance(error, PhasetrainError) and error.exit_code > 1
+def _is_refusal(error: BaseException, training: Training | None) -> bool:
+    """Return whether an error is about the command, the folder or the values of the first steps,
+    and nothing was trained."""
+    if isinstance(error, NumericsError):
+        # The rehearsal has found it. In a step of the run it is a failure of the attempt.
+        return training is not None and not training.is_prepared
+    is_usage = isinstance(error, PhasetrainError) and error.exit_code > 1
+    return is_usage and not (training and training.has_stepped)
 
 
 def _record_failure(folder: RunFolder, error: BaseException) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.commands.build_hooks import build_hooks, merge_hooks
+from phasetrain.commands.plan.kernel_errors import explain_missing_kernels
 from phasetrain.commands.plan.machine_load import format_expected
 from phasetrain.commands.plan.preview import describe_plan
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
@@ -85,6 +86,7 @@ class Training:
         signals: the signals that were received.
         clock: measures the attempt.
         deviations: see `list_deviations`.
+        is_prepared: whether the parts are built and the rehearsal is over.
     """
 
     setup: Setup
@@ -100,6 +102,7 @@ class Training:
         self._position: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._first_position = (0, 0)
         self._optimizer_state: dict[str, Any] | None = None
+        self.is_prepared = False
         self.attempt = Attempt(self.folder.read_status(), self.clock)
         ledger = Path(self.folder.file(FILE))
         if self.folder.storage.keeps_files and ledger.is_file():
@@ -131,6 +134,7 @@ class Training:
             own = build_hooks(setup)
             is_usual = loop is PhaseEngine.run and not _changes_steps({**own, **extra})
             prepared = prepare_parts(run_plan, is_usual=is_usual)
+        self.is_prepared = True
         parts = prepared.parts
         rehearsal = prepared.rehearsal
         self.deviations = add_deviations(self.deviations, state.updates, prepared.inexact)
@@ -191,7 +195,7 @@ class Training:
                 if trained is not None:
                     warm_up(engine.task, trained)
                 if not self._is_stopped_before_first_step():
-                    with closing(engine):
+                    with explain_missing_kernels(engine.task, run_plan.plan), closing(engine):
                         loop(engine)
         finally:
             # With several ranks the cause of a failure is printed first, without these lines.

@@ -227,8 +227,9 @@ def test_plan_names_the_module_for_another_device_than_its_own(
     assert line.startswith("on cuda, ")
 
 
+@pytest.mark.parametrize("rehearse", ["true", "false"])
 def test_operator_that_torch_rejects_is_an_error_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearse: str
 ) -> None:
     (tmp_path / "unpooling.py").write_text(
         MODEL.replace("nn.ReflectionPad2d(1)", "nn.MaxPool2d(2, return_indices=True)").replace(
@@ -238,8 +239,9 @@ def test_operator_that_torch_rejects_is_an_error_before_the_first_step(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["MODEL.name=unpooling.Mirrored", "RUN.dir=run", "RUN.rehearse=true"]
+    words = ["MODEL.name=unpooling.Mirrored", "RUN.dir=run", f"RUN.rehearse={rehearse}"]
     with pytest.raises(ConfigError) as caught:
         run_quietly(words)
     assert caught.value.code == "machine.no_deterministic_kernel"
     assert any("torch.nn.MaxUnpool2d (max_unpool2d)" in one for one in caught.value.__notes__)
+    assert not Path("run", "status.json").exists()

@@ -10,7 +10,7 @@ from raising import raises
 
 from phasetrain.commands.plan.rehearsal import LONG_SECONDS
 from phasetrain.commands.plan.step_kinds import estimate_seconds, list_step_kinds, sum_seconds
-from phasetrain.errors import ConfigError, PhasetrainError
+from phasetrain.errors import ConfigError, NumericsError, PhasetrainError
 from phasetrain.hooks import Hook
 from phasetrain.testing.build import build_run, resolve_overrides
 from phasetrain.testing.kills import run_quietly
@@ -232,6 +232,18 @@ def test_what_would_fail_later_fails_before_the_first_step(
     if "fond" not in text:  # the name is seen to without a rehearsal
         with pytest.raises(Reached):
             train(tmp_path / "without", *words, WITHOUT, hooks={"first": AtFirst()})
+
+
+@pytest.mark.usefixtures("parts")
+def test_nan_in_the_rehearsal_is_no_attempt_and_one_in_a_step_is(tmp_path: Path) -> None:
+    words = ("RUN.imports=[parts_of_a_rehearsal]", "LOSS=null", "LOSS.name=spoilt_at_once")
+    with raises(NumericsError, code="numerics.nonfinite"):
+        train(tmp_path / "run", *words, REHEARSED)
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["log.txt"]
+    with raises(NumericsError, code="numerics.nonfinite"):
+        train(tmp_path / "run", *words, WITHOUT)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["attempt"]) == ("failed", 1)
 
 
 @pytest.mark.usefixtures("parts")
