@@ -158,7 +158,7 @@ def test_run_trains_longer_as_its_last_lines_say(tmp_path: Path) -> None:
     screen = io.StringIO()
     model = make_net()
     fit(tmp_path, model, epochs=1, terminal=Terminal(screen, live=False))
-    (hint,) = re.findall(r"the same call with \*\*(\{.*\})", screen.getvalue())
+    (hint,) = re.findall(r"the same call: fit\(\.\.\., \*\*(\{.*\})\) or run", screen.getvalue())
     assert fit(tmp_path, model, epochs=1, **ast.literal_eval(hint)).updates == 10
     assert "phasetrain resume" not in (tmp_path / "RUN.md").read_text()
 

@@ -22,7 +22,9 @@ PAGE = "sweep.html"
 def show_results(results: Results, terminal: Terminal) -> None:
     """Print the table and the errors of failed runs, and write the files."""
     terminal.print_table(results.title(), *results.make_table(terminal.width, MOST_ROWS))
-    for run in results.runs:
+    if results.groups:
+        terminal.print_table(*results.make_group_table())
+    for run in results.list_rows():
         if run.error:
             first_line = run.error.strip().partition("\n")[0]
             terminal.say(f"{run.name} ({run.words}): {first_line}")

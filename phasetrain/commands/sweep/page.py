@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phasetrain.commands.sweep.results import Results, SweepRun
+from phasetrain.commands.sweep.groups import sort_key
+from phasetrain.commands.sweep.results import Results
+from phasetrain.commands.sweep.sweep_run import SweepRun
 from phasetrain.errors import ConfigError
 from phasetrain.runs.records import parse_number
 from phasetrain.runs.report.charts import Axis, Chart, Line, make_slug, needs_log_axis, run_charts
@@ -45,6 +47,7 @@ def render_sweep(results: Results) -> str:
         time.time(),
         summary=element("p", escape_text(results.title()), cls="note"),
         sections={
+            **_render_groups(results),
             "Runs": _render_table(results),
             f"{results.metric} by value": figures,
             f"Curves of the best {len(best_runs)} runs": _draw_curves(best_runs),
@@ -149,7 +152,7 @@ def _make_lines(runs: Sequence[SweepRun], key: str, scale: _Scale, by: str) -> l
             joined=alone,
         )
         for place, (value, points) in enumerate(
-            sorted(groups.items(), key=lambda item: _sort_key(item[0]))
+            sorted(groups.items(), key=lambda item: sort_key(item[0]))
         )
     ]
 
@@ -162,14 +165,18 @@ def _choose_color_key(keys: Sequence[str], key: str, runs: Sequence[SweepRun]) -
     return ""
 
 
-def _sort_key(text: str) -> tuple[bool, float, str]:
-    value = _parse_finite(text)
-    return value is None, value or 0.0, text  # numbers by size before words by letters
+def _render_groups(results: Results) -> dict[str, str]:
+    if not results.groups:
+        return {}
+    title, head, rows = results.make_group_table()
+    note = element("p", escape_text(title), cls="note")
+    cells = [list(map(escape_text, row)) for row in rows]
+    return {"Folds and seeds": note + table(head, cells, cls="wide")}
 
 
 def _render_table(results: Results) -> str:
     rows = []
-    for one in results.runs:
+    for one in results.list_rows():
         *cells, _, name = results.format_cells(one)
         # relative, so that the folder of a sweep can be copied to another machine
         link = element("a", escape_text(name), href=f"{one.name}/report.html")

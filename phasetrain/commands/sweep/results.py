@@ -6,13 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
 from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.runs.list_runs import summarize_run
+from phasetrain.commands.sweep.groups import Group, group_runs, is_repeated
 from phasetrain.commands.sweep.jobs import JobRecord, read_job_records
 from phasetrain.commands.sweep.override_text import hash_overrides, split_words
+from phasetrain.commands.sweep.sweep_run import SweepRun
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runtime.format import format_duration, format_metric
 
@@ -38,45 +41,6 @@ DIGITS = 9
 
 LOG_TAIL_BYTES = 1 << 14
 """Bytes read from the end of a log."""
-
-
-@dataclass(frozen=True)
-class SweepRun:
-    """State and result of a run of a sweep.
-
-    Attributes:
-        name: hash of its overrides, the name of its folder.
-        swept: key -> value as text, of the overrides in which runs differ.
-        state: as in `phasetrain runs list`; `waiting` before it was started.
-        metric: the metric that runs are compared by.
-        best, best_updates, last: best and latest value; None, and 0, if it was not measured.
-        updates, planned: updates done, and of the whole run.
-        seconds: duration of all its attempts.
-        folder: its run folder.
-        exit_code: exit code of its process; None before it has ended.
-        error: why it ended, unless it finished.
-        direction: `larger` or `smaller` values of the metric are better; empty if unknown.
-    """
-
-    name: str
-    swept: Mapping[str, str]
-    state: str
-    metric: str = ""
-    best: float | None = None
-    best_updates: int = 0
-    last: float | None = None
-    updates: int = 0
-    planned: int = 0
-    seconds: float = 0.0
-    folder: str = ""
-    exit_code: int | None = None
-    error: str = ""
-    direction: str = ""
-
-    @property
-    def words(self) -> str:
-        """The swept overrides as text."""
-        return " ".join(f"{key}={value}" for key, value in self.swept.items())
 
 
 @dataclass(frozen=True)
@@ -140,6 +104,34 @@ class Results:
         """The swept keys."""
         return list(dict.fromkeys(key for run in self.runs for key in run.swept))
 
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The configs that the runs repeat with other folds or seeds, the best mean first; empty if
+        no fold or seed is swept."""
+        return group_runs(self.runs, Objective.parse(self.monitor))
+
+    def list_rows(self) -> list[SweepRun]:
+        """Return the runs as tables show them: the best first, or by config and fold or seed."""
+        if not self.groups:
+            return list(self.runs)
+        by_name = {run.name: run for run in self.runs}
+        return [by_name[name] for group in self.groups for name in group.runs]
+
+    def make_group_table(self) -> tuple[str, list[str], list[list[str]]]:
+        """Return title, columns and rows of the table of mean and spread of each config."""
+        keys = [key for key in self.keys if not is_repeated(key)]
+        over = ", ".join(dict.fromkeys(key for group in self.groups for key in group.over))
+        rows = [
+            [
+                *(_shorten_number(group.swept.get(key, "-")) for key in keys),
+                group.spread,
+                f"{group.count}/{len(group.runs)}",
+            ]
+            for group in self.groups
+        ]
+        title = f"mean and standard deviation over {over}"
+        return title, [*keys, f"best {self.metric}".strip(), "runs"], rows
+
     def list_columns(self) -> list[str]:
         """Return the columns of the table."""
         best = f"best {self.metric}".strip()
@@ -155,7 +147,7 @@ class Results:
             most: maximum number of rows.
         """
         names = self.list_columns()
-        rows = [self.format_cells(run) for run in self.runs[:most]]
+        rows = [self.format_cells(run) for run in self.list_rows()[:most]]
         widths = [
             max(len(row[place]) for row in [names, *rows]) + FRAME for place in range(len(names))
         ]
@@ -201,9 +193,14 @@ class Results:
         return f"{len(self.runs)} runs in {self.folder}: {states}{earlier}"
 
     def format_json(self) -> str:
-        """Return the runs as JSON; non-finite numbers are null."""
-        rows = [asdict(run) for run in self.runs]
-        content = {"monitor": self.monitor, "swept": self.keys, "runs": rows}
+        """Return the runs, and the groups that repeat a config, as JSON; non-finite numbers are
+        null."""
+        content = {
+            "monitor": self.monitor,
+            "swept": self.keys,
+            "runs": [asdict(run) for run in self.runs],
+            "groups": [asdict(group) for group in self.groups],
+        }
         return json.dumps(to_json_value(content), indent=1) + "\n"
 
     def format_csv(self) -> str:

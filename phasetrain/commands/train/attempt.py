@@ -234,7 +234,7 @@ def _format_time(spent: Mapping[str, float]) -> str:
         for kind in others
         if total and spent[kind] / total >= 0.01
     )
-    in_steps = f"{100 * goodput(spent):.0f} % in steps (goodput)"
+    in_steps = f"{100 * goodput(spent):.0f} % in steps"
     return f"{format_duration(total)}, {in_steps}; {', '.join(shares)}".rstrip("; ")
 
 

@@ -236,7 +236,7 @@ def _explain_longer(setup: Setup, state: RunState, remaining_lr: float) -> Pairs
         changes["PHASES.extend"] = "stretch"
     if setup.given.by_name:
         changes["RUN.allow"] = ["PHASES"]
-        return [("resume", f"the same call with **{changes}")]
+        return [("resume", f"the same call: fit(..., **{changes}) or run([..., {changes}])")]
     words = " ".join(f"{path}={value}" for path, value in changes.items())
     return [("resume", f"{format_resume(setup)} {words} RUN.allow=PHASES")]
 

@@ -29,9 +29,7 @@ def tiles_section(run: RunReport, now: float) -> str:
     spent = run.status.run_seconds
     if spent:
         cards.append(
-            _tile(
-                "goodput", format_percent(goodput(spent)), "of the time spent training and testing"
-            )
+            _tile("in steps", format_percent(goodput(spent)), "of the time, training or testing")
         )
     unit = "tokens/s" if "tokens/s" in run.steps else "samples/s"
     rate = run.steps.get(unit)
@@ -118,7 +116,7 @@ def runs_table(runs: Sequence[RunReport], names: Sequence[str], now: float) -> s
             )
         )
     return table(
-        ("run", "state", "updates", "time", "goodput", "device", "folder"), rows, cls="wide"
+        ("run", "state", "updates", "time", "in steps", "device", "folder"), rows, cls="wide"
     )
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from phasetrain.commands.sweep.page import make_charts, render_sweep, write_plots
-from phasetrain.commands.sweep.results import Results, SweepRun
+from phasetrain.commands.sweep.results import Results
+from phasetrain.commands.sweep.sweep_run import SweepRun
 
 
 def results(

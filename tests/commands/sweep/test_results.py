@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from phasetrain.commands.sweep.override_text import hash_overrides
-from phasetrain.commands.sweep.results import Results, SweepRun
+from phasetrain.commands.sweep.page import render_sweep
+from phasetrain.commands.sweep.results import Results
+from phasetrain.commands.sweep.sweep_run import SweepRun
 
 
 def results(*runs: SweepRun, monitor: str = "test/accuracy") -> Results:
@@ -111,3 +113,57 @@ def test_the_metric_that_is_asked_for_comes_before_that_of_the_runs(tmp_path: Pa
     (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     found = [Results.read(str(tmp_path), monitor).runs[0] for monitor in ("-test/loss", "")]
     assert [(one.metric, one.best) for one in found] == [("test/loss", 2.0), ("test/accuracy", 0.5)]
+
+
+def fold_run(name: str, fold: int, best: float | None, **swept: str) -> SweepRun:
+    values = {"DATA.VALID.subset.fold": str(fold), **swept}
+    return SweepRun(name, values, "finished", "test/accuracy", best, 4, best)
+
+
+class TestGroups:
+    def test_folds_are_in_order_with_mean_and_spread_of_each_config(self) -> None:
+        found = results(
+            fold_run("a", 1, 0.9, LOSS="mse"),
+            fold_run("b", 10, 0.8, LOSS="mse"),
+            fold_run("c", 0, 0.7, LOSS="l1"),
+            fold_run("d", 2, 0.7, LOSS="mse"),
+            fold_run("e", 1, None, LOSS="l1"),
+        )
+        content = json.loads(found.format_json())
+        assert [run["name"] for run in content["runs"]] == [*"abcde"]
+        assert content["groups"] == [
+            {
+                "swept": {"LOSS": "mse"}, "over": ["DATA.VALID.subset.fold"], "runs": ["a", "d", "b"], "count": 3,
+                "mean": pytest.approx(0.8), "std": pytest.approx(0.1),
+            },
+            {
+                "swept": {"LOSS": "l1"}, "over": ["DATA.VALID.subset.fold"], "runs": ["c", "e"], "count": 1,
+                "mean": pytest.approx(0.7), "std": None,
+            },
+        ]  # fmt: skip
+        _, rows = found.make_table()
+        assert [row[-1] for row in rows] == [*"adbce"]
+        assert found.make_group_table() == (
+            "mean and standard deviation over DATA.VALID.subset.fold",
+            ["LOSS", "best test/accuracy", "runs"],
+            [["mse", "0.8000 ± 0.1000", "3/3"], ["l1", "0.7000", "1/2"]],
+        )
+        page = render_sweep(found)
+        assert "<td>mse</td><td>0.8000 ± 0.1000</td><td>3/3</td>" in page
+
+    def test_groups_with_smaller_mean_come_first_if_smaller_is_better(self) -> None:
+        seeds = [
+            SweepRun(name, {"RUN.seed": seed, "A.x": x}, "finished", "test/loss", best)
+            for name, seed, x, best in (
+                ("a", "0", "1", 0.5),
+                ("b", "0", "2", 0.1),
+                ("c", "1", "2", 0.3),
+            )
+        ]
+        found = results(*seeds, monitor="-test/loss")
+        assert [group.swept for group in found.groups] == [{"A.x": "2"}, {"A.x": "1"}]
+        assert found.groups[0].mean == pytest.approx(0.2)
+
+    def test_sweep_without_folds_and_seeds_has_none(self) -> None:
+        assert LONG.groups == []
+        assert json.loads(LONG.format_json())["groups"] == []

@@ -40,7 +40,7 @@ def test_plain_lines_and_those_of_the_log(tmp_path: Path) -> None:
         "epoch 2/2  train accuracy N loss N  test accuracy N loss N  (T)",
         "best    test/accuracy N (update 10), test/loss N (update 10)",
     ]
-    assert re.fullmatch(r"time    T, \d+ % in steps \(goodput\); .*", lines[first + 3])
+    assert re.fullmatch(r"time    T, \d+ % in steps; .*", lines[first + 3])
     assert lines[first + 4] == f"end     completed after 10 updates; everything is in {tmp_path}"
     assert re.fullmatch(r"weights sha256 [0-9a-f]{64}", lines[-1])
     logged = [
