@@ -77,7 +77,7 @@ $ 'HOOKS.consol={}'
 HOOKS.consol = 'consol' (command line): no hook has this name; did you mean 'console'? Known: ...; a dotted path works too.
 
 $ OPTIMIZER.name=sdg
-OPTIMIZER.name = 'sdg' (command line): no optimizer has this name; did you mean 'sgd'? Known: ...; a dotted path works too, and so does a name after timm.
+OPTIMIZER.name = 'sdg' (command line): no optimizer has this name; did you mean 'sgd'? Known: ...; a dotted path works too, and so does a name after timm. or bitsandbytes. or pytorch_optimizer. or schedulefree.
 
 $ DATA.TRAIN.sampler=shufled
 DATA.TRAIN.sampler = 'shufled' (command line): no sampler has this name; did you mean 'shuffled'? Known: ...; a dotted path works too.
@@ -86,7 +86,7 @@ $ OPTIMIZER.SCHEDULES.lr=cosin
 OPTIMIZER.SCHEDULES.lr.name = 'cosin' (command line): no schedule has this name; did you mean 'cosine'? Known: ...; a dotted path works too, and so does a name after torch. or timm.
 
 $ 'DATA.TRAIN.transforms=[random_shft]'
-DATA.TRAIN.transforms[0] = 'random_shft' (command line): no transform has this name; did you mean 'random_shift'? Known: ...; a dotted path works too, and so does a name after torchvision.
+DATA.TRAIN.transforms[0] = 'random_shft' (command line): no transform has this name; did you mean 'random_shift'? Known: ...; a dotted path works too, and so does a name after albumentations. or torchvision.
 
 $ 'DATA.TRAIN.transforms=[{name: random_shift, pixles: 1}]'
 DATA.TRAIN.transforms[0].pixles = 1 (command line): 'random_shift' has no such parameter; did you mean DATA.TRAIN.transforms[0].pixels? It takes: ...

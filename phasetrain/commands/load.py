@@ -24,6 +24,7 @@ from phasetrain.config.objects import (
     provide_objects,
 )
 from phasetrain.config.schema import is_split
+from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
@@ -49,7 +50,7 @@ def load(
     folder: str | Path,
     checkpoint: str = "latest",
     *,
-    weights: Literal["model", "ema", "swa"] = "model",
+    weights: WhichWeights = "model",
     device: str = "auto",
     changes: Sequence[str] = (),
     trust: bool = False,
@@ -66,7 +67,8 @@ def load(
     Args:
         folder: folder of a run, or of one checkpoint.
         checkpoint: `latest`, `best` (by CHECKPOINT.best.monitor of the run), or its name.
-        weights: the trained weights, or an average of them (MODEL.ema, MODEL.swa).
+        weights: the trained weights, or an average of them (MODEL.ema, MODEL.swa,
+            MODEL.schedule_free).
         device: see MACHINE.device.
         changes: overrides of the config, such as `DATA.TEST.transforms=[...]`.
         trust: run the modules of RUN.imports and the dotted paths that the config of the folder
@@ -87,7 +89,7 @@ def load(
     return task
 
 
-def use_weights(task: Task, weights: Literal["model", "ema", "swa"], path: str) -> None:
+def use_weights(task: Task, weights: WhichWeights, path: str) -> None:
     """Let a task predict with its trained weights, or with an average of them, in test mode.
 
     Args:

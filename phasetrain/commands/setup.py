@@ -95,6 +95,7 @@ _SLOTS = (
     ),
     Slot("DATA.*.transforms[]", TRANSFORMS),
     Slot("DATA.*.transforms[].transforms[]", TRANSFORMS, only=("DATA.*.transforms[]", "apply")),
+    Slot("DATA.*.transforms[].transforms[]", TRANSFORMS, only=("DATA.*.transforms[]", "on_fields")),
     Slot(
         "DATA.*.transforms[].groups[].transforms[]",
         TRANSFORMS,

@@ -64,6 +64,18 @@ class Described(Protocol):
 
 
 @runtime_checkable
+class HasFieldKinds(Protocol):
+    """A dataset that declares the kinds of the fields of its samples.
+
+    Attributes:
+        field_kinds: name of a field -> kind, or a list for samples that are tuples; see
+            `DATA.*.fields`.
+    """
+
+    field_kinds: Any
+
+
+@runtime_checkable
 class Fingerprinted(Protocol):
     """A dataset that can detect that its content has changed."""
 

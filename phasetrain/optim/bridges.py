@@ -48,6 +48,15 @@ def find_timm_optimizer(name: str) -> Factory[Optimizer] | None:
     return found
 
 
+@OPTIMIZERS.bridge("schedulefree", "optimizers")
+@OPTIMIZERS.bridge("pytorch_optimizer", "optimizers")
+@OPTIMIZERS.bridge("bitsandbytes", "optimizers")
+def find_library_optimizer(name: str) -> Factory[Optimizer] | None:
+    """Return None: the classes are found by their dotted paths, and a missing library is reported
+    with the extra that installs it."""
+    return None
+
+
 @SCHEDULES.bridge("torch", "torch")
 def find_torch_schedule(name: str) -> Factory[ParamScheduler] | None:
     """Return torch's scheduler of a class name as a schedule; None for a dotted path.

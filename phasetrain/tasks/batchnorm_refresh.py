@@ -12,7 +12,7 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
-from phasetrain.optim.averaging.averages import SWA, Average, record_statistics, set_statistics
+from phasetrain.optim.averaging.averages import Average, record_statistics, set_statistics
 
 
 @torch.no_grad()
@@ -38,13 +38,10 @@ def refresh_batch_norm(
         world: ranks of the run; all of them must call this.
         compute: runs a forward pass of a micro-batch at a position.
     """
-    if not isinstance(average, SWA):
-        return
-    average.settle()
-    if not average.taken or not average.norms:
+    if not average.settle():
         return
     own: list[tuple[int, int, int, int, Tensor]] = []
-    for step, draws in enumerate(islice(_steps(loader, phase), average.settings.batches)):
+    for step, draws in enumerate(islice(_steps(loader, phase), average.batches)):
         for micro, draw in enumerate(draws):
             # In this process and not by the workers, which may be prefetching the next train phase.
             batch = loader.read(draw)

@@ -1,17 +1,69 @@
-"""Muon, Adafactor and others resume exactly, on one and two ranks and with sharded state."""
+"""Muon, Adafactor and optimizers of other libraries resume exactly, on one and two ranks and with
+sharded state."""
 
 from pathlib import Path
 
 import pytest
-from harness import SMALL, KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
+import torch
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    run_until_killed,
+    train,
+)
 from processes import Launcher
+from raising import raises
+
+from phasetrain.errors import ConfigError
 
 ONE = "MACHINE.threads=1"
 PARTS = "RUN.imports=[strategy_parts, process_parts]"
 MODEL = ("~MODEL.width", "MODEL={name: mlp, hidden: [24, 16], dropout: 0.2, batch_norm: true}")
+PLAIN = ("~OPTIMIZER.momentum", "~OPTIMIZER.nesterov")
 MUON = (*MODEL, "OPTIMIZER={name: muon, lr: 0.01, adamw_lr_scale: 0.5, accumulate: 2}")
 ADAFACTOR = (*MODEL, "OPTIMIZER={name: Adafactor, lr: 0.01, accumulate: 2}")
-EACH = [pytest.param(MUON, id="muon"), pytest.param(ADAFACTOR, id="adafactor")]
+SOAP = (
+    *MODEL,
+    "OPTIMIZER={name: pytorch_optimizer.SOAP, lr: 0.003, precondition_frequency: 2, accumulate: 2}",
+    *PLAIN,
+)
+SHAMPOO = (*MODEL, "OPTIMIZER={name: pytorch_optimizer.Shampoo, lr: 0.01}", *PLAIN)
+EIGHT_BIT = (
+    *MODEL,
+    "OPTIMIZER={name: bitsandbytes.optim.AdamW8bit, lr: 0.003, min_8bit_size: 64, accumulate: 2}",
+    *PLAIN,
+)
+SCHEDULE_FREE = (
+    *MODEL,
+    "OPTIMIZER={name: schedulefree.AdamWScheduleFree, lr: 0.01, warmup_steps: 4, accumulate: 2}",
+    *PLAIN,
+    "MODEL.schedule_free={batches: 2}",
+)
+LIBRARIES = {
+    "SOAP": "pytorch_optimizer",
+    "Shampoo": "pytorch_optimizer",
+    "8 bit": "bitsandbytes",
+    "schedule free": "schedulefree",
+}
+WHOLE_STATE = [pytest.param(MUON, id="muon"), pytest.param(ADAFACTOR, id="adafactor")]
+EACH = [
+    *WHOLE_STATE,
+    pytest.param(SOAP, id="SOAP"),
+    pytest.param(SHAMPOO, id="Shampoo"),
+    pytest.param(EIGHT_BIT, id="8 bit"),
+    pytest.param(SCHEDULE_FREE, id="schedule free"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _installed(request: pytest.FixtureRequest) -> None:
+    """Skip a test whose library is not installed."""
+    for name, library in LIBRARIES.items():
+        if name in request.node.name:
+            pytest.importorskip(library)
 
 
 @pytest.mark.slow
@@ -20,13 +72,16 @@ EACH = [pytest.param(MUON, id="muon"), pytest.param(ADAFACTOR, id="adafactor")]
 def test_killed_run_resumes_exactly(tmp_path: Path, words: tuple[str, ...], precision: str) -> None:
     words = (*words, "OPTIMIZER.SCHEDULES={lr: cosine}", f"MACHINE.precision={precision}")
     train(tmp_path / "whole", *words)
-    run_until_killed(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
-    train(tmp_path / "run", *words)
-    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
+    # The 7th step is in a test, where a schedule-free optimizer would have other weights.
+    for step in (7, 9):
+        folder = tmp_path / str(step)
+        run_until_killed(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+        train(folder, *words)
+        assert differences_of_runs(tmp_path / "whole", folder) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", EACH)
+@pytest.mark.parametrize("words", WHOLE_STATE)
 class TestTwoRanks:
     def test_killed_run_resumes_exactly_and_has_the_bits_of_sharded_state(
         self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
@@ -50,3 +105,59 @@ class TestTwoRanks:
         assert ended.codes == [2, 2], ended.outputs
         assert "OPTIMIZER.name: " in ended.outputs[0]
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", EACH[2:])
+def test_two_ranks_resume_exactly(
+    launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    words = (*SMALL, ONE, PARTS, *words)
+    assert launcher.run(tmp_path / "unbroken", 2, *words).codes == [0, 0]
+    words = (*words, "CHECKPOINT.every_updates=2")
+    strike = "HOOKS.strike={rank: 1, update: 8}"
+    assert launcher.run(tmp_path / "run", 2, *words, strike).codes[1] == -9
+    assert launcher.run(tmp_path / "run", 2, *words).codes == [0, 0]
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "code"), [("zero", 2), ("fsdp", 2)])
+def test_schedule_free_is_rejected_with_sharded_state(
+    launcher: Launcher, tmp_path: Path, strategy: str, code: int
+) -> None:
+    pytest.importorskip("schedulefree")
+    words = (*SMALL, ONE, PARTS, *SCHEDULE_FREE, f"DISTRIBUTED.strategy={strategy}")
+    ended = launcher.run(tmp_path / "run", 2, *words)
+    assert ended.codes == [code, code], ended.outputs
+    assert "MODEL.schedule_free and DISTRIBUTED.strategy" in ended.outputs[0]
+
+
+@pytest.mark.slow
+class TestScheduleFree:
+    def test_weights_for_use_are_better_tested_and_exported(self, tmp_path: Path) -> None:
+        pytest.importorskip("schedulefree")
+        result = train(tmp_path / "run", *SCHEDULE_FREE)
+        assert {"test/accuracy", "test@schedule_free/accuracy"} <= result.last.keys()
+        task = newest(tmp_path / "run").state["task"]
+        trained, used = task["model"], task["schedule_free"]
+        state = task["updater"]["optimizer"][0]
+        name = "layers.1.weight"
+        expected = trained[name].lerp(state["z"], 1 - 1 / 0.9)
+        assert torch.equal(used[name], expected)
+        assert not torch.equal(used[name], trained[name])
+
+    @pytest.mark.parametrize(
+        ("words", "problem"),
+        [
+            ((*SCHEDULE_FREE, "MODEL.schedule_free=null"), {"code": "optimizer.schedule_free"}),
+            (("MODEL.schedule_free={}",), {"code": "config.conflict"}),
+        ],
+        ids=["without the average", "another optimizer"],
+    )
+    def test_optimizer_and_average_go_together(
+        self, tmp_path: Path, words: tuple[str, ...], problem: dict[str, str]
+    ) -> None:
+        pytest.importorskip("schedulefree")
+        with raises(ConfigError, **problem):
+            train(tmp_path / "run", *words)

@@ -100,7 +100,9 @@ TRANSFORM_WORDS = {
     "multi_crop": ["groups: [{views: 2, transforms: [{name: random_resized_crop, size: 8}]}]"],
     "normalize": ["mean: [0.5], std: [0.25]"],
     "random_crop": ["size: 6"],
+    "on_fields": ["fields: [0], transforms: [{name: noise, std: 0.1}]"],
     "random_resized_crop": ["size: 6"],
+    "random_rotate": ["degrees: 20"],
     "random_shift": ["pixels: 1"],
     "resize": ["size: 10"],
 }
@@ -238,6 +240,7 @@ def transform(name: str) -> str:
 def transformed(name: str) -> list[str]:
     """Return the words of a run with a transform."""
     more = {"flatten": ["MODEL.name=mlp"], "multi_crop": VIEWS}
+    more["on_fields"] = ["DATA.TRAIN.fields=[image, value]"]
     more["rotate"] = ["MODEL.classes=4", "DATA.TEST.transforms=[rotate]"]
     return [*more.get(name, []), transform(name)]
 
@@ -420,7 +423,7 @@ def test_meters_save_their_counts(name: str) -> None:
 
 def test_transforms_together_do_not_depend_on_the_world_size() -> None:
     """Those that keep the size come first; `resize` gives the crops a size to start from again."""
-    names = own(TRANSFORMS, ("flatten", "multi_crop", "resize"))
+    names = own(TRANSFORMS, ("flatten", "multi_crop", "on_fields", "resize"))
     listed = ", ".join(
         f"{{{', '.join([f'name: {name}', *TRANSFORM_WORDS.get(name, [])])}}}, {{name: resize, size: 8}}"
         for name in names

@@ -2,10 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import TRUST, Call
+from phasetrain.config.sections.model import WhichWeights
 from phasetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--which",
         default="model",
-        choices=["model", "ema", "swa"],
+        choices=get_args(WhichWeights),
         help="trained weights (default: model), or an average of them",
     )
     parser.add_argument(
@@ -108,7 +109,7 @@ def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
     )
     parser.add_argument(
-        "--weights", default="model", choices=["model", "ema", "swa"], help="default: model"
+        "--weights", default="model", choices=get_args(WhichWeights), help="default: model"
     )
     parser.add_argument(
         "--example",
@@ -157,7 +158,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # Without defaults: a packed model rejects the options that only a run has.
     parser.add_argument("--checkpoint", metavar="NAME", help="latest (default), best or name")
-    parser.add_argument("--weights", choices=["model", "ema", "swa"], help="default: model")
+    parser.add_argument("--weights", choices=get_args(WhichWeights), help="default: model")
     parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per sample")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once")

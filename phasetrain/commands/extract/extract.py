@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from phasetrain.commands.choose import NONE, choose_checkpoint
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
+from phasetrain.config.sections.model import WhichWeights
 from phasetrain.data import SampleReader
 from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
 from phasetrain.data.samplers.source import SubsetOrder
@@ -329,7 +330,9 @@ def _build_model(
         load_weights(builder.context, model)
     learned = loaded.state["task"]
     if which not in learned:
-        averages = ", ".join(name for name in learned if name in ("ema", "swa")) or "none"
+        averages = (
+            ", ".join(name for name in learned if name in get_args(WhichWeights)[1:]) or "none"
+        )
         raise ConfigError(
             f"EXTRACT.weights = {which!r}: {loaded.path} has no such weights; averages in it: "
             f"{averages}; set EXTRACT.weights=model for the trained weights"

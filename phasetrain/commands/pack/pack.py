@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from phasetrain.commands.stored.stored_config import read_loaded_config
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.objects import is_object_name
 from phasetrain.config.schema import default_schema
+from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.data import SampleReader
 from phasetrain.data.samplers.phase_sampler import Draw
@@ -70,7 +71,7 @@ class PackOptions:
     """What to pack, see the arguments of `pack`."""
 
     checkpoint: str
-    weights: Literal["model", "ema", "swa"]
+    weights: WhichWeights
     example: Sequence[str]
     license_name: str | None
     certificate: str | None
@@ -99,7 +100,7 @@ def pack(  # noqa: PLR0913 - the keyword arguments are those of the command
     out: str | Path,
     *,
     checkpoint: str = "latest",
-    weights: Literal["model", "ema", "swa"] = "model",
+    weights: WhichWeights = "model",
     example: Sequence[str] = (),
     license_name: str | None = None,
     certificate: str | None = None,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.load import find_test_split, load, read_data_facts
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
+from phasetrain.config.sections.model import WhichWeights
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
@@ -47,7 +48,7 @@ class PredictOptions:
     """
 
     checkpoint: str = "latest"
-    weights: Literal["model", "ema", "swa"] = "model"
+    weights: WhichWeights = "model"
     device: str = "auto"
     top: int = 3
     batch_size: int = 64

@@ -56,16 +56,23 @@ class SplitSection(Section):
         resume="forbidden",
         ge=1,
     )
+    fields: Mapping[str, Any] | tuple[Any, ...] | None = key(
+        None,
+        "kinds of the fields of a sample, which transforms then change together: name -> `image`, "
+        "`mask`, `boxes`, `labels`, `keypoints` or `value`, or a list for samples that are tuples; "
+        "null: as the dataset declares, if it does",
+        resume="forbidden",
+    )
     inputs: Fields = key(
         None,
         "fields of a sample that the model gets: a name, an index into a tuple, or several; null: "
-        "the first of a pair",
+        "the first of a pair, or the images among declared fields",
         resume="forbidden",
     )
     targets: Fields = key(
         None,
         "fields of a sample that the loss gets, as for `inputs`; []: none; null: the second of a "
-        "pair",
+        "pair, or all other declared fields",
         resume="forbidden",
     )
     label_type: Literal["given", "sample_index", "zero"] = key(

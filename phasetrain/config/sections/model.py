@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from phasetrain.config.sections.keys import Section, key
 
@@ -16,6 +16,10 @@ class TaskSection(Section):
         "name of a task, which computes the loss and the metrics of a batch",
         resume="forbidden",
     )
+
+
+WhichWeights = Literal["model", "ema", "swa", "schedule_free"]
+"""The trained weights of a checkpoint, or an average of them."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,20 @@ class SWASection(Section):
         ge=1,
     )
     test: bool = key(True, "test the average next to the trained weights", resume="forbidden")
+
+
+@dataclass(frozen=True)
+class ScheduleFreeSection(Section):
+    """The weights of a schedule-free optimizer that are meant for use (Defazio et al. 2024,
+    arXiv:2405.15682)."""
+
+    batches: int = key(
+        50,
+        "training batches for recomputing batch norm statistics before each test",
+        resume="forbidden",
+        ge=1,
+    )
+    test: bool = key(True, "test them next to the trained weights", resume="forbidden")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +124,13 @@ class ModelSection(Section):
         '`every` ("1 epochs"), `batches` for batch norm (50), `test` (true)',
         resume="forbidden",
         fields=SWASection,
+    )
+    schedule_free: Mapping[str, Any] | None = key(
+        None,
+        "the average that a schedule-free optimizer keeps, tested as `test@schedule_free`: "
+        "`batches` for batch norm (50), `test` (true)",
+        resume="forbidden",
+        fields=ScheduleFreeSection,
     )
 
 

@@ -32,13 +32,16 @@ def stack_samples(samples: Sequence[Any]) -> Any:
     Raises:
         ValueError: two inputs differ in shape; both are named.
     """
-    inputs = [sample[0] for sample in samples]
+    batch = _stack_inputs([sample[0] for sample in samples])
+    return batch, collate_targets([sample[1] for sample in samples])
+
+
+def _stack_inputs(inputs: Sequence[Any]) -> Any:
     try:
-        batch = _collate_values(inputs, "inputs")
+        return _collate_values(inputs, "inputs")
     except RuntimeError:
         _check_shapes(inputs)
         raise
-    return batch, collate_targets([sample[1] for sample in samples])
 
 
 def _check_shapes(inputs: Sequence[Any]) -> None:
@@ -61,19 +64,32 @@ def make_list() -> Collate:
 @COLLATES.register("pad")
 def make_pad(
     value: float | Mapping[str, float] = 0.0,
-    target_value: float = -100,
+    target_value: float | Mapping[str, float] = -100,
     mask: str | None = "mask",
+    fields: Sequence[str] | None = None,
+    lists: Sequence[str] = (),
 ) -> Collate:
     """Pad sequences to the length of the longest one in the batch.
 
     Args:
         value: padding of inputs; of a mapping also by name, as in `{labels: -100}`, and 0 for the
             others.
-        target_value: padding of targets that are sequences; cross entropy ignores -100.
+        target_value: padding of targets that are sequences, in the same forms, and -100 for the
+            others; cross entropy ignores -100.
         mask: key of a mask of real elements, bool `(N, L)`, for the model. A tensor input then
-            becomes the mapping `{"input": ..., mask: ...}`; None omits the mask.
+            becomes the mapping `{"input": ..., mask: ...}`; None omits the mask. Targets with
+            `fields` have one as well, of the first of these fields, under a name that is free.
+        fields: names in mappings of inputs and targets that are padded, such as `[boxes, labels]`;
+            all others are stacked. None pads every tensor of the inputs.
+        lists: names in mappings that become lists, with an entry per sample.
+
+    Raises:
+        ValueError: a name is in both `fields` and `lists`.
     """
-    return PadCollate(value, target_value, mask)
+    if both := set(fields or ()) & set(lists):
+        raise ValueError(f"fields and lists: {sorted(both)[0]} is in both; expected it in one")
+    padded = None if fields is None else tuple(fields)
+    return PadCollate(value, target_value, mask, padded, tuple(lists))
 
 
 @dataclass(frozen=True)
@@ -81,8 +97,10 @@ class PadCollate:
     """The collate function of `make_pad`."""
 
     value: float | Mapping[str, float]
-    target_value: float
+    target_value: float | Mapping[str, float]
     mask: str | None
+    fields: tuple[str, ...] | None = None
+    lists: tuple[str, ...] = ()
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of samples whose inputs are tensors `(L, ...)`, or mappings of tensors
@@ -94,10 +112,20 @@ class PadCollate:
         """
         inputs = [sample[0] for sample in samples]
         targets = [sample[1] for sample in samples]
-        if _are_sequences(targets):
+        self._check_names(inputs[0], targets[0])
+        if isinstance(targets[0], Mapping) and (self.fields or self.lists):
+            target: Any = self._pad_mapping(targets, "targets", self.target_value, -100.0)
+        elif _are_sequences(targets) and self.fields is None:
+            if isinstance(self.target_value, Mapping):
+                raise ValueError(
+                    f"target_value = {dict(self.target_value)}: targets have no names, expected a "
+                    "number"
+                )
             target = self._pad_tensors(targets, "targets", self.target_value)[0]
         else:
             target = collate_targets(targets)
+        if not isinstance(inputs[0], Mapping) and self.fields is not None:
+            return _stack_inputs(inputs), target
         if not isinstance(inputs[0], Mapping):
             if isinstance(self.value, Mapping):
                 raise ValueError(  # noqa: TRY004 - a value of the config
@@ -105,29 +133,63 @@ class PadCollate:
                 )
             values, mask = self._pad_tensors(inputs, "inputs", self.value)
             return (values if self.mask is None else {"input": values, self.mask: mask}), target
-        return self._pad_mapping(inputs), target
+        return self._pad_mapping(inputs, "inputs", self.value, 0.0), target
 
-    def _pad_mapping(self, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        by_name = self.value if isinstance(self.value, Mapping) else {}
-        for key in by_name:
-            if key not in inputs[0]:
-                near = did_you_mean(key, inputs[0]) or "."
+    def _check_names(self, first: Any, target: Any) -> None:
+        """Reject names of `fields` and `lists` that a sample does not have."""
+        known = [name for side in (first, target) if isinstance(side, Mapping) for name in side]
+        for name in (*(self.fields or ()), *self.lists):
+            if name not in known:
+                near = did_you_mean(name, known) or "."
                 raise ValueError(
-                    f"value: there is no input {key!r}{near} Inputs are {', '.join(inputs[0])}"
+                    f"there is no field {name!r} in inputs or targets{near} There are "
+                    f"{', '.join(known) or 'none, since neither is a mapping'}"
                 )
-        default = 0.0 if isinstance(self.value, Mapping) else self.value
-        for key in inputs[0]:
-            values = [one.get(key) for one in inputs]
-            if not _are_sequences(values):
-                found[key] = _collate_values(values, f"inputs {key!r}")
-                continue
-            found[key], mask = self._pad_tensors(
-                values, f"inputs {key!r}", by_name.get(key, default)
+
+    def _pad_mapping(
+        self,
+        samples: Sequence[Mapping[str, Any]],
+        what: str,
+        value: float | Mapping[str, float],
+        default: float,
+    ) -> dict[str, Any]:
+        """Return the batch of mappings; `default` pads what `value` does not name."""
+        found: dict[str, Any] = {}
+        by_name = value if isinstance(value, Mapping) else {}
+        for key in by_name:
+            if key not in samples[0]:
+                near = did_you_mean(key, samples[0]) or "."
+                raise ValueError(
+                    f"value: there is no {what[:-1]} {key!r}{near} {what.capitalize()} are "
+                    f"{', '.join(samples[0])}"
+                )
+        if not isinstance(value, Mapping):
+            default = value
+        masks: dict[str, Tensor] = {}
+        for key in samples[0]:
+            values = [one.get(key) for one in samples]
+            if key in self.lists:
+                found[key] = values
+            elif not self._pads(key, values):
+                found[key] = _collate_values(values, f"{what} {key!r}", key)
+            else:
+                padding = by_name.get(key, default)
+                found[key], masks[key] = self._pad_tensors(values, f"{what} {key!r}", padding)
+        if self.fields is not None and masks and self.mask in samples[0]:
+            raise ValueError(
+                f"mask = {self.mask!r}: the {what} have a field of that name; set another name for "
+                "the mask of real elements, such as real, or null"
             )
-            if self.mask is not None and self.mask not in inputs[0]:
-                found.setdefault(self.mask, mask)
+        if self.mask is not None and self.mask not in samples[0] and masks:
+            ordered = [name for name in self.fields or masks if name in masks]
+            found[self.mask] = masks[ordered[0]]
         return found
+
+    def _pads(self, key: str, values: Sequence[Any]) -> bool:
+        """Return whether the values of a field are padded."""
+        if self.fields is None:
+            return _are_sequences(values)
+        return key in self.fields
 
     def _pad_tensors(self, values: Sequence[Any], what: str, value: float) -> tuple[Tensor, Tensor]:
         """Return tensors padded to the longest, and the mask of real elements."""
@@ -172,7 +234,12 @@ def collate_targets(values: Sequence[Any]) -> Any:
     return _collate_values(values, "targets")
 
 
-def _collate_values(values: Sequence[Any], what: str) -> Any:
+def _collate_values(values: Sequence[Any], what: str, field: str | None = None) -> Any:
+    if field is not None:
+        _check_field(values, what, field)
+    elif isinstance(values[0], Mapping):
+        for name in values[0]:
+            _check_field([one.get(name) for one in values], f"{what} {name!r}", name)
     try:
         return default_collate(list(values))
     except TypeError as error:
@@ -182,6 +249,18 @@ def _collate_values(values: Sequence[Any], what: str) -> Any:
             "these can be stacked; use a transform that makes tensors (for pictures "
             "torchvision.transforms.v2.functional.pil_to_tensor), or collate=list"
         ) from error
+
+
+def _check_field(values: Sequence[Any], what: str, field: Any) -> None:
+    """Raise ValueError if tensors of a named field differ in shape."""
+    shapes = [tuple(one.shape) if isinstance(one, Tensor) else None for one in values]
+    odd = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if odd is not None and None not in shapes:
+        raise ValueError(
+            f"{what}: sample {odd} of the batch has shape {shapes[odd]}, the first has "
+            f"{shapes[0]}; for fields of variable length set collate={{name: pad, fields: "
+            f"[{field}]}}, or lists: [{field}]; or resize them to one shape"
+        )
 
 
 def describe_form(value: Any) -> str:

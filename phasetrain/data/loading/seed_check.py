@@ -13,7 +13,6 @@ from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.protocols import BatchAccess
 from phasetrain.data.samplers.phase_sampler import Draw
-from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import GLOBAL_GENERATORS, GeneratorWatch
 
@@ -263,7 +262,7 @@ def _find_culprit(reader: SampleReader, name: str, indices: list[int]) -> str:
     transforms = reader.pipeline.transforms
     for count in range(len(transforms) + 1):
         # Growing parts of the pipeline: the first one that differs ends with the culprit.
-        partial = reader.with_pipeline(Pipeline(transforms[:count]))
+        partial = reader.with_pipeline(reader.pipeline.replace_transforms(transforms[:count]))
         if not _are_identical(_read_samples(partial, indices), _read_samples(partial, indices)):
             if count:
                 return f"transform {count - 1} ({type(transforms[count - 1]).__name__})"

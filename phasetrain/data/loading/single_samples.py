@@ -105,6 +105,13 @@ class SingleSamples:
             given = self._dataset.__getitems__(indices)
         else:
             given = [self._dataset[index] for index in indices]
+        if self._pipeline.takes_fields:
+            keys = self.make_keys(draw)
+            given = [
+                self._pipeline.transform_sample(sample, keys.select(at), 0, end)
+                for at, sample in enumerate(given)
+            ]
+            end = 0
         samples = self._selection.split_samples(given, indices)
         if self._makes_targets:
             targets = self._pipeline.make_targets(self.make_keys(draw))
@@ -137,7 +144,12 @@ class SingleSamples:
     def read_sample(self, split: str, index: int, key: Keys, end: int) -> Sample | Unreadable:
         """Return a sample after the first `end` transforms, see `read_seeded`."""
         try:
-            value, target = self._selection.split_sample(self._dataset[index], index)
+            sample = self._dataset[index]
+            if self._pipeline.takes_fields:
+                sample = self._pipeline.transform_sample(sample, key, 0, end)
+                value, target = self._selection.split_sample(sample, index)
+                return _check_input(value), target
+            value, target = self._selection.split_sample(sample, index)
             if self._makes_targets:
                 target = self._pipeline.make_targets(key)[0]
             return _check_input(self._pipeline.transform_sample(value, key, 0, end)), target

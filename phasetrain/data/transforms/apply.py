@@ -14,11 +14,15 @@ from phasetrain.data.transforms.base import (
     Pipeline,
     TargetTransform,
 )
+from phasetrain.data.transforms.joint.geometric import JointTransform, Values
+from phasetrain.data.transforms.joint.kinds import FieldKinds
+from phasetrain.data.transforms.joint.pipeline import transform_in_turn
 from phasetrain.errors import ConfigError
 
 
-class Apply(BatchTransform):
-    """Transforms each sample of a batch with a probability, and leaves the others as they are.
+class Apply(BatchTransform, JointTransform):
+    """Transforms each sample of a batch with a probability, and leaves the others as they are; the
+    fields of a sample all together.
 
     Args:
         pipeline: BatchTransforms, which keep the shape and the type of a sample.
@@ -50,8 +54,14 @@ class Apply(BatchTransform):
         result[index] = found
         return result
 
+    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
+        """Return the fields of one sample, transformed or not."""
+        if key.uniform()[0] >= self.probability:
+            return values
+        return transform_in_turn(self.pipeline, values, kinds, key.fork(0))
 
-class ApplyToSample:
+
+class ApplyToSample(JointTransform):
     """Transforms a single sample with a probability, if a transform does not take whole batches.
 
     Args:
@@ -71,6 +81,12 @@ class ApplyToSample:
         if float(torch.rand(())) < self.probability:
             return self.pipeline.transform_sample(sample, key)
         return sample
+
+    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
+        """Return the fields of one sample, transformed or not."""
+        if key.uniform()[0] >= self.probability:
+            return values
+        return transform_in_turn(self.pipeline, values, kinds, key.fork(0))
 
 
 @TRANSFORMS.register("apply")

@@ -162,6 +162,11 @@ class Pipeline:
         return all(isinstance(transform, BatchTransform) for transform in self.transforms)
 
     @property
+    def takes_fields(self) -> bool:
+        """Whether a sample is transformed before its input and target are selected."""
+        return False
+
+    @property
     def makes_targets(self) -> bool:
         """Whether a transform makes the targets."""
         return any(isinstance(transform, TargetTransform) for transform in self.transforms)
@@ -173,6 +178,10 @@ class Pipeline:
             if isinstance(transform, TargetTransform):
                 return transform.make_targets(keys.fork(position))
         raise ValueError("no transform makes targets")
+
+    def replace_transforms(self, transforms: Sequence[Callable[..., Any]]) -> "Pipeline":
+        """Return a pipeline with other transforms of the same samples."""
+        return Pipeline(transforms)
 
     def find_batched_end(self) -> int:
         """Return the position from which on all transforms are BatchTransforms."""

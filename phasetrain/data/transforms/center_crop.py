@@ -3,11 +3,13 @@
 from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
+from phasetrain.data.transforms.base import TRANSFORMS, Keys, check_images
+from phasetrain.data.transforms.joint.geometric import GeometricTransform
+from phasetrain.data.transforms.joint.placement import Placement
 
 
 @TRANSFORMS.register("center_crop")
-class CenterCrop(BatchTransform):
+class CenterCrop(GeometricTransform):
     """Crops the central square of images: `(C, H, W)` becomes `(C, size, size)`.
 
     If it cannot be exactly central, it is half a pixel up or to the left.
@@ -26,12 +28,18 @@ class CenterCrop(BatchTransform):
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
         """Return the center of each image, `(N, C, size, size)`."""
         check_images(batch, self)
-        height, width = batch.shape[2:]
+        top, left = self._find_corner(batch.shape[2], batch.shape[3])
+        return batch[:, :, top : top + self.size, left : left + self.size].contiguous()
+
+    def draw_placement(self, size: tuple[int, int], key: Keys) -> Placement:
+        """Return the central square of an image of `size`."""
+        top, left = self._find_corner(*size)
+        return Placement.crop(top, left, self.size, self.size, (self.size, self.size))
+
+    def _find_corner(self, height: int, width: int) -> tuple[int, int]:
         if min(height, width) < self.size:
             raise ValueError(
                 f"CenterCrop: images of {height} x {width} pixels are smaller than size = "
                 f"{self.size}"
             )
-        top = (height - self.size) // 2
-        left = (width - self.size) // 2
-        return batch[:, :, top : top + self.size, left : left + self.size].contiguous()
+        return (height - self.size) // 2, (width - self.size) // 2

@@ -1,15 +1,19 @@
 """Random crop."""
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
+from phasetrain.data.transforms.base import TRANSFORMS, Keys, check_images
+from phasetrain.data.transforms.joint.geometric import GeometricTransform
+from phasetrain.data.transforms.joint.placement import Placement
 from phasetrain.data.transforms.windows import crop_windows
 
 
 @TRANSFORMS.register("random_crop")
-class RandomCrop(BatchTransform):
+class RandomCrop(GeometricTransform):
     """Crops a random square of each image: `(C, H, W)` becomes `(C, size, size)`.
 
     Args:
@@ -31,7 +35,22 @@ class RandomCrop(BatchTransform):
         """Return a square of each image, `(N, C, size, size)`."""
         check_images(batch, self)
         padded = pad(batch, [self.padding] * 4) if self.padding else batch
-        height, width = padded.shape[2:]
+        top, left = self._draw_corners(padded.shape[2], padded.shape[3], keys)
+        return crop_windows(padded, top, left, (self.size, self.size))
+
+    def draw_placement(self, size: tuple[int, int], key: Keys) -> Placement:
+        """Return the square of an image of `size`."""
+        added = 2 * self.padding
+        top, left = self._draw_corners(size[0] + added, size[1] + added, key)
+        side = self.size
+        return Placement.crop(
+            int(top[0]) - self.padding, int(left[0]) - self.padding, side, side, (side, side)
+        )
+
+    def _draw_corners(
+        self, height: int, width: int, keys: Keys
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the upper rows and the left columns of squares of padded images, `(N,)` each."""
         if min(height, width) < self.size:
             raise ValueError(
                 f"RandomCrop: images of {height} x {width} pixels, including padding, are smaller "
@@ -40,4 +59,4 @@ class RandomCrop(BatchTransform):
         corners = keys.uniform(2)
         top = (corners[:, 0] * (height - self.size + 1)).astype("int64")
         left = (corners[:, 1] * (width - self.size + 1)).astype("int64")
-        return crop_windows(padded, top, left, (self.size, self.size))
+        return top, left

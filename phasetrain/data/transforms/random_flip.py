@@ -4,11 +4,13 @@ import torch
 from torch import Tensor
 
 from phasetrain.config.checks import check_fraction
-from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
+from phasetrain.data.transforms.base import TRANSFORMS, Keys, check_images
+from phasetrain.data.transforms.joint.geometric import GeometricTransform
+from phasetrain.data.transforms.joint.placement import Placement
 
 
 @TRANSFORMS.register("random_flip")
-class RandomFlip(BatchTransform):
+class RandomFlip(GeometricTransform):
     """Flips images `(C, H, W)` horizontally at random.
 
     Args:
@@ -27,3 +29,9 @@ class RandomFlip(BatchTransform):
         check_images(batch, self)
         chosen = torch.from_numpy(keys.uniform() < self.probability)
         return torch.where(chosen[:, None, None, None], batch.flip(3), batch)
+
+    def draw_placement(self, size: tuple[int, int], key: Keys) -> Placement:
+        """Return the mirror image, or the image as it is."""
+        if key.uniform()[0] < self.probability:
+            return Placement(((-1.0, 0.0), (0.0, 1.0)), (float(size[1]), 0.0), size)
+        return Placement.crop(0, 0, *size, size)

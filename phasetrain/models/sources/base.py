@@ -4,11 +4,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from phasetrain.config.registry import Registry
+from phasetrain.config.sections.model import WhichWeights
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.storage import HANDLERS, Storage, open_storage
 
@@ -28,7 +29,8 @@ class WeightSource:
     Attributes:
         path: a file or folder of this machine, or `PREFIX://...` of a registered path handler.
         format: `auto`, or a name in `FORMATS`.
-        which: the trained weights, or their average made by MODEL.ema or MODEL.swa.
+        which: the trained weights, or their average made by MODEL.ema, MODEL.swa or
+            MODEL.schedule_free.
         checkpoint: of a run folder: the newest checkpoint, or the best one by the monitor of that
             run.
         key: dotted path of the weights in a torch file; None tries the usual ones.
@@ -45,7 +47,7 @@ class WeightSource:
 
     path: str
     format: str = "auto"
-    which: Literal["model", "ema", "swa"] = "model"
+    which: WhichWeights = "model"
     checkpoint: Literal["latest", "best"] = "latest"
     key: str | None = None
     prefix_remove: str = ""
@@ -221,7 +223,10 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
             "the path of a file or folder",
         ),
         "format": _TEXT,
-        "which": (lambda value: value in ("model", "ema", "swa"), "model, ema or swa"),
+        "which": (
+            lambda value: value in get_args(WhichWeights),
+            "model, ema, swa or schedule_free",
+        ),
         "checkpoint": (lambda value: value in ("latest", "best"), "latest or best"),
         "key": (lambda value: value is None or isinstance(value, str), "text or null"),
         "prefix_remove": _TEXT,

@@ -1,10 +1,10 @@
-"""Settings of averages of the weights: MODEL.ema and MODEL.swa."""
+"""Settings of averages of the weights: MODEL.ema, MODEL.swa and MODEL.schedule_free."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from phasetrain.config.sections.keys import read_section
-from phasetrain.config.sections.model import EMASection, SWASection
+from phasetrain.config.sections.model import EMASection, ScheduleFreeSection, SWASection
 from phasetrain.optim.schedules.durations import DURATION
 
 
@@ -35,16 +35,28 @@ class SWASettings(SWASection):
         return 0.0
 
 
-Settings = EMASettings | SWASettings
+class ScheduleFreeSettings(ScheduleFreeSection):
+    """Settings of the average that a schedule-free optimizer keeps (MODEL.schedule_free)."""
+
+    def share(self, lengths: Mapping[str, int]) -> float:
+        """Return the share of the training after which it is tested."""
+        return 0.0
+
+
+Settings = EMASettings | SWASettings | ScheduleFreeSettings
 
 
 def read_average_settings(section: Mapping[str, Any]) -> dict[str, Settings]:
     """Return name -> settings of the averages in a checked section MODEL.
 
     Args:
-        section: MODEL; `ema` and `swa` are null or mappings.
+        section: MODEL; `ema`, `swa` and `schedule_free` are null or mappings.
     """
-    kinds: dict[str, type[Settings]] = {"ema": EMASettings, "swa": SWASettings}
+    kinds: dict[str, type[Settings]] = {
+        "ema": EMASettings,
+        "swa": SWASettings,
+        "schedule_free": ScheduleFreeSettings,
+    }
     return {
         name: read_section(kind, section[name])
         for name, kind in kinds.items()

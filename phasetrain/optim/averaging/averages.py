@@ -1,11 +1,11 @@
-"""Averages of the weights over the updates of a run (MODEL.ema, MODEL.swa)."""
+"""Averages of the weights over the updates of a run (MODEL.ema, MODEL.swa, MODEL.schedule_free)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import ceil, floor
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from phasetrain.distributed import find_buffers
 from phasetrain.distributed.dtensors import is_dtensor, local_shard
 from phasetrain.errors import ConfigError
-from phasetrain.optim.averaging.average_settings import EMASettings, Settings, SWASettings
+from phasetrain.optim.averaging.average_settings import (
+    EMASettings,
+    ScheduleFreeSettings,
+    Settings,
+    SWASettings,
+)
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 
@@ -34,6 +39,8 @@ class Average(ABC):
 
     Attributes:
         module: the average, as a model that can be called.
+        norms: batch norms that take statistics for the average before it is tested.
+        batches: number of training batches for these statistics.
 
     Raises:
         ConfigError: the dtype of the weights is too coarse for an average to move.
@@ -44,6 +51,8 @@ class Average(ABC):
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         self.module = module
+        self.norms: list[_BatchNorm] = []
+        self.batches = 0
         module.requires_grad_(requires_grad=False)
         pairs: list[tuple[Tensor, Tensor]] = list(
             zip(module.parameters(), model.parameters(), strict=True)
@@ -80,6 +89,10 @@ class Average(ABC):
             withheld: whether that one was not made; or a 0-d tensor on the device that is not 0
                 then.
         """
+
+    def settle(self) -> bool:
+        """Make the average ready for a test; return whether batch norms need new statistics."""
+        return bool(self.norms)
 
     def stateful(self) -> dict[str, Any]:
         """Return the parts to save in a checkpoint, by name."""
@@ -184,12 +197,8 @@ class SWA(Average):
                 f"MODEL.swa.start = {settings.start!r}: the run ends before that, after "
                 f"{run.updates} updates; start earlier, or leave MODEL.swa out"
             )
-        self.norms = [
-            part
-            for name, part in module.named_modules()
-            if isinstance(part, _BatchNorm) and part.track_running_stats and name not in frozen
-        ]
-        """Batch norms that take statistics for the average before it is tested."""
+        self.norms = list_norms(module, frozen)
+        self.batches = settings.batches
 
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
         """Take the current weights into the average, if one of the moments has come."""
@@ -199,10 +208,11 @@ class SWA(Average):
             self.taken += 1
             self._move(1 / self.taken)
 
-    def settle(self) -> None:
-        """Copy the weights of the model if none were taken yet."""
+    def settle(self) -> bool:
+        """Copy the weights of the model if none were taken yet; batch norms fit them already."""
         if not self.taken:
             self._move(1.0)
+        return bool(self.taken and self.norms)
 
     def stateful(self) -> dict[str, Any]:
         """Return the parts to save in a checkpoint, by name."""
@@ -222,6 +232,81 @@ class SWA(Average):
         if since < -TOLERANCE:
             return 0
         return floor(since + TOLERANCE) + 1
+
+
+@runtime_checkable
+class ScheduleFreeOptimizer(Protocol):
+    """An optimizer whose weights are in one of two places: `train()` moves them to where gradients
+    are taken, `eval()` to where the model is tested and used."""
+
+    param_groups: list[dict[str, Any]]
+
+    def train(self) -> None:
+        """Move the weights to where gradients are taken."""
+        ...
+
+    def eval(self) -> None:
+        """Move the weights to where the model is used."""
+        ...
+
+
+class ScheduleFree(Average):
+    """The weights that a schedule-free optimizer means for use (Defazio et al. 2024,
+    arXiv:2405.15682).
+
+    Moving the weights to them and back, as the optimizer would around a test, would round; a copy
+    is moved instead, and the weights in training keep their bits.
+
+    Args:
+        model, module: see `Average`.
+        settings: how it is tested.
+        optimizers: the schedule-free optimizers of the run; empty if nothing trains.
+        frozen: names of modules whose statistics stay.
+    """
+
+    name = "schedule_free"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        module: nn.Module,
+        settings: ScheduleFreeSettings,
+        optimizers: Sequence[ScheduleFreeOptimizer],
+        frozen: Collection[str] = (),
+    ) -> None:
+        super().__init__(model, module)
+        self.settings: ScheduleFreeSettings = settings
+        self.norms = list_norms(module, frozen)
+        self.batches = settings.batches
+        self._optimizers = optimizers
+
+    @torch.no_grad()
+    def update(self, updates: int, *, withheld: Withheld = False) -> None:
+        """Compute the weights for use from the weights in training and the optimizer's state."""
+        self._move(1.0)
+        trained = [(own, now, now.data) for own, now in self._averaged]
+        # The optimizer knows where to move its parameters: for the moment, their data is the copy.
+        for own, now, _ in trained:
+            now.data = own.data
+        try:
+            for optimizer in self._optimizers:
+                optimizer.eval()
+        finally:
+            for _, now, data in trained:
+                now.data = data
+            for optimizer in self._optimizers:
+                # Not `train()`, which would move the weights.
+                for group in optimizer.param_groups:
+                    group["train_mode"] = True
+
+
+def list_norms(module: nn.Module, frozen: Collection[str]) -> list[_BatchNorm]:
+    """Return the batch norms with running statistics, without the frozen modules."""
+    return [
+        part
+        for name, part in module.named_modules()
+        if isinstance(part, _BatchNorm) and part.track_running_stats and name not in frozen
+    ]
 
 
 def copy_model(model: nn.Module, name: str) -> nn.Module:

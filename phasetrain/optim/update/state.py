@@ -1,6 +1,6 @@
 """Saving and loading the state of an optimizer bit for bit."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,61 @@ def load_optimizer(
             elif loaded.dtype != value.dtype or not is_kept:
                 # torch casts state to the dtype of the parameter, which may be coarser.
                 state[name] = value.to(loaded.device, copy=True)
+
+
+def list_strides(
+    state: Mapping[Any, Any], trained: Sequence[Tensor]
+) -> list[tuple[int, list[str | int], list[int]]]:
+    """Return number of the parameter, path and strides of each tensor of an optimizer's state that
+    is not contiguous.
+
+    Checkpoints hold contiguous tensors, and matrix products with a matrix and with its transposed
+    copy differ in the last bits: eigenvectors of SOAP, for example. Tensors that are laid out as
+    their parameter are not listed, because `load_optimizer` lays them out.
+
+    Args:
+        state: state by number of parameter.
+        trained: parameters of the optimizer in order.
+    """
+    return [
+        (int(number), path, list(tensor.stride()))
+        for number, values in state.items()
+        if str(number).isdecimal()
+        for path, tensor in _list_tensors(values, [])
+        if not (len(path) == 1 and tensor.shape == trained[int(number)].shape)
+        and not tensor.is_contiguous()
+        # What overlaps or has gaps cannot be allocated with its strides.
+        and torch.empty_like(tensor).stride() == tensor.stride()
+    ]
+
+
+def restore_strides(
+    state: Mapping[Any, Any], strides: Sequence[tuple[int, Sequence[str | int], Sequence[int]]]
+) -> None:
+    """Lay out tensors of a state as `list_strides` has found them, in place."""
+    for number, path, stride in strides:
+        # All ranks have the list, and with a sharded optimizer a part of the state.
+        inner: Any = state.get(number, state.get(str(number)))
+        if inner is None:
+            continue
+        for key in path[:-1]:
+            inner = inner[key]
+        value = inner[path[-1]]
+        inner[path[-1]] = torch.empty_strided(
+            value.shape, tuple(stride), dtype=value.dtype, device=value.device
+        ).copy_(value)
+
+
+def _list_tensors(value: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Tensor]]:
+    """Yield the tensors in nested dicts and lists with their paths."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _list_tensors(item, [*path, key])
+    elif isinstance(value, list):  # a tuple could not be changed in place
+        for index, item in enumerate(value):
+            yield from _list_tensors(item, [*path, index])
 
 
 def _owns_memory(tensor: Tensor) -> bool:

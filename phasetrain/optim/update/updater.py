@@ -20,7 +20,12 @@ from phasetrain.optim.update.nonfinite import (
     ignore_skip,
 )
 from phasetrain.optim.update.sam import SamSettings, SharpnessAware
-from phasetrain.optim.update.state import changed_options, load_optimizer
+from phasetrain.optim.update.state import (
+    changed_options,
+    list_strides,
+    load_optimizer,
+    restore_strides,
+)
 from phasetrain.optim.update.steppers import make_stepper
 
 
@@ -242,6 +247,8 @@ class Updater:
             "skipped": self.guard.skipped,
             "skipped_in_row": self.guard.in_row,
         }
+        if strides := list_strides(state["optimizer"], self.gradients.parameters):
+            state["strides"] = strides
         options = changed_options(
             self._initial_options, self.optimizer.param_groups, self.schedules.options
         )
@@ -269,6 +276,7 @@ class Updater:
         # The setter adds schedules for constant learning rates, which a run without a factor lacks.
         if factor != self.factor:
             self.factor = factor
+        restore_strides(state["optimizer"], state.get("strides", ()))
         load_optimizer(
             self.strategy,
             self.optimizer,

@@ -182,6 +182,7 @@ def build_parts(
     strategy.prepare(model, loss)
     others: dict[str, Updater] = {}
     updater = None
+    updaters: list[Updater] = []
     excluded = None
     if train:
         names = find_excluded(context, model, strategy)
@@ -197,6 +198,7 @@ def build_parts(
             collect_stage_facts(context, plan),
             separate=isinstance(kind, type) and issubclass(kind, Task) and kind.separate_updaters,
         )
+        updaters = list(others.values())
         updater = others.pop(MAIN)
     losses = build_stage_losses(context, loss, facts)
     loaders = {name: build_loader(context, split, plan) for name, split in data.items()}
@@ -235,7 +237,7 @@ def build_parts(
         freeze_schedule=build_freeze_schedule(context, model, loss, strategy, facts)
         if train
         else None,
-        averages=build_averages(context, model, copies, strategy, facts),
+        averages=build_averages(context, model, copies, strategy, facts, updaters),
         other_updaters=others,
         known_facts=facts,
         excluded=excluded,

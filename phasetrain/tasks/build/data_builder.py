@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.data import (
+    DATASETS,
     TRANSFORMS,
     CustomLoader,
     LoaderSettings,
@@ -32,7 +33,7 @@ from phasetrain.data.protocols import HasClasses, HasClassNames
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.phase_sampler import HasPassLength, SampleOrder, pass_length
 from phasetrain.data.samplers.source import SampleView
-from phasetrain.data.transforms import Pipeline, TargetTransform
+from phasetrain.data.transforms import FieldPipeline, OnFields, Pipeline, TargetTransform
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
 from phasetrain.errors import ConfigError
@@ -49,6 +50,7 @@ from phasetrain.tasks.build.loading_builder import (
     check_callable,
     check_sources,
     count_workers,
+    find_field_kinds,
 )
 from phasetrain.tasks.build.sections import BuildContext
 from phasetrain.tasks.input_transform import InputTransform, describe_transform
@@ -294,13 +296,21 @@ def build_reader(
     context: BuildContext, where: str, section: AttrDict, source: SampleSource, seed: int
 ) -> SampleReader:
     """Return the reader of a split, or of a source of it."""
+    kinds = find_field_kinds(where, section, source.dataset)
+    transforms = _build_transforms(context, where, section)
+    pipeline = Pipeline(transforms)
+    if kinds:
+        try:
+            pipeline = FieldPipeline(transforms, kinds, where)
+        except ValueError as error:
+            raise ConfigError(f"{where}.{error}", code="config.conflict") from error
     return SampleReader(
         source.dataset,
-        _build_pipeline(context, where, section),
+        pipeline,
         build_collate(context, where, section.collate),
         seed=seed,
         on_bad_sample=section.on_bad_sample,
-        selection=build_selection(context, where, section),
+        selection=build_selection(context, where, section, kinds),
         chosen=source.chosen,
     )
 
@@ -332,14 +342,14 @@ def build_sources(
     return reader, SourceOrder(dataset, batches)
 
 
-def _build_pipeline(context: BuildContext, where: str, section: AttrDict) -> Pipeline:
+def _build_transforms(context: BuildContext, where: str, section: AttrDict) -> list[Any]:
     transforms = [
         context.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
         for i, item in enumerate(section.transforms)
     ]
     for number, transform in enumerate(transforms):
         check_callable(f"{where}.transforms[{number}]", transform, "of an input")
-    return Pipeline(transforms)
+    return transforms
 
 
 def build_input_transform(context: BuildContext, split: str) -> InputTransform:
@@ -351,12 +361,18 @@ def build_input_transform(context: BuildContext, split: str) -> InputTransform:
     """
     where = f"DATA.{split}"
     section = context.config.DATA[split]
-    transforms = _build_pipeline(context, where, section).transforms
+    transforms = _build_transforms(context, where, section)
+    # The dataset is not opened, but its class may declare fields.
+    kinds = find_field_kinds(where, section, DATASETS.find(section.dataset, where))
+    inputs = build_selection(context, where, section, kinds).inputs
     # Inference has no targets: a transform that makes them would change inputs for nothing.
     kept = [
-        (transform, describe_transform(item))
+        (transform.as_input_transform(), describe_transform(item))
+        if isinstance(transform, OnFields)
+        else (transform, describe_transform(item))
         for transform, item in zip(transforms, section.transforms, strict=True)
         if not isinstance(transform, TargetTransform)
+        and not (isinstance(transform, OnFields) and inputs not in transform.fields)
     ]
     return InputTransform(
         where,

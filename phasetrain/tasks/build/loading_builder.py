@@ -15,6 +15,7 @@ from phasetrain.data import (
     LOADERS,
     SAMPLERS,
     Collate,
+    MixedDataset,
     SampleReader,
     SampleSource,
     ShardedDataset,
@@ -25,6 +26,7 @@ from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.mixture import SourceBatches
+from phasetrain.data.protocols import HasFieldKinds
 from phasetrain.data.samplers.phase_sampler import BatchOrder, SampleOrder, make_sequential
 from phasetrain.data.samplers.source import (
     Subset,
@@ -33,6 +35,7 @@ from phasetrain.data.samplers.source import (
     select_subset,
 )
 from phasetrain.data.samplers.torch_sampler import to_order
+from phasetrain.data.transforms import FieldKinds, parse_field_kinds
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.sections import BuildContext, parameters_of
 
@@ -192,9 +195,54 @@ def build_custom_loader(
     )
 
 
-def build_selection(context: BuildContext, where: str, section: AttrDict) -> FieldSelection:
-    """Return which values of a sample are input and target."""
-    return FieldSelection(section.inputs, section.targets, section.label_type, where)
+def find_field_kinds(where: str, section: AttrDict, dataset: Any) -> FieldKinds | None:
+    """Return the kinds of fields that the config or the dataset declares; None without.
+
+    Raises:
+        ConfigError: a kind or an option does not exist.
+    """
+    given = section.fields
+    if given is None and isinstance(dataset, HasFieldKinds):
+        given = dataset.field_kinds
+    if given is None and isinstance(dataset, MixedDataset):
+        # Only if all agree: transforms see the samples of all sources.
+        declared = [
+            source.field_kinds if isinstance(source, HasFieldKinds) else None
+            for source in dataset.sources.values()
+        ]
+        if all(one == declared[0] for one in declared):
+            given = declared[0]
+    if not given:
+        return None
+    return parse_field_kinds(given, f"{where}.fields")
+
+
+def build_selection(
+    context: BuildContext, where: str, section: AttrDict, kinds: FieldKinds | None
+) -> FieldSelection:
+    """Return which values of a sample are input and target.
+
+    Args:
+        context: config and machine.
+        where: config path of the split.
+        section: its config.
+        kinds: declared fields; the images are the input by default, and the others the target.
+    """
+    inputs: Any = section.inputs
+    targets: Any = section.targets
+    if kinds:
+        if inputs is None:
+            inputs = _one_or_all([name for name, one in kinds.items() if one.kind == "image"])
+        if targets is None and section.label_type == "given":
+            named = inputs if isinstance(inputs, list | tuple) else [inputs]
+            targets = _one_or_all([name for name in kinds if name not in named])
+    return FieldSelection(inputs, targets, section.label_type, where)
+
+
+def _one_or_all(names: list[str | int]) -> str | int | list[str | int]:
+    if len(names) == 1:
+        return names[0]
+    return names
 
 
 def build_collate(context: BuildContext, where: str, item: str | Mapping[str, Any]) -> Collate:

@@ -38,6 +38,9 @@ NEEDS_WHOLE_WEIGHTS = (
     "each rank would need all gradients and weights, unsharded; use DISTRIBUTED.strategy=ddp with "
     "DISTRIBUTED.reduction=native"
 )
+NEEDS_WHOLE_STATE = (
+    "each rank would need the whole state of the optimizer; use DISTRIBUTED.strategy=ddp"
+)
 MOVES_ALL_ROWS = (
     "the ascent moves every weight, including rows that the batch does not use; leave one of them "
     "out"
@@ -165,6 +168,7 @@ def _build_updater(
         specs,
         facts,
         scaled=scaler is not None,
+        averaged=context.config.MODEL.schedule_free is not None,
         sparse={id(weight) for weight in sparse},
         used=used,
     )
@@ -323,12 +327,16 @@ def check_conflicts(
         others = f"OPTIMIZER.others = {', '.join(spec.label for spec in specs[1:])}"
     sam = ""
     ascent = ""
+    schedule_free = ""
+    if context.config.MODEL.schedule_free is not None:
+        schedule_free = "MODEL.schedule_free"
     if section.sam is not None:
         sam = f"OPTIMIZER.sam = {dict(section.sam)}"
         ascent = "OPTIMIZER.sam"
     for what, other, why in (
         (others, sharded, NEEDS_WHOLE_WEIGHTS),
         (sam, sharded, NEEDS_WHOLE_WEIGHTS),
+        (schedule_free, sharded, NEEDS_WHOLE_STATE),
         (rows, sharded or ordered, NEEDS_WHOLE_WEIGHTS),
         (rows, sends, "torch cannot compress sparse gradients"),
         (rows, nccl, "NCCL cannot sum sparse gradients; leave sparse=True out, or use the CPU"),

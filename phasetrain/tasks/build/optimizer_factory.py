@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
+from phasetrain.optim.averaging.averages import ScheduleFreeOptimizer
 from phasetrain.optim.first_gradients import step_first_gradients
 from phasetrain.optim.groups import (
     SELECTORS,
@@ -88,11 +89,23 @@ def _arrange_groups(spec: OptimizerSpec) -> OptimizerSpec:
     return replace(spec, groups=groups)
 
 
+def _check_schedule_free(spec: OptimizerSpec, *, averaged: bool) -> None:
+    """Reject a schedule-free optimizer whose weights for use nothing would keep."""
+    if not averaged:
+        raise ConfigError(
+            f"{spec.where}.name = {spec.name!r}: a schedule-free optimizer trains with other "
+            "weights than those for use, which MODEL.schedule_free tests and saves; set "
+            "MODEL.schedule_free={}",
+            code="optimizer.schedule_free",
+        )
+
+
 def make_factory(
     specs: Sequence[OptimizerSpec],
     facts: Mapping[str, Any],
     *,
     scaled: bool,
+    averaged: bool,
     sparse: AbstractSet[int],
     used: dict[str, Any],
 ) -> Callable[[list[dict[str, Any]]], Optimizer]:
@@ -102,6 +115,7 @@ def make_factory(
         specs: the optimizers, in the order of the groups.
         facts: facts of the run.
         scaled: whether a gradient scaler is in use.
+        averaged: whether the config has MODEL.schedule_free.
         sparse: identities of parameters whose gradients are sparse.
         used: filled with the facts that were passed.
     """
@@ -119,6 +133,9 @@ def make_factory(
         )
         if isinstance(made, torch.optim.SGD):
             step_first_gradients(made)
+        if isinstance(made, ScheduleFreeOptimizer):
+            made.train()  # has no state yet, so no weight moves
+            _check_schedule_free(spec, averaged=averaged)
         refuse_closures(made, spec.where)
         check_options(spec.groups, made, spec.where)
         check_sparse(made, spec.groups, sparse, spec.where)

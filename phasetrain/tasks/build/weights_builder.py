@@ -1,6 +1,6 @@
 """Freezes weights and builds averages (MODEL.freeze, freeze_updates, ema and swa)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from math import ceil
 from typing import Any
@@ -18,8 +18,20 @@ from phasetrain.models.freeze import (
     intersect_frozen,
     match_frozen,
 )
-from phasetrain.optim.averaging.average_settings import EMASettings, read_average_settings
-from phasetrain.optim.averaging.averages import EMA, SWA, Average, copy_model
+from phasetrain.optim import MultiOptimizer, Updater
+from phasetrain.optim.averaging.average_settings import (
+    EMASettings,
+    ScheduleFreeSettings,
+    read_average_settings,
+)
+from phasetrain.optim.averaging.averages import (
+    EMA,
+    SWA,
+    Average,
+    ScheduleFree,
+    ScheduleFreeOptimizer,
+    copy_model,
+)
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.runtime.format import join_first
@@ -213,14 +225,31 @@ def build_averages(
     copies: Mapping[str, nn.Module],
     strategy: Strategy,
     facts: Mapping[str, Any],
+    updaters: Collection[Updater] = (),
 ) -> dict[str, Average]:
     """Return averages of the model's weights by name, sharded like the weights.
+
+    Args:
+        context: config, machine and world.
+        model: the model.
+        copies: name of an average -> copy of the model, see `copy_for_averages`.
+        strategy: how ranks share an update.
+        facts: facts of the run.
+        updaters: all updaters of the run; empty if nothing trains.
 
     Raises:
         ConfigError: an average of these weights cannot be made.
     """
     wanted = read_average_settings(context.config.MODEL)
+    schedule_free = _list_schedule_free(updaters)
     frozen = intersect_frozen(find_frozen(context, model)).modules if wanted else NOTHING.modules
+    if "schedule_free" in wanted and updaters and not schedule_free:
+        raise ConfigError(
+            f"MODEL.schedule_free and OPTIMIZER.name = {context.config.OPTIMIZER.name!r}: this "
+            "optimizer is not schedule-free; use one such as schedulefree.AdamWScheduleFree, or "
+            "set MODEL.schedule_free=null",
+            code="config.conflict",
+        )
     found: dict[str, Average] = {}
     for name, settings in wanted.items():
         if strategy.shards_weights:
@@ -229,8 +258,21 @@ def build_averages(
             strategy.prepare(copies[name], nn.Identity())
         if isinstance(settings, EMASettings):
             found[name] = EMA(model, copies[name], settings)
+        elif isinstance(settings, ScheduleFreeSettings):
+            found[name] = ScheduleFree(model, copies[name], settings, schedule_free, frozen)
         else:
             found[name] = SWA(model, copies[name], settings, _length(facts), frozen)
+    return found
+
+
+def _list_schedule_free(updaters: Iterable[Updater]) -> list[ScheduleFreeOptimizer]:
+    found: list[ScheduleFreeOptimizer] = []
+    for updater in updaters:
+        optimizer = updater.optimizer
+        several = [optimizer]
+        if isinstance(optimizer, MultiOptimizer):
+            several = list(optimizer.optimizers.values())
+        found += [one for one in several if isinstance(one, ScheduleFreeOptimizer)]
     return found
 
 

@@ -19,6 +19,7 @@ MODEL = {
     "freeze_updates": [],
     "ema": None,
     "swa": None,
+    "schedule_free": None,
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from phasetrain.data.loading.collate import COLLATES, describe_form, find_common_form
+from phasetrain.errors import ConfigError
 
 stack = COLLATES["stack"]()
 
@@ -155,3 +156,51 @@ class TestPad:
     def test_it_travels_to_spawned_workers(self) -> None:
         made = COLLATES["pad"](mask=None)
         assert pickle.loads(pickle.dumps(made)) == made
+
+
+def make_detections() -> list[Any]:
+    """Return two samples with one and two boxes."""
+    return [
+        (
+            torch.zeros(3, 4, 4),
+            {"boxes": torch.ones(1, 4), "labels": torch.tensor([5]), "name": ["a"]},
+        ),
+        (
+            torch.ones(3, 4, 4),
+            {"boxes": torch.ones(2, 4), "labels": torch.tensor([6, 7]), "name": ["b", "c"]},
+        ),
+    ]
+
+
+def test_named_fields_are_padded_and_others_become_lists() -> None:
+    collate = COLLATES.build(
+        "pad",
+        {"fields": ["boxes", "labels"], "lists": ["name"], "target_value": {"boxes": 0}},
+    )
+    inputs, targets = collate(make_detections())
+    assert inputs.shape == (2, 3, 4, 4)
+    assert targets["boxes"][0].tolist() == [[1, 1, 1, 1], [0, 0, 0, 0]]
+    assert targets["labels"].tolist() == [[5, -100], [6, 7]]
+    assert targets["mask"].tolist() == [[True, False], [True, True]]
+    assert targets["name"] == [["a"], ["b", "c"]]
+
+
+def test_field_of_unequal_length_is_rejected_with_the_key_that_helps() -> None:
+    with pytest.raises(ValueError, match=r"'boxes': sample 1 .*fields: \[boxes\]"):
+        stack(make_detections())
+    collate = COLLATES.build("pad", {"fields": ["labels"]})
+    with pytest.raises(ValueError, match=r"'boxes': sample 1"):
+        collate(make_detections())
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"fields": ["box"]}, "no field 'box'.*boxes"),
+        ({"fields": ["boxes"], "lists": ["labels", "name"], "mask": "labels"}, "mask = 'labels'"),
+        ({"fields": ["boxes"], "lists": ["labels", "boxes"]}, "boxes is in both"),
+    ],
+)
+def test_wrong_names_of_fields_are_rejected(params: Any, match: str) -> None:
+    with pytest.raises((ValueError, ConfigError), match=match):
+        COLLATES.build("pad", params)(make_detections())

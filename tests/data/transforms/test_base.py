@@ -22,6 +22,7 @@ PARAMETERS = {
     "random_crop": {"size": 7, "padding": 1},
     "random_erase": {"probability": 0.5},
     "random_flip": {},
+    "random_rotate": {"degrees": 20.0},
     "random_resized_crop": {"size": 7},
     "random_shift": {"pixels": 2},
     "resize": {"size": 5},
@@ -32,6 +33,7 @@ RANDOM = [
     "random_erase",
     "random_flip",
     "random_resized_crop",
+    "random_rotate",
     "random_shift",
 ]
 
@@ -147,7 +149,7 @@ def test_keys_with_two_dimensions_are_rejected():
 def test_every_built_in_transform_is_tested_here():
     own = {name for name in TRANSFORMS if TRANSFORMS[name].__module__.startswith("phasetrain.")}
     # The last ones take other transforms, or square images, and have files of their own.
-    assert sorted(own) == sorted({*PARAMETERS, "apply", "multi_crop", "rotate"})
+    assert sorted(own) == sorted({*PARAMETERS, "apply", "multi_crop", "on_fields", "rotate"})
 
 
 def samples_are_independent(transform):

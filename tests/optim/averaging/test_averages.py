@@ -12,10 +12,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from phasetrain.distributed import buffer_lookup
 from phasetrain.errors import ConfigError
-from phasetrain.optim.averaging.average_settings import EMASettings, SWASettings
+from phasetrain.optim.averaging.average_settings import (
+    EMASettings,
+    ScheduleFreeSettings,
+    SWASettings,
+)
 from phasetrain.optim.averaging.averages import (
     EMA,
     SWA,
+    ScheduleFree,
     copy_model,
     record_statistics,
     set_statistics,
@@ -63,6 +68,45 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
         torch.equal(a, b)
         for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     )
+
+
+class Aside(torch.optim.SGD):
+    """A schedule-free optimizer in miniature: the weights for use are one higher."""
+
+    def train(self) -> None:
+        raise AssertionError("it would move the weights")
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight += 1
+            group["train_mode"] = False
+
+
+class TestScheduleFree:
+    def test_copy_gets_the_weights_for_use_and_the_model_keeps_its_own(self) -> None:
+        model = nn.Sequential(Scalar(0.1), Scalar(5.0))
+        model[1].weight.requires_grad_(requires_grad=False)
+        optimizer = Aside([model[0].weight], lr=0.1)
+        average = ScheduleFree(
+            model, copy_model(model, "schedule_free"), ScheduleFreeSettings(), [optimizer]
+        )
+        place = model[0].weight.data_ptr()
+        average.update(1)
+        model[0].weight.data.fill_(0.2)
+        average.update(2)
+        assert [float(one) for one in average.module.parameters()] == pytest.approx([1.2, 5.0])
+        assert torch.equal(model[0].weight, torch.tensor(0.2))
+        assert model[0].weight.data_ptr() == place
+        assert optimizer.param_groups[0]["train_mode"] is True
+
+    def test_running_statistics_are_taken_before_each_test(self) -> None:
+        model = net()
+        settings = ScheduleFreeSettings(batches=7)
+        average = ScheduleFree(model, copy_model(model, "schedule_free"), settings, [])
+        assert (average.settle(), len(average.norms), average.batches) == (True, 1, 7)
+        assert ScheduleFree(model, copy_model(model, "x"), settings, [], ["1"]).settle() is False
 
 
 class TestEMA:

@@ -1,0 +1,132 @@
+"""Base classes of transforms that act on several fields of a sample with one draw."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from phasetrain.data.transforms.base import BatchTransform, Keys, check_images
+from phasetrain.data.transforms.joint.kinds import FieldKinds, find_image_size
+from phasetrain.data.transforms.joint.placement import (
+    Placement,
+    find_kept_boxes,
+    place_boxes,
+    place_keypoints,
+    select_rows,
+)
+
+Interpolation = Literal["bilinear", "nearest"]
+
+Values = Mapping[str | int, Any]
+"""Name of a field -> its value."""
+
+
+class JointTransform(ABC):
+    """A transform of several fields of a sample, which all see the same random draw."""
+
+    @abstractmethod
+    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
+        """Return the changed fields of one sample.
+
+        Args:
+            values: every declared field, see `phasetrain.data.transforms.joint.kinds.FieldKind`.
+            kinds: name -> its kind.
+            key: the key of the sample, from which all random numbers are drawn.
+        """
+
+
+def check_interpolation(interpolation: str) -> None:
+    """Raise ValueError for an unknown interpolation."""
+    if interpolation not in get_args(Interpolation):
+        known = " or ".join(get_args(Interpolation))
+        raise ValueError(f"interpolation = {interpolation!r}: expected {known}")
+
+
+class GeometricTransform(BatchTransform, JointTransform):
+    """A transform that moves pixels: images, masks, boxes and key points follow one placement.
+
+    A subclass draws the placement. By default images are interpolated as it says; masks always take
+    the nearest pixel, boxes are clipped and key points outside of the result become invisible.
+
+    Attributes:
+        interpolation: how images are interpolated.
+
+    Example:
+        >>> @TRANSFORMS.register("upside_down")
+        ... class UpsideDown(GeometricTransform):
+        ...     def draw_placement(self, size: tuple[int, int], key: Keys) -> Placement:
+        ...         if key.uniform()[0] < 0.5:
+        ...             return Placement(((1.0, 0.0), (0.0, 1.0)), (0.0, 0.0), size)
+        ...         return Placement(((1.0, 0.0), (0.0, -1.0)), (0.0, float(size[0])), size)
+    """
+
+    interpolation: Interpolation = "bilinear"
+
+    @abstractmethod
+    def draw_placement(self, size: tuple[int, int], key: Keys) -> Placement:
+        """Return where the result of one sample comes from.
+
+        Args:
+            size: height and width of its image.
+            key: the key of the sample, of length 1.
+        """
+
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
+        """Return the moved images `(N, C, h, w)`.
+
+        Raises:
+            ValueError: the batch has another form.
+        """
+        check_images(batch, self)
+        size = (batch.shape[2], batch.shape[3])
+        placements = [self.draw_placement(size, keys.select(at)) for at in range(len(keys))]
+        if self.interpolation == "nearest":
+            moved = [
+                one.take_nearest(image, 0) for image, one in zip(batch, placements, strict=True)
+            ]
+        else:
+            moved = [one.take_bilinear(image) for image, one in zip(batch, placements, strict=True)]
+        return torch.stack(moved)
+
+    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
+        """Return the moved fields of one sample."""
+        placement = self.draw_placement(find_image_size(values, kinds), key)
+        moved: dict[str | int, Any] = {}
+        for name, kind in kinds.items():
+            value = values[name]
+            if kind.kind == "image":
+                # The draws of the same key are the same, so this is the placement from above.
+                moved[name] = self(value[None], key)[0]
+            elif kind.kind == "mask":
+                moved[name] = placement.take_nearest(value, kind.fill)
+            elif kind.kind == "keypoints":
+                moved[name] = place_keypoints(value, placement, kind)
+            elif kind.kind == "boxes":
+                moved[name] = place_boxes(value, placement)
+        return drop_small_boxes({**values, **moved}, kinds)
+
+
+def drop_small_boxes(values: Values, kinds: FieldKinds) -> Values:
+    """Return the fields without boxes that a transform has moved out of the image.
+
+    Raises:
+        ValueError: a field has another number of rows than there are boxes.
+    """
+    boxes = next((name for name, one in kinds.items() if one.kind == "boxes"), None)
+    if boxes is None:
+        return values
+    kept = find_kept_boxes(values[boxes], kinds[boxes].smallest)
+    found = dict(values)
+    for name, kind in kinds.items():
+        if name == boxes or not kind.per_box:
+            continue
+        if len(values[name]) != len(kept):
+            raise ValueError(
+                f"{name} has {len(values[name])} rows and {boxes} {len(kept)}; a field per box "
+                "has one row for each"
+            )
+        found[name] = select_rows(values[name], kept)
+    found[boxes] = values[boxes][kept]
+    return found

@@ -1,0 +1,158 @@
+"""The transforms of a split whose samples have fields of declared kinds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasetrain.data.transforms.base import BatchTransform, Keys, Pipeline, TargetTransform
+from phasetrain.data.transforms.joint.geometric import JointTransform, Values
+from phasetrain.data.transforms.joint.kinds import FieldKinds, to_fields
+from phasetrain.data.transforms.joint.torchvision import (
+    is_torchvision_transform,
+    transform_with_torchvision,
+)
+
+PLACED = ("mask", "boxes", "keypoints")
+"""Kinds of fields that have to move with the pixels of an image."""
+
+
+class FieldPipeline(Pipeline):
+    """The transforms of whole samples, in order.
+
+    A `JointTransform` and a transform of `torchvision.transforms.v2` get all fields; any other one
+    gets each image by itself.
+
+    Args:
+        transforms: see `Pipeline`.
+        kinds: the fields that transforms may change.
+        where: the split in messages, such as `DATA.TRAIN`.
+
+    Raises:
+        ValueError: a transform makes targets or several views.
+    """
+
+    def __init__(
+        self, transforms: Sequence[Callable[..., Any]], kinds: FieldKinds, where: str = "DATA"
+    ) -> None:
+        super().__init__(transforms)
+        self.kinds = kinds
+        self.where = where
+        for position, transform in enumerate(self.transforms):
+            if isinstance(transform, TargetTransform):
+                raise ValueError(  # noqa: TRY004 - a value of the config
+                    f"transforms[{position}] ({type(transform).__name__}) makes the target, and "
+                    f"{where}.fields declares the targets of the dataset; leave one of them out "
+                    "(to turn images and masks: random_rotate)"
+                )
+
+    @property
+    def takes_fields(self) -> bool:
+        """Whether a sample is transformed before its input and target are selected."""
+        return True
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether whole batches can be transformed: never, since samples differ in size."""
+        return False
+
+    def find_batched_end(self) -> int:
+        """Return the number of transforms: all of them take single samples."""
+        return len(self.transforms)
+
+    def replace_transforms(self, transforms: Sequence[Callable[..., Any]]) -> "FieldPipeline":
+        """Return a pipeline with other transforms of the same fields."""
+        return FieldPipeline(transforms, self.kinds, self.where)
+
+    def __call__(self, batch: Any, keys: Keys, begin: int = 0) -> Any:
+        """Reject a batch.
+
+        Raises:
+            TypeError: always; use `transform_sample`.
+        """
+        raise TypeError("transforms of fields take single samples, not batches")
+
+    def transform_sample(
+        self, sample: Any, key: Keys, begin: int = 0, end: int | None = None
+    ) -> Any:
+        """Return one sample of the dataset after the transforms `begin` to `end - 1`.
+
+        Args:
+            sample: a mapping, list or tuple.
+            key: keys of one sample.
+            begin: position of the first transform.
+            end: position after the last transform; None: all the rest.
+
+        Raises:
+            TypeError, ValueError: a field is missing, or a transform does not take it.
+        """
+        values = to_fields(sample, self.kinds, self.where)
+        for position, transform in enumerate(self.transforms[begin:end], begin):
+            changed = transform_fields(transform, values, self.kinds, key.fork(position))
+            values = {**values, **changed}
+        if isinstance(sample, Mapping):
+            return values
+        return tuple(values.values())
+
+    def shape_after(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the shape of a transformed image of `shape`; None if a transform is not one of
+        phasetrain."""
+        images = [name for name, one in self.kinds.items() if one.kind == "image"]
+        if not images or not all(isinstance(one, BatchTransform) for one in self.transforms):
+            return None
+        return Pipeline(self.transforms).shape_after(shape)
+
+
+def transform_in_turn(pipeline: Pipeline, values: Values, kinds: FieldKinds, key: Keys) -> Values:
+    """Return the fields of a sample after all transforms of a pipeline within a transform."""
+    found = values
+    for position, transform in enumerate(pipeline.transforms):
+        found = {**found, **transform_fields(transform, found, kinds, key.fork(position))}
+    return found
+
+
+def transform_fields(
+    transform: Callable[..., Any], values: Values, kinds: FieldKinds, key: Keys
+) -> Values:
+    """Return the fields that a transform changes.
+
+    Raises:
+        ValueError: it only takes images, and has moved the pixels of one away from a mask, boxes or
+            key points.
+    """
+    if isinstance(transform, JointTransform):
+        return transform.transform_fields(values, kinds, key)
+    if is_torchvision_transform(transform):
+        return transform_with_torchvision(transform, values, kinds)
+    return {
+        name: _transform_image(transform, values[name], kinds, key)
+        for name, kind in kinds.items()
+        if kind.kind == "image"
+    }
+
+
+def _transform_image(
+    transform: Callable[..., Any], image: Any, kinds: FieldKinds, key: Keys
+) -> Any:
+    name = type(transform).__name__
+    if not isinstance(transform, BatchTransform):
+        found = transform(image)
+    elif isinstance(image, Tensor):
+        batch = transform(image[None], key)
+        if not isinstance(batch, Tensor):
+            raise ValueError(  # noqa: TRY004 - a value of the config
+                f"{name} makes several views, which samples with fields cannot have"
+            )
+        found = batch[0]
+    else:
+        raise TypeError(f"{name} takes a tensor, not {type(image).__name__}")
+    placed = [str(field) for field, kind in kinds.items() if kind.kind in PLACED]
+    if placed and isinstance(image, Tensor) and isinstance(found, torch.Tensor):
+        same = found.ndim != 3 or found.shape[-2:] == image.shape[-2:]
+        if not same:
+            raise ValueError(
+                f"{name} only takes images and has changed the size of one, so that it no longer "
+                f"fits {', '.join(placed)}; make it a phasetrain.data.transforms.GeometricTransform"
+            )
+    return found

@@ -1,0 +1,62 @@
+"""Transforms of some fields of a sample only."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from phasetrain.data.transforms.apply import build_transforms, make_apply
+from phasetrain.data.transforms.base import TRANSFORMS, Keys, Pipeline
+from phasetrain.data.transforms.joint.geometric import JointTransform, Values
+from phasetrain.data.transforms.joint.kinds import FieldKinds
+from phasetrain.data.transforms.joint.pipeline import transform_in_turn
+from phasetrain.errors import did_you_mean
+
+
+@TRANSFORMS.register("on_fields")
+class OnFields(JointTransform):
+    """Applies transforms to some of the fields of a sample, with one draw for these.
+
+    Args:
+        fields: names of fields, or places in a list or tuple.
+        transforms: a list as in `DATA.*.transforms`.
+
+    Raises:
+        ValueError: no fields or no transforms; on a sample: there is no such field.
+    """
+
+    def __init__(
+        self, fields: Sequence[str | int], transforms: Sequence[str | Mapping[str, Any]]
+    ) -> None:
+        if not fields or not transforms:
+            raise ValueError(
+                f"fields = {list(fields)} and transforms = {list(transforms)}: expected at least "
+                "one of each"
+            )
+        self.fields = tuple(fields)
+        self.transforms = transforms
+        self.pipeline = Pipeline(build_transforms(transforms, "transforms"))
+
+    def as_input_transform(self) -> Callable[..., Any]:
+        """Return the transforms for inputs without the other fields."""
+        return make_apply(self.transforms, probability=1.0)
+
+    def __call__(self, sample: Any) -> Any:
+        """Reject a sample without fields.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "on_fields takes samples with fields; declare them with DATA.*.fields, or use a "
+            "dataset that does"
+        )
+
+    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
+        """Return the changed fields of one sample."""
+        for name in self.fields:
+            if name not in kinds:
+                near = did_you_mean(str(name), [str(one) for one in kinds]) or ";"
+                raise ValueError(
+                    f"fields: {name!r} is not declared{near} there are {', '.join(map(str, kinds))}"
+                )
+        chosen = {name: kind for name, kind in kinds.items() if name in self.fields}
+        return transform_in_turn(self.pipeline, values, chosen, key)
