@@ -93,6 +93,21 @@ class StepOutput:
     logs: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class SequenceOutput(StepOutput):
+    """The output of a step that also decodes, for error rates of sequences.
+
+    Attributes:
+        decoded: decoded tokens without their end, int64 `(N, L)`, padded with -100; None in
+            training, and if no meter needs them.
+        references: the sequences that are right, int64 `(N, R, T)`, without their end, padded with
+            -100; a sample with fewer than R repeats its first one.
+    """
+
+    decoded: Tensor | None = None
+    references: Tensor | None = None
+
+
 def require_output(out: StepOutput | None) -> StepOutput:
     """Return the output that a custom loop passed to `engine.finish`.
 

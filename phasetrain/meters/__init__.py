@@ -13,6 +13,7 @@ from phasetrain.meters.classification.present_accuracy import PresentAccuracy
 from phasetrain.meters.loss import MeanLoss, MeanOfLogged
 from phasetrain.meters.perplexity import Perplexity
 from phasetrain.meters.regression import Regression
+from phasetrain.meters.sequence_errors import SequenceErrorRate, SequenceErrors, TokenErrorRate
 from phasetrain.meters.torchmetrics_bridge import TorchMetric
 
 __all__ = [
@@ -33,5 +34,8 @@ __all__ = [
     "PresentAccuracy",
     "RecallAtK",
     "Regression",
+    "SequenceErrorRate",
+    "SequenceErrors",
+    "TokenErrorRate",
     "TorchMetric",
 ]

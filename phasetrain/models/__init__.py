@@ -11,6 +11,13 @@ from phasetrain.models.heads import HEADS, Embedding, TrunkHead
 from phasetrain.models.mlp import MLP
 from phasetrain.models.resnet import make_resnet
 from phasetrain.models.resnet_cifar import ResNetCifar
+from phasetrain.models.sequence import (
+    Decodes,
+    Seq2SeqGRU,
+    Seq2SeqTransformer,
+    SeriesFCN,
+    SeriesResNet,
+)
 from phasetrain.models.small_cnn import SmallCNN
 from phasetrain.models.transformer import Transformer
 from phasetrain.models.trunk_heads import TrunkHeads
@@ -20,8 +27,13 @@ __all__ = [
     "MLP",
     "MODELS",
     "AlexNet",
+    "Decodes",
     "Embedding",
     "ResNetCifar",
+    "Seq2SeqGRU",
+    "Seq2SeqTransformer",
+    "SeriesFCN",
+    "SeriesResNet",
     "SmallCNN",
     "Transformer",
     "TrunkHead",

@@ -9,6 +9,7 @@ from phasetrain.tasks.language_model import LanguageModel
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.passes import GradientPass
 from phasetrain.tasks.self_supervised import SelfSupervised
+from phasetrain.tasks.sequence_to_sequence import SequenceToSequence
 from phasetrain.tasks.state import PerRank, SavedTask, Stateful
 from phasetrain.tasks.supervised import Supervised
 
@@ -23,6 +24,7 @@ __all__ = [
     "Position",
     "SavedTask",
     "SelfSupervised",
+    "SequenceToSequence",
     "SplitData",
     "Stateful",
     "StepEvents",

@@ -77,6 +77,28 @@ def lengths(folder: Path, pictures: Pictures) -> None:
     (folder / "lengths.txt").write_text("".join(f"{at * 7 % 50}\n" for at in range(1442)))
 
 
+def cmudict(folder: Path, pictures: Pictures) -> None:
+    """Write a pronouncing dictionary."""
+    consonants = ("B", "D", "F", "K", "L", "M", "N", "P")
+    words = [
+        (f"{first.lower()}{vowel.lower()}{last.lower()}", f"{first} {vowel}E1 {last}")
+        for first in consonants
+        for vowel in "AI"
+        for last in consonants
+    ]
+    lines = [f"{word} {sounds.replace('IE', 'IY')}" for word, sounds in words]
+    (folder / "words.dict").write_text("\n".join(lines))
+
+
+def ucr(folder: Path, pictures: Pictures) -> None:
+    """Write a set of series with two classes."""
+    (folder / "Waves").mkdir()
+    for part in ("TRAIN", "TEST"):
+        rows = [[at % 2, *row.flatten().tolist()] for at, row in enumerate(pictures[:60])]
+        text = "\n".join("\t".join(map(str, row)) for row in rows)
+        (folder / "Waves" / f"Waves_{part}.tsv").write_text(text)
+
+
 def huggingface(folder: Path, pictures: Pictures) -> None:
     """Write a folder as Hugging Face's library saves it."""
     import datasets  # takes seconds
@@ -116,6 +138,8 @@ WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
             scores,
             text,
             lengths,
+            cmudict,
+            ucr,
             huggingface,
             webdataset,
         )

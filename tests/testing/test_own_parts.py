@@ -12,7 +12,7 @@ from own_files import written
 
 from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.data import DATASETS, SAMPLERS, TRANSFORMS
-from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.batch import SequenceOutput
 from phasetrain.hooks import HOOKS
 from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS
@@ -50,6 +50,21 @@ HEADS = [
     "LOSS.losses.probe={name: cross_entropy, output: probe, weight: 0.5}",
     "METERS.accuracy=null",
 ]
+PAIRS = [
+    *("RUN.imports=[sequence_parts]", "TASK.name=sequence_to_sequence"),
+    "DATA.TRAIN={dataset: reversed_tokens, collate: pad, transforms: []}",
+    "DATA.TEST={dataset: reversed_tokens, collate: pad}",
+    "METERS={loss: {}, accuracy: null, per: {name: token_error_rate}}",
+    "MODEL={name: seq2seq_gru, width: 16, dropout: 0.2}",
+]
+SERIES = [
+    *(
+        f"DATA.{split}={{dataset: ucr, series: Waves, folder: FILES/ucr/}}"
+        for split in ("TRAIN", "TEST")
+    ),
+    "DATA.TRAIN.transforms=[]",
+    "MODEL={name: series_fcn, widths: [4, 4, 4]}",
+]
 MODEL_WORDS = {
     "alexnet": [
         *("MODEL.widths=[8,8,8,8,8]", "OPTIMIZER.name=adam", "OPTIMIZER.lr=0.01"),
@@ -57,6 +72,13 @@ MODEL_WORDS = {
     ],
     "mlp": ["MODEL.dropout=0.2"],
     "resnet_cifar": [],
+    "seq2seq_gru": PAIRS,
+    "seq2seq_transformer": [
+        *PAIRS[:-1],
+        "MODEL={name: seq2seq_transformer, width: 16, depth: 1}",
+    ],
+    "series_fcn": SERIES,
+    "series_resnet": [*SERIES[:-1], "MODEL={name: series_resnet, width: 4}"],
     "small_cnn": ["MODEL.width=8", "MODEL.dropout=0.1"],
     "transformer": LANGUAGE,
     "trunk_head": [*VIEWS, "MODEL.predictor={name: projection}"],
@@ -109,6 +131,7 @@ TRANSFORM_WORDS = {
 FLAT = ["DATA.TRAIN.transforms=[]", "MODEL.name=mlp"]
 DATASET_WORDS = {
     "alice": [*LANGUAGE, "DATA.{split}.context=16"],
+    "cmudict": [*PAIRS, "DATA.{split}.file=FILES/cmudict/words.dict"],
     "digits": [],
     "file_list": [
         *("DATA.{split}.images=FILES/file_list/images.json", "DATA.{split}.mode=L"),
@@ -131,6 +154,7 @@ DATASET_WORDS = {
     "mixed": ["DATA.{split}.datasets={a: {dataset: digits}, b: {dataset: digits, split: test}}"],
     "synthetic": ["DATA.TRAIN.samples=100", "DATA.TEST.samples=64", *FLAT],
     "text": [*LANGUAGE, "DATA.{split}.files=FILES/text/text.txt", "DATA.{split}.context=16"],
+    "ucr": SERIES,
     "webdataset": [
         "DATA.{split}.files=FILES/webdataset/*.tar",
         "DATA.{split}.mode=L",
@@ -225,6 +249,7 @@ OTHER_TARGETS = {
     "regression": (torch.arange(8.0), torch.arange(8.0) * 2),
 }
 """Outputs and targets of meters that do not take those of classification."""
+METER_WORDS = {"sequence_error_rate": PAIRS, "token_error_rate": PAIRS}
 HOOK_WORDS = {
     "early_stopping": "monitor: test/accuracy",
     "metrics": "every_updates: 1",
@@ -379,8 +404,8 @@ def assert_parts_save_all(words: list[str]) -> None:
 
 @pytest.mark.by_default("transformer")  # with dropout, heads and tied embeddings
 @pytest.mark.parametrize("name", own(MODELS))
-def test_models_save_all_they_learn(name: str) -> None:
-    assert_parts_save_all(model(name))
+def test_models_save_all_they_learn(name: str, tmp_path: Path) -> None:
+    assert_parts_save_all(written(tmp_path, model(name)))
 
 
 @pytest.mark.by_default("adamw", "lars")  # one of torch's and one of our own
@@ -415,7 +440,12 @@ def test_unsaved_state_is_detected(forgetful: str) -> None:
 def test_meters_save_their_counts(name: str) -> None:
     def step(meter: Any) -> Any:
         output, target = OTHER_TARGETS.get(name, (torch.randn(8, 10), torch.arange(8)))
-        meter.update(StepOutput(torch.rand(()), 8.0, 8, output, target, ids=torch.arange(8)))
+        # With decoded sequences, which other meters do not look at.
+        tokens = torch.arange(32).view(8, 4) % 3
+        out = SequenceOutput(torch.rand(()), 8.0, 8, output, target, ids=torch.arange(8))
+        out.decoded = tokens
+        out.references = tokens.flip(0)[:, None]
+        meter.update(out)
         return meter.compute()
 
     assert_state_round_trip(METERS.build(name, facts={"classes": 10}), step)
@@ -525,7 +555,11 @@ def test_every_part_learns(words: list[str], tmp_path: Path) -> None:
         *named("data set", data, own(DATASETS)),
         *named("hook", lambda name: [hook(name)], own(HOOKS)),
         *named("loss", loss, own(LOSSES)),
-        *named("meter", lambda name: [f"METERS.{name}={{}}"], own(METERS, OTHER_TARGETS)),
+        *named(
+            "meter",
+            lambda name: [*METER_WORDS.get(name, []), f"METERS.{name}={{}}"],
+            own(METERS, OTHER_TARGETS),
+        ),
         *named(
             "sampler",
             lambda name: [sampler(name), *data(SAMPLER_DATA.get(name, "digits"))],

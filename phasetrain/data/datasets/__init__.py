@@ -7,6 +7,7 @@ from phasetrain.data.datasets.huggingface import HuggingFace
 from phasetrain.data.datasets.idx import load_idx, read_idx
 from phasetrain.data.datasets.image_folder import ImageFolder
 from phasetrain.data.datasets.lines import Lines
+from phasetrain.data.datasets.sequences import Series, TokenPairs, load_cmudict, load_ucr
 from phasetrain.data.datasets.synthetic import make_synthetic
 from phasetrain.data.datasets.text import (
     IGNORED,
@@ -34,15 +35,19 @@ __all__ = [
     "PackedTokens",
     "Role",
     "Samples",
+    "Series",
     "TensorSamples",
+    "TokenPairs",
     "TorchvisionSamples",
     "WebDataset",
     "Windows",
     "find_torchvision_dataset",
     "load_alice",
+    "load_cmudict",
     "load_digits",
     "load_idx",
     "load_text",
+    "load_ucr",
     "make_synthetic",
     "make_windows",
     "read_idx",

@@ -1,8 +1,6 @@
-"""Further samplers: repeated, infinite, weighted, by class, and by length."""
+"""Further samplers: repeated, infinite, weighted and by class."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +8,10 @@ from numpy.typing import NDArray
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.data.samplers.epoch_stream import ChunkedPass, EpochStream, draw_uniform
+from phasetrain.data.samplers.length_buckets import read_numbers
 from phasetrain.data.samplers.permutation import Indices
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder, make_shuffled
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder
 from phasetrain.data.samplers.source import SampleSource, group_by_class
-from phasetrain.data.transforms.base import Keys
 from phasetrain.runtime.machine import seed_of
 
 Draws = Callable[[int, int], Indices]
@@ -209,84 +207,6 @@ class FixedBatchOrder(DrawOrder):
     ) -> None:
         super().__init__(make_draws, samples)
         self.batch_size = batch_size
-
-
-@SAMPLERS.register("length_bucketed")
-def make_length_bucketed(
-    batch_size: int, source: SampleSource, *, file: str | None = None, pool: int = 100
-) -> SampleOrder:
-    """Shuffled epochs in which the samples of a batch have similar lengths, to reduce padding.
-
-    An epoch is cut into pools; the samples of a pool are sorted by length and cut into batches,
-    which are shuffled. The last, smaller batch has the lengths of a random position in the last
-    pool.
-
-    Args:
-        batch_size: fact; samples per update or test step, over all ranks.
-        source: the samples, with `lengths()`.
-        file: path of an array `(N,)` of lengths instead, `.npy` or text with a number per line.
-        pool: batches per pool: larger pools make lengths more similar, smaller ones make batches
-            more random.
-
-    Raises:
-        ValueError: there are no lengths, or not one per sample.
-        OSError: the file cannot be read.
-    """
-    check_at_least(1, pool=pool)
-    lengths = (
-        source.lengths() if file is None else source.select_values(read_numbers(file), "lengths")
-    )
-    return LengthBuckets(batch_size, lengths, pool)
-
-
-class LengthBuckets:
-    """The order of `make_length_bucketed`.
-
-    Args:
-        batch_size: samples per step, over all ranks.
-        lengths: length of each sample.
-        pool: batches per pool.
-    """
-
-    def __init__(self, batch_size: int, lengths: NDArray[Any], pool: int) -> None:
-        self.batch_size = batch_size
-        self._lengths = lengths
-        self._pool = pool * batch_size
-
-    def __call__(self, length: int, seed: int) -> Pass:
-        """Return the indices of one epoch."""
-        order = make_shuffled()(length, seed)
-
-        def order_pool(begin: int, end: int) -> Indices:
-            found = order[begin:end]
-            # Stable, so that samples of equal length keep their shuffled order with every version
-            # of NumPy.
-            found = found[np.argsort(self._lengths[found], kind="stable")]
-            full, rest = divmod(len(found), self.batch_size)
-            keys = Keys([seed_of(seed, "pool", begin // self._pool)])
-            cut = int(keys.integers(0, full + 1)[0]) * self.batch_size
-            last = found[cut : cut + rest]
-            found = np.delete(found, slice(cut, cut + rest))
-            batches = found.reshape(full, self.batch_size)[
-                np.argsort(keys.fork(0).uniform(full)[0], kind="stable")
-            ]
-            return np.concatenate([batches.reshape(-1), last])
-
-        return ChunkedPass(length, order_pool, self._pool)
-
-
-def read_numbers(file: str) -> NDArray[Any]:
-    """Return the array in a file: `.npy`, or text with a number per line.
-
-    Raises:
-        ValueError: it contains something else.
-        OSError: it cannot be read.
-    """
-    if Path(file).suffix == ".npy":
-        # Without pickle, because a pickled array could execute code.
-        array: NDArray[Any] = np.load(file, allow_pickle=False)
-        return array
-    return np.loadtxt(file, ndmin=1)
 
 
 def _draw_by_weight(weights: NDArray[np.float64]) -> Callable[[int, int], Draws]:

@@ -70,6 +70,33 @@ class HasPassLength(Protocol):
         ...
 
 
+@runtime_checkable
+class SplitsBatches(Protocol):
+    """An order that decides how the samples of a step are divided into micro-batches."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether it does, with the parameters that it was made with."""
+        ...
+
+    def split(self, indices: Indices, most: int) -> list[int]:
+        """Return the sizes of the micro-batches of some samples, a pure function.
+
+        Args:
+            indices: indices of the samples of one rank, in order.
+            most: maximum size.
+        """
+        ...
+
+
+def split_samples(order: SampleOrder, indices: Indices, most: int) -> list[int]:
+    """Return the sizes of the micro-batches of some samples, see `SplitsBatches.split`."""
+    if isinstance(order, SplitsBatches) and order.splits:
+        return order.split(indices, most)
+    count = len(indices)
+    return [min(most, count - begin) for begin in range(0, count, most)]
+
+
 def pass_length(order: SampleOrder, length: int) -> int:
     """Return the number of samples of an epoch over `length` samples in an order."""
     if isinstance(order, HasPassLength):
@@ -211,19 +238,20 @@ class PhaseSampler:
             first = phase.offset + step * phase.batch_size
             samples = phase.samples_in(step)
             begin, end = self._find_shard(first, samples, phase.batch_size)
-            draws = [
-                Draw(
-                    phase.data,
-                    phase.epoch,
-                    at,
-                    indices[at : min(at + self._micro, end)],
-                    stage=phase.stage,
-                )
-                for at in range(begin, end, self._micro)
-            ]
+            draws = self._make_draws(phase, begin, indices[begin:end])
             if self.in_step:
                 draws += self._make_padding(phase, first, samples, len(draws), indices)
             yield draws
+
+    def _make_draws(self, phase: Phase, at: int, indices: Indices) -> list[Draw]:
+        """Return the micro-batches of this rank's slice of a batch, which begins at `at`."""
+        draws = []
+        begin = 0
+        for size in split_samples(self._order, indices, self._micro):
+            chosen = indices[begin : begin + size]
+            draws.append(Draw(phase.data, phase.epoch, at + begin, chosen, stage=phase.stage))
+            begin += size
+        return draws
 
     def _find_shard(self, first: int, samples: int, batch_size: int) -> tuple[int, int]:
         """Return this rank's slice of a batch."""
@@ -239,10 +267,19 @@ class PhaseSampler:
     ) -> list[Draw]:
         """Return the draws that this rank lacks: all ranks run the same number of forward passes,
         because each pass may contain collectives."""
-        # From the size of the step, which all ranks know, so that no rank has to ask the others.
-        most = ceil(
-            ceil((phase.batch_size if self._fixed else samples) / self._world.size) / self._micro
-        )
+        # From what all ranks know about the step, so that no rank has to ask the others.
+        if isinstance(self._order, SplitsBatches) and self._order.splits:
+            shards = [
+                World(rank, self._world.size).shard(first, first + samples)
+                for rank in range(self._world.size)
+            ]
+            most = max(
+                len(split_samples(self._order, indices[begin:end], self._micro))
+                for begin, end in shards
+            )
+        else:
+            share = ceil((phase.batch_size if self._fixed else samples) / self._world.size)
+            most = ceil(share / self._micro)
         if made == most:
             return []
         padding = indices[first : first + min(samples, self._micro)]

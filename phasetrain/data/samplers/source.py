@@ -15,8 +15,10 @@ from phasetrain.data.samplers.phase_sampler import (
     MappedPass,
     Pass,
     SampleOrder,
+    SplitsBatches,
     draw_pass,
     pass_length,
+    split_samples,
 )
 from phasetrain.runtime.machine import seed_of
 
@@ -271,6 +273,16 @@ class SubsetBatchOrder(SubsetOrder):
     def __init__(self, order: SampleOrder, chosen: Indices, batch_size: int) -> None:
         super().__init__(order, chosen)
         self.batch_size = batch_size
+
+    @property
+    def splits(self) -> bool:
+        """Whether the order divides batches into micro-batches."""
+        return isinstance(self._order, SplitsBatches) and self._order.splits
+
+    def split(self, indices: Indices, most: int) -> list[int]:
+        """Return the sizes of micro-batches, see `SplitsBatches`."""
+        # The order knows samples by their number in the subset, whose indices ascend.
+        return split_samples(self._order, np.searchsorted(self._chosen, indices), most)
 
 
 def _part_size(total: int, part: int, parts: int) -> int:

@@ -1,6 +1,6 @@
 """Checks for losses that compare samples of a batch with each other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -45,6 +45,11 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
                 f"{train.micro_batch_size}) computes a batch in parts, which changes the loss; set "
                 "OPTIMIZER.accumulate=1 and a smaller DATA.TRAIN.batch_size, or use more ranks"
             )
+        if isinstance(train.sampler, Mapping) and train.sampler.get("max_tokens") is not None:
+            raise ConfigError(
+                f"{name}, and max_tokens of DATA.TRAIN.sampler computes a batch in parts, which "
+                "changes the loss; leave max_tokens out"
+            )
         if not world.is_single_process and not train.drop_last:
             raise ConfigError(
                 f"{name} over {world.size} ranks, and DATA.TRAIN.drop_last = false can leave "
@@ -66,7 +71,8 @@ def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
     if not has_nested_target_counter(loss):
         return
     pieces = max(world.size, *(config.OPTIMIZER.accumulate or 1 for config in configs))
-    if pieces > 1:
+    samplers = [config.DATA.TRAIN.sampler for config in configs]
+    if pieces > 1 or any(isinstance(one, Mapping) and one.get("max_tokens") for one in samplers):
         raise ConfigError(
             f"LOSS.name = {configs[0].LOSS.name!r}: one of its terms ignores targets or weights "
             "classes, so its mean is not over samples, and computing a batch in parts would change "

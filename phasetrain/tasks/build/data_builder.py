@@ -31,7 +31,12 @@ from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.mixture import SourceOrder
 from phasetrain.data.protocols import HasClasses, HasClassNames
 from phasetrain.data.samplers.overfit import OverfitOrder
-from phasetrain.data.samplers.phase_sampler import HasPassLength, SampleOrder, pass_length
+from phasetrain.data.samplers.phase_sampler import (
+    HasPassLength,
+    SampleOrder,
+    SplitsBatches,
+    pass_length,
+)
 from phasetrain.data.samplers.source import SampleView
 from phasetrain.data.transforms import FieldPipeline, OnFields, Pipeline, TargetTransform
 from phasetrain.engine.interleave import interleave
@@ -432,13 +437,21 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
 
 
 def _build_sampler(context: BuildContext, split: SplitData) -> PhaseSampler:
+    fixed = split.train and context.config.DISTRIBUTED.reduction == "ordered"
+    if fixed and isinstance(split.order, SplitsBatches) and split.order.splits:
+        raise ConfigError(
+            f"DATA.TRAIN.sampler = {split.section.sampler!r} and DISTRIBUTED.reduction = "
+            "'ordered': max_tokens makes micro-batches that depend on the world size, and ordered "
+            "reduction needs fixed ones; leave max_tokens out, or set DISTRIBUTED.reduction=native",
+            code="config.conflict",
+        )
     return PhaseSampler(
         split.order,
         len(split.reader.dataset),
         seed=context.seed,
         micro_batch_size=split.section.micro_batch_size or split.section.batch_size,
         world=context.world,
-        fixed=split.train and context.config.DISTRIBUTED.reduction == "ordered",
+        fixed=fixed,
         windows=split.windows,
     )
 

@@ -1,6 +1,7 @@
 """Every sampler is a pure function of seed and position: slices equal the whole, and frequencies
 are right."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,12 +15,11 @@ from hypothesis import strategies as st
 from raising import raises
 
 from phasetrain.data.mixture import MixedDataset, make_proportional
+from phasetrain.data.samplers.length_buckets import LengthBuckets, make_length_bucketed
 from phasetrain.data.samplers.named import (
     ENDLESS,
     FixedBatchOrder,
-    LengthBuckets,
     make_infinite,
-    make_length_bucketed,
     make_power_law,
     make_repeated,
     make_stratified,
@@ -33,7 +33,7 @@ from phasetrain.data.samplers.phase_sampler import (
     SampleOrder,
     pass_length,
 )
-from phasetrain.data.samplers.source import SampleSource, SubsetOrder
+from phasetrain.data.samplers.source import SampleSource, SubsetBatchOrder, SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import Phase, PhaseSettings, Split, Stage
@@ -78,6 +78,7 @@ ORDERS: dict[str, Callable[[], SampleOrder]] = {
     "stratified": lambda: make_stratified(BATCH, SOURCE),
     "stratified, few classes": lambda: make_stratified(BATCH, SOURCE, classes_per_batch=2),
     "length_bucketed": lambda: make_length_bucketed(BATCH, SOURCE, pool=3),
+    "length_bucketed, tokens": lambda: make_length_bucketed(BATCH, SOURCE, pool=3, max_tokens=200),
     "proportional": lambda: make_proportional(MIXED, {"c": 0.5, "a": 0.4, "b": 0.1}, samples=333),
     "chosen": lambda: SubsetOrder(make_repeated(2), np.arange(0, 100, 3)),
 }
@@ -152,7 +153,10 @@ class TestEveryOrder:
             for parts in zip(*shares, strict=True)
         ]
         assert [i for step in together for i in step] == [
-            i for [draw] in sampler(order).steps(phase) for i in draw.indices.tolist()
+            i
+            for draws in sampler(order).steps(phase)
+            for draw in draws
+            for i in draw.indices.tolist()
         ]
 
 
@@ -354,6 +358,51 @@ class TestLengthBucketed:
     def test_small_pool_computes_little_of_a_long_epoch(self) -> None:
         order = LengthBuckets(10, np.arange(2_000_000) % 1000, 5)
         assert len(set(order(2_000_000, 0)[1_000_000:1_000_100].tolist())) == 100
+
+    def test_micro_batches_stay_within_the_tokens(self) -> None:
+        order = make_length_bucketed(BATCH, SOURCE, max_tokens=250)
+        phase = phase_of(order, BATCH)
+        sizes = set()
+        for micro, world in itertools.product((3, 99), (World(), World(0, 2), World(1, 2))):
+            for step, draws in enumerate(sampler(order, micro=micro, world=world).steps(phase)):
+                counted = [draw for draw in draws if draw.counts]
+                for draw in counted:
+                    lengths = self.LENGTHS[draw.indices]
+                    assert len(lengths) <= micro
+                    assert len(lengths) * lengths.max() <= 250
+                    sizes.add(len(lengths))
+                    assert draw.ordinal // BATCH == step
+                assert [draw.ordinal for draw in counted] == sorted(
+                    draw.ordinal for draw in counted
+                )
+        assert {1, 2, 3, 4, 8} <= sizes
+
+    def test_ranks_have_equally_many_micro_batches_of_unequal_lengths(self) -> None:
+        order = make_length_bucketed(BATCH, SOURCE, max_tokens=200)
+        phase = phase_of(order, BATCH)
+        ranks = [list(sampler(order, world=World(rank, 2)).steps(phase)) for rank in range(2)]
+        padded = 0
+        for first, second in zip(*ranks, strict=True):
+            assert len(first) == len(second)
+            padded += sum(not draw.counts for draw in (*first, *second))
+        assert padded > 0
+
+    def test_subset_is_split_like_its_samples(self) -> None:
+        chosen = np.arange(1, 100, 2)
+        inner = make_length_bucketed(BATCH, SampleSource(Known(), chosen), max_tokens=200)
+        order = SubsetBatchOrder(inner, chosen, BATCH)
+        drawn_indices = order(100, 5)[0:BATCH]
+        sizes = order.split(drawn_indices, 99)
+        assert sum(sizes) == BATCH
+        begin = 0
+        for size in sizes:
+            lengths = self.LENGTHS[drawn_indices[begin : begin + size]]
+            assert size * lengths.max() <= 200
+            begin += size
+
+    def test_sample_above_the_tokens_is_rejected(self) -> None:
+        with pytest.raises(ValueError, match="max_tokens = 50: sample 51 has"):
+            make_length_bucketed(BATCH, SOURCE, max_tokens=50)
 
     def test_lengths_are_read_from_a_file(self, tmp_path: Path) -> None:
         np.savetxt(tmp_path / "lengths.txt", self.LENGTHS, fmt="%d")
