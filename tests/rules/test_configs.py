@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from own_files import written
 from PIL import Image
 from raising import raises
 
@@ -29,6 +30,12 @@ def plan(overrides: list[str], folder: Path) -> str:
 
 def files_for(option: str, folder: Path) -> list[str]:
     """Return what the command line has to give to an option that leaves the paths of files open."""
+    if option == "g2p":
+        words = written(folder, ["DATA.TRAIN.file=FILES/cmudict/words.dict"])
+        return [*words, words[0].replace("TRAIN", "TEST"), "DATA.TRAIN.batch_size=16"]
+    if option == "timeseries":
+        words = written(folder, ["DATA.TRAIN.folder=FILES/ucr/", "DATA.TEST.folder=FILES/ucr/"])
+        return [*words, "DATA.TRAIN.series=Waves"]
     if option != "digits_transfer":
         return []
     for name in ("even", "odd"):

@@ -155,6 +155,6 @@ def written(folder: Path, words: list[str]) -> list[str]:
     for name, write in WRITERS.items():
         wanted = any(f"FILES/{name}/" in word for word in words)
         if wanted and not (folder / name).exists():
-            (folder / name).mkdir()
+            (folder / name).mkdir(parents=True)
             write(folder / name, pictures)
     return [word.replace("FILES", str(folder)) for word in words]
