@@ -9,6 +9,9 @@ from torch import Tensor
 
 from phasetrain.errors import did_you_mean
 
+IGNORED = -100
+"""Class of targets that do not count by default: `ignore_index` of torch's cross entropy."""
+
 
 @dataclass(slots=True)
 class Batch:

@@ -2,6 +2,7 @@
 
 from phasetrain.losses.base import LOSSES, FunctionLoss, LoggingLoss, name_loss
 from phasetrain.losses.cross_entropy import CrossEntropy
+from phasetrain.losses.dice import DiceLoss
 from phasetrain.losses.distillation import SoftTargets
 from phasetrain.losses.from_model import FromModel
 from phasetrain.losses.mean_reduction import find_target_counter, has_nested_target_counter
@@ -35,6 +36,7 @@ __all__ = [
     "CoupledLoss",
     "CrossEntropy",
     "DeepClusterV2",
+    "DiceLoss",
     "FreezingLoss",
     "FromModel",
     "FunctionLoss",

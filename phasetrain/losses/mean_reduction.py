@@ -5,10 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from phasetrain.engine.batch import IGNORED
 from phasetrain.errors import ConfigError
-
-IGNORED = -100
-"""Default `ignore_index` of torch's cross entropy."""
+from phasetrain.losses.cross_entropy import CrossEntropy
 
 Count = Callable[[Tensor], float]
 """Maps the targets of a micro-batch to the denominator of its mean loss."""
@@ -21,12 +20,21 @@ def find_target_counter(loss: nn.Module) -> Count | None:
     Torch's cross entropy skips targets equal to `ignore_index`, and divides by the sum of the class
     weights if it has any.
     """
+    if isinstance(loss, CrossEntropy):
+        if loss.ignore_index is None or loss.per_sample:
+            return None
+        return _make_counter(None, loss.ignore_index)
     if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return None
     weight = loss.weight
     ignored = loss.ignore_index
     if weight is None and ignored == IGNORED:
         return None
+    return _make_counter(weight, ignored)
+
+
+def _make_counter(weight: Tensor | None, ignored: int) -> Count:
+    """Return the function that counts targets, by their weights if there are any."""
 
     def count_targets(target: Tensor) -> float:
         # Targets that are probabilities: torch divides by the number of samples and positions.

@@ -21,6 +21,7 @@ from phasetrain.models.sequence import (
 from phasetrain.models.small_cnn import SmallCNN
 from phasetrain.models.transformer import Transformer
 from phasetrain.models.trunk_heads import TrunkHeads
+from phasetrain.models.unet import UNet
 
 __all__ = [
     "HEADS",
@@ -38,6 +39,7 @@ __all__ = [
     "Transformer",
     "TrunkHead",
     "TrunkHeads",
+    "UNet",
     "find_timm_model",
     "find_torchvision_model",
     "find_transformers_model",

@@ -4,7 +4,7 @@ from raising import raises
 from torch import Tensor, nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.losses import find_target_counter, has_nested_target_counter
+from phasetrain.losses import CrossEntropy, find_target_counter, has_nested_target_counter
 from phasetrain.testing.build import build_run
 
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
@@ -14,6 +14,7 @@ WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
     ("loss", "target", "count"),
     [
         (nn.CrossEntropyLoss(ignore_index=1), torch.tensor([0, 1, 2, 1]), 2.0),
+        (CrossEntropy(ignore_index=-100), torch.tensor([[0, 1], [-100, 0]]), 3.0),
         (WEIGHTED, torch.tensor([0, 1, 1]), 4.5),
         (nn.NLLLoss(ignore_index=0), torch.tensor([[0, 1], [2, 0]]), 2.0),
         (WEIGHTED, torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]), 2.0),

@@ -37,6 +37,15 @@ def image_folder(folder: Path, pictures: Pictures) -> None:
         Image.fromarray(picture).save(path)
 
 
+def image_mask_folder(folder: Path, pictures: Pictures) -> None:
+    """Write images, and masks of their bright pixels."""
+    for name in ("images", "masks"):
+        (folder / name).mkdir()
+    for at, picture in enumerate(pictures):
+        Image.fromarray(picture).save(folder / "images" / f"{at}.png")
+        Image.fromarray((picture > 127).astype(np.uint8)).save(folder / "masks" / f"{at}.png")
+
+
 def file_list(folder: Path, pictures: Pictures) -> None:
     """Write images, and lists of their paths and labels."""
     names = [f"{at}.png" for at in range(len(pictures))]
@@ -133,6 +142,7 @@ WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
         for one in (
             idx,
             image_folder,
+            image_mask_folder,
             file_list,
             lines,
             scores,

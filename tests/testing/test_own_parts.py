@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from own_files import written
+from segment_parts import WORDS as SEGMENTED
 
 from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.data import DATASETS, SAMPLERS, TRANSFORMS
@@ -83,6 +84,7 @@ MODEL_WORDS = {
     "transformer": LANGUAGE,
     "trunk_head": [*VIEWS, "MODEL.predictor={name: projection}"],
     "trunk_heads": HEADS,
+    "unet": SEGMENTED,
 }
 OPTIMIZER_WORDS = {
     "sgd": ["OPTIMIZER.lr=0.1", "OPTIMIZER.momentum=0.9", "OPTIMIZER.weight_decay=1e-4"],
@@ -150,6 +152,12 @@ DATASET_WORDS = {
         "DATA.{split}.mode=L",
         "DATA.{split}.size=8",
     ],
+    "image_mask_folder": [
+        "DATA.{split}.path=FILES/image_mask_folder/",
+        "DATA.{split}.classes=2",
+        "DATA.TRAIN.transforms=[]",
+        *SEGMENTED[4:],
+    ],
     "lines": ["DATA.{split}.files=FILES/lines/*.jsonl", "DATA.{split}.classes=10", *FLAT],
     "mixed": ["DATA.{split}.datasets={a: {dataset: digits}, b: {dataset: digits, split: test}}"],
     "synthetic": ["DATA.TRAIN.samples=100", "DATA.TEST.samples=64", *FLAT],
@@ -186,6 +194,7 @@ LOSS_WORDS = {
     "byol": ["experiment=digits_byol"],
     "cross_entropy": [],
     "deepcluster_v2": ["experiment=digits_deepcluster"],
+    "dice": [*(word for word in SEGMENTED if "LOSS" not in word), "LOSS={name: dice}"],
     "dino": ["experiment=digits_dino"],
     "from_model": [
         *(
@@ -246,6 +255,21 @@ OTHER_TARGETS = {
         {"label": torch.arange(8) % 2, "group": torch.arange(8) // 4},
     ),
     "multilabel_accuracy": (torch.arange(80.0).view(8, 10) - 40, torch.arange(80).view(8, 10) % 2),
+    **dict.fromkeys(
+        ("dice", "mean_iou", "pixel_accuracy"),
+        (torch.arange(160.0).view(8, 10, 2) % 7, torch.arange(16).view(8, 2) % 10),
+    ),
+    "mean_average_precision": (
+        [
+            {
+                "boxes": torch.tensor([[0.0, 0, 4, 4 + at]]),
+                "scores": torch.tensor([0.5]),
+                "labels": torch.tensor([1]),
+            }
+            for at in range(8)
+        ],
+        [{"boxes": torch.tensor([[0.0, 0, 4, 5]]), "labels": torch.tensor([1])}] * 8,
+    ),
     "regression": (torch.arange(8.0), torch.arange(8.0) * 2),
 }
 """Outputs and targets of meters that do not take those of classification."""

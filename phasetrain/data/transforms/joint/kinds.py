@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from phasetrain.data.datasets.images import to_tensor
+from phasetrain.engine.batch import IGNORED
 from phasetrain.errors import ConfigError, did_you_mean
 
 KINDS = ("image", "mask", "boxes", "labels", "keypoints", "value")
 """Kinds of fields."""
-
-IGNORED = -100
-"""Class of a pixel that lies outside of the mask; `ignore_index` of cross entropy."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,61 @@
+"""Dice loss is a mean over samples, and ignores pixels."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from phasetrain.losses import DiceLoss, find_target_counter
+from phasetrain.losses.cross_entropy import CrossEntropy
+
+
+def make_logits(classes: Tensor, count: int) -> Tensor:
+    """Return logits that are as good as certain of some classes."""
+    return torch.nn.functional.one_hot(classes, count).movedim(-1, 1).float() * 200
+
+
+def test_value_is_the_one_computed_by_hand() -> None:
+    predicted = torch.tensor([[[0, 1], [1, 1]]])
+    true = torch.tensor([[[0, 0], [1, 1]]])
+    # Class 0: 2 * 1 / (1 + 2); class 1: 2 * 2 / (3 + 2).
+    loss = DiceLoss(smooth=0)(make_logits(predicted, 2), true)
+    assert float(loss) == pytest.approx(1 - (2 / 3 + 4 / 5) / 2, abs=1e-6)
+    foreground = DiceLoss(smooth=0, background=False)(make_logits(predicted, 2), true)
+    assert float(foreground) == pytest.approx(1 - 4 / 5, abs=1e-6)
+    binary = DiceLoss(smooth=0)((predicted * 400.0 - 200)[:, None], true)
+    assert float(binary) == pytest.approx(1 - 4 / 5, abs=1e-6)
+
+
+def test_ignored_pixels_do_not_count() -> None:
+    generator = torch.Generator().manual_seed(1)
+    output = torch.randn(2, 3, 4, 4, generator=generator)
+    target = torch.randint(3, (2, 4, 4), generator=generator)
+    target[:, 2:] = -100
+    whole = DiceLoss()(output, target)
+    assert torch.allclose(whole, DiceLoss()(output[:, :, :2], target[:, :2]))
+    other = target.masked_fill(target == -100, 7)
+    assert torch.equal(whole, DiceLoss(ignore_index=7)(output, other))
+
+
+@pytest.mark.parametrize("loss", [DiceLoss(), CrossEntropy(per_sample=True, ignore_index=0)])
+def test_batch_is_the_mean_of_its_samples(loss: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(2)
+    output = torch.randn(4, 3, 4, 4, generator=generator)
+    target = torch.randint(3, (4, 4, 4), generator=generator)
+    alone = torch.stack([loss(output[at : at + 1], target[at : at + 1]) for at in range(4)])
+    assert torch.allclose(loss(output, target), alone.mean())
+    assert find_target_counter(loss) is None
+
+
+def test_absent_class_without_smoothing_has_no_loss_and_a_gradient() -> None:
+    output = torch.zeros(1, 2, 2, 2, requires_grad=True)
+    target = torch.full((1, 2, 2), -100)
+    loss = DiceLoss(smooth=0)(output, target)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert output.grad is not None
+    assert bool(output.grad.isfinite().all())
+
+
+def test_wrong_shapes_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"\(N, C, H, W\)"):
+        DiceLoss()(torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 3, dtype=torch.int64))

@@ -1,0 +1,115 @@
+"""Mean average precision as COCO's own code computes it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.meters import MeanAveragePrecision, Meter
+
+
+def make_boxes(count: int, generator: torch.Generator) -> Tensor:
+    corner = torch.rand(count, 2, generator=generator) * 50
+    return torch.cat([corner, corner + 5 + 30 * torch.rand(count, 2, generator=generator)], 1)
+
+
+def make_images() -> tuple[list[Any], list[Any]]:
+    """Return predictions with equal scores among them, and targets, for 40 images."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    true = []
+    for _ in range(40):
+        count = int(torch.randint(0, 5, (), generator=generator))
+        boxes = make_boxes(count, generator)
+        labels = torch.randint(0, 3, (count,), generator=generator)
+        true.append({"boxes": boxes, "labels": labels})
+        more = int(torch.randint(0, 4, (), generator=generator))
+        moved = boxes + torch.randn(count, 4, generator=generator) * 2
+        found.append(
+            {
+                "boxes": torch.cat([moved, make_boxes(more, generator)]),
+                "labels": torch.cat([labels, torch.randint(0, 3, (more,), generator=generator)]),
+                "scores": (torch.rand(count + more, generator=generator) * 8).round() / 8,
+            }
+        )
+    return found, true
+
+
+FOUND, TRUE = make_images()
+
+
+def update(meter: Meter, ids: list[int], mask: Tensor | None = None, target: Any = None) -> Meter:
+    found = [FOUND[at] for at in ids]
+    true = [TRUE[at] for at in ids] if target is None else target
+    numbers = torch.tensor(ids)
+    if mask is not None and not mask.any():
+        numbers = numbers[:0]
+    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(ids), found, true, mask, numbers))
+    return meter
+
+
+def test_values_are_those_of_pycocotools() -> None:
+    found = update(MeanAveragePrecision(per_class=True), list(range(40))).compute()
+    assert isinstance(found, dict)
+    # COCOeval of pycocotools 2.0.11 for the same boxes.
+    expected = {
+        "mean": 0.19837602404186416,
+        "at_50": 0.4578752611789609,
+        "at_75": 0.11623079514113747,
+        "of_0": 0.15985716218680687,
+        "of_1": 0.24198128604069202,
+        "of_2": 0.1932896238980936,
+    }
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_order_of_steps_and_ranks_does_not_matter() -> None:
+    whole = update(MeanAveragePrecision(), list(range(40))).compute()
+    ranks = [update(MeanAveragePrecision(), list(range(rank, 40, 3))) for rank in (2, 0, 1)]
+    merged = MeanAveragePrecision()
+    merged.merge_buffers([dict(one.named_buffers()) for one in ranks])
+    assert merged.compute() == whole
+
+
+def test_padding_batches_do_not_count() -> None:
+    meter = update(MeanAveragePrecision(), [0, 1])
+    before = meter.compute()
+    update(meter, [2, 3], torch.tensor([False, False]))
+    assert meter.compute() == before
+
+
+def test_padded_targets_have_the_values_of_lists() -> None:
+    ids = list(range(40))
+    most = max(len(one["labels"]) for one in TRUE)
+    boxes = torch.zeros(40, most, 4)
+    labels = torch.full((40, most), -100)
+    mask = torch.zeros(40, most, dtype=torch.bool)
+    for at, one in enumerate(TRUE):
+        count = len(one["labels"])
+        boxes[at, :count] = one["boxes"]
+        labels[at, :count] = one["labels"]
+        mask[at, :count] = True
+    padded = {"boxes": boxes, "labels": labels, "mask": mask}
+    found = update(MeanAveragePrecision(), ids, target=padded).compute()
+    assert found == update(MeanAveragePrecision(), ids).compute()
+
+
+def test_one_right_box_of_two_is_half() -> None:
+    boxes = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]])
+    labels = torch.tensor([1, 1])
+    meter = MeanAveragePrecision(class_names=("sky", "dog"))
+    found = [{"boxes": boxes[:1], "labels": labels[:1], "scores": torch.tensor([0.9])}]
+    true = [{"boxes": boxes, "labels": labels}]
+    meter.update(StepOutput(torch.tensor(0.0), 1.0, 1, found, true, None, torch.tensor([5])))
+    # The recalls 0, 0.01, ..., 0.5 are reached with precision 1: 51 of 101.
+    assert meter.compute() == pytest.approx(dict.fromkeys(("mean", "at_50", "at_75"), 51 / 101))
+    assert meter.table()["dog"]["boxes"] == 2
+
+
+def test_other_outputs_are_rejected() -> None:
+    with pytest.raises(ValueError, match="outputs with boxes"):
+        MeanAveragePrecision().update(
+            StepOutput(torch.tensor(0.0), 1.0, 1, torch.zeros(1, 4), TRUE[:1], None, torch.zeros(1))
+        )
