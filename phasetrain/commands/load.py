@@ -28,13 +28,14 @@ from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.models.sources import WeightSource
+from phasetrain.models.sources import WeightSource, parse_sources
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
 from phasetrain.tasks.build.data_builder import build_input_transform
+from phasetrain.tasks.generation import TextSource
 from phasetrain.tasks.raw_inputs import InputReader
 
 log = logging.getLogger(__name__)
@@ -146,11 +147,24 @@ def load_task(
     with provide_objects(objects), trust_only(setup.trusted_paths):
         task = _build_task(setup, loaded)
         _add_transform(task, setup, loaded.path)
+    task.text_source = _find_text_source(stored.values, _run_folder(loaded.path))
     split = find_test_split(stored.values["DATA"])
     if split is not None:
         facts = read_data_facts(_run_folder(loaded.path), split)
         task.reader = InputReader(stored.values["DATA"][split], facts)
     return task
+
+
+def _find_text_source(config: Mapping[str, Any], folder: str) -> TextSource:
+    """Return where the tokenizer of a run is, with the digest of its training."""
+    data = config["DATA"]
+    names = sorted((name for name in data if is_split(name)), key=lambda name: name == "TRAIN")
+    recorded = (read_data_facts(folder, name).get("tokenizer") for name in ("TRAIN", *names))
+    return TextSource(
+        sections=tuple(data[name] for name in names if isinstance(data[name], Mapping)),
+        folders=tuple(source.path for source in parse_sources(config["MODEL"]["weights"])),
+        digest=next((one for one in recorded if isinstance(one, str)), None),
+    )
 
 
 class _LostLoss(nn.Module):

@@ -73,5 +73,7 @@ def _list_tokenizer_folders(config: Mapping[str, Any]) -> Iterator[Path]:
     for section in config["DATA"].values():
         if isinstance(section, Mapping) and isinstance(section.get("tokenizer"), str):
             yield Path(section["tokenizer"])
+        if isinstance(section, Mapping) and section.get("dataset") == "tokens":
+            yield Path(section["path"])
     for source in parse_sources(config["MODEL"]["weights"]):
         yield Path(source.path)

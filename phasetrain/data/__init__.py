@@ -16,6 +16,7 @@ from phasetrain.data.samplers.lanes import LaneOrder
 from phasetrain.data.samplers.named import DrawOrder
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
 from phasetrain.data.samplers.source import SampleSource
+from phasetrain.data.tokens import Tokens
 from phasetrain.data.transforms import TRANSFORMS
 
 __all__ = [
@@ -46,5 +47,6 @@ __all__ = [
     "SourcesReader",
     "Stream",
     "StreamDataset",
+    "Tokens",
     "WindowedDataset",
 ]

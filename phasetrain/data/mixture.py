@@ -161,7 +161,8 @@ class MixedDataset(Dataset[Any]):
         return np.concatenate(found)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts that all sources share; they must agree on `classes` and `class_names`.
+        """Return the facts that all sources share; they must agree on `classes`, `class_names`
+        and `tokenizer`.
         With a batch size per source, the facts of the first source.
 
         Raises:
@@ -182,12 +183,12 @@ class MixedDataset(Dataset[Any]):
             return {}
         first, *others = known.values()
         for label, facts in known.items():
-            for key in ("classes", "class_names"):
+            for key in ("classes", "class_names", "tokenizer"):
                 if facts.get(key) != first.get(key):
                     raise ValueError(
                         f"{key} of {label!r} are {shorten(str(facts.get(key)), 60)}, and "
                         f"{shorten(str(first.get(key)), 60)} in {self._labels[0]!r}; mixed "
-                        "datasets need the same classes"
+                        "datasets need the same classes and tokens"
                     )
         return {
             key: value

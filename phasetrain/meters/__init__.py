@@ -13,7 +13,7 @@ from phasetrain.meters.classification.present_accuracy import PresentAccuracy
 from phasetrain.meters.dense.detection import MeanAveragePrecision
 from phasetrain.meters.dense.pixels import Dice, MeanIoU, PixelAccuracy
 from phasetrain.meters.loss import MeanLoss, MeanOfLogged
-from phasetrain.meters.perplexity import Perplexity
+from phasetrain.meters.perplexity import BitsPerByte, Perplexity
 from phasetrain.meters.regression import Regression
 from phasetrain.meters.sequence_errors import SequenceErrorRate, SequenceErrors, TokenErrorRate
 from phasetrain.meters.torchmetrics_bridge import TorchMetric
@@ -24,6 +24,7 @@ __all__ = [
     "METERS",
     "Accuracy",
     "AveragePrecision",
+    "BitsPerByte",
     "ConfusionMatrix",
     "Dice",
     "GroupedAUROC",

@@ -1,5 +1,13 @@
-"""Perplexity of a language model."""
+"""Perplexity and bits per byte of a language model."""
 
+from collections.abc import Sequence
+from math import log
+
+import torch
+from torch import Tensor
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS
 from phasetrain.meters.loss import MeanLoss
 
@@ -16,3 +24,58 @@ class Perplexity(MeanLoss):
         """Return the perplexity, NaN without steps."""
         # exp of the mean; a mean of exp over steps would be larger (Jensen's inequality).
         return float((self.total / self.weight).exp())
+
+
+@METERS.register("bits_per_byte")
+class BitsPerByte(MeanLoss):
+    """Bits that the model needs per byte of text: the sum of the loss in bits, divided by the
+    number of bytes of the target tokens.
+
+    Unlike the perplexity, it compares models with different tokenizers, and with compressors. It is
+    exact: each token represents a fixed number of bytes. The loss has to be a cross-entropy in
+    nats, without label smoothing or other terms.
+
+    Args:
+        token_bytes: bytes of each token, `(vocabulary,)`, a fact of the datasets `tokens`, `text`
+            and `alice`.
+
+    Raises:
+        ConfigError: on update: the data provides no such numbers.
+    """
+
+    bytes: Tensor
+
+    def __init__(self, token_bytes: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.add_sum("bytes", dtype=torch.int64)
+        # A plain attribute: buffers of meters are sums, which a checkpoint saves.
+        self._token_bytes: Tensor | None = None
+        if token_bytes is not None:
+            self._token_bytes = torch.tensor(list(token_bytes))
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether the bytes of tokens are known."""
+        return self._token_bytes is not None
+
+    def update(self, out: StepOutput) -> None:
+        """Add the loss and the bytes of one step."""
+        super().update(out)
+        if self._token_bytes is None:
+            raise ConfigError(
+                "METERS.bits_per_byte: the dataset has no fixed number of bytes per token; use a "
+                "byte-level tokenizer, or the meter perplexity",
+                code="meters.no_token_bytes",
+            )
+        if not out.weight:
+            return
+        if self._token_bytes.device != out.target.device:
+            self._token_bytes = self._token_bytes.to(out.target.device)
+        counts = self._token_bytes[out.target]
+        if out.mask is not None:
+            counts = counts * out.mask
+        self.bytes.add_(counts.sum())
+
+    def compute(self) -> float:
+        """Return the bits per byte, NaN without steps."""
+        return float(self.total / self.bytes / log(2))

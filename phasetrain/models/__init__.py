@@ -19,7 +19,7 @@ from phasetrain.models.sequence import (
     SeriesResNet,
 )
 from phasetrain.models.small_cnn import SmallCNN
-from phasetrain.models.transformer import Transformer
+from phasetrain.models.transformer import KeyValueCache, Transformer
 from phasetrain.models.trunk_heads import TrunkHeads
 from phasetrain.models.unet import UNet
 
@@ -30,6 +30,7 @@ __all__ = [
     "AlexNet",
     "Decodes",
     "Embedding",
+    "KeyValueCache",
     "ResNetCifar",
     "Seq2SeqGRU",
     "Seq2SeqTransformer",

@@ -1,11 +1,38 @@
 """A small transformer for next-token prediction."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from phasetrain.config.checks import check_at_least, check_below_one
 from phasetrain.models.base import MODELS
+
+
+class KeyValueCache:
+    """Keys and values of the tokens that a transformer has seen, so that a longer input costs only
+    its new tokens.
+
+    Attributes:
+        length: number of tokens seen.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def append(self, block: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of a block, each `(N, heads, T, size)`, with new ones at the
+        end."""
+        if block == len(self._keys):
+            self._keys.append(keys)
+            self._values.append(values)
+        else:
+            self._keys[block] = torch.cat([self._keys[block], keys], dim=2)
+            self._values[block] = torch.cat([self._values[block], values], dim=2)
+        return self._keys[block], self._values[block]
 
 
 @MODELS.register("transformer")
@@ -15,7 +42,8 @@ class Transformer(nn.Module):
 
     Pre-norm (Radford et al. 2019, GPT-2), learned positions, and input and output embeddings are
     tied (Press and Wolf 2016, arXiv:1608.05859). The logits at a position depend only on the tokens
-    up to it.
+    up to it. With `position_ids`, as the dataset `tokens` gives them, they depend only on those of
+    the same document: a position of 0 begins a document.
 
     Args:
         vocabulary: number of different tokens.
@@ -57,17 +85,47 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self._init_weights(depth)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits for the token after each position."""
-        length = tokens.shape[1]
-        if length > self.context:
-            raise ValueError(f"MODEL.context = {self.context}: the input has {length} tokens")
+    def forward(
+        self, tokens: Tensor | Mapping[str, Tensor], cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Return logits for the token after each position.
+
+        Args:
+            tokens: int64 `(N, T)`, or a mapping of `input_ids` and perhaps `position_ids`, both
+                `(N, T)`.
+            cache: tokens before the first one; the new tokens are added to it. Not with
+                `position_ids`.
+
+        Raises:
+            ValueError: the input is longer than the context, or a mapping has other names.
+        """
+        positions = None
+        if isinstance(tokens, Mapping):
+            positions = tokens.get("position_ids")
+            if "input_ids" not in tokens or tokens.keys() - {"input_ids", "position_ids"}:
+                raise ValueError(
+                    f"inputs are {', '.join(tokens)}; expected input_ids and perhaps position_ids"
+                )
+            tokens = tokens["input_ids"]
+        begin = 0 if cache is None else cache.length
+        end = begin + tokens.shape[1]
+        if end > self.context:
+            raise ValueError(f"MODEL.context = {self.context}: the input has {end} tokens")
+        mask = None
+        if positions is not None:
+            mask = make_document_mask(positions)
+        elif begin:
+            mask = make_causal_mask(begin, end, tokens.device)
         # Made in each call instead of a buffer, which would be one more tensor in checkpoints.
-        places = torch.arange(length, device=tokens.device)
-        found = self.norm(self.blocks(self.dropout(self.tokens(tokens) + self.positions(places))))
+        places = torch.arange(begin, end, device=tokens.device) if positions is None else positions
+        stream = self.dropout(self.tokens(tokens) + self.positions(places))
+        for number, block in enumerate(self.blocks):
+            stream = block(stream, mask, None if cache is None else (cache, number))
+        if cache is not None:
+            cache.length = end
         # Tied without a second Parameter: the state dict has one tensor, and nothing to keep in
         # step.
-        return functional.linear(found, self.tokens.weight)
+        return functional.linear(self.norm(stream), self.tokens.weight)
 
     def _init_weights(self, depth: int) -> None:
         """Initialise weights as GPT-2 does: projections into the residual stream are scaled down
@@ -80,6 +138,24 @@ class Transformer(nn.Module):
                 nn.init.normal_(parameter, std=0.02 * scale)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+
+def make_document_mask(positions: Tensor) -> Tensor:
+    """Return which positions attend to which, bool `(N, 1, T, T)`: to earlier ones of the same
+    document, and to themselves.
+
+    Args:
+        positions: position of each token in its document, int64 `(N, T)`.
+    """
+    documents = (positions == 0).cumsum(1)
+    same = documents[:, :, None] == documents[:, None, :]
+    return same.tril()[:, None]
+
+
+def make_causal_mask(begin: int, end: int, device: torch.device) -> Tensor:
+    """Return which of `end` tokens each from `begin` on attends to, bool `(end - begin, end)`."""
+    places = torch.arange(end, device=device)
+    return places[begin:, None] >= places
 
 
 class TransformerBlock(nn.Module):
@@ -97,9 +173,14 @@ class TransformerBlock(nn.Module):
         self.norm_attention = nn.LayerNorm(width)
         self.norm_feed_forward = nn.LayerNorm(width)
 
-    def forward(self, stream: Tensor) -> Tensor:
-        """Return the residual stream with both outputs added."""
-        stream = stream + self.attention(self.norm_attention(stream))
+    def forward(
+        self,
+        stream: Tensor,
+        mask: Tensor | None = None,
+        cached: tuple[KeyValueCache, int] | None = None,
+    ) -> Tensor:
+        """Return the residual stream with both outputs added, see `Attention.forward`."""
+        stream = stream + self.attention(self.norm_attention(stream), mask, cached)
         summed: Tensor = stream + self.feed_forward(self.norm_feed_forward(stream))
         return summed
 
@@ -119,16 +200,31 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, stream: Tensor) -> Tensor:
-        """Return the output of the attention for each position."""
+    def forward(
+        self,
+        stream: Tensor,
+        mask: Tensor | None = None,
+        cached: tuple[KeyValueCache, int] | None = None,
+    ) -> Tensor:
+        """Return the output of the attention for each position.
+
+        Args:
+            stream: `(N, T, width)`.
+            mask: which positions attend to which, bool, broadcast to `(N, heads, T, all tokens)`;
+                None: to themselves and all earlier ones.
+            cached: cache of the tokens before, and the number of this block in it.
+        """
         queries, keys, values = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.projections(stream).chunk(3, dim=2)
         )
+        if cached is not None:
+            cache, block = cached
+            keys, values = cache.append(block, keys, values)
         # The function, unlike a module, does not know that the model is in eval mode.
         probability = self.probability if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
-            queries, keys, values, dropout_p=probability, is_causal=True
+            queries, keys, values, attn_mask=mask, dropout_p=probability, is_causal=mask is None
         )
         found: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         return found

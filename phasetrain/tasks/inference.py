@@ -1,7 +1,7 @@
 """Predictions of a task's model, outside of a run."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from phasetrain.engine.batch import mapped
 from phasetrain.errors import ConfigError
+from phasetrain.tasks.generation import Sampling, TextGenerator, TextSource
 from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
@@ -28,12 +29,14 @@ class Predictor:
             `phasetrain.load` has not made, or of a run without a test split.
         class_names: name of each class, if the dataset has names.
         reader: reads files as samples of the test split; None like `transform`.
+        text_source: where the tokenizer is; None like `transform`.
     """
 
     parts: Parts
     transform: InputTransform | None = None
     class_names: tuple[str, ...] = ()
     reader: InputReader | None = None
+    text_source: TextSource | None = None
 
     def predict(
         self, inputs: Any, *, transform: bool | None = None, batch_size: int | None = None
@@ -93,6 +96,49 @@ class Predictor:
         if len(found) == 1:
             return found[0]
         return _concatenate(found)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] = "",
+        *,
+        tokens: int = 100,
+        samples: int = 1,
+        sampling: Sampling | None = None,
+        tokenizer: str | None = None,
+        cache: bool = True,
+    ) -> list[list[str]]:
+        """Return `samples` continuations of each prompt by a language model, without the prompt.
+
+        A text is a function of the prompt, the seed, its number among the samples, and the model:
+        other prompts of the call do not change it. Beyond the context of the model, the last tokens
+        that fit are continued.
+
+        Args:
+            prompts: texts to continue; an empty one begins a document.
+            tokens: maximum number of tokens; a text ends earlier with its document.
+            samples: texts per prompt.
+            sampling: how tokens are drawn; by default with temperature 1 and seed 0.
+            tokenizer: path of a `tokenizer.json`; by default that of the data of the run.
+            cache: keep keys and values of earlier tokens, if the model can; the scores are the same
+                up to rounding.
+
+        Raises:
+            ConfigError: there is no tokenizer, it is not the one of the training, a value is
+                outside its range, or the model returns no scores of tokens.
+        """
+        if tokens < 1 or samples < 1:
+            raise ConfigError(
+                f"tokens = {tokens}, samples = {samples}: expected at least 1",
+                code="generate.range",
+            )
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        codec = (self.text_source or TextSource(())).open_codec(tokenizer)
+        model = self.parts.model
+        generator = TextGenerator(model, codec, self.parts.machine.device, uses_cache=cache)
+        with torch.no_grad(), _eval_mode(model), self.parts.machine.autocast(train=False):
+            return [
+                generator.generate(one, tokens, samples, sampling or Sampling()) for one in texts
+            ]
 
     def _find_paths(self, inputs: Any, *, transform: bool | None) -> list[str]:
         """Return the paths of files in `inputs`; empty if they are samples."""

@@ -1,16 +1,31 @@
 """Learning to predict the next token."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasetrain.data.datasets import IGNORED
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
-from phasetrain.meters import Perplexity
+from phasetrain.meters import BitsPerByte, Perplexity
+from phasetrain.models import Transformer
 from phasetrain.tasks.base import TASKS
+from phasetrain.tasks.generation.generate import PretrainedLike
 from phasetrain.tasks.parts import Parts
 from phasetrain.tasks.supervised import Supervised
+
+
+@runtime_checkable
+class EmbedsTokens(Protocol):
+    """A model that returns its embedding of tokens, as all models of transformers do."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding."""
+        ...
 
 
 @TASKS.register("language_model")
@@ -25,8 +40,10 @@ class LanguageModel(Supervised):
     if there are such positions.
 
     Raises:
-        ConfigError: METERS has a perplexity of a loss with label smoothing; on a step: inputs,
-            targets or scores have other shapes or types, or a token is outside the vocabulary.
+        ConfigError: METERS has a perplexity of a loss with label smoothing, or bits per byte of
+            tokens without a fixed number of bytes; the model has fewer tokens than the data; on a
+            step: inputs, targets or scores have other shapes or types, or a token is outside the
+            vocabulary.
     """
 
     counted = "tokens"
@@ -37,13 +54,17 @@ class LanguageModel(Supervised):
         wrong = [
             label
             for label, one in parts.meters.items()
-            if isinstance(one, Perplexity) and one.of is None
+            if isinstance(one, Perplexity | BitsPerByte) and one.of is None
         ]
         if smooth and wrong:
             raise ConfigError(
-                f"METERS.{wrong[0]} and LOSS.label_smoothing = {smooth}: exp of a smoothed loss is "
-                "not a perplexity; leave one of them out"
+                f"METERS.{wrong[0]} and LOSS.label_smoothing = {smooth}: a smoothed loss is no "
+                "number of nats per token; leave one of them out"
             )
+        self._drops_cache = isinstance(parts.model, PretrainedLike)
+        if parts.updater is not None:
+            _check_token_bytes(parts)
+            _check_vocabulary(parts)
 
     def weight_of(self, batch: Batch) -> int:
         """Return the number of tokens that count."""
@@ -77,6 +98,15 @@ class LanguageModel(Supervised):
             mask = counted != IGNORED
         return StepOutput(loss, weight, batch.size, output, shown, mask, batch.ids)
 
+    def output_of(self, batch: Batch) -> Any:
+        """Return the model's output for a micro-batch, see `Supervised.output_of`."""
+        inputs = batch.input
+        if self._drops_cache and isinstance(inputs, Mapping) and "position_ids" in inputs:
+            # With a cache, which is on by default, models of transformers ignore that positions
+            # begin again, and attend to other documents.
+            batch = replace(batch, input={**inputs, "use_cache": False})
+        return super().output_of(batch)
+
     def _misfit(self, output: Tensor, batch: Batch, error: Exception) -> str:
         target = batch.target
         vocabulary = output.shape[1]
@@ -99,6 +129,36 @@ class LanguageModel(Supervised):
         )
 
 
+def _check_token_bytes(parts: Parts) -> None:
+    """Reject a meter of bits per byte if the data does not tell the bytes of its tokens."""
+    for label, meter in parts.meters.items():
+        if isinstance(meter, BitsPerByte) and not meter.has_counts:
+            raise ConfigError(
+                f"METERS.{label}: the dataset has no fixed number of bytes per token; use a "
+                "byte-level tokenizer, or the meter perplexity",
+                code="meters.no_token_bytes",
+            )
+
+
+def _check_vocabulary(parts: Parts) -> None:
+    """Reject a model with fewer tokens than the data, which fails when it meets one of the
+    others."""
+    needed = parts.known_facts.get("vocabulary")
+    held = None
+    if isinstance(parts.model, Transformer):
+        held = parts.model.tokens.num_embeddings
+    elif isinstance(parts.model, EmbedsTokens):
+        embedding = parts.model.get_input_embeddings()
+        if isinstance(embedding, nn.Embedding):
+            held = embedding.num_embeddings
+    if isinstance(needed, int) and held is not None and held < needed:
+        raise ConfigError(
+            f"MODEL: {type(parts.model).__name__} has {held} tokens, and the data has {needed}; "
+            "set the number of tokens of the model to that of the data",
+            code="tokens.outside_vocabulary",
+        )
+
+
 def _targets(batch: Batch) -> Tensor:
     """Return the targets, with -100 for samples that do not count."""
     targets = batch.target
@@ -109,7 +169,7 @@ def _targets(batch: Batch) -> Tensor:
             given = type(targets).__name__
         raise ConfigError(
             f"DATA: the targets of a language model are the next tokens, int64 (N, T), not "
-            f"{given}; the datasets text and alice have such targets"
+            f"{given}; the datasets tokens, text and alice have such targets"
         )
     if batch.mask is None:
         return targets

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from phasetrain.data.datasets.images import EXTENSIONS, Mode, decode_image, import_pillow
-from phasetrain.data.datasets.text import ByteTokenizer
+from phasetrain.data.tokens import ByteCodec, TextCodec, load_codec
 from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
+from phasetrain.tasks.generation.find_codec import OF_BYTES
 
 ARRAYS = (".npy", ".pt")
 """Extensions of files with tensors."""
@@ -28,9 +30,6 @@ TEXTS = (".txt", ".text")
 
 STDIN = "-"
 """Stands for the lines of standard input."""
-
-OF_BYTES = ("text", "alice")
-"""Datasets whose samples are blocks of byte tokens."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,25 @@ class InputReader:
 
     @property
     def is_text(self) -> bool:
-        """Whether samples are blocks of byte tokens."""
-        return self.section.get("dataset") in OF_BYTES
+        """Whether samples are blocks of tokens."""
+        return self.section.get("dataset") in (*OF_BYTES, "tokens")
+
+    @cached_property
+    def codec(self) -> TextCodec:
+        """The tokenizer of the dataset, if samples are blocks of tokens.
+
+        Raises:
+            ConfigError: the folder of the dataset is not there.
+        """
+        if self.section.get("dataset") in OF_BYTES:
+            return ByteCodec()
+        return load_codec(str(self.section.get("path")))
+
+    def name_token(self, token: int) -> str:
+        """Return the text of a token, quoted, or `end` for the end of a document."""
+        if token == self.codec.end:
+            return "end"
+        return repr(self.codec.decode([token]))
 
     def read(self, paths: Sequence[str]) -> list[RawInput]:
         """Return the samples in files, see `iterate`."""
@@ -104,7 +120,7 @@ class InputReader:
         """
         kept = [line for line in lines if line]
         if self.is_text:
-            return [self._read_bytes(line.encode(errors="surrogateescape")) for line in kept]
+            return [self._read_tokens(line.encode(errors="surrogateescape")) for line in kept]
         if "channels" in self.facts:
             raise ConfigError(
                 f"{name}: samples of the dataset {self.section.get('dataset')!r} are images, and "
@@ -128,7 +144,7 @@ class InputReader:
             if suffix in ARRAYS:
                 return self._split_array(_read_array(file))
             if self.is_text:
-                return [self._read_bytes(Path(file).read_bytes())]
+                return [self._read_tokens(Path(file).read_bytes())]
             if suffix in TABLES and "channels" not in self.facts:
                 return _parse_rows(Path(file).read_text().splitlines())
             if suffix in TEXTS and "channels" not in self.facts:
@@ -159,9 +175,9 @@ class InputReader:
             size = None  # the parameter of another dataset
         return decode_image(file, mode, size)
 
-    def _read_bytes(self, content: bytes) -> Tensor:
+    def _read_tokens(self, content: bytes) -> Tensor:
         """Return the last tokens of a text, which predict the next one."""
-        tokens = ByteTokenizer().encode(content)[:-1]  # without the end of the document
+        tokens = torch.from_numpy(self.codec.encode([content])[0])
         context = self.facts.get("context")
         if not len(tokens):
             raise ValueError("it is empty")

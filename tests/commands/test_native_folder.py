@@ -10,6 +10,7 @@ import torch
 import phasetrain
 from phasetrain.commands.cli import main
 from phasetrain.commands.export import export
+from phasetrain.tasks.generation import Sampling
 from phasetrain.testing.kills import run_quietly
 
 transformers = pytest.importorskip("transformers", reason="`transformers` is not installed")
@@ -96,6 +97,20 @@ def test_loaded_model_generates(gpt2: Path) -> None:
     assert made.shape == (1, 7)
     assert model(input_ids=start, labels=start).loss.ndim == 0
     assert model(start).shape == (1, 3, 257)
+
+
+def test_texts_of_a_model_of_transformers_are_those_of_its_library(gpt2: Path) -> None:
+    task = phasetrain.load(gpt2, device="cpu")
+    model: Any = task.model.double()
+    start = torch.tensor([list(b"Alice")])
+    theirs = model.generate(start, max_new_tokens=5, do_sample=False, pad_token_id=256)
+    [[greedy]] = task.generate("Alice", tokens=5, sampling=Sampling(temperature=0))
+    assert greedy == bytes(theirs[0, 5:].tolist()).decode(errors="replace")
+    # The first prompt reaches the context of 32 tokens, the second does not.
+    prompts = ["Alice was beginning to get very", "a"]
+    drawn = task.generate(prompts, tokens=4)
+    assert drawn == task.generate(prompts, tokens=4, cache=False)
+    assert drawn[1] == task.generate("a", tokens=4)[0]
 
 
 def test_timm_reads_its_model_with_equal_outputs(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@ import math
 
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters import Perplexity
+from phasetrain.errors import ConfigError
+from phasetrain.meters import BitsPerByte, Perplexity
 
 
 def test_value_is_exp_of_the_mean_over_tokens():
@@ -32,3 +34,22 @@ def test_huge_loss_is_infinite():
     meter = Perplexity()
     meter.update(StepOutput(torch.tensor(1000.0), 1.0, 1))
     assert meter.compute() == math.inf
+
+
+def test_bits_per_byte_are_the_bits_of_all_tokens_over_their_bytes():
+    meter = BitsPerByte(token_bytes=[1, 3, 0, 2])
+    nats = math.log(2)
+    targets = torch.tensor([0, 1, 2, 3])
+    meter.update(StepOutput(torch.tensor(6 * nats), 4.0, 1, target=targets))
+    mask = torch.tensor([True, False, True, False])
+    meter.update(StepOutput(torch.tensor(4 * nats), 2.0, 1, target=targets, mask=mask))
+    meter.update(StepOutput(torch.tensor(math.nan), 0.0, 0, target=targets))
+    # 24 bits for 6 bytes, and 8 bits for 1
+    assert meter.compute() == pytest.approx(32 / 7)
+    assert meter.direction() == "smaller"
+
+
+def test_bits_per_byte_need_the_bytes_of_tokens():
+    with raises(ConfigError, code="meters.no_token_bytes"):
+        BitsPerByte().update(StepOutput(torch.tensor(1.0), 1.0, 1, target=torch.tensor([0])))
+    assert math.isnan(BitsPerByte([1]).compute())

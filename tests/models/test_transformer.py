@@ -97,3 +97,37 @@ def test_bad_parameters_are_rejected(params: dict[str, int]) -> None:
     given = {"vocabulary": 11, "context": 6, "width": 8, "depth": 1, "heads": 2} | params
     with pytest.raises(ValueError, match="|".join(params)):
         MODELS["transformer"](**given)
+
+
+def test_packed_documents_have_the_scores_of_each_document_alone() -> None:
+    model = made().double().eval()
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]])
+    packed = model({"input_ids": tokens, "position_ids": positions}).detach()
+    for row, begin, end in ((0, 0, 3), (0, 3, 5), (0, 5, 6), (1, 0, 1), (1, 1, 6)):
+        alone = model(tokens[row : row + 1, begin:end])[0].detach()
+        assert float((packed[row, begin:end] - alone).abs().max()) < 1e-12
+    # Without the mask, later documents see earlier ones.
+    assert float((packed - model(tokens).detach())[0, 3:].abs().max()) > 1e-3
+
+
+def test_packed_documents_have_the_gradients_of_each_document_alone() -> None:
+    model = made().double()
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    packed = model({"input_ids": tokens, "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])})
+    packed.square().sum().backward()
+    found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    model.zero_grad()
+    for begin in (0, 3):
+        model(tokens[:, begin : begin + 3]).square().sum().backward()
+    for one, other in zip(model.parameters(), found, strict=True):
+        assert one.grad is not None
+        assert float((one.grad - other).abs().max()) < 1e-10
+
+
+def test_mapping_without_positions_is_the_tokens_and_other_names_are_rejected() -> None:
+    model = made().eval()
+    tokens = torch.tensor([[3, 1, 4]])
+    assert torch.equal(model({"input_ids": tokens}), model(tokens))
+    with pytest.raises(ValueError, match="attention_mask"):
+        model({"input_ids": tokens, "attention_mask": tokens})

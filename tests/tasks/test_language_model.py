@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from raising import raises
 from torch import Tensor, nn
 
 from phasetrain.commands.plan.rehearsal import Silent
@@ -192,3 +193,20 @@ class TestMisfits:
         ):
             LanguageModel(replace(made.parts, loss=CrossEntropy(0.1)))
         LanguageModel(replace(made.parts, loss=CrossEntropy(0.1), meters={}))
+
+    def test_bits_per_byte_of_tokens_without_a_number_of_bytes_are_rejected(self) -> None:
+        made = task()
+        meters = {"bits": METERS.build("bits_per_byte")}
+        with raises(ConfigError, code="meters.no_token_bytes", key="METERS.bits"):
+            LanguageModel(replace(made.parts, meters=meters))
+        counted = {"bits": METERS.build("bits_per_byte", facts={"token_bytes": [1] * 9})}
+        LanguageModel(replace(made.parts, meters=counted))
+
+    @pytest.mark.parametrize("vocabulary", [9, 10])
+    def test_model_with_fewer_tokens_than_the_data_is_rejected(self, vocabulary: int) -> None:
+        parts = replace(task().parts, known_facts={"vocabulary": vocabulary})
+        if vocabulary == 9:
+            LanguageModel(parts)
+            return
+        with raises(ConfigError, code="tokens.outside_vocabulary", key="MODEL"):
+            LanguageModel(parts)

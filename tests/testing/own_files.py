@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
+
 FILES, EACH, CLASSES = 5, 30, 10
 
 Pictures = NDArray[np.uint8]
@@ -81,6 +83,14 @@ def text(folder: Path, pictures: Pictures) -> None:
     )
 
 
+def tokens(folder: Path, pictures: Pictures) -> None:
+    """Write a folder of byte tokens, from 30 documents."""
+    for at, rows in enumerate(pictures.reshape(30, -1)):
+        (folder / f"{at:02}.txt").write_bytes(bytes(97 + rows[: 60 + at] % 26))
+    texts = sorted(map(str, folder.glob("*.txt")))
+    tokenize(str(folder / "written"), texts, TokenizeOptions(shard_tokens=500))
+
+
 def lengths(folder: Path, pictures: Pictures) -> None:
     """Write a length for each of the digits."""
     (folder / "lengths.txt").write_text("".join(f"{at * 7 % 50}\n" for at in range(1442)))
@@ -147,6 +157,7 @@ WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
             lines,
             scores,
             text,
+            tokens,
             lengths,
             cmudict,
             ucr,

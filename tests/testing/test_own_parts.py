@@ -161,6 +161,13 @@ DATASET_WORDS = {
     "lines": ["DATA.{split}.files=FILES/lines/*.jsonl", "DATA.{split}.classes=10", *FLAT],
     "mixed": ["DATA.{split}.datasets={a: {dataset: digits}, b: {dataset: digits, split: test}}"],
     "synthetic": ["DATA.TRAIN.samples=100", "DATA.TEST.samples=64", *FLAT],
+    "tokens": [
+        *LANGUAGE,
+        "DATA.{split}.path=FILES/tokens/written",
+        "DATA.{split}.context=16",
+        "DATA.{split}.document_mask=true",
+        "METERS.bits_per_byte={}",
+    ],
     "text": [*LANGUAGE, "DATA.{split}.files=FILES/text/text.txt", "DATA.{split}.context=16"],
     "ucr": SERIES,
     "webdataset": [
@@ -250,6 +257,7 @@ TRACKERS = {"mlflow", "wandb"}
 """Hooks that start processes of their own, which takes seconds."""
 
 OTHER_TARGETS = {
+    "bits_per_byte": (torch.randn(8, 10), torch.arange(8)),
     "grouped_auroc": (
         torch.arange(8.0),
         {"label": torch.arange(8) % 2, "group": torch.arange(8) // 4},
@@ -472,7 +480,9 @@ def test_meters_save_their_counts(name: str) -> None:
         meter.update(out)
         return meter.compute()
 
-    assert_state_round_trip(METERS.build(name, facts={"classes": 10}), step)
+    assert_state_round_trip(
+        METERS.build(name, facts={"classes": 10, "token_bytes": [1] * 10}), step
+    )
 
 
 def test_transforms_together_do_not_depend_on_the_world_size() -> None:

@@ -8,6 +8,7 @@ from phasetrain.commands.cli import editor_commands as editor
 from phasetrain.commands.cli import engine_commands as engine
 from phasetrain.commands.cli import file_commands as files
 from phasetrain.commands.cli import model_commands as models
+from phasetrain.commands.cli import text_commands as texts
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import Call, Command
 
@@ -109,6 +110,14 @@ COMMANDS = (
         models.run_predict,
         takes_overrides=True,
         add_arguments=models.add_predict_arguments,
+    ),
+    Command(
+        "generate",
+        "RUN_FOLDER [--prompt TEXT ...] [OVERRIDE ...]",
+        "continue texts with the language model of a run",
+        texts.run_generate,
+        takes_overrides=True,
+        add_arguments=texts.add_generate_arguments,
     ),
     Command(
         "extract",
@@ -240,6 +249,13 @@ COMMANDS = (
         "write a sharded checkpoint as one safetensors file",
         files.run_consolidate,
         add_arguments=files.add_consolidate_arguments,
+    ),
+    Command(
+        "tokenize",
+        "OUT INPUT...",
+        "write texts as token files for the dataset tokens",
+        texts.run_tokenize,
+        add_arguments=texts.add_tokenize_arguments,
     ),
     Command(
         "migrate vissl",

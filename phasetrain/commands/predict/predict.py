@@ -15,6 +15,7 @@ from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.load import find_test_split, load, read_data_facts
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
 from phasetrain.config.sections.model import WhichWeights
+from phasetrain.data.tokens import ByteCodec
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
@@ -89,8 +90,8 @@ class OutputForm:
         class_names: name of each class; empty if there are none.
         is_classifier: whether the loss or a meter shows that outputs are scores of classes.
         is_multi_label: whether a sample may have several classes.
-        of_bytes: whether the classes are bytes of a text, and the output has scores for each
-            position.
+        of_bytes: whether the classes are tokens of a text, bytes unless they have names, and the
+            output has scores for each position.
     """
 
     classes: int | None = None
@@ -114,11 +115,11 @@ class OutputForm:
 
     def name_class(self, index: int) -> str:
         """Return the name of a class, its number if it has none."""
+        if index < len(self.class_names):
+            return self.class_names[index]
         if self.of_bytes:
             # 256 is the token at the end of a document
             return repr(bytes([index]))[1:] if index < 256 else "end"
-        if index < len(self.class_names):
-            return self.class_names[index]
         return str(index)
 
 
@@ -126,9 +127,12 @@ def find_output_form(task: Task, reader: InputReader) -> OutputForm:
     """Return what the output of a task's model means."""
     classes = reader.facts.get("classes")
     parts = (task.loss, *task.parts.meters.values())
+    names = tuple(task.class_names)
+    if reader.is_text and not isinstance(reader.codec, ByteCodec):
+        names = tuple(map(reader.name_token, range(reader.codec.vocabulary)))
     return OutputForm(
         classes if isinstance(classes, int) else None,
-        tuple(task.class_names),
+        names,
         any(isinstance(part, CLASSIFYING) for part in parts),
         isinstance(task.loss, MULTI_LABEL),
         reader.is_text,
@@ -231,8 +235,8 @@ def predict(
     """Return the predictions of a run for files.
 
     Images, `.npy`, `.pt` and `.csv` files, and text are read as the dataset of the first test split
-    reads its samples, and go through its transforms. For a language model of bytes, the prediction
-    is the byte after the text.
+    reads its samples, and go through its transforms. For a language model, the
+    prediction is the token after the text.
 
     Args:
         folder: folder of a run, or of one checkpoint.

@@ -7,11 +7,13 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.base import DATASETS, TensorSamples
+from phasetrain.data.datasets.byte_counts import ByteCounts
 from phasetrain.data.datasets.shards import find_files
 from phasetrain.errors import did_you_mean
 
@@ -33,6 +35,13 @@ class ByteTokenizer:
 
     vocabulary = 257
     end = 256
+
+    @classmethod
+    def count_bytes(cls) -> ByteCounts:
+        """Return the bytes of text per token: 1, and 0 for the end of a document."""
+        counts = np.ones(cls.vocabulary, dtype=np.uint16)
+        counts[cls.end] = 0
+        return ByteCounts(counts)
 
     def encode(self, content: str | bytes, *, add_end: bool = True) -> Tensor:
         """Return the tokens of a document, int64 `(bytes + 1,)`.
@@ -74,12 +83,19 @@ class PackedTokens(TensorSamples):
         documents: tokens of each document, int64, including its end.
         vocabulary: number of different tokens.
         context: tokens per block.
+        token_bytes: bytes of text per token, for the meter `bits_per_byte`.
 
     Raises:
         ValueError: context is below 1, or there are fewer than two tokens.
     """
 
-    def __init__(self, documents: Sequence[Tensor], vocabulary: int, context: int) -> None:
+    def __init__(
+        self,
+        documents: Sequence[Tensor],
+        vocabulary: int,
+        context: int,
+        token_bytes: ByteCounts | None = None,
+    ) -> None:
         check_at_least(1, context=context)
         stream = torch.cat(list(documents)) if documents else torch.empty(0).long()
         if len(stream) < 2:
@@ -92,10 +108,19 @@ class PackedTokens(TensorSamples):
         )
         self.vocabulary = vocabulary
         self.context = context
+        self.token_bytes = token_bytes
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `vocabulary`, which is also the number of `classes`, and `context`."""
-        return {"vocabulary": self.vocabulary, "classes": self.vocabulary, "context": self.context}
+        """Return `vocabulary`, which is also the number of `classes`, `context`, and `token_bytes`
+        if it is known."""
+        found: dict[str, Any] = {
+            "vocabulary": self.vocabulary,
+            "classes": self.vocabulary,
+            "context": self.context,
+        }
+        if self.token_bytes is not None:
+            found["token_bytes"] = self.token_bytes
+        return found
 
 
 @DATASETS.register("text")
@@ -114,7 +139,7 @@ def load_text(files: str | Sequence[str], context: int = 64) -> PackedTokens:
     """
     tokenizer = ByteTokenizer()
     documents = [tokenizer.encode(Path(path).read_bytes()) for path in find_files(files)]
-    return PackedTokens(documents, tokenizer.vocabulary, context)
+    return PackedTokens(documents, tokenizer.vocabulary, context, tokenizer.count_bytes())
 
 
 @DATASETS.register("alice")
@@ -147,6 +172,5 @@ def load_alice(split: Literal["train", "test", "all"] = "train", context: int = 
         "all": chapters,
     }[split]
     tokenizer = ByteTokenizer()
-    return PackedTokens(
-        [tokenizer.encode(chapter) for chapter in chosen], tokenizer.vocabulary, context
-    )
+    documents = [tokenizer.encode(chapter) for chapter in chosen]
+    return PackedTokens(documents, tokenizer.vocabulary, context, tokenizer.count_bytes())

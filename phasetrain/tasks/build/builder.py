@@ -254,7 +254,8 @@ RUN_FACTS = frozenset(
 """Names of the values about the run that parts may ask for; hardly any config sets them."""
 
 FACTS = RUN_FACTS | {
-    *("classes", "class_names", "channels", "input_shape", "vocabulary", "context")
+    *("classes", "class_names", "channels", "input_shape", "vocabulary", "context"),
+    *("tokenizer", "token_bytes"),
 }
 """Names of the values that parts may ask for; a dataset may add more by its `facts()`."""
 

@@ -65,6 +65,10 @@ PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
 """Functions of a `phasetrain.engine.plan.Progress` that return whether to test at this point."""
 
 
+SHARED_FACTS = ("classes", "class_names", "tokenizer")
+"""Facts of the training data that test splits get: labels and tokens must mean the same in all."""
+
+
 @dataclass(frozen=True)
 class SplitData:
     """The data of one split.
@@ -119,7 +123,7 @@ def build_data(context: BuildContext) -> dict[str, SplitData]:
     if sections.TRAIN.dataset is not None:
         train = build_split(context, TRAIN, sections.TRAIN, {})
         found[TRAIN] = train
-        names = {key: train.facts[key] for key in ("classes", "class_names") if key in train.facts}
+        names = {key: train.facts[key] for key in SHARED_FACTS if key in train.facts}
     found |= {
         key.lower(): build_split(context, key.lower(), sections[key], names)
         for key in sections

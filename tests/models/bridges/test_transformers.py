@@ -9,8 +9,13 @@ import torch
 from harness import newest
 from raising import raises
 
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
+from phasetrain.losses import CrossEntropy
 from phasetrain.models import MODELS
+from phasetrain.runtime.machine import Machine
+from phasetrain.tasks import LanguageModel, Parts
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.kills import run_quietly
 
@@ -162,3 +167,21 @@ def test_bad_parameters_are_rejected(
 ) -> None:
     with raises(ConfigError, **problem):
         MODELS.build(f"transformers.{name}", params)
+
+
+def test_positions_that_begin_again_keep_documents_apart() -> None:
+    config = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 11, "n_positions": 8}
+    torch.manual_seed(0)
+    model = MODELS.build("transformers.GPT2LMHeadModel", {"config": config}).double().eval()
+    machine = Machine(torch.device("cpu"))
+    task = LanguageModel(Parts(model, CrossEntropy(), {}, None, {}, machine, World(), 0))
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    inputs = {"input_ids": tokens, "position_ids": positions}
+    with torch.no_grad():
+        packed = task.output_of(Batch(inputs, tokens, torch.tensor([0]), 1))
+        alone = torch.cat([model(tokens[:, :3]), model(tokens[:, 3:])], dim=1)
+        # Called as it is, the model keeps a cache, and lets the second document see the first.
+        mixed = model(inputs)
+    assert float((packed - alone).abs().max()) < 1e-10
+    assert float((mixed - alone).abs().max()) > 1e-4

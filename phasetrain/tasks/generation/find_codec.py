@@ -1,0 +1,78 @@
+"""The tokenizer of a run, from the files that its config names."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phasetrain.data.tokens import ByteCodec, TextCodec, load_codec
+from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE
+from phasetrain.errors import ConfigError
+
+OF_BYTES = ("text", "alice")
+"""Datasets whose samples are blocks of byte tokens."""
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where the tokenizer of a run is.
+
+    Attributes:
+        sections: config of the splits, the test splits first.
+        folders: other folders that may have its `tokenizer.json`, such as one with initial weights.
+        digest: SHA-256 of the tokenizer with which the model was trained; None if unknown.
+    """
+
+    sections: tuple[Mapping[str, Any], ...]
+    folders: tuple[str, ...] = ()
+    digest: str | None = None
+
+    def open_codec(self, tokenizer: str | None = None) -> TextCodec:
+        """Return the tokenizer.
+
+        Args:
+            tokenizer: path of a `tokenizer.json` to use instead.
+
+        Raises:
+            ConfigError: there is none, or it is not the one of the training.
+        """
+        codec = next(self._list_codecs(), None) if tokenizer is None else load_codec(tokenizer)
+        if codec is None:
+            raise ConfigError(
+                "tokenizer: the data of the run names none that exists here; give the path of its "
+                "tokenizer.json (--tokenizer FILE)",
+                code="generate.no_tokenizer",
+            )
+        if self.digest is not None and codec.digest != self.digest:
+            raise ConfigError(
+                f"tokenizer: its digest is {codec.digest[:12]}, and the model was trained with "
+                f"{self.digest[:12]}, so tokens have other meanings; give the path of that one "
+                "(--tokenizer FILE)",
+                code="tokens.other_tokenizer",
+            )
+        return codec
+
+    def _list_codecs(self) -> Iterator[TextCodec]:
+        folders = list(self.folders)
+        for section in self.sections:
+            for one in _list_sections(section):
+                if one.get("dataset") in OF_BYTES:
+                    yield ByteCodec()
+                if one.get("dataset") == "tokens" and Path(str(one.get("path"))).is_dir():
+                    yield load_codec(str(one["path"]))
+                # Custom datasets name the folder of their tokenizer like this.
+                if isinstance(one.get("tokenizer"), str):
+                    folders.append(one["tokenizer"])
+        for folder in folders:
+            if Path(folder, TOKENIZER_FILE).is_file():
+                yield load_codec(folder)
+
+
+def _list_sections(section: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a section, and the sections of the sources of a mixture."""
+    yield section
+    sources = section.get("datasets")
+    if isinstance(sources, Mapping):
+        for source in sources.values():
+            if isinstance(source, Mapping):
+                yield from _list_sections(source)
