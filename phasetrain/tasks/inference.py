@@ -1,6 +1,7 @@
 """Predictions of a task's model, outside of a run."""
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,8 @@ class Predictor:
             inputs: a batch `(N, ...)` as the model takes it, after the transforms of a test split:
                 a tensor or an array, or a mapping, list or tuple of them; with `transform`, raw
                 samples as the dataset gives them, see `InputTransform`. A path of a file or folder,
-                or a list of them: read and transformed as `phasetrain predict` does it.
+                an image of Pillow, or a list of them: read and transformed as
+                `phasetrain predict` does it.
             transform: apply the transforms of the test split. The default does not, and warns if
                 there are any: outputs for raw inputs would be wrong.
             batch_size: maximum number of samples per forward pass; default: all.
@@ -61,6 +63,10 @@ class Predictor:
         """
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size}: expected at least 1")
+        pictures = _find_pictures(inputs)
+        if self.reader is not None and pictures and transform is not False:
+            inputs = [self.reader.read_picture(one) for one in pictures]
+            transform = True
         paths = self._find_paths(inputs, transform=transform)
         if self.reader is not None and paths:
             inputs = [one.sample for one in self.reader.read(paths)]
@@ -175,6 +181,18 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _find_pictures(inputs: Any) -> list[Any]:
+    """Return the images of Pillow in `inputs`; empty if they are anything else."""
+    # Who has an image has imported Pillow, which is optional.
+    module = sys.modules.get("PIL.Image")
+    if module is None:
+        return []
+    items = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    if all(isinstance(one, module.Image) for one in items):
+        return items
+    return []
 
 
 def _tensors(value: Any) -> Any:

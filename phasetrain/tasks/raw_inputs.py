@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasetrain.data.datasets.images import EXTENSIONS, Mode, decode_image, import_pillow
+from phasetrain.data.datasets.images import EXTENSIONS, Mode, decode_image, import_pillow, to_tensor
 from phasetrain.data.tokens import ByteCodec, TextCodec, load_codec
 from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 from phasetrain.tasks.generation.find_codec import OF_BYTES
@@ -53,7 +53,8 @@ class InputReader:
 
     Attributes:
         section: config of the split whose dataset is imitated.
-        facts: recorded facts about its data: `channels`, `input_shape`, `context`.
+        facts: recorded facts about its data: `channels`, `context`, `input_shape`, or else the
+            `sample_shape` of the first sample.
         takes_numbers: whether a sample is known to be an array; otherwise `input_shape` tells.
     """
 
@@ -136,6 +137,24 @@ class InputReader:
                 ) from error
         return kept
 
+    def read_picture(self, picture: Any) -> Tensor:
+        """Return an image of Pillow as a sample.
+
+        Raises:
+            ConfigError: the samples of the dataset are no images, or its mode has no white level.
+        """
+        if self.is_text or "channels" not in self.facts:
+            raise ConfigError(
+                f"inputs of type {type(picture).__name__}: the dataset "
+                f"{self.section.get('dataset')!r} does not report images (the fact `channels`); "
+                "expected tensors or arrays, prepared as the dataset does it",
+                code="predict.wrong_type",
+            )
+        try:
+            return to_tensor(picture, self._find_mode(), self._find_size())
+        except ValueError as error:
+            raise ConfigError(f"an image: {error}", code="predict.unreadable") from error
+
     def _read_file(self, file: str) -> Sequence[Any]:
         suffix = Path(file).suffix.lower()
         try:
@@ -164,16 +183,22 @@ class InputReader:
 
     def _read_image(self, file: str) -> Tensor:
         import_pillow("predict")
+        return decode_image(file, self._find_mode(), self._find_size())
+
+    def _find_mode(self) -> Mode:
         mode: Mode = "RGB"
         # Datasets without a mode, such as idx, have the channels of their files.
         if self.section.get("mode") == "L" or (
             "mode" not in self.section and self.facts.get("channels") == 1
         ):
             mode = "L"
+        return mode
+
+    def _find_size(self) -> int | None:
         size = self.section.get("size")
-        if not isinstance(size, int):
-            size = None  # the parameter of another dataset
-        return decode_image(file, mode, size)
+        if isinstance(size, int):
+            return size
+        return None  # the parameter of another dataset
 
     def _read_tokens(self, content: bytes) -> Tensor:
         """Return the last tokens of a text, which predict the next one."""
@@ -189,8 +214,11 @@ class InputReader:
         """Return the samples of an array: one, or several along the first dimension."""
         if values.dtype == torch.float64:
             values = values.float()
-        shape = self.facts.get("input_shape")
+        shape = self.facts.get("input_shape", self.facts.get("sample_shape"))
         if isinstance(shape, list) and values.ndim == len(shape):
+            return [values]
+        # Nothing is recorded, as by an older version: samples that are single numbers are rare.
+        if shape is None and values.ndim == 1:
             return [values]
         if not values.ndim:
             raise ValueError("it is a single number, expected a sample or a batch of samples")

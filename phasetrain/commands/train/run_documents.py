@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from phasetrain.commands.train.resume import (
 )
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.config.compose.sources import find_config_dir
+from phasetrain.data import SampleError
 from phasetrain.hooks.progress.notebook import in_notebook
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.records import format_deviations
@@ -31,8 +33,11 @@ from phasetrain.runtime.environment import (
     list_distributions,
     list_variables,
 )
+from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.redaction import REDACTED, Redaction, has_secrets
 from phasetrain.runtime.source_tree import SourceTree, describe_source
+from phasetrain.tasks import SplitData
+from phasetrain.tasks.build.builder import measure_sample
 
 GIT_DIFF = "git.diff"
 PACKAGE_DIFF = "phasetrain.diff"
@@ -443,3 +448,21 @@ def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[s
         again=shlex.quote(f"runs/{setup.config.RUN.name}-again"),
         deviations=deviation_text,
     )
+
+
+def record_sample_shapes(content: Mapping[str, Any], data: Mapping[str, SplitData]) -> None:
+    """Add the fact `sample_shape` to the splits in plan.json whose dataset reports no `input_shape`:
+    predictions need it to tell a sample from a batch.
+
+    Args:
+        content: entry `data` of plan.json, which is changed.
+        data: split -> data; a sample of it is read.
+    """
+    for name, split in data.items():
+        if "input_shape" in split.facts:
+            continue
+        # The run reports a sample that cannot be read when it comes to it.
+        with preserve_generators(), suppress(SampleError):
+            shape = measure_sample(split)
+            if shape is not None:
+                content[name]["facts"]["sample_shape"] = list(shape)

@@ -42,7 +42,11 @@ from phasetrain.commands.train.resume import (
     match_machine,
     restore_position,
 )
-from phasetrain.commands.train.run_documents import update_page, write_documents
+from phasetrain.commands.train.run_documents import (
+    record_sample_shapes,
+    update_page,
+    write_documents,
+)
 from phasetrain.commands.train.summary import (
     final_lines,
     first_lines,
@@ -310,6 +314,7 @@ class Training:
                 content["weights"] = before.get("weights")
             content["optimizer_state"] = self._optimizer_state or before.get("optimizer_state")
             content["rehearsal"] = content["rehearsal"] or before.get("rehearsal")
+            record_sample_shapes(content["data"], self.data)
             folder.storage.replace_json(path, content, durable=False)
             folder.note(resumed_at=state.updates)
         for line in content["never"]:

@@ -303,23 +303,32 @@ def _measure_input(context: BuildContext, split: SplitData) -> dict[str, Any]:
         log.debug("the input is not measured: %s", error)
         return {}
     wanted = {"input_shape", "channels"} & set(required) - section.keys() - split.facts.keys()
-    reader = split.reader
-    # A pass over an iterable begins with the training, and padded samples have no common shape.
-    if (
-        not wanted
-        or split.loader is not None
-        or split.section.collate != "stack"
-        or not isinstance(reader, SampleReader)
-        or isinstance(reader.dataset, ForwardDataset)
-    ):
-        return {}
-    shape = read_first_shape(reader)
+    shape = measure_sample(split) if wanted else None
     if shape is None:
         return {}
     found: dict[str, Any] = {"input_shape": shape}
     if len(shape) == 3:
         found["channels"] = shape[0]
     return {key: found[key] for key in wanted & found.keys()}
+
+
+def measure_sample(split: SplitData) -> tuple[int, ...] | None:
+    """Return the shape of the transformed input of the first sample of a split; None if it is no
+    array, or samples need not have a common shape.
+
+    Raises:
+        SampleError: the sample cannot be read.
+    """
+    reader = split.reader
+    # A pass over an iterable begins with the training, and padded samples have no common shape.
+    if (
+        split.loader is not None
+        or split.section.collate != "stack"
+        or not isinstance(reader, SampleReader)
+        or isinstance(reader.dataset, ForwardDataset)
+    ):
+        return None
+    return read_first_shape(reader)
 
 
 def collect_stage_facts(context: BuildContext, plan: Plan) -> list[dict[str, Any]]:

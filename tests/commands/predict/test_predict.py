@@ -68,6 +68,16 @@ def test_task_takes_paths_as_the_command_does(folder: Path, image: Path, by_hand
         task.predict(image, transform=False)
 
 
+def test_task_takes_images_of_pillow(folder: Path, image: Path, by_hand: Tensor) -> None:
+    task = load(folder)
+    with Image.open(image) as picture:
+        for inputs in (picture, [picture], picture.convert("RGB")):
+            assert torch.softmax(task.predict(inputs), 1)[0].equal(by_hand)
+        assert task.predict([picture, picture], transform=True).shape == (2, 10)
+        with raises(ConfigError, code="predict.wrong_type"):
+            task.predict(picture, transform=False)
+
+
 PLAIN = """
 import torch
 from torch.utils.data import TensorDataset
@@ -114,6 +124,29 @@ def test_classifier_is_recognized_by_its_loss_if_the_dataset_reports_no_classes(
     )
     assert sorted(name for name, _ in found.classes) == classes
     assert (found.output is None) == bool(classes)
+
+
+def test_array_of_one_sample_is_no_batch_though_the_dataset_reports_no_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain_numbers.py").write_text(PLAIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = "{dataset: plain_numbers.plain, outputs: 3, kind: class, batch_size: 16}"
+    words = ["experiment=null", f"DATA.TRAIN={data}", "MODEL={name: torch.nn.Linear}"]
+    own = ["MODEL.in_features=6", "MODEL.out_features=3", "PHASES.epochs=1"]
+    run([*words, *own, f"RUN.dir={tmp_path}/run"])
+    plan = tmp_path / "run" / "plan.json"
+    assert json.loads(plan.read_text())["data"]["train"]["facts"] == {"sample_shape": [6]}
+    options = PredictOptions(trust=True)
+    np.save(tmp_path / "one.npy", np.zeros(6, np.float32))
+    np.save(tmp_path / "two.npy", np.zeros((2, 6), np.float32))
+    files = [str(tmp_path / name) for name in ("one.npy", "two.npy")]
+    found = predict(str(tmp_path / "run"), files, options=options)
+    assert [(Path(one.file).name, one.index) for one in found] == [
+        ("one.npy", 0),
+        ("two.npy", 0),
+        ("two.npy", 1),
+    ]
 
 
 def test_meter_of_classes_shows_a_classifier_too(
