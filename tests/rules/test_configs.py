@@ -3,6 +3,7 @@ the default one."""
 
 import io
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ from phasetrain.runtime.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 FILES = ConfigFiles()
+SMALL_BATCH = ("DATA.TRAIN.batch_size=2", "DATA.TRAIN.workers=0", "DATA.TEST.workers=0")
+WITHOUT_PATHS = {
+    "cifar10": SMALL_BATCH,
+    "digits_transfer": (*SMALL_BATCH, "MODEL.weights=null"),
+    "imagenet": (*SMALL_BATCH, "MODEL.depth=18"),
+}
+"""Experiments that leave the paths of folders of images open, and what fits to two images."""
+
 OPTIONS = [(group, option) for group in sorted(FILES.groups()) for option in FILES.options(group)]
 
 
@@ -28,6 +37,25 @@ def plan(overrides: list[str], folder: Path) -> str:
     return printed.getvalue()
 
 
+def fashion_files(folder: Path, option: str) -> list[str]:
+    """Write 600 pictures as a stand-in for Fashion-MNIST, and return the words that name them."""
+    folder.mkdir(parents=True)
+    pixels = bytes(600 * 28 * 28)
+    (folder / "images").write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 600, 28, 28) + pixels)
+    labels = bytes(number % 10 for number in range(600))
+    (folder / "labels").write_bytes(bytes([0, 0, 8, 1]) + struct.pack(">I", 600) + labels)
+    words = [
+        f"DATA.{split}.{kind}={folder / kind}"
+        for split in ("TRAIN", "TEST")
+        for kind in ("images", "labels")
+    ]
+    if option == "fashion_probe":
+        return [*words, "MODEL.weights=null"]
+    if option == "fashion_swav":
+        return [*words, "LOSS.frozen_updates=2"]
+    return words
+
+
 def files_for(option: str, folder: Path) -> list[str]:
     """Return what the command line has to give to an option that leaves the paths of files open."""
     if option == "g2p":
@@ -36,13 +64,15 @@ def files_for(option: str, folder: Path) -> list[str]:
     if option == "timeseries":
         words = written(folder, ["DATA.TRAIN.folder=FILES/ucr/", "DATA.TEST.folder=FILES/ucr/"])
         return [*words, "DATA.TRAIN.series=Waves"]
-    if option != "digits_transfer":
+    if option.startswith("fashion"):
+        return fashion_files(folder, option)
+    if option not in WITHOUT_PATHS:
         return []
     for name in ("even", "odd"):
         (folder / name).mkdir(parents=True)
-        Image.new("L", (8, 8)).save(folder / name / "0.png")
+        Image.new("L", (32, 32)).save(folder / name / "0.png")
     paths = [f"{key}={folder}" for key in ("DATA.TRAIN.path", "DATA.TEST.path")]
-    return [*paths, "DATA.TRAIN.batch_size=2", "MODEL.weights=null"]
+    return [*paths, *WITHOUT_PATHS[option]]
 
 
 def test_every_file_is_an_option() -> None:

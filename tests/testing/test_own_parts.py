@@ -160,6 +160,7 @@ DATASET_WORDS = {
     ],
     "lines": ["DATA.{split}.files=FILES/lines/*.jsonl", "DATA.{split}.classes=10", *FLAT],
     "mixed": ["DATA.{split}.datasets={a: {dataset: digits}, b: {dataset: digits, split: test}}"],
+    "sklearn": ["DATA.{split}.data=wine", *FLAT],
     "synthetic": ["DATA.TRAIN.samples=100", "DATA.TEST.samples=64", *FLAT],
     "tokens": [
         *LANGUAGE,

@@ -8,6 +8,7 @@ from phasetrain.data.datasets.idx import load_idx, read_idx
 from phasetrain.data.datasets.image_folder import ImageFolder
 from phasetrain.data.datasets.image_masks import ImageMaskFolder
 from phasetrain.data.datasets.lines import Lines
+from phasetrain.data.datasets.scikit_learn import NumberSamples, load_sklearn
 from phasetrain.data.datasets.sequences import Series, TokenPairs, load_cmudict, load_ucr
 from phasetrain.data.datasets.synthetic import make_synthetic
 from phasetrain.data.datasets.text import (
@@ -34,6 +35,7 @@ __all__ = [
     "ImageMaskFolder",
     "Labelled",
     "Lines",
+    "NumberSamples",
     "PackedTokens",
     "Role",
     "Samples",
@@ -48,6 +50,7 @@ __all__ = [
     "load_cmudict",
     "load_digits",
     "load_idx",
+    "load_sklearn",
     "load_text",
     "load_ucr",
     "make_synthetic",
