@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors.torch import load as load_safetensors
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -31,18 +32,20 @@ from phasetrain.data import SampleReader
 from phasetrain.engine.plan import make_test_phase
 from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 from phasetrain.hooks.observers import classify_hooks
-from phasetrain.models.sources import WeightSource
+from phasetrain.models.adapters import make_peft_files, merge_adapters
+from phasetrain.models.sources import WeightSource, parse_sources
 from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Builder, Parts, SplitData
 from phasetrain.tasks.build.data_builder import build_input_transform, list_splits
 from phasetrain.tasks.input_transform import TransformedModel, describe_transform
 from phasetrain.tasks.misfits import shorten_misfit
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("safetensors", "huggingface", "torch_export", "onnx")
+FORMATS = ("safetensors", "huggingface", "peft", "torch_export", "onnx")
 
 RELATIVE = 1e-5
 """Maximum difference between the outputs of an exported model and of the model itself, relative to
@@ -165,6 +168,8 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
         )
     make_parent(out, storage)
     remove_partial(out, storage)
+    if form == "peft":
+        return _export_peft(WeightSource(path, **source, where="export"), out, trust=trust)
     weights = read_weights(WeightSource(path, **source, where="export"), trust=trust)
     if form == "safetensors":
         storage.replace(out, _encode_safetensors(weights))
@@ -186,6 +191,26 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
         content = _encode_torch_export(built.model, built.example, facts)
     storage.replace(out, content)
     return _describe_file(built, len(content))
+
+
+def _export_peft(source: WeightSource, out: str, *, trust: bool) -> Exported:
+    """Write the adapters of a checkpoint as a folder of PEFT."""
+    loaded = find_checkpoint(source, source.get_storage())
+    task = load_task(loaded, loaded.path, device="cpu", trust=trust)
+    model = task.model
+    if source.which != "model":
+        model.load_state_dict(loaded.state["task"][source.which])
+    config = loaded.promised["config"]["MODEL"]
+    section = config.get("adapters") or {}
+    train = section.get("train", ())
+    sources = parse_sources(config["weights"])
+    files = make_peft_files(
+        model,
+        [train] if isinstance(train, str) else train,
+        sources[-1].path if sources else None,
+    )
+    _write_folder(out, files)
+    return Exported(len(load_safetensors(files["adapter_model.safetensors"])))
 
 
 @torch.no_grad()
@@ -283,6 +308,8 @@ def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
     state = learned[source.which]
     if excluded_digests(loaded):
         state = load_task(loaded, loaded.path, device="cpu", trust=trust).model.state_dict()
+    if loaded.promised["config"]["MODEL"].get("adapters") is not None:
+        state = _merge_adapters(loaded, state, trust=trust)
     taken = _select_tensors(source, flatten_tensors(state))
     config = loaded.promised["config"]
     manifest = loaded.manifest
@@ -296,6 +323,48 @@ def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
         "metrics": json.dumps(dict(manifest.facts.metrics)),
     }
     return Weights(taken, facts, loaded, _list_transforms(config))
+
+
+def _merge_adapters(
+    loaded: LoadedCheckpoint, state: Mapping[str, Any], *, trust: bool
+) -> Mapping[str, Any]:
+    """Return the state of the base model with the adapters merged into its weights.
+
+    Raises:
+        ConfigError: the outputs for a batch of the test split differ, or the data is missing.
+    """
+    stored = read_loaded_config(loaded, loaded.path)
+    setup = resolve_config(
+        [*FOR_INFERENCE, "MACHINE.device=cpu"],
+        terminal=Terminal(io.StringIO(), live=False),
+        stored=replace(stored, is_trusted=trust),
+    )
+    with trust_only(setup.trusted_paths):
+        builder = setup.builder()
+        data = builder.data()
+        parts = builder.parts(data, builder.plan(data), train=False)
+        parts.model.load_state_dict(dict(state))
+        model = parts.model.eval()
+        name = _choose_split(setup, data)
+        example = _read_batch(builder, data, parts, name, data[name].at(0).reader)
+        merge_adapters(model, example)
+    return model.state_dict()
+
+
+def _choose_split(setup: Setup, data: Mapping[str, SplitData]) -> str:
+    """Return the name of the split whose inputs are the example."""
+    # Inputs of a test: training may crop images to another size.
+    split = find_test_split(setup.config.DATA)
+    return next(iter(data)) if split is None else split.lower()
+
+
+def _read_batch(
+    builder: Builder, data: Mapping[str, SplitData], parts: Parts, name: str, reader: Any
+) -> Any:
+    """Return the input of the first batch of a split."""
+    phase = make_test_phase(list_splits(builder.context, data)[name])
+    draw = next(iter(parts.loaders[name].sampler.steps(phase, 0)))[0]
+    return reader[draw].input
 
 
 def _list_transforms(config: Mapping[str, Any]) -> list[str]:
@@ -328,9 +397,12 @@ def build_model(
             config names code that is not trusted.
     """
     stored = read_loaded_config(weights.loaded, weights.loaded.path)
+    merged: list[str] = []
+    if weights.loaded.promised["config"]["MODEL"].get("adapters") is not None:
+        merged = ["MODEL.adapters=null"]
     setup = resolve_config(
         # on the CPU, so that the file does not hold CUDA devices
-        [*FOR_INFERENCE, *overrides, "MACHINE.device=cpu"],
+        [*FOR_INFERENCE, *overrides, *merged, "MACHINE.device=cpu"],
         config_dir=config_dir,
         terminal=Terminal(io.StringIO(), live=False),
         stored=replace(stored, is_trusted=trust),
@@ -352,9 +424,8 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
             f"were excluded; remove overrides, --include and --exclude: {shorten_misfit(error)}",
             code="checkpoint.other_model",
         ) from error
-    # Inputs of a test: training may crop images to another size.
     split = find_test_split(setup.config.DATA)
-    name = next(iter(data)) if split is None else split.lower()
+    name = _choose_split(setup, data)
     reader = data[name].at(0).reader
     inside: Sequence[Any] = ()
     transform = None
@@ -364,9 +435,7 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
         rest, inside = transform.split_tensor_part()
         assert isinstance(reader, SampleReader), "only training data has sources"
         reader = reader.with_pipeline(rest.pipeline)
-    phase = make_test_phase(list_splits(builder.context, data)[name])
-    draw = next(iter(parts.loaders[name].sampler.steps(phase, 0)))[0]
-    example = reader[draw].input
+    example = _read_batch(builder, data, parts, name, reader)
     if not isinstance(example, Tensor):
         raise ConfigError(
             f"the model takes a {type(example).__name__}, and only models of a single tensor can "
@@ -465,7 +534,10 @@ def _make_files(weights: Weights, source: Mapping[str, Any], *, trust: bool) -> 
     selects = bool(source.get("include") or source.get("exclude"))
     if is_native(weights.facts["model"]) and not selects:
         which = source.get("which", "model")
-        files = make_native_files(weights.loaded.path, config, which, trust=trust)
+        merged = None
+        if config["MODEL"].get("adapters") is not None:
+            merged = weights.tensors
+        files = make_native_files(weights.loaded.path, config, which, trust=trust, merged=merged)
         return {**files, "phasetrain.json": _encode_json(facts)}
     named = {
         "model_type": "phasetrain",

@@ -107,6 +107,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         config["PHASES"] = {"epochs": epochs}
     extra = dict(hooks or {})
     if isinstance(model, nn.Module):
+        _check_adapters(overrides)
         extra["return_weights"] = ReturnWeights(model)
     result = run(
         [config, overrides],
@@ -145,6 +146,17 @@ def _load_finished(model: nn.Module, result: RunResult) -> None:
     loaded = find_checkpoint(source, open_storage(result.folder))
     state = loaded.state["task"]["model"]
     model.load_state_dict(complete_state(loaded.path, excluded_digests(loaded), state, model))
+
+
+def _check_adapters(overrides: Mapping[str, Any]) -> None:
+    """Reject adapters for a model of the caller, whose layers have none to take the weights."""
+    section = overrides.get("MODEL")
+    if isinstance(section, Mapping) and section.get("adapters") is not None:
+        raise ConfigError(
+            "MODEL.adapters and a model that is an object: the run trains a copy, and your model "
+            "has no adapters that could take its weights; pass the class of the model",
+            code="config.conflict",
+        )
 
 
 def _check_names(overrides: Mapping[str, Any]) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from torch import Tensor
+
 from phasetrain.commands.load import load
+from phasetrain.models.adapters import remove_adapters
 from phasetrain.models.sources import parse_sources
 from phasetrain.tasks import Task
 
@@ -27,7 +30,12 @@ def is_native(name: str) -> bool:
 
 
 def make_native_files(
-    checkpoint: str, config: Mapping[str, Any], weights: Any, *, trust: bool
+    checkpoint: str,
+    config: Mapping[str, Any],
+    weights: Any,
+    *,
+    trust: bool,
+    merged: Mapping[str, Tensor] | None = None,
 ) -> dict[str, bytes]:
     """Return name -> content of the files of a folder.
 
@@ -36,8 +44,12 @@ def make_native_files(
         config: its config, whose MODEL.name is a model of `LIBRARIES`.
         weights: the trained weights, or an average of them, see `phasetrain.load`.
         trust: run the code that the config names.
+        merged: weights with the adapters of the run merged into them; None without adapters.
     """
     task = load(checkpoint, weights=weights, device="cpu", trust=trust)
+    if merged is not None:
+        remove_adapters(task.model)
+        task.model.load_state_dict(dict(merged))
     with TemporaryDirectory() as folder:
         if config["MODEL"]["name"].startswith("transformers."):
             _save_transformers(task, folder)

@@ -1,6 +1,7 @@
 """Frozen weights: for the whole run, per stage, or for the first updates."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -81,19 +82,32 @@ def match_frozen(model: nn.Module, patterns: Sequence[str], where: str = WHERE) 
             for name in modules
             if name in whole or any(one in whole for one in _enclosing_modules(name))
         }
+    return freeze_names(model, chosen, inside)
+
+
+def freeze_names(
+    model: nn.Module, chosen: AbstractSet[str], inside: AbstractSet[str] = frozenset()
+) -> FrozenNames:
+    """Return frozen parameters with the modules that are frozen completely by them.
+
+    Args:
+        model: the model before it is wrapped.
+        chosen: names of parameters.
+        inside: names of modules that count as frozen in any case.
+    """
     owned: dict[str, list[str]] = {}
-    for name in parameters:
+    for name, _ in model.named_parameters(remove_duplicate=False):
         for module in _enclosing_modules(name):
             owned.setdefault(module, []).append(name)
     # A module whose parameters are all frozen by patterns such as `trunk.*` counts as frozen too,
     # because its batch norms have to stop as well.
-    full = {module for module, names in owned.items() if chosen.issuperset(names)}
-    inside |= {
+    full = {module for module, names in owned.items() if chosen >= set(names)}
+    found = {
         name
-        for name in modules
-        if name in full or any(one in full for one in _enclosing_modules(name))
+        for name, _ in model.named_modules(remove_duplicate=False)
+        if name and (name in full or any(one in full for one in _enclosing_modules(name)))
     }
-    return FrozenNames(frozenset(chosen), frozenset(inside))
+    return FrozenNames(frozenset(chosen), frozenset(inside | found))
 
 
 def disable_gradients(model: nn.Module, frozen: FrozenNames) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from phasetrain.distributed import World
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.errors import ConfigError, did_you_mean, nearest
+from phasetrain.models.adapters.base import CHILD, list_adapted
 from phasetrain.models.sources import SourceContent, WeightSource, read_source
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.terminal import plain_table
@@ -108,7 +109,13 @@ def load_pretrained(
         ConfigError: a source cannot be read or does not fit: names, shapes, patterns that match
             nothing.
     """
-    own = model_tensors(model)
+    # Adapters are no part of the model that the sources were saved from.
+    adapters = {f"{layer}.{CHILD}." for layer in list_adapted(model)}
+    own = {
+        name: tensor
+        for name, tensor in model_tensors(model).items()
+        if not any(name.startswith(one) for one in adapters)
+    }
     report, values = match_sources(own, sources, world)
     # With duplicates, so that tied tensors are found under each of their names.
     parameters = dict(

@@ -415,3 +415,15 @@ def test_dataset_of_tensors_is_identified_by_its_content(tmp_path: Path) -> None
     fit(tmp_path, train=data(1.0), batch_size=16, epochs=1)
     with raises(ChangedError, key="DATA.TRAIN", code="resume.data_changed"):
         fit(tmp_path, train=data(2.0), batch_size=16, epochs=1)
+
+
+def test_adapters_of_a_model_that_is_an_object_are_rejected() -> None:
+    with raises(ConfigError, code="config.conflict", key="MODEL.adapters"):
+        phasetrain.fit(
+            nn.Linear(2, 2),
+            train=[(0, 0)],
+            loss="mse",
+            optimizer="sgd",
+            epochs=1,
+            MODEL={"adapters": {}},
+        )

@@ -26,6 +26,7 @@ from phasetrain.config.sections.keys import (
 from phasetrain.config.sections.launch import LaunchSection
 from phasetrain.config.sections.machine import MachineSection
 from phasetrain.config.sections.model import (
+    AdapterSection,
     HeadSection,
     LossSection,
     MeterSection,
@@ -75,6 +76,7 @@ ENTRIES: Mapping[str, type] = MappingProxyType(
         "TASK.teacher": TeacherSection,
         "MODEL.trunk": TrunkSection,
         "MODEL.heads.*": HeadSection,
+        "MODEL.adapters": AdapterSection,
         "LOSS.losses.*": WeightedLossSection,
         "METERS.*": MeterSection,
         "OPTIMIZER.SCHEDULES.*": ScheduleSection,
@@ -90,6 +92,7 @@ ENTRIES: Mapping[str, type] = MappingProxyType(
 
 __all__ = [
     "ENTRIES",
+    "AdapterSection",
     "CheckpointSection",
     "CompositePartSection",
     "Config",

@@ -79,6 +79,29 @@ class ScheduleFreeSection(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterSection(Section):
+    """Keys of MODEL.adapters next to the parameters of the adapter."""
+
+    name: str = key("lora", "name of an adapter", resume="forbidden")
+    match: str | tuple[str, ...] = key(
+        ["*"],
+        "patterns for names of layers that get an adapter, such as blocks.*.attention.*",
+        resume="forbidden",
+    )
+    train: str | tuple[str, ...] = key(
+        [],
+        "patterns for names of modules that are trained as a whole, such as a new head",
+        resume="forbidden",
+    )
+    save_base: bool = key(
+        False,
+        "save the frozen weights in checkpoints; by default they come from MODEL.weights or the "
+        "seed and are known by their digests",
+        resume="forbidden",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSection(Section):
     """The model, its initial weights, and averages of its weights."""
 
@@ -97,6 +120,13 @@ class ModelSection(Section):
         "weights to initialize from: the path of a file, a checkpoint or a run, a mapping with "
         "`path` and renaming rules, or a list, in which later entries win; ignored on resume, "
         "unless CHECKPOINT.exclude leaves out weights",
+        resume="forbidden",
+    )
+    adapters: Mapping[str, Any] | None = key(
+        None,
+        "small trainable additions to layers of a frozen model: `name` (lora), `match` (patterns "
+        "for layers), `train` (modules trained as a whole), `save_base` (false), and parameters "
+        "such as `rank`",
         resume="forbidden",
     )
     freeze: tuple[str, ...] = key(

@@ -24,6 +24,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS, Embedding
+from phasetrain.models.adapters import attach_adapters
 from phasetrain.models.bridges.base import spread_mapping
 from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.models.prepare import (
@@ -415,7 +416,10 @@ def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
         # A hook of the module and not of the task, so that the model is called in the same way by
         # predictions, exports and the counting of operations.
         model.register_forward_pre_hook(spread_mapping, with_kwargs=True)
-    return _share_initial_state(context, context.config.MODEL.name, model)
+    _share_initial_state(context, context.config.MODEL.name, model)
+    if (section := context.config.MODEL.adapters) is not None:
+        attach_adapters(model, section, partial(seed_of, context.seed, "init", "adapter"))
+    return model
 
 
 def _share_initial_state(context: BuildContext, name: str, module: nn.Module) -> nn.Module:

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from phasetrain.distributed import Strategy
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.models.adapters import list_base_parameters
 from phasetrain.models.freeze import (
     NOTHING,
     UPDATES,
     FreezeSchedule,
     FrozenNames,
     disable_gradients,
+    freeze_names,
     intersect_frozen,
     match_frozen,
 )
@@ -47,15 +49,18 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
         ConfigError: a pattern selects nothing.
     """
     configs = context.stage_configs
+    base = NOTHING
+    if (section := context.config.MODEL.adapters) is not None:
+        base = freeze_names(model, list_base_parameters(model, section))
     found = []
     for number, config in enumerate(configs):
         patterns = config.MODEL.freeze
         if patterns == context.config.MODEL.freeze:
-            found.append(match_frozen(model, patterns))
+            found.append(base | match_frozen(model, patterns))
         else:
             # A message has to name the key that the user has written.
             where = f"PHASES.stages[{number}].MODEL.freeze"
-            found.append(match_frozen(model, patterns, where))
+            found.append(base | match_frozen(model, patterns, where))
     return found
 
 
@@ -67,6 +72,13 @@ def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -
             the config does not go with it.
     """
     patterns = context.config.CHECKPOINT.exclude
+    adapters = context.config.MODEL.adapters
+    if not patterns and adapters is not None:
+        # Averages and sharded checkpoints hold all weights anyway.
+        holds_all = strategy.shards_weights or read_average_settings(context.config.MODEL)
+        if adapters.get("save_base", False) or holds_all:
+            return []
+        return _list_base(context, model)
     if not patterns:
         return []
     where = f"{EXCLUDE} = [{', '.join(patterns)}]"
@@ -98,6 +110,19 @@ def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -
             code="checkpoint.not_excludable",
         )
     return list(dict.fromkeys(found))
+
+
+def _list_base(context: BuildContext, model: nn.Module) -> list[str]:
+    """Return the names of the tensors that never change: frozen weights, and buffers of modules
+    that are frozen as a whole."""
+    always = intersect_frozen(find_frozen(context, model))
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return [
+        name
+        for name, value in model.state_dict().items()
+        if isinstance(value, Tensor)
+        and (name in always.parameters if name in parameters else _is_inside(name, always))
+    ]
 
 
 def _check_excludable(context: BuildContext, where: str, strategy: Strategy) -> None:
