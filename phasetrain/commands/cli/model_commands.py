@@ -163,6 +163,9 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per sample")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once")
     parser.add_argument("--out", metavar="FILE", help="FILE.json or FILE.csv instead of a table")
+    parser.add_argument(
+        "--masks", metavar="FOLDER", help="folder for the class of each pixel, as PNG files"
+    )
     parser.add_argument("--csv", action="store_true", help="print CSV instead of a table")
     parser.add_argument(
         "--imports",
@@ -180,7 +183,12 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
 def run_predict(call: Call) -> Outcome:
     """Predict for files with the model of a run, or with a packed model."""
     from phasetrain.commands.pack.archive import is_file
-    from phasetrain.commands.predict.predict import format_csv, format_rows, write_predictions
+    from phasetrain.commands.predict.predict import (
+        format_csv,
+        format_rows,
+        write_masks,
+        write_predictions,
+    )
     from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
@@ -200,6 +208,8 @@ def run_predict(call: Call) -> Outcome:
     else:
         found = _predict_run(call, files, changes)
     content["predictions"] = [one.to_json() for one in found]
+    if flags.masks is not None:
+        lines.append(f"{flags.masks}: {write_masks(found, flags.masks)} masks")
     if flags.out is not None:
         write_predictions(found, flags.out)
         lines.append(f"{flags.out}: {len(found)} predictions")

@@ -49,6 +49,9 @@ CARD_PAGE = "card.md"
 OF_TRAINING = frozenset({"weights", "freeze", "freeze_updates", "ema", "swa"})
 """Keys of MODEL without effect on predictions; some of them name files."""
 
+OF_INPUTS = ("transforms", "collate", "inputs", "targets")
+"""Keys of a split that make a batch of samples."""
+
 NUMERICS = ("precision", "test_precision")
 """Keys of MACHINE that decide how a forward pass computes."""
 
@@ -62,6 +65,7 @@ class Description:
         has_tests: whether the run has this split; otherwise there are no transforms.
         facts: facts about the data that the model was built with, by name.
         section: keys of the split by which files are read: `dataset`, `mode`, `size`.
+        fields: declared fields of samples; None without any.
         data: recorded facts about the data of the split.
         takes_numbers: whether a sample is an array.
         form: meaning of the outputs.
@@ -73,6 +77,7 @@ class Description:
     has_tests: bool
     facts: Mapping[str, Any]
     section: Mapping[str, Any]
+    fields: Mapping[str, Any] | None
     data: Mapping[str, Any]
     takes_numbers: bool
     form: OutputForm
@@ -96,6 +101,7 @@ class Description:
             has_tests=bool(index["has_tests"]),
             facts=dict(index["facts"]),
             section=dict(index["section"]),
+            fields=index.get("fields"),
             data=dict(index["data"]),
             takes_numbers=bool(index["takes_numbers"]),
             form=replace(form, class_names=tuple(map(str, form.class_names))),
@@ -271,7 +277,8 @@ def _select_config(archive: Archive, description: Description) -> dict[str, Any]
         split: dict[str, Any] = {"dataset": "digits"}
         if description.has_tests:
             section = whole["DATA"][description.split]
-            split |= {key: section[key] for key in ("transforms", "collate") if key in section}
+            split |= {key: section[key] for key in OF_INPUTS if key in section}
+            split["fields"] = description.fields
         numerics = {key: whole["MACHINE"].get(key) for key in NUMERICS}
         return {
             "MODEL": given,

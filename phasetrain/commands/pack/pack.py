@@ -45,9 +45,9 @@ from phasetrain.config.objects import is_object_name
 from phasetrain.config.schema import default_schema
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
-from phasetrain.data import SampleReader
+from phasetrain.data import DATASETS, SampleReader
+from phasetrain.data.protocols import HasFieldKinds
 from phasetrain.data.samplers.phase_sampler import Draw
-from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.runs.paths import make_parent
@@ -185,6 +185,7 @@ def _make_archive(
         has_tests=test is not None,
         facts=_find_model_facts(task),
         section={key: section[key] for key in OF_READING if key in section},
+        fields=_find_fields(section),
         data=data,
         takes_numbers=_are_numbers(samples, predictor.reader),
         form=form,
@@ -209,6 +210,17 @@ def _make_archive(
     }
     index = {"phasetrain": __version__, **description.to_json()}
     return bytearray(encode_archive(index, members)), card
+
+
+def _find_fields(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the declared fields of samples, which choose the transforms of the input; None without
+    any."""
+    given = section.get("fields")
+    if given is None and not is_object_name(str(section["dataset"])):
+        dataset = DATASETS.find(section["dataset"], "DATA")
+        if isinstance(dataset, HasFieldKinds):
+            given = dataset.field_kinds
+    return given
 
 
 def _are_numbers(samples: Sequence[Any], reader: InputReader) -> bool:
@@ -280,7 +292,8 @@ def _read_test_samples(
             chosen = np.arange(len(reader.dataset))
         indices = np.asarray(chosen[:EXAMPLE_SAMPLES], dtype=np.int64)
         draw = Draw(split.lower(), 0, 0, indices)
-        plain = reader.with_pipeline(Pipeline()).with_policy("raise")
+        untransformed = reader.pipeline.replace_transforms(())
+        plain = reader.with_pipeline(untransformed).with_policy("raise")
         # A sample that cannot be read has raised an error.
         return [sample[0] for sample in plain.read_samples(draw) if isinstance(sample, tuple)]
 

@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ from phasetrain.commands.load import find_test_split, load, read_data_facts
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.data.tokens import ByteCodec
+from phasetrain.data.datasets.images import import_pillow
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
@@ -63,19 +66,24 @@ class Prediction:
     Attributes:
         file: path of its file.
         index: position of the sample in the file.
-        classes: pairs of class name and probability, the most probable first; empty if the model
-            does not classify.
+        classes: pairs of class name and probability, the most probable first; with a mask the share
+            of each class, the largest first; empty if the model does not classify.
         output: output of the model; None if it classifies.
+        mask: class of each pixel, `(H, W)`; None if the model does not classify pixels.
     """
 
     file: str
     index: int
     classes: Sequence[tuple[str, float]] = ()
     output: Any = None
+    mask: Sequence[Sequence[int]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the prediction as JSON data."""
         found: dict[str, Any] = {"file": self.file, "index": self.index}
+        if self.mask is not None:
+            shares = [{"name": name, "share": share} for name, share in self.classes]
+            return found | {"mask": self.mask, "classes": shares}
         if self.output is not None:
             return found | {"output": to_json_value(self.output)}
         return found | {"classes": [{"name": name, "probability": p} for name, p in self.classes]}
@@ -101,9 +109,12 @@ class OutputForm:
     of_bytes: bool = False
 
     def count_classes(self, output: Any) -> int | None:
-        """Return the number of classes that an output `(N, C)` has scores of; None if it is no such
-        output."""
-        if not isinstance(output, Tensor) or output.ndim != 2:
+        """Return the number of classes that an output has scores of; None if it is no such output.
+
+        Args:
+            output: scores `(N, C)` of samples, or `(N, C, H, W)` of pixels.
+        """
+        if not isinstance(output, Tensor) or output.ndim not in (2, 4):
             return None
         classes = self.classes
         if classes is None and self.is_classifier:
@@ -181,6 +192,8 @@ class FilePredictor:
     def _predict_batch(self, inputs: Sequence[RawInput], top: int) -> Iterator[Prediction]:
         output = self.compute_output([one.sample for one in inputs], inputs[0].file)
         if self.form.count_classes(output) is not None:
+            if output.ndim == 4:
+                return _name_pixels(self.form, inputs, output, top)
             return _name_classes(self.form, inputs, output, top)
         return _split_output(inputs, output)
 
@@ -296,6 +309,51 @@ def _name_classes(
         yield Prediction(one.file, one.index, pairs)
 
 
+def _name_pixels(
+    form: OutputForm, inputs: Sequence[RawInput], scores: Tensor, top: int
+) -> Iterator[Prediction]:
+    for one, mask in zip(inputs, scores.argmax(1).cpu(), strict=True):
+        shares = torch.bincount(mask.flatten(), minlength=scores.shape[1]) / mask.numel()
+        best = shares.topk(min(top, len(shares)))
+        pairs = [
+            (form.name_class(index), share)
+            for index, share in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            if share
+        ]
+        yield Prediction(one.file, one.index, pairs, mask=mask.tolist())
+
+
+def write_masks(found: Sequence[Prediction], folder: str) -> int:
+    """Write the mask of each prediction as a grey PNG file with the class of each pixel, and return
+    their number.
+
+    Raises:
+        ConfigError: there is no mask, a class above 255, or the folder cannot be written.
+    """
+    if not any(one.mask is not None for one in found):
+        raise ConfigError(
+            f"--masks {folder}: the model gives no class for each pixel; expected a model of "
+            "segmentation",
+            code="cli.conflict",
+        )
+    image = import_pillow("predict --masks")
+    written = 0
+    for one in found:
+        if one.mask is None:
+            continue
+        # Numbered, because files in two folders may have the same name.
+        path = Path(folder, f"{written:05d}-{Path(one.file).stem}-{one.index}.png")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.fromarray(np.array(one.mask, dtype=np.uint8)).save(path)
+        except OSError as error:
+            raise ConfigError(
+                f"--masks {folder}: could not be written: {error}", code="file.not_writable"
+            ) from error
+        written += 1
+    return written
+
+
 def _split_output(inputs: Sequence[RawInput], output: Any) -> Iterator[Prediction]:
     for place, one in enumerate(inputs):
         yield Prediction(one.file, one.index, output=_take_sample(output, place))
@@ -328,7 +386,8 @@ def format_rows(found: Sequence[Prediction]) -> tuple[list[str], list[list[str]]
     if any(one.output is not None for one in found):
         head = ["file", "index", "output"]
         return head, [[one.file, str(one.index), json.dumps(one.output)] for one in found]
-    head = ["file", "index", "rank", "class", "probability"]
+    value = "share of pixels" if any(one.mask is not None for one in found) else "probability"
+    head = ["file", "index", "rank", "class", value]
     rows = [
         [one.file, str(one.index), str(rank), name, f"{probability:.4f}"]
         for one in found

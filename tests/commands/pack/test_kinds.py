@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import SMALL
 from packs import change_config, repack
+from PIL import Image
 from raising import raises
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -148,6 +149,63 @@ def test_average_of_the_weights_and_bf16(tmp_path: Path) -> None:
         phasetrain.pack(tmp_path / "run", tmp_path / "b.zip", weights="swa")
 
 
+BLOBS = """
+import torch
+from phasetrain.data import DATASETS
+
+
+@DATASETS.register("packed_blobs")
+class Blobs:
+    field_kinds = {"image": "image", "mask": "mask"}
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        mask = torch.zeros(6, 6, dtype=torch.int64)
+        mask[: index % 5 + 1, :3] = 1
+        return {"image": 0.5 * mask[None].float(), "mask": mask}
+
+    def facts(self):
+        return {"classes": 2, "class_names": ["back", "blob"], "channels": 1}
+"""
+
+
+def test_masks_of_a_dataset_with_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "packed_blobs.py").write_text(BLOBS)
+    normalize = "{name: on_fields, fields: [image], transforms: [{name: normalize, mean: 0.0, std: 0.1}]}"
+    data = f"{{dataset: packed_blobs, batch_size: 4, transforms: [{normalize}]}}"
+    model = "MODEL={name: torch.nn.Conv2d, in_channels: 1, out_channels: 2, kernel_size: 1}"
+    words = ["experiment=null", f"DATA.TRAIN={data}", f"DATA.TEST={data}", model]
+    parts = ["RUN.imports=[packed_blobs]", "LOSS.name=CrossEntropyLoss", "METERS.loss={}"]
+    length = ["PHASES.epochs=1", "RUN.rehearse=false"]
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        phasetrain.run([*words, *parts, *length, f"RUN.dir={tmp_path}/run"])
+        phasetrain.pack(tmp_path / "run", tmp_path / "a.zip")
+    sys.modules.pop("packed_blobs")
+    datasets = phasetrain.data.DATASETS._own  # type: ignore[attr-defined]
+    factory = datasets.pop("packed_blobs")
+    found = phasetrain.load_pack(tmp_path / "a.zip")
+    assert found.card["code"] == []  # of the data, which predictions do not need
+    assert "on_fields" in found.card["transforms"][0]
+    image = factory()[2]["image"]
+    expected = found.model(image[None] / 0.1)
+    assert found.predict(image[None]).equal(expected)
+    np.save(tmp_path / "one.npy", image[None].numpy())
+    words = ["predict", str(tmp_path / "a.zip"), str(tmp_path / "one.npy")]
+    capsys.readouterr()
+    assert main([*words, "--masks", str(tmp_path / "masks"), "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["predictions"]
+    assert row["mask"] == expected[0].argmax(0).tolist()
+    assert sum(one["share"] for one in row["classes"]) == 1
+    assert {one["name"] for one in row["classes"]} <= {"back", "blob"}
+    [path] = (tmp_path / "masks").iterdir()
+    assert np.array(Image.open(path)).tolist() == row["mask"]
+
+
 PARTS = """
 import torch
 from torch import nn
@@ -266,8 +324,6 @@ def test_data_that_is_gone_needs_another_example(tmp_path: Path) -> None:
         for number in range(4):
             picture = torch.full((1, 8, 8), 30 * number + int(label), dtype=torch.uint8)
             np.save(tmp_path / "images" / label / f"{number}.npy", picture.numpy())
-    from PIL import Image
-
     for path in (tmp_path / "images").rglob("*.npy"):
         Image.fromarray(np.load(path)[0]).save(path.with_suffix(".png"))
         path.unlink()
