@@ -56,11 +56,13 @@ class InputReader:
         facts: recorded facts about its data: `channels`, `context`, `input_shape`, or else the
             `sample_shape` of the first sample.
         takes_numbers: whether a sample is known to be an array; otherwise `input_shape` tells.
+        tokenizer: the tokenizer, if it is not in the folder of the dataset.
     """
 
     section: Mapping[str, Any]
     facts: Mapping[str, Any]
     takes_numbers: bool = False
+    tokenizer: TextCodec | None = None
 
     @property
     def is_text(self) -> bool:
@@ -74,6 +76,8 @@ class InputReader:
         Raises:
             ConfigError: the folder of the dataset is not there.
         """
+        if self.tokenizer is not None:
+            return self.tokenizer
         if self.section.get("dataset") in OF_BYTES:
             return ByteCodec()
         return load_codec(str(self.section.get("path")))

@@ -1,6 +1,7 @@
 """The commands that use the model of a run: export, pack and predict."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -242,6 +243,28 @@ def _predict_run(call: Call, files: list[str], changes: list[str]) -> "list[Pred
     return predict(flags.run_folder, files, changes, options)
 
 
+def reject_run_options(call: Call, changes: Sequence[str]) -> None:
+    """Reject the options of a run, if a packed model is given.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    flags = call.flags
+    given = {
+        "--checkpoint": flags.checkpoint not in (None, "latest"),
+        "--weights": flags.weights not in (None, "model"),
+        "--trust": flags.trust,
+        "overrides": bool(changes),
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{name} and {flags.run_folder}: a packed model has one set of weights and one "
+                "config; remove it, or name the run folder",
+                code="cli.conflict",
+            )
+
+
 def _predict_packed(
     call: Call, files: list[str], changes: list[str]
 ) -> "tuple[list[Prediction], dict[str, Any]]":
@@ -249,19 +272,7 @@ def _predict_packed(
     from phasetrain.commands.pack.load_pack import load_pack
 
     flags = call.flags
-    given = {
-        "--checkpoint": flags.checkpoint,
-        "--weights": flags.weights,
-        "--trust": flags.trust,
-        "overrides": " ".join(changes),
-    }
-    for name, value in given.items():
-        if value:
-            raise ConfigError(
-                f"{name} and {flags.run_folder}: a packed model has one set of weights and one "
-                "config; remove it, or predict with the run folder",
-                code="cli.conflict",
-            )
+    reject_run_options(call, changes)
     packed = load_pack(
         flags.run_folder, device=flags.device, imports=flags.imports, digest=flags.digest
     )

@@ -113,7 +113,7 @@ COMMANDS = (
     ),
     Command(
         "generate",
-        "RUN_FOLDER [--prompt TEXT ...] [OVERRIDE ...]",
+        "RUN_FOLDER|MODEL.zip [--prompt TEXT ...] [OVERRIDE ...]",
         "continue texts with the language model of a run",
         texts.run_generate,
         takes_overrides=True,

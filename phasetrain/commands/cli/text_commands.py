@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from phasetrain.commands.cli.model_commands import reject_run_options
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import TRUST, Call
 
@@ -73,7 +74,11 @@ def run_tokenize(call: Call) -> Outcome:
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare run, prompts and how tokens are drawn."""
-    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="a run, or one of its checkpoints")
+    parser.add_argument(
+        "run_folder",
+        metavar="RUN_FOLDER|MODEL.zip",
+        help="a run, one of its checkpoints, or a packed model",
+    )
     parser.add_argument(
         "--prompt",
         action="append",
@@ -108,24 +113,39 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights", default="model", choices=["model", "ema", "swa"], help="default: model"
     )
     parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
+    parser.add_argument(
+        "--imports",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="custom code that a packed model needs",
+    )
     parser.add_argument("--trust", action="store_true", help=TRUST)
 
 
 def run_generate(call: Call) -> Outcome:
     """Continue texts with the model of a run."""
     from phasetrain.commands.load import load
+    from phasetrain.commands.pack.archive import is_file
+    from phasetrain.commands.pack.load_pack import load_pack
     from phasetrain.tasks.generation import Sampling
+    from phasetrain.tasks.inference import Predictor
 
     flags = call.flags
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.seed)
-    task = load(
-        flags.run_folder,
-        flags.checkpoint,
-        weights=flags.weights,
-        device=flags.device,
-        changes=call.overrides,
-        trust=flags.trust,
-    )
+    task: Predictor
+    if is_file(flags.run_folder):
+        reject_run_options(call, call.overrides)
+        task = load_pack(flags.run_folder, device=flags.device, imports=flags.imports)
+    else:
+        task = load(
+            flags.run_folder,
+            flags.checkpoint,
+            weights=flags.weights,
+            device=flags.device,
+            changes=call.overrides,
+            trust=flags.trust,
+        )
     prompts = flags.prompt or [""]
     found = task.generate(
         prompts,

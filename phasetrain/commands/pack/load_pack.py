@@ -22,11 +22,17 @@ from phasetrain.commands.pack.example import (
     to_plain_output,
 )
 from phasetrain.commands.pack.user_code import NeededCode, import_needed_code
-from phasetrain.commands.predict.predict import FilePredictor, OutputForm, Prediction
+from phasetrain.commands.predict.predict import (
+    FilePredictor,
+    OutputForm,
+    Prediction,
+    list_token_names,
+)
 from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.commands.stored.stored_config import StoredConfig
 from phasetrain.config.objects import GivenObject, GivenObjects, is_object_name, provide_objects
 from phasetrain.config.trust import trust_only
+from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE, LibraryCodec
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError, InvalidCheckpointError
 from phasetrain.models.prepare import copy_expanded_buffers
@@ -34,6 +40,7 @@ from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks.build.builder import build_model
 from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.build.sections import BuildContext
+from phasetrain.tasks.generation import TextSource
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.misfits import shorten_misfit
 from phasetrain.tasks.parts import Parts
@@ -141,6 +148,7 @@ class PackedModel(Predictor):
         self.transform = predictor.transform
         self.reader = predictor.reader
         self.class_names = tuple(predictor.form.class_names)
+        self.text_source = TextSource((predictor.reader.section,), codec=predictor.reader.tokenizer)
         self.verification = verification
         self._files = predictor
 
@@ -336,10 +344,17 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
     )
     transform = build_input_transform(context, description.split)
     transform.scales_bytes = "channels" in description.data
-    reader = InputReader(description.section, description.data, description.takes_numbers)
+    codec = None
+    if TOKENIZER_FILE in archive.members:
+        content = bytes(archive.find_member(TOKENIZER_FILE))
+        codec = LibraryCodec(content, source=archive.path)
+    reader = InputReader(description.section, description.data, description.takes_numbers, codec)
+    form = description.form
+    # Tens of thousands of names, which the tokenizer has already.
+    form = replace(form, class_names=form.class_names or list_token_names(reader))
     runner = Predictor()
     runner.parts = parts
-    return parts, FilePredictor(runner, transform, reader, description.form)
+    return parts, FilePredictor(runner, transform, reader, form)
 
 
 def _load_weights(archive: Archive, model: nn.Module) -> None:

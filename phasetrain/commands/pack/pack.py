@@ -48,6 +48,7 @@ from phasetrain.config.trust import trust_only
 from phasetrain.data import DATASETS, SampleReader
 from phasetrain.data.protocols import HasFieldKinds
 from phasetrain.data.samplers.phase_sampler import Draw
+from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.runs.paths import make_parent
@@ -180,6 +181,9 @@ def _make_archive(
     form = predictor.form
     if form.count_classes(output) is None:
         form = replace(form, class_names=())  # of the data, and not of the output
+    tokenizer = _read_tokenizer(predictor.reader)
+    if tokenizer:
+        form = replace(form, class_names=())  # of tens of thousands of tokens
     description = Description(
         split=test or "TEST",
         has_tests=test is not None,
@@ -205,11 +209,19 @@ def _make_archive(
         CARD_PAGE: format_page(card).encode(errors="surrogateescape"),
         CARD: encode_json(card),
         CONFIG: encode_json(config),
+        **tokenizer,
         **Example(samples, output).encode(),
         WEIGHTS: weights,
     }
     index = {"phasetrain": __version__, **description.to_json()}
     return bytearray(encode_archive(index, members)), card
+
+
+def _read_tokenizer(reader: InputReader) -> dict[str, bytes]:
+    """Return name -> content of the file of a tokenizer; empty for bytes and for other data."""
+    if not reader.is_text or reader.codec.content is None:
+        return {}
+    return {TOKENIZER_FILE: reader.codec.content}
 
 
 def _find_fields(section: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -17,8 +17,8 @@ from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.load import find_test_split, load, read_data_facts
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
 from phasetrain.config.sections.model import WhichWeights
-from phasetrain.data.tokens import ByteCodec
 from phasetrain.data.datasets.images import import_pillow
+from phasetrain.data.tokens import ByteCodec
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
@@ -138,9 +138,7 @@ def find_output_form(task: Task, reader: InputReader) -> OutputForm:
     """Return what the output of a task's model means."""
     classes = reader.facts.get("classes")
     parts = (task.loss, *task.parts.meters.values())
-    names = tuple(task.class_names)
-    if reader.is_text and not isinstance(reader.codec, ByteCodec):
-        names = tuple(map(reader.name_token, range(reader.codec.vocabulary)))
+    names = list_token_names(reader) or tuple(task.class_names)
     return OutputForm(
         classes if isinstance(classes, int) else None,
         names,
@@ -148,6 +146,13 @@ def find_output_form(task: Task, reader: InputReader) -> OutputForm:
         isinstance(task.loss, MULTI_LABEL),
         reader.is_text,
     )
+
+
+def list_token_names(reader: InputReader) -> tuple[str, ...]:
+    """Return the text of each token of a language model; empty for bytes and for other models."""
+    if not reader.is_text or isinstance(reader.codec, ByteCodec):
+        return ()
+    return tuple(map(reader.name_token, range(reader.codec.vocabulary)))
 
 
 @dataclass(frozen=True)

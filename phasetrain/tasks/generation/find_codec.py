@@ -21,11 +21,13 @@ class TextSource:
         sections: config of the splits, the test splits first.
         folders: other folders that may have its `tokenizer.json`, such as one with initial weights.
         digest: SHA-256 of the tokenizer with which the model was trained; None if unknown.
+        codec: the tokenizer, if it is known without these.
     """
 
     sections: tuple[Mapping[str, Any], ...]
     folders: tuple[str, ...] = ()
     digest: str | None = None
+    codec: TextCodec | None = None
 
     def open_codec(self, tokenizer: str | None = None) -> TextCodec:
         """Return the tokenizer.
@@ -53,6 +55,8 @@ class TextSource:
         return codec
 
     def _list_codecs(self) -> Iterator[TextCodec]:
+        if self.codec is not None:
+            yield self.codec
         folders = list(self.folders)
         for section in self.sections:
             for one in _list_sections(section):

@@ -21,6 +21,7 @@ import phasetrain
 from phasetrain.commands.cli import main
 from phasetrain.commands.pack.archive import read_archive
 from phasetrain.commands.predict.predict import predict
+from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS
 
@@ -47,6 +48,35 @@ def test_language_model_continues_lines_of_standard_input(
     assert [(row["file"], row["index"]) for row in rows] == [("-", 0), ("-", 1), ("-", 2)]
     names = [[pair["name"] for pair in row["classes"]] for row in rows]
     assert names[0] == names[2] == [name for name, _ in one.classes]
+
+
+def test_tokenizer_is_part_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.dumps({"text": f"the rabbit number {number} ran away"}) for number in range(9)]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    tokens = tmp_path / "tokens"
+    tokenize(str(tokens), [f"{tmp_path}/text.jsonl"], TokenizeOptions(train_bpe=270))
+    data = f"{{dataset: tokens, path: {tokens}, context: 8, document_mask: true, batch_size: 4}}"
+    words = ["experiment=text_tiny", f"DATA.TRAIN={data}", f"DATA.TEST={data}"]
+    model = ["MODEL={width: 16, depth: 1, heads: 2}", "METERS={loss: {}}"]
+    length = ["PHASES={epochs: null, updates: 2}", "RUN.rehearse=false"]
+    phasetrain.run([*words, *model, *length, f"RUN.dir={tmp_path}/run"])
+    out = str(tmp_path / "lm.zip")
+    phasetrain.pack(tmp_path / "run", out)
+    task = phasetrain.load(tmp_path / "run")
+    (tmp_path / "start.txt").write_text("the rabbit")
+    expected = predict(str(tmp_path / "run"), [str(tmp_path / "start.txt")])
+    texts = task.generate("the rabbit", tokens=5)
+    tokens.rename(tmp_path / "gone")
+    found = phasetrain.load_pack(out)
+    assert found.verification.identical
+    assert found.predict_files([tmp_path / "start.txt"]) == expected
+    assert found.generate("the rabbit", tokens=5) == texts
+    assert len(found.classes) == 270
+    assert len(read_archive(out).parse_json("card.json")["classes"]) == 0
+    capsys.readouterr()
+    assert main(["generate", out, "--prompt", "the rabbit", "--tokens", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["generated"][0]["texts"] == texts[0]
+    assert main(["generate", out, "--checkpoint", "best"]) == 2
 
 
 @pytest.fixture
@@ -175,7 +205,9 @@ def test_masks_of_a_dataset_with_fields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "packed_blobs.py").write_text(BLOBS)
-    normalize = "{name: on_fields, fields: [image], transforms: [{name: normalize, mean: 0.0, std: 0.1}]}"
+    normalize = (
+        "{name: on_fields, fields: [image], transforms: [{name: normalize, mean: 0.0, std: 0.1}]}"
+    )
     data = f"{{dataset: packed_blobs, batch_size: 4, transforms: [{normalize}]}}"
     model = "MODEL={name: torch.nn.Conv2d, in_channels: 1, out_channels: 2, kernel_size: 1}"
     words = ["experiment=null", f"DATA.TRAIN={data}", f"DATA.TEST={data}", model]
