@@ -64,6 +64,9 @@ def files_for(option: str, folder: Path) -> list[str]:
     if option == "timeseries":
         words = written(folder, ["DATA.TRAIN.folder=FILES/ucr/", "DATA.TEST.folder=FILES/ucr/"])
         return [*words, "DATA.TRAIN.series=Waves"]
+    if option == "lm":
+        words = written(folder, ["DATA.TRAIN.path=FILES/tokens/written"])
+        return [*words, words[0].replace("TRAIN", "TEST"), "DATA.TRAIN.batch_size=4"]
     if option.startswith("fashion"):
         return fashion_files(folder, option)
     if option not in WITHOUT_PATHS:
