@@ -12,7 +12,7 @@ from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.runs.direction import COUNTS, Direction
+from phasetrain.runs.direction import COUNTS, NO_DIRECTION, Direction, guess_direction
 
 Better = Literal["larger", "smaller"]
 """Which of two values of a metric is better."""
@@ -163,7 +163,8 @@ class Meter(RankBuffers, ABC):
 
     Attributes:
         better: whether larger or smaller values are better, or a mapping from the name of a value
-            to it, for a meter with several; None, or not in the mapping: unknown.
+            to it, for a meter with several. A value that is not in the mapping is neither better
+            nor worse; None leaves it to the name of the metric.
         first: name of the metric that represents a meter with several metrics; empty if there is a
             single metric; None if the metrics depend on parameters or data.
         splits: names of the splits that it measures, in lower case; None: all.
@@ -329,10 +330,32 @@ def metric_direction(name: str, meters: Mapping[str, Meter]) -> Direction | None
     return Direction(declared)
 
 
-def metric_directions(names: Iterable[str], meters: Mapping[str, Meter]) -> dict[str, Direction]:
-    """Return metric -> direction of those metrics whose meter declares one."""
-    directions = {name: metric_direction(name, meters) for name in names}
-    return {name: found for name, found in directions.items() if found is not None}
+def resolve_direction(name: str, meters: Mapping[str, Meter]) -> Direction | None:
+    """Return which values of a metric are better as its meter declares, or else as its name says;
+    None if neither does, or if the meter leaves it out of `better`."""
+    declared = metric_direction(name, meters)
+    if declared is None and not _is_left_out(name, meters):
+        return guess_direction(name)
+    return declared
+
+
+def metric_directions(names: Iterable[str], meters: Mapping[str, Meter]) -> dict[str, str]:
+    """Return metric -> direction of those metrics whose meter declares one, and `NO_DIRECTION` of
+    those that a meter leaves out."""
+    found: dict[str, str] = {}
+    for name in names:
+        direction = metric_direction(name, meters)
+        if direction is not None:
+            found[name] = direction
+        elif _is_left_out(name, meters):
+            found[name] = NO_DIRECTION
+    return found
+
+
+def _is_left_out(name: str, meters: Mapping[str, Meter]) -> bool:
+    """Return whether the meter of a metric gives directions for its other values only."""
+    label, _ = split_metric(name, meters)
+    return bool(label) and isinstance(meters[label].better, Mapping)
 
 
 def list_metrics(meters: Mapping[str, Meter]) -> list[str]:

@@ -79,6 +79,9 @@ LARGER_IS_BETTER = frozenset(
 COUNTS = frozenset({"absent", "groups", "left_out"})
 """Names of metrics that count what another metric covers; they are neither better nor worse."""
 
+NO_DIRECTION = "none"
+"""Recorded for a metric whose meter gives directions for its other values: it is not guessed."""
+
 VALIDATION = ("valid", "validation", "val", "dev")
 """Names of splits by which a run chooses, before any other test split."""
 
@@ -135,14 +138,15 @@ class Objective:
         return self.metric.partition("/")[2]
 
 
-def parse_directions(content: Any) -> dict[str, Direction]:
-    """Return metric -> direction as written in plan.json and in phase lines; unknown words are
-    skipped."""
+def parse_directions(content: Any) -> dict[str, Direction | None]:
+    """Return metric -> direction as written in plan.json and in phase lines, None for
+    `NO_DIRECTION`; unknown words are skipped."""
     if not isinstance(content, Mapping):
         return {}
-    known = set(Direction)
+    known: dict[Any, Direction | None] = {str(one): one for one in Direction}
+    known[NO_DIRECTION] = None
     return {
-        str(name): Direction(word)
+        str(name): known[word]
         for name, word in content.items()
         if isinstance(word, str) and word in known
     }
@@ -159,8 +163,8 @@ def guess_direction(metric: str) -> Direction | None:
     """Guess the direction of a metric from the words of its name; None if they do not say.
 
     The fallback for run folders written before directions were recorded, for logged numbers, and
-    for custom meters that declare none. Nothing else may guess: the terminal, lists and reports
-    must agree.
+    for custom meters that declare none at all. Nothing else may guess: the terminal, lists and
+    reports must agree.
     """
     # The label says nothing about a count: `f1_absent` is the number of absent classes.
     if metric.endswith(tuple(f"_{count}" for count in COUNTS)):
@@ -173,7 +177,7 @@ def guess_direction(metric: str) -> Direction | None:
     return None
 
 
-def resolve_objective(text: str, recorded: Mapping[str, Direction]) -> Objective:
+def resolve_objective(text: str, recorded: Mapping[str, Direction | None]) -> Objective:
     """Return the objective that a monitor of the config names.
 
     A minus sign decides. Without one, the direction recorded in the run does, and without a record
@@ -183,4 +187,4 @@ def resolve_objective(text: str, recorded: Mapping[str, Direction]) -> Objective
     # Not guessed from the name: a monitor without a sign has always meant that larger is better.
     if objective.direction is Direction.SMALLER:
         return objective
-    return Objective(objective.metric, recorded.get(objective.metric, Direction.LARGER))
+    return Objective(objective.metric, recorded.get(objective.metric) or Direction.LARGER)

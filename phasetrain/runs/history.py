@@ -64,13 +64,13 @@ class History(Sequence[dict[str, Any]]):
     Args:
         rows: rows of the table.
         directions: metric, such as `test/accuracy` -> which of its values are better, as recorded
-            in the run.
+            in the run; None if its meter says that none is.
     """
 
     def __init__(
         self,
         rows: Sequence[dict[str, Any]] = (),
-        directions: Mapping[str, Direction] | None = None,
+        directions: Mapping[str, Direction | None] | None = None,
     ) -> None:
         self._rows = list(rows)
         self.directions = dict(directions or {})
@@ -187,7 +187,9 @@ class History(Sequence[dict[str, Any]]):
     def direction_of(self, metric: str) -> Direction | None:
         """Return which values of a metric are better: as recorded, else guessed from its name;
         None if neither says it."""
-        return self.directions.get(metric) or guess_direction(metric)
+        if metric in self.directions:
+            return self.directions[metric]
+        return guess_direction(metric)
 
     def best(self, monitor: str | None = None, direction: Direction | None = None) -> Best | None:
         """Return the best finite value of a metric, the first one of equals; None if it was never

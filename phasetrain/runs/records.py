@@ -231,7 +231,7 @@ class PlanRecord:
     updates: int = 0
     differs: tuple[tuple[str, Any, str], ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    directions: Mapping[str, Direction] = field(default_factory=dict)
+    directions: Mapping[str, Direction | None] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -404,7 +404,7 @@ class MetricsLine:
         return {name: parse_number(value) for name, value in found.items()}
 
     @property
-    def directions(self) -> dict[str, Direction]:
+    def directions(self) -> dict[str, Direction | None]:
         """Which values are better, by the name of the metric; empty in runs of version 0.1."""
         return parse_directions(self.content.get("directions"))
 

@@ -7,8 +7,9 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from harness import SMALL, KillAfter, newest, records, run_until_killed, status, train
@@ -20,6 +21,8 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Metrics
 from phasetrain.meters import Meter
+from phasetrain.meters.base import Better, resolve_direction
+from phasetrain.runs.direction import Direction
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.terminal import Terminal
 
@@ -233,3 +236,33 @@ def test_direction_of_the_meter_is_recorded_and_decides(tmp_path: Path) -> None:
     assert RunFiles(tmp_path).plan().directions == {"quality": "smaller"}
     summary = summarize_run(tmp_path)
     assert (summary.best, summary.direction) == (min(values), "smaller")
+
+
+class Spread(Meter):
+    """Two values, of which only the first has a direction, though both are named after errors."""
+
+    better: ClassVar[Mapping[str, Better]] = {"error": "larger"}
+    first = "error"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_sum("steps")
+
+    def update(self, out: StepOutput) -> None:
+        self.steps += 1
+
+    def compute(self) -> dict[str, float]:
+        return {"error": float(self.steps), "error_range": float(self.steps)}
+
+
+def test_value_that_a_meter_leaves_out_has_no_best_one(tmp_path: Path) -> None:
+    meters = f"METERS={{accuracy: null, loss: null, s: {{name: {__name__}.Spread}}}}"
+    history = train(tmp_path, meters, "PHASES.epochs=1").history
+    declared = {"s_error": "larger", "s_error_range": "none"}
+    assert json.loads((tmp_path / "plan.json").read_text())["directions"] == declared
+    assert history.direction_of("test/s_error") is Direction.LARGER
+    assert history.direction_of("test/s_error_range") is None
+    assert history.best("test/s_error_range") is None
+    # what the terminal asks
+    assert resolve_direction("s_error_range", {"s": Spread()}) is None
+    assert resolve_direction("s_error", {"t": Spread()}) is Direction.SMALLER

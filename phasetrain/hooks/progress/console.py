@@ -18,8 +18,8 @@ from phasetrain.hooks.progress.eta import EtaEstimator, TimedSteps, measure_spre
 from phasetrain.hooks.progress.phase_lines import PhaseLines
 from phasetrain.hooks.progress.results import COLUMNS, Results
 from phasetrain.meters import Meter
-from phasetrain.meters.base import metric_direction, split_metric
-from phasetrain.runs.direction import COUNTS, guess_direction
+from phasetrain.meters.base import resolve_direction, split_metric
+from phasetrain.runs.direction import COUNTS
 from phasetrain.runtime.format import (
     format_bytes,
     format_duration,
@@ -124,7 +124,7 @@ class ConsoleView(Hook):
         if self.terminal.verbosity != "verbose":
             metrics = _omit_long_meters(metrics, run.task.meters)
         for name, value in metrics.items():
-            direction = metric_direction(name, run.task.meters) or guess_direction(name)
+            direction = resolve_direction(name, run.task.meters)
             self._results.add(phase.split, name, (value, run.state.updates), direction)
         if phase.is_train and not run.stopping and run.state.phase < len(run.plan.phases):
             self._print_estimate(run)

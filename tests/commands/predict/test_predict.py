@@ -126,6 +126,23 @@ def test_classifier_is_recognized_by_its_loss_if_the_dataset_reports_no_classes(
     assert (found.output is None) == bool(classes)
 
 
+def test_class_names_of_a_custom_dataset_are_an_attribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = PLAIN.replace("return TensorDataset", "data = TensorDataset")
+    source += '    data.class_names = ["cat", "dog"]\n    return data\n'
+    (tmp_path / "named_numbers.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = "{dataset: named_numbers.plain, outputs: 2, kind: class, batch_size: 16}"
+    words = ["experiment=null", f"DATA.TRAIN={data}", f"DATA.TEST={data}", "MODEL.name=mlp"]
+    run([*words, "LOSS=cross_entropy", "PHASES.epochs=1", f"RUN.dir={tmp_path}/run"])
+    assert load(tmp_path / "run", trust=True).class_names == ("cat", "dog")
+    np.save(tmp_path / "one.npy", np.zeros(6, np.float32))
+    files = [str(tmp_path / "one.npy")]
+    [found] = predict(str(tmp_path / "run"), files, options=PredictOptions(trust=True))
+    assert sorted(name for name, _ in found.classes) == ["cat", "dog"]
+
+
 def test_array_of_one_sample_is_no_batch_though_the_dataset_reports_no_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

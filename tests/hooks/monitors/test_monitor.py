@@ -129,7 +129,11 @@ class Mixed(Other):
 
 def test_values_of_one_meter_have_their_own_directions() -> None:
     names = ["x_mae", "x_share", "x_samples"]
-    assert metric_directions(names, {"x": Mixed()}) == {"x_mae": "smaller", "x_share": "larger"}
+    assert metric_directions(names, {"x": Mixed()}) == {
+        "x_mae": "smaller",
+        "x_share": "larger",
+        "x_samples": "none",
+    }
     assert first_metric("test", {"x": Mixed}) == "-test/x_mae"
 
 
