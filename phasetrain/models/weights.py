@@ -18,6 +18,7 @@ from phasetrain.errors import ConfigError, did_you_mean, nearest
 from phasetrain.models.adapters.base import CHILD, list_adapted
 from phasetrain.models.sources import SourceContent, WeightSource, read_source
 from phasetrain.runtime.format import join_first
+from phasetrain.runtime.storage.remote import redact_url
 from phasetrain.runtime.terminal import plain_table
 
 log = logging.getLogger(__name__)
@@ -246,8 +247,8 @@ class WeightMatcher:
         """
         self.add_tensors(number, source, content.tensors)
         facts = {
-            "path": source.path,
-            "read": content.path,
+            "path": redact_url(source.path),
+            "read": redact_url(content.path),
             "format": content.format,
             "digest": content.digest,
         }

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError, FolderInUseError
-from phasetrain.runs.lock import LEASE_SECONDS, FolderLock, Owner
+from phasetrain.runs.lock import EXPIRED_SECONDS, LEASE_SECONDS, FolderLock, Owner
 from phasetrain.runs.records import ATTEMPTS, PLAN, STATUS, StatusRecord
-from phasetrain.runtime.storage import TEMPORARY, LogFile, Storage, open_storage
+from phasetrain.runtime.storage import TEMPORARY, LogFile, Storage, open_run_storage
+from phasetrain.runtime.storage.remote import redact_url, scheme_of
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class RunFolder:
     def __init__(self, path: str, storage: Storage | None = None, *, rank: int = 0) -> None:
         self.rank = rank
         self.path = path.rstrip("/")
-        self.storage = storage or open_storage(path)
+        self.storage = storage or open_run_storage(path)
         self.root = self.path
         if self.storage.keeps_files:
             self.root = str(Path(self.storage.local_path(self.path)).absolute())
@@ -264,6 +265,26 @@ class RunFolder:
             raise _not_writable(self.path, error) from error
         # A daemon: a run that ends without `close` must not wait for the next renewal.
         threading.Thread(target=self._renew_lease, name="phasetrain-lease", daemon=True).start()
+
+    def describe_store(self) -> None:
+        """Log what a run in an object store can rely on; nothing for one on this machine."""
+        if self.storage.keeps_files:
+            return
+        place = redact_url(self.path)
+        if scheme_of(self.path) == "memory":
+            log.warning(
+                "RUN.dir = %r: the run is in the memory of this process, and is gone when it ends; "
+                "no other process can resume or read it",
+                place,
+            )
+        log.info(
+            "RUN.dir = %r is in an object store: files change as a whole, logs with each "
+            "checkpoint; the lock is the object owner.json, which an owner on another host loses "
+            "%g s after its last renewal, and it holds if the store lists each object as soon as "
+            "it is written, as S3 does",
+            place,
+            EXPIRED_SECONDS,
+        )
 
     @contextmanager
     def writing(self) -> Iterator[None]:

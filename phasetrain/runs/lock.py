@@ -1,11 +1,14 @@
-"""The lock of a run folder: a kernel lock on this host, and an owner record."""
+"""The lock of a run folder: an owner record, and a kernel lock or claims in an object store."""
 
 import errno
 import fcntl
 import logging
 import os
+import random
+import re
 import socket
 import time
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +32,15 @@ WATCHED_SECONDS = 2 * LEASE_SECONDS
 
 MAX_SKEW_SECONDS = 3600.0
 """Largest difference of the clocks of two hosts: an older lease has expired on any clock."""
+
+CLAIM = re.compile(r"claim\.tmp-[0-9a-f]{8}")
+"""Names of claims to a run folder in an object store."""
+
+CLAIMS = 10
+"""How often a process claims a folder that others claim at the same moment."""
+
+CLAIM_SECONDS = 0.5
+"""Mean time between two claims."""
 
 POLL_SECONDS = 1.0
 """Interval at which a watched record is read."""
@@ -102,6 +114,8 @@ class FolderLock:
     The record `owner.json` names the owner. On a local file system there is a POSIX record lock as
     well, for processes that start at the same moment. It belongs to the process: forked workers do
     not hold it, and the kernel releases it when the process dies. Other hosts need not see it.
+    In an object store, processes that start at the same moment are told apart by claims, which
+    needs listings that show every object that was written.
 
     Args:
         path: the run folder.
@@ -128,12 +142,19 @@ class FolderLock:
             raise FolderInUseError(self._describe_owner(before))
         if before is not None and before.may_be_misjudged(owner):
             self._watch(before)
+        claim = ""
         if self.storage.keeps_files:
             self._handle = self._acquire_kernel_lock(owner)
+        else:
+            claim = self._claim_alone(owner)
+            # Again: whoever has withdrawn its claim meanwhile has written the record before.
+            before = self._read_owner()
         if self._handle is None and self._is_blocked(before, owner):
+            self._remove_claim(claim)
             raise FolderInUseError(self._describe_owner(before))
         self._held = True
         self._write_owner(owner, durable=True)
+        self._remove_claim(claim)
         # Read back: hosts that do not share the kernel lock may write at the same moment, and the
         # last writer is the owner.
         if (now := self._read_owner()) != owner:
@@ -232,6 +253,45 @@ class FolderLock:
             return None
         return handle
 
+    def _claim_alone(self, owner: Owner) -> str:
+        """Write a claim into an object store, and return its path once no other process has one.
+
+        A store has no locks, and processes that start at the same moment all find no owner. Each
+        writes a claim and then lists the claims: of two, at least the second sees the other. It
+        withdraws and tries again, until the first has written the record.
+
+        Raises:
+            FolderInUseError: other processes have kept claiming the folder.
+        """
+        for _ in range(CLAIMS):
+            # The suffix of temporary files: `RunFolder.open` removes what a kill leaves.
+            name = f"claim.tmp-{uuid.uuid4().hex[:8]}"
+            claim = f"{self.path}/{name}"
+            self.storage.replace_json(claim, asdict(owner))
+            others = [other for other in self._read_claims(name) if other.blocks(owner)]
+            if not others:
+                return claim
+            self._remove_claim(claim)
+            # Not from the global generators: a wait must not change what a run draws.
+            time.sleep(CLAIM_SECONDS * random.Random().uniform(0.5, 1.5))
+            self._check_owner(owner)
+        raise FolderInUseError(self._describe_owner(others[0]))
+
+    def _check_owner(self, owner: Owner) -> None:
+        now = self._read_owner()
+        if self._is_blocked(now, owner):
+            raise FolderInUseError(self._describe_owner(now))
+
+    def _read_claims(self, own: str) -> list[Owner]:
+        names = self.storage.list_names(self.path)
+        others = [name for name in names if CLAIM.fullmatch(name) and name != own]
+        claims = (self._read_record(f"{self.path}/{name}") for name in others)
+        return [claim for claim in claims if claim is not None]
+
+    def _remove_claim(self, claim: str) -> None:
+        if claim:
+            self.storage.remove(claim)
+
     def _is_blocked(self, before: Owner | None, owner: Owner) -> bool:
         return before is not None and before != self._dead and before.blocks(owner)
 
@@ -262,7 +322,10 @@ class FolderLock:
         self._dead = before
 
     def _read_owner(self) -> Owner | None:
-        record = self.storage.read_json(self._record)
+        return self._read_record(self._record)
+
+    def _read_record(self, path: str) -> Owner | None:
+        record = self.storage.read_json(path)
         try:
             if record:
                 return Owner(**(record | {"lease": float(record["lease"])}))

@@ -23,6 +23,7 @@ _VOCABULARY = re.compile(r"(?:pad|mask|bos|eos|unk|cls|sep|end|start|class|max|n
 
 _HINTS = (
     *("://", "token", "secret", "passw", "key", "signature"),
+    *("credential=", "accessid=", "sig=", "auth=", "pass=", "pwd="),
     *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "sk-", "akia", "xox"),
 )
 """Every line in which one of the patterns below matches contains one of these, in any case."""
@@ -36,9 +37,12 @@ _ENTRY = re.compile(
 _URL_CREDENTIALS = re.compile(
     r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,20}://)[^\s/@'\"]{1,200}@", re.IGNORECASE
 )
-_QUERY_PARAMETER = re.compile(
-    r"(?P<name>[?&][\w-]*(?:token|key|secret|password|signature)=)[^\s&'\"]+", re.IGNORECASE
+# Also of signed URLs: `X-Amz-Credential`, `AWSAccessKeyId`, `GoogleAccessId`, Azure's `sig`.
+_SECRET_PARAMETER = (
+    r"(?:[\w-]*(?:token|key|secret|password|signature|credential|accesskeyid|accessid)"
+    r"|sig|auth|pass|pwd)="
 )
+_QUERY_PARAMETER = re.compile(rf"(?P<name>[?&]{_SECRET_PARAMETER})[^\s&'\"]+", re.IGNORECASE)
 # A quoted value with a digit: `key = "name_of_a_column"` in a source file is no secret.
 _ASSIGNED = re.compile(
     r"(?P<name>(?:token|secret|password|passwd|api_?key|access_?key)[\w-]{0,20}['\"]?\s{0,4}"
@@ -135,6 +139,11 @@ def is_secret_key(path: str) -> bool:
     """Return whether the value of a config key is secret, by its last name."""
     last = path.rpartition(".")[2].lower()
     return _SECRET_KEY.search(last) is not None and _VOCABULARY.fullmatch(last) is None
+
+
+def is_secret_parameter(word: str) -> bool:
+    """Return whether a parameter of a URL, such as `token=abc`, is secret, by its name."""
+    return re.match(_SECRET_PARAMETER, word, re.IGNORECASE) is not None
 
 
 def _redact_entry(found: re.Match[str]) -> str:

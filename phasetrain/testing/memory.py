@@ -1,7 +1,6 @@
 """An object store in memory for iopath, with paths such as `mem://runs/a`."""
 
 import io
-from collections.abc import Callable
 from threading import Lock
 from types import TracebackType
 from typing import Any, ClassVar
@@ -9,6 +8,7 @@ from typing import Any, ClassVar
 from iopath.common.file_io import PathHandler
 
 from phasetrain.runtime.storage import HANDLERS
+from phasetrain.runtime.storage.remote_handler import ObjectWriter
 
 
 @HANDLERS.register("mem")
@@ -57,7 +57,7 @@ class MemoryHandler(PathHandler):
                 return io.BytesIO(content)
             return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
         # Stored on close(): an object store shows an upload only when it is complete.
-        writer = _Writer(lambda content: self._store_object(path, content))
+        writer = ObjectWriter(lambda content: self._store_object(path, content))
         if "b" in mode:
             return writer
         return _TextWriter(writer)
@@ -113,39 +113,8 @@ class MemoryHandler(PathHandler):
             self._objects[path] = content
 
 
-class _Writer(io.BytesIO):
-    """Publishes its content when it is closed, unless it is dropped or left by an error."""
-
-    def __init__(self, put: Callable[[bytes], None]) -> None:
-        super().__init__()
-        self._publish: Callable[[bytes], None] | None = put
-
-    def discard(self) -> None:
-        """Drop the content."""
-        self._publish = None
-
-    def close(self) -> None:
-        if not self.closed and self._publish is not None:
-            self._publish(self.getvalue())
-        super().close()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.discard()
-        super().__exit__(kind, error, trace)
-
-    def __del__(self) -> None:
-        # io.IOBase closes a dropped file, which would publish an incomplete object.
-        self.discard()
-
-
 class _TextWriter(io.TextIOWrapper):
-    def __init__(self, writer: _Writer) -> None:
+    def __init__(self, writer: ObjectWriter) -> None:
         super().__init__(writer, encoding="utf-8", newline="")
         self._writer = writer
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -17,15 +18,17 @@ from pathlib import Path
 import pytest
 
 from phasetrain.errors import FolderInUseError
+from phasetrain.runs import lock
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.lock import LEASE_SECONDS, FolderLock, Owner, process_age, process_start
-from phasetrain.runtime.storage import Storage
+from phasetrain.runtime.storage import Storage, open_storage
 from phasetrain.testing import MemoryHandler
 
 ELSEWHERE = Owner(host="elsewhere", pid=1, started=1, job=None, attempt=3, lease=0.0)
 
 HOLD = """
 import sys, time
+from phasetrain.runs import lock
 from phasetrain.runs.folder import RunFolder
 RunFolder(sys.argv[1]).open()
 print("open", flush=True)
@@ -323,3 +326,70 @@ def test_the_age_of_a_process() -> None:
     before = process_age()
     assert 0 < before < 24 * 3600
     assert process_age() >= before
+
+
+class TestClaims:
+    """Processes that start at the same moment in an object store, which has no locks."""
+
+    @pytest.fixture(autouse=True)
+    def store(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(lock, "CLAIM_SECONDS", 0.002)
+        yield
+        MemoryHandler.objects.clear()
+
+    def test_processes_that_start_at_the_same_moment(self) -> None:
+        winners = []
+        for number in range(20):
+            folder = f"mem://claims/{number}"
+            together = threading.Barrier(3)
+            held: list[str] = []
+
+            def take(host: str, folder: str, together: threading.Barrier, held: list[str]) -> None:
+                # A slow store: other threads act between any two requests.
+                storage = open_storage(folder, lambda operation, path: time.sleep(0.0005))
+                together.wait()
+                try:
+                    FolderLock(folder, storage).take(
+                        replace(ELSEWHERE, host=host, lease=time.time())
+                    )
+                except FolderInUseError:
+                    return
+                held.append(host)
+
+            threads = [
+                threading.Thread(target=take, args=(host, folder, together, held))
+                for host in ("one", "two", "three")
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            owner = json.loads(MemoryHandler.objects[f"{folder}/owner.json"])["host"]
+            assert held == [owner]
+            assert list(open_storage(folder).list_names(folder)) == ["owner.json"]
+            winners += held
+        assert len(winners) == 20
+
+    def test_record_that_appears_after_the_first_look_counts(self) -> None:
+        folder = "mem://claims/late"
+        other = replace(ELSEWHERE, lease=time.time())
+
+        def start_other(operation: str, path: str) -> None:
+            if operation == "write" and "claim" in path and "owner.json" not in str(seen):
+                seen.append("owner.json")
+                FolderLock(folder, open_storage(folder)).take(other)
+
+        seen: list[str] = []
+        with pytest.raises(FolderInUseError, match="elsewhere"):
+            FolderLock(folder, open_storage(folder, start_other)).take(Owner.here(1))
+
+    def test_claim_of_a_live_process_keeps_others_out_and_that_of_a_dead_one_does_not(self) -> None:
+        path = "mem://claims/x/claim.tmp-00000000"
+        claim = replace(ELSEWHERE, lease=time.time())
+        MemoryHandler.objects[path] = json.dumps(asdict(claim)).encode()
+        with pytest.raises(FolderInUseError, match="elsewhere"):
+            opened("mem://claims/x")
+        claim = replace(ELSEWHERE, lease=time.time() - 200)
+        MemoryHandler.objects[path] = json.dumps(asdict(claim)).encode()
+        opened("mem://claims/x").close()
+        assert [name for name in MemoryHandler.objects if "claims/x" in name] == []

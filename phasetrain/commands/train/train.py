@@ -29,6 +29,7 @@ from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.format import format_count
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.stacks import NAME, stacks_on_signal
+from phasetrain.runtime.storage.remote import scheme_of
 from phasetrain.tasks import SplitData
 
 __all__ = ["Loop", "train"]
@@ -57,6 +58,12 @@ def train(
     clock = clock or Clock()
     world = setup.world
     folder = RunFolder(setup.config.RUN.dir, rank=world.rank)
+    if scheme_of(folder.path) == "memory" and not world.is_single_process:
+        raise ConfigError(
+            f"RUN.dir = {folder.path!r}: each of {world.size} processes has its own memory; set "
+            "RUN.dir to a folder or a store that all of them can read",
+            code="storage.unsuitable",
+        )
     with Signals() as signals:
         signals.on_interrupt = setup.terminal.leave_echo
         if world.is_single_process:
@@ -78,6 +85,8 @@ def train(
         try:
             with ExitStack() as stack:
                 stack.enter_context(log_to_folder(folder))
+                if world.is_main:
+                    folder.describe_store()
                 if folder.storage.keeps_files:
                     stack.enter_context(stacks_on_signal(folder.file(NAME)))
                 training = Training(setup, builder, data, folder, checkpointer, signals, clock)

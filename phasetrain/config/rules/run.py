@@ -79,6 +79,9 @@ def derive_folder(draft: ConfigDraft, schema: Schema) -> None:
     if run["dir"] is not None and run["dir"].startswith("~"):
         # Quoted, or in a file: no shell has replaced it.
         draft.set("RUN.dir", str(Path(run["dir"]).expanduser()), "~ is the home folder")
+    if run["dir"] is not None and run["dir"].startswith("file://"):
+        path = run["dir"].removeprefix("file://localhost").removeprefix("file://")
+        draft.set("RUN.dir", path, "file:// is this machine")
     if run["dir"] is None:
         digest = trajectory_digest(draft.config, schema)
         folder = f"runs/{run['name']}-{digest}"

@@ -1,9 +1,7 @@
 """Text files with one sample per line, read forward."""
 
 import json
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +9,13 @@ import torch
 
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
-from phasetrain.data.datasets.shards import FileStream, digest_files, find_files, index_files
+from phasetrain.data.datasets.shards import (
+    FileStream,
+    digest_files,
+    find_files,
+    index_files,
+    name_in_folder,
+)
 from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.errors import did_you_mean
 
@@ -30,7 +34,7 @@ class LineFiles(FileStream):
         """Yield the lines of a file from line `start`, including their line ends."""
         one = self.shards[shard]
         # In binary mode: an offset in bytes is only valid without decoding and line end conversion.
-        with open(one.path, "rb") as file:
+        with open(one.local_path(), "rb") as file:
             file.seek(one.places[start // STRIDE])
             for _ in range(start % STRIDE):
                 file.readline()
@@ -47,7 +51,7 @@ class Lines(StreamDataset):
 
     Args:
         files: a pattern such as `data/*.jsonl`, in which `**` matches any folders, or a list of
-            patterns.
+            patterns; also URLs, see `webdataset`.
         form: form of a line: a JSON object, or text.
         input_key, target_key: keys of a JSON object; a target_key of None sets the target to None.
         dtype: type of inputs: `float32` or `int64`.
@@ -122,10 +126,8 @@ class Lines(StreamDataset):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the files in order: name below their common folder, size, number
-        of lines."""
-        root = os.path.commonpath([Path(shard.path).parent for shard in self.shards])
-        names = (str(Path(shard.path).relative_to(root)) for shard in self.shards)
-        return digest_files(self.shards, names)
+        of lines, and of files elsewhere the content."""
+        return digest_files(self.shards, name_in_folder([shard.path for shard in self.shards]))
 
 
 def index_lines(path: str) -> tuple[int, list[int]]:

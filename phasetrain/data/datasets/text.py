@@ -14,7 +14,7 @@ from torch import Tensor
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.base import DATASETS, TensorSamples
 from phasetrain.data.datasets.byte_counts import ByteCounts
-from phasetrain.data.datasets.shards import find_files
+from phasetrain.data.datasets.shards import find_files, local_files
 from phasetrain.errors import did_you_mean
 
 IGNORED = -100
@@ -130,7 +130,7 @@ def load_text(files: str | Sequence[str], context: int = 64) -> PackedTokens:
 
     Args:
         files: a pattern such as `books/*.txt`, in which `**` matches any folders, or a list of
-            patterns.
+            patterns; also URLs, see `webdataset`.
         context: tokens per block.
 
     Raises:
@@ -138,7 +138,9 @@ def load_text(files: str | Sequence[str], context: int = 64) -> PackedTokens:
         OSError: a file cannot be read.
     """
     tokenizer = ByteTokenizer()
-    documents = [tokenizer.encode(Path(path).read_bytes()) for path in find_files(files)]
+    documents = [
+        tokenizer.encode(Path(path).read_bytes()) for path in local_files(find_files(files))
+    ]
     return PackedTokens(documents, tokenizer.vocabulary, context, tokenizer.count_bytes())
 
 

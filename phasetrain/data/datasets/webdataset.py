@@ -99,7 +99,7 @@ class TarFiles(FileStream):
     def read(self, shard: int, start: int) -> Iterator[TarSample]:
         """Yield the samples of an archive from the `start`-th on."""
         one = self.shards[shard]
-        samples = read_samples(one.path, one.places[start // STRIDE])
+        samples = read_samples(one.local_path(), one.places[start // STRIDE])
         for _ in range(start % STRIDE):
             next(samples)
         yield from samples
@@ -117,7 +117,8 @@ class WebDataset(StreamDataset):
     Args:
         files: a pattern such as `data/train-*.tar`, in which `**` matches any folders, or a list of
             patterns. Archives may be gzipped, but then an offset is reached by decompressing
-            everything before it.
+            everything before it. URLs such as `s3://bucket/train-{000..099}.tar` are downloaded
+            once into a cache when they are first read; `URL#sha256=...` verifies the content.
         input_key: extension of the input, alternatives separated by `;`, or a list, which becomes a
             mapping by these names.
         target_key: the same for the target; null sets the target to None.
@@ -178,8 +179,9 @@ class WebDataset(StreamDataset):
         )
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over the archives in order: name, size, number of samples."""
-        return digest_files(self.shards, (Path(shard.path).name for shard in self.shards))
+        """Return the SHA-256 over the archives in order: name, size, number of samples, and of
+        archives elsewhere the content."""
+        return digest_files(self.shards, (Path(shard.name).name for shard in self.shards))
 
     def _read_key(
         self, index: int, sample: TarSample, key: str | Sequence[str] | None, name: str
@@ -193,7 +195,7 @@ class WebDataset(StreamDataset):
             member = sample.find(key)
             return decode_member(member, sample.read(member), self.mode, self.size)
         except (ValueError, OSError, tarfile.TarError) as error:
-            archive = self.shards[locate_part(self._begins, index)[0]].path
+            archive = self.shards[locate_part(self._begins, index)[0]].name
             message = f"sample {index} ({archive}: {sample.key}.{member}) {error}"
             if isinstance(error, MissingValueError):
                 raise MissingValueError(f"{name} = {key!r}: {message}") from error

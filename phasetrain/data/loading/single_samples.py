@@ -13,6 +13,7 @@ from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline, mix64
 from phasetrain.runtime.machine import reseed_all, seed_of
+from phasetrain.runtime.storage import RemoteError
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,8 @@ class SingleSamples:
         Raises:
             SampleError: `on_bad_sample` is to raise.
         """
-        if self._on_bad_sample != "raise":
+        # Samples that a lost connection hides are not bad: another attempt will read them.
+        if self._on_bad_sample != "raise" and not isinstance(error, RemoteError):
             return Unreadable.from_error(error)
         where = f"DATA.{split.upper()}"
         raise SampleError(

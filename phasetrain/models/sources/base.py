@@ -11,7 +11,15 @@ from torch import Tensor
 from phasetrain.config.registry import Registry
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.runtime.storage import HANDLERS, Storage, open_storage
+from phasetrain.runtime.storage import (
+    HANDLERS,
+    CachedObjects,
+    Storage,
+    is_url,
+    open_storage,
+    strip_file_scheme,
+)
+from phasetrain.runtime.storage.remote import redact_url, scheme_of, split_digest
 
 KEY = "MODEL.weights"
 
@@ -27,7 +35,9 @@ class WeightSource:
     apply to the new names.
 
     Attributes:
-        path: a file or folder of this machine, or `PREFIX://...` of a registered path handler.
+        path: a file or folder of this machine, a URL such as `https://...` or `s3://...`, or
+            `PREFIX://...` of a registered path handler.
+        sha256: expected SHA-256 of the file, hexadecimal; empty accepts any content.
         format: `auto`, or a name in `FORMATS`.
         which: the trained weights, or their average made by MODEL.ema, MODEL.swa or
             MODEL.schedule_free.
@@ -46,6 +56,7 @@ class WeightSource:
     """
 
     path: str
+    sha256: str = ""
     format: str = "auto"
     which: WhichWeights = "model"
     checkpoint: Literal["latest", "best"] = "latest"
@@ -64,18 +75,24 @@ class WeightSource:
         """Return the storage with its files.
 
         Raises:
-            ConfigError: no handler is registered for the prefix of the path.
+            ConfigError: no handler is registered for the prefix of the path, or a package for it is
+                missing.
         """
-        prefix, separator, _ = self.path.partition("://")
-        if separator and prefix not in HANDLERS:
-            known = ", ".join(f"{name}://" for name in HANDLERS) or "none"
+        prefix = scheme_of(self.path)
+        try:
+            if not prefix or prefix in HANDLERS:
+                return open_storage(self.path)
+            return CachedObjects(self.path, self.sha256)
+        except ConfigError as error:
+            if error.code != "remote.unknown_scheme":
+                raise
+            known = ", ".join(f"{name}://" for name in (*HANDLERS, "http", "https", "s3"))
             raise self.make_error(
                 f"no path handler is registered for {prefix}://{did_you_mean(prefix, HANDLERS)} "
                 f"Known: {known}; register an iopath handler with "
                 f"@phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a module of "
                 "RUN.imports, or copy the file to this machine"
-            )
-        return open_storage(self.path)
+            ) from error
 
     def check_exists(self) -> Storage:
         """Return the storage with its files.
@@ -93,7 +110,7 @@ class WeightSource:
     def make_error(self, reason: str, code: str = "weights.unusable") -> ConfigError:
         """Return the error for a source that cannot be used; without `where` it names no key."""
         key = f"{self.where}.path = " if self.where else ""
-        return ConfigError(f"{key}{self.path!r}: {reason}", code=code)
+        return ConfigError(f"{key}{redact_url(self.path)!r}: {reason}", code=code)
 
 
 @dataclass(frozen=True)
@@ -162,6 +179,10 @@ def _parse_source(value: Any, where: str) -> WeightSource:
             code="config.missing_key",
         )
     values = {key: _parse_value(key, one, f"{where}.{key}") for key, one in given.items()}
+    values["path"] = strip_file_scheme(values["path"])
+    if is_url(values["path"]):
+        values["path"], digest = split_digest(values["path"])
+        values.setdefault("sha256", digest)
     found = WeightSource(**values, where=where)
     if found.format != "auto":
         FORMATS.find(found.format, f"{where}.format")
@@ -221,6 +242,10 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "path": (
             lambda value: isinstance(value, str) and bool(value),
             "the path of a file or folder",
+        ),
+        "sha256": (
+            lambda value: _is_text(value) and re.fullmatch("[0-9a-f]{64}", value) is not None,
+            "64 hexadecimal digits in lower case, as printed by sha256sum",
         ),
         "format": _TEXT,
         "which": (

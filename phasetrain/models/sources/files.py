@@ -7,6 +7,7 @@ import re
 import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
@@ -49,10 +50,25 @@ def read_file(source: WeightSource, storage: Storage, path: str) -> WeightFile:
         if is_out_of_memory(error):
             raise
         raise source.make_error(f"{path} cannot be read ({error.strerror or error})") from error
+    if source.sha256:
+        _check_digest(source, path, content)
     # A safetensors file begins with the length of a JSON header in 8 bytes, then the header.
     if content[8:9] == b"{":
         return WeightFile("safetensors", _load_safetensors(source, path, content), digest)
     return WeightFile("torch", _load_torch(source, path, content), digest)
+
+
+def _check_digest(source: WeightSource, path: str, content: bytearray) -> None:
+    if path != source.path:
+        raise source.make_error(
+            f"{source.where}.sha256 is of one file, and this is a folder; leave it out"
+        )
+    if (found := sha256(content).hexdigest()) != source.sha256:
+        raise source.make_error(
+            f"its sha256 is {found}, and {source.where}.sha256 = {source.sha256}; restore the "
+            "file, or correct the digest",
+            "weights.wrong_digest",
+        )
 
 
 def flatten_tensors(state: Any, prefix: str = "", depth: int = 0) -> dict[str, Tensor]:

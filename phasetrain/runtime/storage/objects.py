@@ -1,4 +1,4 @@
-"""File operations on an object store behind an iopath handler.
+"""File operations on an object store behind an iopath handler, or behind fsspec.
 
 An object store writes whole objects, and can neither rename nor append.
 """
@@ -12,9 +12,12 @@ from typing import Any, BinaryIO, TypeVar, cast
 from iopath.common.file_io import PathHandler
 
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.runtime.storage.cache import fetch
 from phasetrain.runtime.storage.digest import Data, FileRecord, tree_digest
 from phasetrain.runtime.storage.logs import LogFile
 from phasetrain.runtime.storage.posix import TEMPORARY, Storage, Unfinished
+from phasetrain.runtime.storage.remote import redact_url, scheme_of, stat_url, strip_file_scheme
+from phasetrain.runtime.storage.remote_handler import RUN_SCHEMES, RemoteHandler, check_run_place
 
 HandlerClass = TypeVar("HandlerClass", bound=Callable[[], PathHandler])
 
@@ -40,22 +43,52 @@ HANDLERS = PathHandlers()
 def open_storage(path: str, before: Callable[[str, str], None] | None = None) -> Storage:
     """Return the backend for `path`: an `ObjectStorage` for `PREFIX://...`, else a `Storage`.
 
+    A registered handler comes first, then the file systems of fsspec.
+
     Raises:
-        ConfigError: no handler is registered for the prefix.
+        ConfigError: no handler and no file system has the prefix, or a package is missing.
     """
     prefix, separator, _ = path.partition("://")
     if not separator:
         return Storage(before)
-    if prefix not in HANDLERS:
-        known = ", ".join(f"{name}://" for name in HANDLERS) or "none"
+    if prefix in HANDLERS:
+        return ObjectStorage(HANDLERS[prefix](), before)
+    if prefix == "file":
         raise ConfigError(
-            f"RUN.dir = {path!r}: no path handler is registered for {prefix}://"
-            f"{did_you_mean(prefix, HANDLERS)} Known: {known}; register an iopath handler with "
-            f"@phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a module of "
-            "RUN.imports, or give a path of this machine",
-            code="storage.unknown_prefix",
+            f"{path!r}: a folder of this machine is named by its path alone; write "
+            f"{strip_file_scheme(path)!r}",
+            code="storage.file_url",
         )
-    return ObjectStorage(HANDLERS[prefix](), before)
+    try:
+        return ObjectStorage(RemoteHandler(prefix), before)
+    except ConfigError as error:
+        if error.code != "remote.unknown_scheme":
+            raise
+        raise _unknown_prefix(path, prefix) from error
+
+
+def open_run_storage(path: str) -> Storage:
+    """Return the backend for a run folder.
+
+    Raises:
+        ConfigError: see `open_storage`; or the store cannot keep a run.
+    """
+    storage = open_storage(path)
+    # The author of a handler answers for its store.
+    if not storage.keeps_files and scheme_of(path) not in HANDLERS:
+        check_run_place(path)
+    return storage
+
+
+def _unknown_prefix(path: str, prefix: str) -> ConfigError:
+    known = [*HANDLERS, *RUN_SCHEMES]
+    return ConfigError(
+        f"RUN.dir = {redact_url(path)!r}: no path handler is registered for {prefix}://"
+        f"{did_you_mean(prefix, known)} Known: {', '.join(f'{name}://' for name in known)}; "
+        f"register an iopath handler with @phasetrain.runtime.storage.HANDLERS.register({prefix!r})"
+        " in a module of RUN.imports, or give a path of this machine",
+        code="storage.unknown_prefix",
+    )
 
 
 class ObjectAccess(Storage):
@@ -206,6 +239,67 @@ class ObjectStorage(ObjectAccess):
     def _remove_markers(self, folder: str) -> None:
         for name in filter(TEMPORARY.search, self.list_names(folder)):
             self.remove(f"{folder}/{name}")
+
+
+class CachedObjects(ObjectAccess):
+    """Files elsewhere that are only read, through verified copies on this machine.
+
+    Args:
+        path: the file or folder; a URL.
+        digest: expected SHA-256 of the file; empty accepts what is there now.
+        before: see `StorageReader`.
+    """
+
+    def __init__(
+        self, path: str, digest: str = "", before: Callable[[str, str], None] | None = None
+    ) -> None:
+        super().__init__(RemoteHandler(scheme_of(path)), before)
+        self._copies = Storage(before)
+        self._digests = {path: digest}
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder exists.
+
+        Raises:
+            ConfigError: it must not be read.
+            RemoteError: the server cannot be reached.
+        """
+        try:
+            stat_url(path)
+        except ConfigError as error:
+            if error.code != "remote.not_found":
+                raise
+            return False
+        return True
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+        return self._copies.read(self.local_path(path))
+
+    def read_hashed(self, path: str) -> tuple[bytearray, str]:
+        """Return the content of a file in writable memory, and its `tree_digest`."""
+        return self._copies.read_hashed(self.local_path(path))
+
+    def hash_file(self, path: str) -> FileRecord:
+        """Return the size and the `tree_digest` of a file."""
+        return self._copies.hash_file(self.local_path(path))
+
+    def local_path(self, path: str) -> str:
+        """Return the path of the verified copy.
+
+        Raises:
+            ConfigError: see `phasetrain.runtime.storage.cache.fetch`.
+            FileNotFoundError: there is no such file.
+        """
+        try:
+            return fetch(path, self._digests.get(path, "")).path
+        except ConfigError as error:
+            if error.code == "remote.not_found":
+                raise FileNotFoundError(str(error)) from error
+            raise
+
+    def _open_binary(self, path: str) -> RawIOBase:
+        return self._copies._open_binary(self.local_path(path))
 
 
 class _ObjectLog(LogFile):

@@ -1,0 +1,408 @@
+"""Files elsewhere, by URL: one door to fsspec, with retries and errors that say what to do."""
+
+import errno
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from phasetrain.errors import ConfigError, PhasetrainError, did_you_mean
+from phasetrain.runtime.redaction import Redaction, is_secret_parameter
+
+Result = TypeVar("Result")
+
+EXTRAS = {
+    "http": "remote",
+    "https": "remote",
+    "memory": "remote",
+    "s3": "s3",
+    "s3a": "s3",
+}
+"""The extra of phasetrain that installs what a scheme needs; others need a package of their own."""
+
+FIRST_DELAY_SECONDS = 0.5
+"""Pause before the second try; it doubles with each further one."""
+
+LONGEST_DELAY_SECONDS = 30.0
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""Errors of the disk of this machine, which another try does not mend."""
+
+IDENTITIES = (
+    *("ETag", "etag", "generation", "md5Hash", "Last-Modified", "LastModified", "last_modified"),
+    *("created", "mtime"),
+)
+"""Entries of fsspec's `info` that change with the content, the most reliable first."""
+
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
+_DIGEST = re.compile(r"#sha256=(?P<digest>[0-9a-fA-F]{64})$")
+_SIGNATURE = re.compile(r"(?:sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
+_SIGNING = re.compile(
+    r"(?:x-amz-|x-goog-)[\w-]*=|(?:expires|policy|key-pair-id|s[vtepr]|spr|sk\w{1,3})=",
+    re.IGNORECASE,
+)
+"""Parameters that differ from one signature to the next (S3, Google, CloudFront, Azure)."""
+_BRACES = re.compile(r"\{(?:(?P<first>\d+)\.\.(?P<last>\d+)|(?P<words>[^{},]*(?:,[^{},]*)+))\}")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+
+
+class RemoteError(PhasetrainError):
+    """A file elsewhere cannot be read or written; the message names the URL without secrets, what
+    was tried, and what to do (exit code 1)."""
+
+    default_code = "remote.unreachable"
+
+
+@dataclass(frozen=True)
+class RemoteStat:
+    """What a server says about a file.
+
+    Attributes:
+        size: bytes; None if it does not say.
+        identity: changes with the content, such as an ETag; empty if the server gives nothing.
+        ranges: whether parts of the file can be asked for.
+    """
+
+    size: int | None
+    identity: str
+    ranges: bool
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path is a URL."""
+    return _URL.match(path) is not None
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL in lower case, such as `s3`; empty for a path of this machine."""
+    found = _URL.match(url)
+    if found is None:
+        return ""
+    return found["scheme"].lower()
+
+
+def strip_file_scheme(path: str) -> str:
+    """Return `/data/a` for `file:///data/a`, and any other path as it is."""
+    if scheme_of(path) != "file":
+        return path
+    return path.partition("://")[2].removeprefix("localhost")
+
+
+def split_digest(url: str) -> tuple[str, str]:
+    """Return a URL without `#sha256=...` at its end, and that digest in lower case or an empty
+    text."""
+    found = _DIGEST.search(url)
+    if found is None:
+        return url, ""
+    return url[: found.start()], found["digest"].lower()
+
+
+def strip_secrets(url: str) -> str:
+    """Return a URL without credentials, secret parameters and digest: the same one for each
+    signature of a signed URL."""
+    url, _, query = _CREDENTIALS.sub("", split_digest(url)[0]).partition("?")
+    # Elsewhere a `?` belongs to the name of the object.
+    if scheme_of(url) not in ("http", "https"):
+        return f"{url}?{query}" if query else url
+    words = query.split("&") if query else []
+    is_signed = any(_SIGNATURE.match(word) for word in words)
+    kept = [
+        word
+        for word in words
+        if not (is_secret_parameter(word) or (is_signed and _SIGNING.match(word)))
+    ]
+    return "?".join([url, "&".join(kept)] if kept else [url])
+
+
+def redact_url(text: str) -> str:
+    """Return a URL, or a text that contains one, without secrets."""
+    return Redaction(os.environ).redact_text(text)
+
+
+def stall_seconds() -> float:
+    """Return how long a connection may be silent: PHASETRAIN_STALL_SECONDS, or 60."""
+    return read_number("PHASETRAIN_STALL_SECONDS", 60.0)
+
+
+def read_number(name: str, default: float) -> float:
+    """Return the value of an environment variable.
+
+    Raises:
+        ConfigError: it is not a positive number (code `remote.setting`).
+    """
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value > 0:
+        return value
+    raise ConfigError(f"{name} = {text!r}: expected a positive number", code="remote.setting")
+
+
+def open_system(url: str) -> Any:
+    """Return fsspec's file system for a URL, the same one for all URLs of a host in a process.
+
+    Raises:
+        ConfigError: see `find_system`.
+    """
+    scheme = scheme_of(url)
+    # Host and user, of schemes whose systems are of one host.
+    options = find_system(scheme)._get_kwargs_from_urls(url)
+    # The process is part of the key: connections must not be shared with a forked parent.
+    return _open_once(scheme, tuple(sorted(options.items())), os.getpid(), stall_seconds())
+
+
+def find_system(scheme: str) -> Any:
+    """Return fsspec's class for a scheme, without connecting.
+
+    Raises:
+        ConfigError: the scheme is unknown (code `remote.unknown_scheme`), or a package is missing
+            (code `remote.missing_package`); the message names what to install.
+    """
+    # Imported late: `import phasetrain` must stay light, and most runs read local files only.
+    import fsspec
+
+    known = fsspec.available_protocols()
+    if scheme not in known:
+        raise ConfigError(
+            f"{scheme}://: no file system has this scheme{did_you_mean(scheme, known) or ';'} "
+            "expected http, https, s3, memory, file, or another scheme of fsspec",
+            code="remote.unknown_scheme",
+        )
+    try:
+        return fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        extra = EXTRAS.get(scheme)
+        remedy = str(error)
+        if extra is not None:
+            remedy = f'install it with pip install "phasetrain[{extra}]"'
+        raise ConfigError(
+            f"{scheme}://: a package for this scheme is missing ({error}); {remedy}",
+            code="remote.missing_package",
+        ) from error
+
+
+@lru_cache(maxsize=32)
+def _open_once(
+    scheme: str, options: tuple[tuple[str, Any], ...], process: int, stall: float
+) -> Any:
+    given = _list_options(scheme, stall) | dict(options)
+    return find_system(scheme)(skip_instance_cache=True, **given)
+
+
+def _list_options(scheme: str, stall: float) -> dict[str, Any]:
+    """Return the options of a file system that make a silent connection an error."""
+    if scheme in ("http", "https"):
+        import aiohttp
+
+        # No limit in total: a large file may take hours as long as bytes arrive.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=stall, sock_read=stall)
+        # A compressed answer has another length than the file.
+        headers = {"Accept-Encoding": "identity"}
+        return {"client_kwargs": {"timeout": timeout, "headers": headers}}
+    if scheme in ("s3", "s3a"):
+        timeouts = {"connect_timeout": stall, "read_timeout": stall}
+        # A listing from a cache would hide objects that another process has written.
+        return {"config_kwargs": timeouts, "use_listings_cache": False}
+    return {}
+
+
+def stat_url(url: str) -> RemoteStat:
+    """Ask the server about a file.
+
+    Raises:
+        ConfigError: it does not exist or must not be read.
+        RemoteError: the server cannot be reached.
+    """
+    info = retry(url, lambda: open_system(url).info(url))
+    identity = next((f"{key} {info[key]}" for key in IDENTITIES if info.get(key)), "")
+    size = info.get("size")
+    # Without an identity, parts of two versions could be put together.
+    ranges = size is not None and bool(identity) and info.get("partial", True) is not False
+    return RemoteStat(size, identity, ranges)
+
+
+def list_urls(pattern: str) -> list[str]:
+    """Return the URLs that match a pattern with `*`, `?`, `[...]` or `**`, sorted; a URL without
+    one is returned as it is.
+
+    Raises:
+        ConfigError: files of this scheme cannot be listed (code `remote.no_listing`).
+        RemoteError: the server cannot be reached.
+    """
+    address, digest = split_digest(pattern)
+    if scheme_of(pattern) in ("http", "https"):
+        # There a `?` begins the query.
+        if "*" not in address:
+            return [pattern]
+        raise ConfigError(
+            f"{redact_url(pattern)}: a web server lists no files; name them, as in "
+            "{000..099}.tar",
+            code="remote.no_listing",
+        )
+    if digest or not re.search(r"[*?\[]", address):
+        return [pattern]
+    system = open_system(address)
+    found = retry(address, lambda: system.glob(address))
+    return sorted(str(system.unstrip_protocol(name)) for name in found)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the texts that `{a,b}` and `{000..099}` in a pattern stand for, as in a shell."""
+    found = _BRACES.search(pattern)
+    if found is None:
+        return [pattern]
+    if found["first"] is not None:
+        first, last = int(found["first"]), int(found["last"])
+        width = len(found["first"]) if found["first"].startswith("0") else 0
+        step = 1 if last >= first else -1
+        words = [f"{number:0{width}d}" for number in range(first, last + step, step)]
+    else:
+        words = found["words"].split(",")
+    head, tail = pattern[: found.start()], pattern[found.end() :]
+    return [text for word in words for text in expand_braces(f"{head}{word}{tail}")]
+
+
+def retry(url: str, call: Callable[[], Result]) -> Result:
+    """Call until it succeeds, with growing pauses after errors that may pass: 429, 5xx, timeouts,
+    lost connections and truncated answers.
+
+    Args:
+        url: for the error.
+        call: repeatable.
+
+    Raises:
+        ConfigError: the file does not exist (code `remote.not_found`), or must not be read or
+            written (code `remote.forbidden`).
+        RemoteError: the last of PHASETRAIN_REMOTE_TRIES tries has failed (code
+            `remote.unreachable`, `remote.truncated` or `remote.stalled`).
+    """
+    tries = round(read_number("PHASETRAIN_REMOTE_TRIES", 6))
+    began = time.monotonic()
+    number = 0
+    while True:
+        number += 1
+        try:
+            return call()
+        except (PhasetrainError, MemoryError):
+            raise
+        except Exception as error:  # the clients of fsspec raise errors of their own libraries
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+                raise
+            failure = classify(error)
+            if not failure.passes or number >= tries:
+                seconds = time.monotonic() - began
+                raise failure.describe(url, number, seconds, error) from error
+            pause = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (number - 1))
+            # Not from the global generators: a retry must not change what a run draws.
+            pause *= random.Random().uniform(0.5, 1.0)
+            time.sleep(max(pause, failure.wait))
+
+
+class TruncatedError(Exception):
+    """An answer has fewer bytes than were asked for."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What an error of a transfer means.
+
+    Attributes:
+        code: stable code of the error.
+        reason: in a few words.
+        passes: whether another try may succeed.
+        wait: seconds that the server asks to wait.
+    """
+
+    code: str
+    reason: str
+    passes: bool
+    wait: float = 0.0
+
+    def describe(self, url: str, tries: int, seconds: float, error: Exception) -> PhasetrainError:
+        """Return the error for the user."""
+        place = redact_url(url)
+        details = redact_url(f"{type(error).__name__}: {error}".rstrip(": "))
+        if self.code == "remote.not_found":
+            return ConfigError(
+                f"{place}: there is no such file ({details}); check the address", code=self.code
+            )
+        if self.code == "remote.forbidden":
+            return ConfigError(
+                f"{place}: access is denied ({details}); check the credentials of this machine, or "
+                "sign the URL again",
+                code=self.code,
+            )
+        count = "1 try" if tries == 1 else f"{tries} tries in {seconds:.1f} s"
+        return RemoteError(
+            f"{place}: {self.reason} ({details}) after {count}; check the network and the server, "
+            "then run the same command again, which keeps what has arrived; "
+            "PHASETRAIN_REMOTE_TRIES and PHASETRAIN_STALL_SECONDS set the limits",
+            code=self.code,
+        )
+
+
+def classify(error: BaseException) -> Failure:
+    """Return what an error of fsspec or of its clients means."""
+    chain = list(_list_causes(error))
+    for one in chain:
+        status = _status_of(one)
+        if status is not None:
+            return _classify_status(status, one)
+    names = {name for one in chain for name in _class_names(one)}
+    if any(isinstance(one, TruncatedError) for one in chain) or "ClientPayloadError" in names:
+        return Failure("remote.truncated", "the answer was cut off", passes=True)
+    if any(isinstance(one, TimeoutError) for one in chain) or "ReadTimeoutError" in names:
+        return Failure("remote.stalled", "no byte has arrived for too long", passes=True)
+    if any(isinstance(one, PermissionError) for one in chain) or "NoCredentialsError" in names:
+        return Failure("remote.forbidden", "access is denied", passes=False)
+    # Last, since fsspec turns every failed question about a file into this error.
+    lost = "ClientError" in names or any(isinstance(one, ConnectionError) for one in chain)
+    if isinstance(error, FileNotFoundError | IsADirectoryError) and not lost:
+        return Failure("remote.not_found", "there is no such file", passes=False)
+    return Failure(
+        "remote.unreachable", "cannot be reached", passes=lost or isinstance(error, OSError)
+    )
+
+
+def _classify_status(status: int, error: BaseException) -> Failure:
+    if status in (404, 410):
+        return Failure("remote.not_found", "there is no such file", passes=False)
+    if status in (401, 403):
+        return Failure("remote.forbidden", "access is denied", passes=False)
+    passes = status in (408, 425, 429) or status >= 500
+    headers = vars(error).get("headers") or {}
+    wait = str(headers.get("Retry-After", ""))
+    seconds = min(float(wait), LONGEST_DELAY_SECONDS) if wait.isdigit() else 0.0
+    return Failure(
+        "remote.unreachable", f"the server answers {status}", passes=passes, wait=seconds
+    )
+
+
+def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _status_of(error: BaseException) -> int | None:
+    status = vars(error).get("status")  # of aiohttp
+    if status is None:  # of botocore
+        response = vars(error).get("response")
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if isinstance(status, int) and status >= 400:
+        return status
+    return None
+
+
+def _class_names(error: BaseException) -> list[str]:
+    # By name: neither aiohttp nor botocore need be installed.
+    return [kind.__name__ for kind in type(error).__mro__]
