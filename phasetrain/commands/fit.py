@@ -153,8 +153,8 @@ def _check_adapters(overrides: Mapping[str, Any]) -> None:
     section = overrides.get("MODEL")
     if isinstance(section, Mapping) and section.get("adapters") is not None:
         raise ConfigError(
-            "MODEL.adapters and a model that is an object: the run trains a copy, and your model "
-            "has no adapters that could take its weights; pass the class of the model",
+            "MODEL.adapters: the run trains a copy of the model, and your object has no adapters "
+            "that could take the weights; pass the class of the model",
             code="config.conflict",
         )
 
