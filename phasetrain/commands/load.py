@@ -159,11 +159,13 @@ def _find_text_source(config: Mapping[str, Any], folder: str) -> TextSource:
     """Return where the tokenizer of a run is, with the digest of its training."""
     data = config["DATA"]
     names = sorted((name for name in data if is_split(name)), key=lambda name: name == "TRAIN")
-    recorded = (read_data_facts(folder, name).get("tokenizer") for name in ("TRAIN", *names))
+    recorded = [read_data_facts(folder, name) for name in ("TRAIN", *names)]
+    facts = next((one for one in recorded if "tokenizer_digest" in one), {})
     return TextSource(
         sections=tuple(data[name] for name in names if isinstance(data[name], Mapping)),
         folders=tuple(source.path for source in parse_sources(config["MODEL"]["weights"])),
-        digest=next((one for one in recorded if isinstance(one, str)), None),
+        digest=facts.get("tokenizer_digest"),
+        end=facts.get("end_token"),
     )
 
 

@@ -162,7 +162,7 @@ class MixedDataset(Dataset[Any]):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts that all sources share; they must agree on `classes`, `class_names`
-        and `tokenizer`.
+        and `tokenizer_digest`.
         With a batch size per source, the facts of the first source.
 
         Raises:
@@ -183,7 +183,7 @@ class MixedDataset(Dataset[Any]):
             return {}
         first, *others = known.values()
         for label, facts in known.items():
-            for key in ("classes", "class_names", "tokenizer"):
+            for key in ("classes", "class_names", "tokenizer_digest"):
                 if facts.get(key) != first.get(key):
                     raise ValueError(
                         f"{key} of {label!r} are {shorten(str(facts.get(key)), 60)}, and "

@@ -347,7 +347,7 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
     codec = None
     if TOKENIZER_FILE in archive.members:
         content = bytes(archive.find_member(TOKENIZER_FILE))
-        codec = LibraryCodec(content, source=archive.path)
+        codec = LibraryCodec(content, description.data.get("end_token"), archive.path)
     reader = InputReader(description.section, description.data, description.takes_numbers, codec)
     form = description.form
     # Tens of thousands of names, which the tokenizer has already.

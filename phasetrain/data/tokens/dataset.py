@@ -43,8 +43,8 @@ class Tokens(Dataset[tuple[Any, Tensor]]):
             int64 `(context,)`, and a position of 0 begins a document.
         verify: `always` or `never` compare digests and the largest token of all files at the
             start; `auto` does up to 1 GiB of tokens.
-        tokenizer: SHA-256 of the tokenizer that is expected; a test split gets the one of the
-            training data.
+        tokenizer_digest: SHA-256 of the tokenizer that is expected; a test split gets the one of
+            the training data.
 
     Raises:
         ConfigError: the folder is not complete, has changed, or has another tokenizer.
@@ -60,7 +60,7 @@ class Tokens(Dataset[tuple[Any, Tensor]]):
         *,
         document_mask: bool = False,
         verify: Verify = "auto",
-        tokenizer: str | None = None,
+        tokenizer_digest: str | None = None,
     ) -> None:
         check_at_least(1, context=context)
         if order not in ("stored", "shuffled") or verify not in ("auto", "always", "never"):
@@ -74,11 +74,11 @@ class Tokens(Dataset[tuple[Any, Tensor]]):
         self.manifest = self.files.manifest
         if not self.files.tokens:
             raise ValueError(f"path = {path!r}: the folder has no tokens")
-        if tokenizer is not None and tokenizer != self.manifest.tokenizer:
+        if tokenizer_digest not in (None, self.manifest.tokenizer):
             raise ConfigError(
                 f"path = {path!r}: its tokenizer is {self.manifest.tokenizer[:12]}, and the one of "
-                f"the training data is {tokenizer[:12]}, so tokens have other meanings; write the "
-                "folder again with the same tokenizer",
+                f"the training data is {str(tokenizer_digest)[:12]}, so tokens have other "
+                "meanings; write the folder again with the same tokenizer",
                 code="tokens.other_tokenizer",
             )
         self._order = order
@@ -107,13 +107,15 @@ class Tokens(Dataset[tuple[Any, Tensor]]):
         return {INPUT: tokens, POSITIONS: positions}, target
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `vocabulary`, which is also the number of `classes`, `context`, `tokenizer` (its
-        SHA-256), and `token_bytes` if tokens have a fixed number of bytes."""
-        found = {
+        """Return `vocabulary`, which is also the number of `classes`, `context`,
+        `tokenizer_digest`, `end_token`, and `token_bytes` if tokens have a fixed number of
+        bytes."""
+        found: dict[str, Any] = {
             "vocabulary": self.manifest.vocabulary,
             "classes": self.manifest.vocabulary,
             "context": self.context,
-            "tokenizer": self.manifest.tokenizer,
+            "tokenizer_digest": self.manifest.tokenizer,
+            "end_token": self.manifest.end,
         }
         if self.files.byte_counts is not None:
             found["token_bytes"] = self.files.byte_counts

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from phasetrain.data.datasets.byte_counts import ByteCounts
 from phasetrain.data.datasets.text import ByteTokenizer
+from phasetrain.data.tokens.token_files import MANIFEST, read_manifest
 from phasetrain.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ class LibraryCodec:
 
     Args:
         content: content of its `tokenizer.json`.
-        end: name of the token at the end of a document; None tries `END_NAMES`.
+        end: name or number of the token at the end of a document; None tries `END_NAMES`.
         source: where it comes from, for messages.
 
     Raises:
         ConfigError: the library is missing, the content is no tokenizer, or it has no such token.
     """
 
-    def __init__(self, content: bytes, end: str | None = None, source: str = "") -> None:
+    def __init__(self, content: bytes, end: str | int | None = None, source: str = "") -> None:
         library = import_tokenizers()
         try:
             made = library.Tokenizer.from_buffer(content)
@@ -112,7 +113,7 @@ class LibraryCodec:
         # Ids may have gaps: the vocabulary has to hold the largest one.
         ids = made.get_vocab(with_added_tokens=True)
         self.vocabulary = max(ids.values()) + 1
-        self.end = _find_end(ids, end, source)
+        self.end = end if isinstance(end, int) else _find_end(ids, end, source)
         self.byte_counts = _count_bytes(content, ids, self.vocabulary)
 
     def encode(self, documents: Sequence[bytes]) -> list[TokenArray]:
@@ -148,14 +149,22 @@ def import_tokenizers() -> "ModuleType":
     return tokenizers
 
 
-def load_codec(folder: str, end: str | None = None) -> TextCodec:
+def load_codec(folder: str, end: str | int | None = None) -> TextCodec:
     """Return the tokenizer in a folder, or of a file; without a `tokenizer.json`, bytes.
+
+    Args:
+        folder: folder or file.
+        end: name or number of the token at the end of a document; None: the one with which the
+            folder was written, or a usual one.
 
     Raises:
         ConfigError: there is no such path, or it cannot be read.
     """
     path = Path(folder)
     if path.is_dir():
+        manifest = path / MANIFEST
+        if end is None and manifest.exists():
+            end = read_manifest(folder).end
         path = path / TOKENIZER_FILE
         if not path.exists():
             return ByteCodec()

@@ -256,7 +256,7 @@ RUN_FACTS = frozenset(
 
 FACTS = RUN_FACTS | {
     *("classes", "class_names", "channels", "input_shape", "vocabulary", "context"),
-    *("tokenizer", "token_bytes"),
+    *("tokenizer_digest", "token_bytes", "end_token"),
 }
 """Names of the values that parts may ask for; a dataset may add more by its `facts()`."""
 

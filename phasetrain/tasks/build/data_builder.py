@@ -65,7 +65,7 @@ PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
 """Functions of a `phasetrain.engine.plan.Progress` that return whether to test at this point."""
 
 
-SHARED_FACTS = ("classes", "class_names", "tokenizer")
+SHARED_FACTS = ("classes", "class_names", "tokenizer_digest")
 """Facts of the training data that test splits get: labels and tokens must mean the same in all."""
 
 

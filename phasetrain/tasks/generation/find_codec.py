@@ -21,12 +21,14 @@ class TextSource:
         sections: config of the splits, the test splits first.
         folders: other folders that may have its `tokenizer.json`, such as one with initial weights.
         digest: SHA-256 of the tokenizer with which the model was trained; None if unknown.
+        end: number of its token at the end of a document; None if unknown.
         codec: the tokenizer, if it is known without these.
     """
 
     sections: tuple[Mapping[str, Any], ...]
     folders: tuple[str, ...] = ()
     digest: str | None = None
+    end: int | None = None
     codec: TextCodec | None = None
 
     def open_codec(self, tokenizer: str | None = None) -> TextCodec:
@@ -38,7 +40,11 @@ class TextSource:
         Raises:
             ConfigError: there is none, or it is not the one of the training.
         """
-        codec = next(self._list_codecs(), None) if tokenizer is None else load_codec(tokenizer)
+        codec: TextCodec | None
+        if tokenizer is None:
+            codec = next(self._list_codecs(), None)
+        else:
+            codec = load_codec(tokenizer, self.end)
         if codec is None:
             raise ConfigError(
                 "tokenizer: the data of the run names none that exists here; give the path of its "
@@ -69,7 +75,7 @@ class TextSource:
                     folders.append(one["tokenizer"])
         for folder in folders:
             if Path(folder, TOKENIZER_FILE).is_file():
-                yield load_codec(folder)
+                yield load_codec(folder, self.end)
 
 
 def _list_sections(section: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

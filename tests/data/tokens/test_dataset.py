@@ -46,8 +46,8 @@ def test_facts_and_fingerprint(write: Write) -> None:
     facts = dict(one.facts())
     counts = facts.pop("token_bytes")
     assert [counts[0], counts[255], counts[256], len(counts)] == [1, 1, 0, 257]
-    tokenizer = facts.pop("tokenizer")
-    assert facts == {"vocabulary": 257, "classes": 257, "context": 8}
+    tokenizer = facts.pop("tokenizer_digest")
+    assert facts == {"vocabulary": 257, "classes": 257, "context": 8, "end_token": 256}
     assert one.fingerprint() != other.fingerprint()
     assert one.fingerprint().split(",")[0] == other.fingerprint().split(",")[0]
     assert one.fingerprint().startswith(f"tokenizer {tokenizer[:16]}, ")
@@ -55,7 +55,7 @@ def test_facts_and_fingerprint(write: Write) -> None:
 
 def test_another_tokenizer_than_that_of_the_training_is_rejected(write: Write) -> None:
     with raises(ConfigError, code="tokens.other_tokenizer"):
-        DATASETS.build("tokens", {"path": write()}, facts={"tokenizer": "0" * 64})
+        DATASETS.build("tokens", {"path": write()}, facts={"tokenizer_digest": "0" * 64})
 
 
 def test_a_billion_tokens_are_not_read(

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from raising import raises
 
+from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.commands.tokenize.train_bpe import train_bpe
-from phasetrain.data.tokens import ByteCodec, LibraryCodec
+from phasetrain.data.tokens import ByteCodec, LibraryCodec, load_codec
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.generation import TextSource
 
@@ -26,6 +27,18 @@ def test_tokenizer_is_that_of_the_data_or_of_the_initial_weights(tmp_path: Path)
     ):
         assert source.open_codec().digest == digest
     assert TextSource(()).open_codec(f"{folder}/tokenizer.json").digest == digest
+
+
+def test_end_of_a_document_is_the_one_of_the_training(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc abc")
+    content = train_bpe([b"abc abc"], 258).replace(b"<|endoftext|>", b"<stop>")
+    (tmp_path / "given.json").write_bytes(content)
+    options = TokenizeOptions(tokenizer=f"{tmp_path}/given.json", end="<stop>")
+    made = tokenize(f"{tmp_path}/out", [f"{tmp_path}/a.txt"], options)
+    assert load_codec(f"{tmp_path}/out").end == made.end == 0
+    with raises(ConfigError, code="tokens.no_end"):
+        TextSource(()).open_codec(f"{tmp_path}/given.json")
+    assert TextSource((), end=made.end).open_codec(f"{tmp_path}/given.json").end == 0
 
 
 def test_missing_or_other_tokenizer_is_rejected(tmp_path: Path) -> None:
