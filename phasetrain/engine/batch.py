@@ -31,6 +31,8 @@ class Batch:
             `DATA.*.on_bad_sample`.
         weight: its weight in an update, for a task that counts tokens instead of samples; None:
             its size.
+        position: position of a dataset that is read forward after its last sample; None: the
+            dataset saves none.
     """
 
     input: Any
@@ -40,6 +42,7 @@ class Batch:
     mask: Tensor | None = None
     bad: tuple[tuple[int, str], ...] = ()
     weight: float | None = None
+    position: Any = None
 
     def as_stand_in(self) -> "Batch":
         """Return the batch with none of its samples counting."""
@@ -68,6 +71,7 @@ class Batch:
             mask=mapped(self.mask, change),
             bad=self.bad,
             weight=self.weight,
+            position=self.position,
         )
 
 

@@ -4,8 +4,9 @@ indexed without end."""
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import Dataset, IterableDataset
 
@@ -48,13 +49,29 @@ class RankShard:
         return step * self.batch_size + self.rank * share + within
 
 
+@runtime_checkable
+class SavesPosition(Protocol):
+    """An iterable that can save where its iteration is, as datasets of torchdata and streams of
+    Hugging Face do."""
+
+    def state_dict(self) -> Any:
+        """Return the position after the last sample that the running iteration has yielded, or the
+        beginning: tensors, numbers, text, lists and dicts."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Let the next iteration begin at a position."""
+        ...
+
+
 class ForwardDataset(Dataset[Any]):
     """A dataset without a length as one with indices.
 
     Sample `i` of an iterable is the `i`-th one that it yields; when it ends, it starts again. Each
     sample is read with the global generators seeded for its index, so an iterable may draw from
     them and yields the same samples in any process. An index further ahead reads and drops the
-    samples on the way, and one further back starts again: a resume reads up to its position.
+    samples on the way, and one further back starts again: a resume reads up to its position. An
+    iterable that saves its position (`SavesPosition`) begins at the latest saved one instead.
 
     Args:
         dataset: torch's `IterableDataset` or any other iterable whose iteration can be repeated, or
@@ -62,6 +79,11 @@ class ForwardDataset(Dataset[Any]):
         seed: seed of the random numbers of an iterable.
         length: number of samples in a pass; None: passes follow one another without end.
         shard: the iterable yields the samples of one rank only; None: those of all ranks.
+
+    Attributes:
+        saves_position: whether positions are saved and restored; false for an iterable without, and
+            for one whose position turned out not to restore its samples.
+        is_checked: whether `check_position` has decided that.
 
     Raises:
         TypeError: it is neither, or it is an iterator, which can be read only once.
@@ -92,6 +114,10 @@ class ForwardDataset(Dataset[Any]):
         self._next = 0  # index of the next sample of the iterator
         self._passes = 0
         self._process = os.getpid()
+        self.saves_position = self.is_iterable and isinstance(dataset, SavesPosition)
+        self.is_checked = False
+        self._beginning = self._copy_state()
+        self._saved: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -104,6 +130,7 @@ class ForwardDataset(Dataset[Any]):
         # A fork inherits an iterator whose open files are shared with the parent.
         if self._iterator is None or index < self._next or self._process != os.getpid():
             self._restart()
+            self._start_at_saved(index)
         # Only at the start: with several ranks each of them passes over the samples of the others.
         if not self._next and index >= LONG_WAY:
             log.info("reading %d samples to reach sample %d", index - self._next, index)
@@ -116,6 +143,31 @@ class ForwardDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # Iterators cannot be pickled for spawned workers.
         return vars(self) | {"_iterator": None}
+
+    def save_position(self) -> dict[str, Any] | None:
+        """Return the position after the last sample that was read, for `load_position`; None if
+        there is none to save."""
+        if not self.saves_position or self._iterator is None or self._process != os.getpid():
+            return None
+        self._saved = {
+            "next": self._next,
+            "passes": self._passes,
+            "state": self._copy_state(),
+            # Later passes begin where this one began, also if the process that resumes got an
+            # object that had been read from before.
+            "beginning": self._beginning,
+        }
+        return dict(self._saved)
+
+    def load_position(self, saved: Mapping[str, Any]) -> None:
+        """Let samples from a position on be read without those before it.
+
+        Args:
+            saved: result of `save_position` in any process.
+        """
+        self._restart()
+        self._saved = saved
+        self._beginning = saved["beginning"]
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the dataset, if it has any."""
@@ -139,6 +191,29 @@ class ForwardDataset(Dataset[Any]):
         self._passes = 0
         self._process = os.getpid()
 
+    def _start_at_saved(self, index: int) -> None:
+        """Begin at the saved position, unless it is after a sample."""
+        saved = self._saved
+        if not self.saves_position or saved is None or saved["next"] > index:
+            return
+        with preserve_generators():
+            self._passes = saved["passes"]
+            self._begin_pass(saved["state"])
+        self._next = saved["next"]
+
+    def _begin_pass(self, state: Any) -> None:
+        """Start an iteration at a state of the dataset; without one it starts by itself."""
+        reseed_all(seed_of(self._seed, "pass", self._passes))
+        if state is not None and isinstance(self.dataset, SavesPosition):
+            # A copy, because a dataset may keep what it gets, and change it as it goes on.
+            self.dataset.load_state_dict(deepcopy(state))
+        self._iterator = iter(self.dataset)
+
+    def _copy_state(self) -> Any:
+        if not self.saves_position or not isinstance(self.dataset, SavesPosition):
+            return None
+        return deepcopy(self.dataset.state_dict())
+
     def _read_next(self) -> Any:
         """Return the next sample, of the next pass if this one has ended."""
         found = self._next_or_end()
@@ -155,8 +230,8 @@ class ForwardDataset(Dataset[Any]):
     def _next_or_end(self) -> Any:
         try:
             if self._iterator is None:
-                reseed_all(seed_of(self._seed, "pass", self._passes))
-                self._iterator = iter(self.dataset)
+                self._begin_pass(self._beginning)
+            assert self._iterator is not None, "the pass has begun"
             number = self._next
             if self._shard is not None:
                 number = self._shard.find_global(number)

@@ -10,11 +10,13 @@ import torch
 from torch.utils.data import Sampler
 
 from phasetrain.data.bad_samples import BadSamples, SampleError, format_samples
+from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.device_prefetch import prefetch_to_cuda
 from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.loading.sources_reader import SourcesReader
+from phasetrain.data.loading.stream_position import StreamPosition
 from phasetrain.data.loading.worker_stream import WorkerStream
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
@@ -58,6 +60,7 @@ class PhaseLoader:
         self._stream: WorkerStream | None = None
         self._stream_plan = plan  # whose phases the stream reads ahead
         self._next: tuple[int, int] | None = None  # phase and step of the next batch of the stream
+        self._position: StreamPosition | None = None
 
     def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of `phase` from step `start` on.
@@ -75,6 +78,9 @@ class PhaseLoader:
             steps = self._read_here(phase, start)
         if self.settings.device is not None:
             steps = prefetch_to_cuda(steps, self.settings.device)
+        # After prefetching, like the bad samples below.
+        if (stream := self._get_stream_position()) is not None:
+            steps = stream.record(steps)
         # Bad samples are counted after prefetching: the count is part of the run state, so it must
         # cover the batches that were used, not the batches that were read ahead.
         if self.bad is None:
@@ -95,9 +101,12 @@ class PhaseLoader:
 
     def stateful(self) -> dict[str, Any]:
         """Return the objects with state by the suffix of the split's name in a checkpoint."""
-        if self.bad is None:
-            return {}
-        return {"": self.bad}
+        found: dict[str, Any] = {}
+        if self.bad is not None:
+            found[""] = self.bad
+        if (stream := self._get_stream_position()) is not None:
+            found[".stream"] = stream
+        return found
 
     def read(self, draw: Draw) -> Batch:
         """Return the batch of a draw, read in this process; fully masked if all samples are
@@ -114,6 +123,16 @@ class PhaseLoader:
         self._next = None
         if stream is not None:
             stream.close()
+
+    def _get_stream_position(self) -> StreamPosition | None:
+        """Return the position of a dataset that is read forward, if it saves one."""
+        dataset = self.reader.dataset
+        # Asked each time: the check before the first step may find that positions are wrong.
+        if not isinstance(dataset, ForwardDataset) or not dataset.saves_position:
+            return None
+        if self._position is None:
+            self._position = StreamPosition(dataset)
+        return self._position
 
     def _replace_dropped(
         self, split: str, bad: BadSamples, batches: list[Batch], draws: list[Draw]

@@ -18,6 +18,7 @@ from phasetrain.data.bad_samples import (
     Unreadable,
 )
 from phasetrain.data.datasets.base import TensorSamples
+from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.collate import (
     Collate,
     collate_targets,
@@ -226,7 +227,12 @@ class SampleReader(Dataset[Batch]):
             if is_out_of_memory(error):
                 raise
             raise BatchError(_describe_misfit(draw.split, ids.tolist(), error)) from error
-        return Batch(inputs, targets, ids, len(samples), bad=bad)
+        return Batch(inputs, targets, ids, len(samples), bad=bad, position=self._save_position())
+
+    def _save_position(self) -> Any:
+        if isinstance(self.dataset, ForwardDataset):
+            return self.dataset.save_position()
+        return None
 
     def _collate_samples(self, draw: Draw, samples: Sequence[Sample]) -> Any:
         if not self._stacks:

@@ -1,6 +1,7 @@
 """Detects a dataset or transform that ignores its seeds, before a run relies on it."""
 
 import logging
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 SAMPLES = 8
 """Number of samples, spread over the dataset, that are read for the check."""
 
+CHECKED_POSITIONS = 24
+"""Number of samples of an iterable that are read after saved positions."""
+
 
 def check_seeded(reader: SampleReader, name: str) -> None:
     """Read some samples twice with the same seeds, and the first one alone, and compare them.
@@ -40,6 +44,8 @@ def check_seeded(reader: SampleReader, name: str) -> None:
     if not reader.draws_at_random:
         return
     indices = _select_indices(reader)
+    if isinstance(reader.dataset, ForwardDataset) and reader.dataset.is_iterable:
+        check_position(reader.dataset, reader.selection.where)
     if _caches_draws(reader, indices):
         raise ConfigError(
             f"{name} keeps samples together with the random numbers that it has drawn for them, so "
@@ -65,6 +71,62 @@ def check_seeded(reader: SampleReader, name: str) -> None:
         "promise of an exact resume",
         code="config.impure_sample",
     )
+
+
+def check_position(dataset: ForwardDataset, where: str) -> None:
+    """Say how a resume reaches its position in an iterable, and do not use positions of a dataset
+    that do not restore its samples.
+
+    Args:
+        dataset: the iterable.
+        where: the split in messages, such as `DATA.TRAIN`.
+    """
+    # Stages have readers of their own for the same dataset.
+    if dataset.is_checked:
+        return
+    dataset.is_checked = True
+    kind = type(dataset.dataset).__name__
+    if not dataset.saves_position:
+        log.info(
+            "%s: %s is read forward; a resume is exact, and reads and drops the samples before its "
+            "position; with state_dict and load_state_dict it would begin there",
+            where,
+            kind,
+        )
+        return
+    if _restores_position(dataset):
+        log.info("%s: %s is read forward; a resume begins at its saved position", where, kind)
+        return
+    dataset.saves_position = False
+    log.warning(
+        "%s: the state_dict of %s does not restore its samples, perhaps because a shuffle buffer "
+        "is not part of it; it is not used: a resume is exact, and reads and drops the samples "
+        "before its position",
+        where,
+        kind,
+    )
+
+
+def _restores_position(dataset: ForwardDataset) -> bool:
+    """Return whether the samples after saved positions are those of an iteration that goes on."""
+    try:
+        expected = [dataset[index] for index in range(CHECKED_POSITIONS)]
+        for begin in (1, CHECKED_POSITIONS // 2):
+            for index in range(begin):
+                dataset[index]
+            saved = dataset.save_position()
+            if saved is None:
+                return False
+            # A copy, because the dataset may change what it has returned.
+            dataset.load_position(pickle.loads(pickle.dumps(saved)))
+            found = [dataset[index] for index in range(begin, CHECKED_POSITIONS)]
+            if not is_identical(expected[begin:], found):
+                return False
+    except Exception as error:
+        # A foreign state may fail in any way.
+        log.debug("a position cannot be restored", exc_info=error)
+        return False
+    return True
 
 
 def _caches_draws(reader: SampleReader, indices: list[int]) -> bool:

@@ -101,6 +101,7 @@ class Seq2SeqGRU(nn.Module):
     def _score(self, states: Tensor, state: dict[str, Tensor]) -> Tensor:
         weights = states @ state["keys"].transpose(1, 2)
         weights = weights.masked_fill(~state["mask"][:, None], -torch.inf).softmax(dim=2)
+        # For all positions at once: without input feeding the decoder does not depend on it.
         mixed = torch.tanh(self.mix(torch.cat([states, weights @ state["memory"]], dim=2)))
         scores: Tensor = self.scores(self.dropout(mixed))
         return scores

@@ -66,6 +66,7 @@ def decode_greedy(model: Decodes, inputs: Any, end: int, max_length: int) -> Ten
         scores, state = model.step(tokens, state)
         tokens = scores.argmax(dim=1)
         going = going & (tokens != end)
+        # Waits for the device, which costs less than steps after the last end.
         if not going.any():
             break
         found.append(tokens.masked_fill(~going, PADDING))
@@ -121,6 +122,7 @@ def decode_beam(model: Decodes, inputs: Any, end: int, max_length: int, beams: i
         offsets = torch.arange(samples, device=device)[:, None] * beams
         state = _select_rows(state, (parents + offsets).flatten())
         tokens = last.masked_fill(ended, end).flatten()
+    # The mean and not the sum, which would favor short sequences.
     best = (totals / lengths).argmax(dim=1)
     decoded = found[torch.arange(samples, device=device), best]
     kept = int((decoded != PADDING).sum(dim=1).max()) if samples else 0

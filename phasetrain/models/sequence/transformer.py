@@ -71,6 +71,7 @@ class Seq2SeqTransformer(nn.Module):
         )
         self.scores = nn.Linear(width, target_vocabulary)
         self.dropout = nn.Dropout(dropout)
+        # As nn.Transformer does; its layers alone would keep other initial values.
         for parameter in self.parameters():
             if parameter.ndim > 1:
                 nn.init.xavier_uniform_(parameter)

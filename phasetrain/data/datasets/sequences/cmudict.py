@@ -189,6 +189,7 @@ def read_dictionary(path: str, *, stress: bool) -> Mapping[str, list[list[str]]]
         if not stress:
             phonemes = [name.rstrip("012") for name in phonemes]
         known = found.setdefault(word, [])
+        # Pronunciations may differ in stress only.
         if phonemes not in known:
             known.append(phonemes)
     return found
