@@ -75,6 +75,7 @@ def test_wheel_holds_configs_data_and_license(unpacked: Path) -> None:
         "py.typed",
         "configs/experiment/digits.yaml",
         "configs/MODEL/small_cnn.yaml",
+        "configs/recipes/digits.yaml",
         "data/datasets/digits-images.idx.gz",
         "data/datasets/digits-labels.idx.gz",
         "data/datasets/digits.LICENSE.txt",

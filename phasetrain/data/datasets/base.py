@@ -17,6 +17,10 @@ from phasetrain.data.protocols import Samples
 DATASETS: Registry[Samples] = Registry("dataset", "DATA.*")
 
 
+LABEL = "label"
+"""Name of the class among the targets of samples with groupings."""
+
+
 class Role(str):
     """The purpose of a split, `train` or `test`: a fact for datasets whose config names no
     split."""
@@ -36,7 +40,7 @@ def locate_part(begins: NDArray[np.int64], index: int) -> tuple[int, int]:
     return part, index - int(begins[part])
 
 
-class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
+class TensorSamples(Dataset[tuple[Tensor, Any]]):
     """A dataset in memory that is indexed by whole batches; it draws no random numbers.
 
     Args:
@@ -44,9 +48,12 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         targets: class of each sample, `(N,)`.
         classes: number of classes; None: one more than the largest target.
         class_names: one name per class; None uses the numbers.
+        groupings: name -> group of each class, int64 `(classes,)`. The targets are then mappings:
+            `label` -> class, and each name -> group.
 
     Raises:
-        ValueError: there are no samples, or the lengths differ.
+        ValueError: there are no samples, the lengths differ, or a grouping has not one group per
+            class.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         *,
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
+        groupings: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         if targets.ndim != 1 or len(inputs) != len(targets):
             raise ValueError(
@@ -72,18 +80,35 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError(
                 f"{self.classes} classes need as many class_names, not {len(self.class_names)}"
             )
+        self.groupings = {
+            name: torch.tensor([*groups], dtype=torch.int64)
+            for name, groups in (groupings or {}).items()
+        }
+        for name, groups in self.groupings.items():
+            if name == LABEL or len(groups) != self.classes or groups.min() < 0:
+                raise ValueError(
+                    f"groupings.{name} = {groups.tolist()}: expected a group from 0 for each of the "
+                    f"{self.classes} classes, and another name than {LABEL}"
+                )
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index], self.targets[index]
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        return self.inputs[index], self._add_groups(self.targets[index])
 
-    def __getitems__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def __getitems__(self, indices: Tensor) -> tuple[Tensor, Any]:
         """Return the batch `(inputs, targets)` at int64 `indices` `(B,)`: shapes `(B, ...)` and
         `(B,)`."""
         # index_select is about twice as fast as indexing by a tensor.
-        return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
+        targets = self.targets.index_select(0, indices)
+        return self.inputs.index_select(0, indices), self._add_groups(targets)
+
+    def _add_groups(self, targets: Tensor) -> Any:
+        if not self.groupings:
+            return targets
+        groups = {name: table[targets] for name, table in self.groupings.items()}
+        return {LABEL: targets, **groups}
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample, int64 `(N,)`.
@@ -112,8 +137,8 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         return found
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over type, shape and bytes of inputs and targets."""
-        return hash_tensors(self.inputs, self.targets)
+        """Return the SHA-256 over type, shape and bytes of inputs, targets and groupings."""
+        return hash_tensors(self.inputs, self.targets, *self.groupings.values())
 
 
 def hash_tensors(*tensors: Tensor) -> str:

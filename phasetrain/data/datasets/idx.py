@@ -4,7 +4,7 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ def load_idx(
     labels: str,
     classes: int | None = None,
     class_names: Sequence[str] | None = None,
+    groupings: Mapping[str, Sequence[int]] | None = None,
 ) -> TensorSamples:
     """Load the images and labels of two IDX files, such as the files of MNIST, gzipped or not.
 
@@ -37,6 +38,9 @@ def load_idx(
         classes: number of classes; None: one more than the largest label. Set it if a split may
             lack the last class.
         class_names: one name per class, for reports; None uses the numbers.
+        groupings: name -> group of each class, such as `{animal: [0, 1, 1]}`. Targets are then
+            mappings with the entries `label`, the class, and each name, for models with several
+            heads.
 
     Raises:
         ValueError: a file is missing, damaged, truncated or not an IDX file, the lengths differ, a
@@ -69,6 +73,7 @@ def load_idx(
         torch.from_numpy(numbers.astype(np.int64)),
         classes=classes,
         class_names=class_names,
+        groupings=groupings,
     )
 
 

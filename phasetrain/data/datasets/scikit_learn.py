@@ -42,10 +42,6 @@ class NumberSamples(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.inputs[index], self.targets[index]
 
-    def __getitems__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch `(inputs, targets)` at int64 `indices` `(B,)`."""
-        return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
-
     def facts(self) -> Mapping[str, Any]:
         """Return `input_shape`."""
         return {"input_shape": tuple(self.inputs.shape[1:])}

@@ -3,6 +3,8 @@ import struct
 
 import numpy as np
 import pytest
+import torch
+from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 from raising import raises
 
 from phasetrain.data.datasets import DATASETS, load_idx, read_idx
@@ -136,3 +138,55 @@ def test_missing_file_is_rejected(written):
     with raises(ConfigError, key="DATA.TRAIN") as caught:
         DATASETS.build("idx", paths, where="DATA.TRAIN")
     assert "labels = '/nowhere/labels':" in str(caught.value)
+
+
+class TestGroupings:
+    def test_targets_have_a_group_for_each_class(self, written) -> None:
+        data = load_idx(**written(), groupings={"kind": [1, 0, 1]})
+        assert data[1][1] == {"label": 2, "kind": 1}
+        inputs, targets = data.__getitems__(torch.tensor([0, 2]))
+        assert inputs.shape == (2, 1, 2, 2)
+        assert {name: one.tolist() for name, one in targets.items()} == {
+            "label": [0, 1],
+            "kind": [1, 0],
+        }
+        assert data.labels().tolist() == [0, 2, 1]
+
+    def test_groupings_are_part_of_the_fingerprint(self, written) -> None:
+        files = written()
+        prints = {
+            load_idx(**files, groupings={"kind": groups}).fingerprint()
+            for groups in ([0, 0, 1], [0, 1, 1])
+        }
+        assert len(prints | {load_idx(**files).fingerprint()}) == 3
+
+    @pytest.mark.parametrize(
+        "groupings", [{"kind": [0, 1]}, {"label": [0, 1, 1]}, {"kind": [0, -1, 1]}]
+    )
+    def test_wrong_groupings_are_rejected(self, written, groupings) -> None:
+        with pytest.raises(ValueError, match="groupings"):
+            load_idx(**written(), groupings=groupings)
+
+    def test_killed_run_with_two_heads_resumes_bit_identically(self, tmp_path) -> None:
+        pictures = np.random.default_rng(0).integers(0, 255, (96, 8, 8))
+        (tmp_path / "images").write_bytes(encoded(pictures))
+        (tmp_path / "labels").write_bytes(encoded(np.arange(96) % 3))
+        words = ["PHASES.epochs=1", "~MODEL.width", "~MODEL.dropout"]
+        words += ["METERS.accuracy={output: class, target: label}"]
+        for split in ("TRAIN", "TEST"):
+            words += [f"DATA.{split}.dataset=idx", f"DATA.{split}.images={tmp_path}/images"]
+            words += [f"DATA.{split}.labels={tmp_path}/labels"]
+            words += [f"DATA.{split}.groupings={{kind: [0, 1, 1]}}"]
+        words += [
+            "MODEL={name: trunk_heads, trunk: {name: small_cnn, width: 4, cut: head}}",
+            "MODEL.heads={class: {name: mlp}, kind: {name: mlp, classes: 2}}",
+            "LOSS={name: weighted_sum}",
+            "LOSS.losses.class={name: cross_entropy, output: class, target: label}",
+            "LOSS.losses.kind={name: cross_entropy, output: kind, target: kind, weight: 0.3}",
+        ]
+        train(tmp_path / "whole", *words)
+        run_until_killed(
+            tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(2)}
+        )
+        train(tmp_path / "killed", *words)
+        assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
