@@ -146,6 +146,11 @@ class Predictor:
                 generator.generate(one, tokens, samples, sampling or Sampling()) for one in texts
             ]
 
+    @classmethod
+    def predicts_by_itself(cls) -> bool:
+        """Return whether a prediction is more than the output of the model: a task decodes it."""
+        return cls._predict_slice is not Predictor._predict_slice
+
     def _find_paths(self, inputs: Any, *, transform: bool | None) -> list[str]:
         """Return the paths of files in `inputs`; empty if they are samples."""
         if transform is False:

@@ -37,9 +37,10 @@ from phasetrain.distributed import World
 from phasetrain.errors import ConfigError, InvalidCheckpointError
 from phasetrain.models.prepare import copy_expanded_buffers
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import TASKS
 from phasetrain.tasks.build.builder import build_model
 from phasetrain.tasks.build.data_builder import build_input_transform
-from phasetrain.tasks.build.sections import BuildContext
+from phasetrain.tasks.build.sections import BuildContext, parameters_of
 from phasetrain.tasks.generation import TextSource
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.misfits import shorten_misfit
@@ -53,8 +54,8 @@ WEIGHTS = "weights.safetensors"
 CARD = "card.json"
 CARD_PAGE = "card.md"
 
-OF_TRAINING = frozenset({"weights", "freeze", "freeze_updates", "ema", "swa"})
-"""Keys of MODEL without effect on predictions; some of them name files."""
+OF_TRAINING = frozenset({"weights", "freeze", "freeze_updates", "ema", "swa", "adapters"})
+"""Keys of MODEL without effect on predictions; some of them name files, and adapters are merged."""
 
 OF_INPUTS = ("transforms", "collate", "inputs", "targets")
 """Keys of a split that make a batch of samples."""
@@ -76,6 +77,7 @@ class Description:
         data: recorded facts about the data of the split.
         takes_numbers: whether a sample is an array.
         form: meaning of the outputs.
+        has_task: whether the task of the run makes predictions of the outputs of the model.
         code: modules with custom parts.
         tolerance: see `example.TOLERANCES`.
     """
@@ -90,6 +92,7 @@ class Description:
     form: OutputForm
     code: Sequence[NeededCode]
     tolerance: float
+    has_task: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries of `pack.json`."""
@@ -114,6 +117,7 @@ class Description:
             form=replace(form, class_names=tuple(map(str, form.class_names))),
             code=[NeededCode.from_json(one) for one in index["code"]],
             tolerance=float(index["tolerance"]),
+            has_task=bool(index.get("has_task")),
         )
 
 
@@ -179,6 +183,9 @@ class PackedModel(Predictor):
         if transform and items and all(isinstance(one, str) for one in items):
             inputs = self._read_texts(items)
         return super().predict(inputs, transform=transform, batch_size=batch_size)
+
+    def _predict_slice(self, tensors: Any, part: slice) -> Any:
+        return self._files.predictor._predict_slice(tensors, part)
 
     def _read_texts(self, texts: Sequence[str]) -> Sequence[Any]:
         """Return texts as samples or as paths."""
@@ -288,7 +295,9 @@ def _select_config(archive: Archive, description: Description) -> dict[str, Any]
             split |= {key: section[key] for key in OF_INPUTS if key in section}
             split["fields"] = description.fields
         numerics = {key: whole["MACHINE"].get(key) for key in NUMERICS}
+        task = dict(whole["TASK"]) if description.has_task else {}
         return {
+            **({"TASK": task} if task else {}),
             "MODEL": given,
             "DATA": {"TRAIN": {"dataset": None}, description.split: split},
             "MACHINE": {key: value for key, value in numerics.items() if value is not None},
@@ -341,6 +350,7 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
         machine=setup.machine,
         world=World(),
         seed=0,
+        known_facts={**description.data, **facts},
     )
     transform = build_input_transform(context, description.split)
     transform.scales_bytes = "channels" in description.data
@@ -354,6 +364,9 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
     form = replace(form, class_names=form.class_names or list_token_names(reader))
     runner = Predictor()
     runner.parts = parts
+    if description.has_task:
+        section = setup.config.TASK
+        runner = TASKS.build(section.name, parameters_of(section, {"name"}), facts={"parts": parts})
     return parts, FilePredictor(runner, transform, reader, form)
 
 

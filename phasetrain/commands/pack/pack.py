@@ -51,6 +51,7 @@ from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
+from phasetrain.models.adapters import merge_adapters
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
@@ -176,6 +177,8 @@ def _make_archive(
     data = read_data_facts(run_folder, split)
     predictor = make_file_predictor(task, InputReader(section, data), split)
     samples = _read_samples(loaded, folder, split, predictor, options)
+    if config["MODEL"].get("adapters") is not None:
+        merge_adapters(task.model, predictor.transform(samples))
     with torch.no_grad():
         output = to_plain_output(predictor.compute_output(samples, "example"))
     form = predictor.form
@@ -184,6 +187,10 @@ def _make_archive(
     tokenizer = _read_tokenizer(predictor.reader)
     if tokenizer:
         form = replace(form, class_names=())  # of tens of thousands of tokens
+    has_task = task.predicts_by_itself()
+    needed = {"MODEL": config["MODEL"], "DATA": {split: _select_parts(section)}}
+    if has_task:
+        needed["TASK"] = config["TASK"]
     description = Description(
         split=test or "TEST",
         has_tests=test is not None,
@@ -193,7 +200,8 @@ def _make_archive(
         data=data,
         takes_numbers=_are_numbers(samples, predictor.reader),
         form=form,
-        code=find_needed_code({"MODEL": config["MODEL"], "DATA": {split: _select_parts(section)}}),
+        code=find_needed_code(needed),
+        has_task=has_task,
         tolerance=TOLERANCES[task.parts.machine.test_precision or task.parts.machine.precision],
     )
     weights = _encode_weights(task.model)

@@ -18,10 +18,11 @@ from phasetrain.config.plugins import PLUGINS
 from phasetrain.data import COLLATES, TRANSFORMS
 from phasetrain.errors import ConfigError
 from phasetrain.models import HEADS, MODELS
+from phasetrain.tasks import TASKS
 
 log = logging.getLogger(__name__)
 
-REGISTRIES = (MODELS, HEADS, TRANSFORMS, COLLATES)
+REGISTRIES = (MODELS, HEADS, TRANSFORMS, COLLATES, TASKS)
 """Registries of the parts that predictions need."""
 
 

@@ -14,6 +14,7 @@ from harness import SMALL
 from packs import change_config, repack
 from PIL import Image
 from raising import raises
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -23,7 +24,7 @@ from phasetrain.commands.pack.archive import read_archive
 from phasetrain.commands.predict.predict import predict
 from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.errors import ConfigError
-from phasetrain.models import MODELS
+from phasetrain.models import MODELS, SmallCNN
 
 
 def test_language_model_continues_lines_of_standard_input(
@@ -177,6 +178,38 @@ def test_average_of_the_weights_and_bf16(tmp_path: Path) -> None:
     assert len(digests) == 2
     with raises(ConfigError, code="checkpoint.no_average"):
         phasetrain.pack(tmp_path / "run", tmp_path / "b.zip", weights="swa")
+
+
+def test_adapters_are_merged_and_their_base_is_inside(tmp_path: Path) -> None:
+    base = tmp_path / "base.safetensors"
+    torch.manual_seed(7)
+    save_file(SmallCNN(10, width=4).state_dict(), base)
+    lora = "MODEL.adapters={match: 'features.*', rank: 2, train: [head]}"
+    words = [lora, f"MODEL.weights={base}", "PHASES.epochs=1", f"RUN.dir={tmp_path}/run"]
+    phasetrain.run([*SMALL, *words])
+    phasetrain.pack(tmp_path / "run", tmp_path / "a.zip")
+    inputs = torch.linspace(0, 1, 128).view(2, 1, 8, 8)
+    expected = phasetrain.load(tmp_path / "run").predict(inputs)
+    base.unlink()
+    found = phasetrain.load_pack(tmp_path / "a.zip")
+    assert found.verification.identical
+    assert torch.allclose(found.predict(inputs), expected, atol=1e-5)
+    assert sorted(found.model.state_dict()) == sorted(SmallCNN(10, width=4).state_dict())
+
+
+def test_task_that_decodes_is_part_of_the_prediction(tmp_path: Path) -> None:
+    data = "{dataset: reversed_tokens, collate: pad, batch_size: 12, transforms: []}"
+    words = ["RUN.imports=[sequence_parts]", "TASK={name: sequence_to_sequence, max_length: 6}"]
+    splits = [f"DATA.TRAIN={data}", f"DATA.TEST={data}", "METERS={loss: {}}"]
+    length = ["PHASES={epochs: null, updates: 1}", "RUN.rehearse=false"]
+    model = "MODEL={name: seq2seq_gru, width: 8}"
+    phasetrain.run([*words, *splits, *length, model, f"RUN.dir={tmp_path}/run"])
+    phasetrain.pack(tmp_path / "run", tmp_path / "a.zip")
+    found = phasetrain.load_pack(tmp_path / "a.zip")
+    samples = [torch.tensor([1, 2, 3]), torch.tensor([2, 1])]
+    expected = phasetrain.load(tmp_path / "run").predict(samples, transform=True)
+    assert found.predict(samples).equal(expected)
+    assert (expected.dtype, found.card["code"]) == (torch.int64, [])
 
 
 BLOBS = """
