@@ -69,6 +69,15 @@ def files_for(option: str, folder: Path) -> list[str]:
         return [*words, words[0].replace("TRAIN", "TEST"), "DATA.TRAIN.batch_size=4"]
     if option.startswith("fashion"):
         return fashion_files(folder, option)
+    if option == "segment":
+        return written(
+            folder,
+            [
+                f"DATA.{split}.{name}=FILES/stamps/{name}"
+                for split in ("TRAIN", "TEST")
+                for name in ("stamps", "backgrounds")
+            ],
+        )
     if option not in WITHOUT_PATHS:
         return []
     for name in ("even", "odd"):

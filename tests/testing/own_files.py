@@ -48,6 +48,19 @@ def image_mask_folder(folder: Path, pictures: Pictures) -> None:
         Image.fromarray((picture > 127).astype(np.uint8)).save(folder / "masks" / f"{at}.png")
 
 
+def stamps(folder: Path, pictures: Pictures) -> None:
+    """Write cut-out pictures of two classes, and backgrounds."""
+    y, x = np.mgrid[:120, :120].astype(np.uint8)
+    inside = np.hypot(y - 60.0, x - 60.0) < 50
+    for name in ("stamps/animals", "stamps/town", "backgrounds"):
+        (folder / name).mkdir(parents=True)
+    for at in range(8):
+        cutout = np.stack([y, x, np.full_like(y, at), np.where(inside, 255, 0)], axis=-1)
+        for name in ("animals", "town"):
+            Image.fromarray(cutout.astype(np.uint8)).save(folder / f"stamps/{name}/{at}.png")
+        Image.fromarray(np.tile(pictures[at], (20, 25))).save(folder / f"backgrounds/{at}.jpg")
+
+
 def file_list(folder: Path, pictures: Pictures) -> None:
     """Write images, and lists of their paths and labels."""
     names = [f"{at}.png" for at in range(len(pictures))]
@@ -153,6 +166,7 @@ WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
             idx,
             image_folder,
             image_mask_folder,
+            stamps,
             file_list,
             lines,
             scores,

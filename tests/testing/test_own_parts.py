@@ -171,6 +171,14 @@ DATASET_WORDS = {
         "METERS.bits_per_byte={}",
     ],
     "text": [*LANGUAGE, "DATA.{split}.files=FILES/text/text.txt", "DATA.{split}.context=16"],
+    "stamps": [
+        "DATA.{split}.stamps=FILES/stamps/stamps",
+        "DATA.{split}.backgrounds=FILES/stamps/backgrounds",
+        "DATA.{split}.size=16",
+        "DATA.{split}.samples=100",
+        "DATA.TRAIN.transforms=[]",
+        *SEGMENTED[4:],
+    ],
     "ucr": SERIES,
     "webdataset": [
         "DATA.{split}.files=FILES/webdataset/*.tar",

@@ -6,8 +6,9 @@ from phasetrain.data.datasets.file_list import FileList
 from phasetrain.data.datasets.huggingface import HuggingFace
 from phasetrain.data.datasets.idx import load_idx, read_idx
 from phasetrain.data.datasets.image_folder import ImageFolder
-from phasetrain.data.datasets.image_masks import ImageMaskFolder
 from phasetrain.data.datasets.lines import Lines
+from phasetrain.data.datasets.masks.folder import ImageMaskFolder
+from phasetrain.data.datasets.masks.stamps import Stamps
 from phasetrain.data.datasets.scikit_learn import NumberSamples, load_sklearn
 from phasetrain.data.datasets.sequences import Series, TokenPairs, load_cmudict, load_ucr
 from phasetrain.data.datasets.synthetic import make_synthetic
@@ -40,6 +41,7 @@ __all__ = [
     "Role",
     "Samples",
     "Series",
+    "Stamps",
     "TensorSamples",
     "TokenPairs",
     "TorchvisionSamples",
