@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import KillAfter, SaveEachStep, differences_of_runs, records
+from harness import KillAfter, SaveEachStep, differences, differences_of_runs, newest, records
 from processes import Launcher
 from raising import raises
 
@@ -56,7 +56,8 @@ def words(data: Path, **changes: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("order", ["stored", "shuffled"])
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("order", ["shuffled", "stored"])
 def test_killed_run_resumes_exactly_with_other_workers(data: Path, order: str) -> None:
     given = [*words(data), f"DATA.TRAIN.order={order}"]
     assert_exact_resume(given, steps=[2, 5], workers=(0, 2) if order == "shuffled" else None)
@@ -91,7 +92,12 @@ def test_killed_run_of_two_ranks_resumes_exactly_also_as_one(
         assert launcher.run(folder, 2, *given, kill).codes[1] == -9
         done = launcher.run(folder, size, *given, *([kill] if size == 2 else []))
         assert done.codes == [0] * size, done.outputs
-        assert differences_of_runs(tmp_path / "unbroken", folder) == []
+        if size == 2:
+            assert differences_of_runs(tmp_path / "unbroken", folder) == []
+        # With one rank, the counts of meters are in one file instead of two.
+        states = [newest(path).state["task"] for path in (tmp_path / "unbroken", folder)]
+        for part in ("model", "updater"):
+            assert differences(states[0][part], states[1][part], part) == []
 
 
 def test_resume_with_other_tokens_and_tests_with_another_tokenizer_are_rejected(
