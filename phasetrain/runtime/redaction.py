@@ -37,10 +37,11 @@ _ENTRY = re.compile(
 _URL_CREDENTIALS = re.compile(
     r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,20}://)[^\s/@'\"]{1,200}@", re.IGNORECASE
 )
-# Also of signed URLs: `X-Amz-Credential`, `AWSAccessKeyId`, `GoogleAccessId`, Azure's `sig`.
+# Also of signed URLs: `X-Amz-Credential`, `AWSAccessKeyId`, `GoogleAccessId`, Azure's `sig`. Their
+# times as well: a URL that was signed again must not count as a changed config.
 _SECRET_PARAMETER = (
     r"(?:[\w-]*(?:token|key|secret|password|signature|credential|accesskeyid|accessid)"
-    r"|sig|auth|pass|pwd)="
+    r"|(?:x-amz|x-goog)-[\w-]*|sig|se|st|expires|policy|auth|pass|pwd)="
 )
 _QUERY_PARAMETER = re.compile(rf"(?P<name>[?&]{_SECRET_PARAMETER})[^\s&'\"]+", re.IGNORECASE)
 # A quoted value with a digit: `key = "name_of_a_column"` in a source file is no secret.

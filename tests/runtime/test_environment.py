@@ -99,6 +99,12 @@ class TestSecrets:
         [
             ("postgres://user:pass@db/x", f"postgres://{REDACTED}@db/x"),
             ("https://h/x?a=1&access_token=abc", f"https://h/x?a=1&access_token={REDACTED}"),
+            (
+                "s3: https://h/x?X-Amz-Date=1&X-Amz-Credential=a&id=5&X-Amz-Signature=b",
+                f"s3: https://h/x?X-Amz-Date={REDACTED}&X-Amz-Credential={REDACTED}&id=5"
+                f"&X-Amz-Signature={REDACTED}",
+            ),
+            ("https://h/x?se=2026&sig=a%2B", f"https://h/x?se={REDACTED}&sig={REDACTED}"),
             ("ghp_" + "a1" * 12, REDACTED),
             ("password: 'correct-horse-1'", f"password: '{REDACTED}'"),
             (

@@ -33,7 +33,8 @@ class Tokens(Dataset[tuple[Any, Tensor]]):
     function of its index, so any position of a run is reached at once.
 
     Args:
-        path: folder written by `phasetrain tokenize`.
+        path: folder written by `phasetrain tokenize`, or its URL: files are downloaded into a cache
+            when they are first read.
         context: tokens per window.
         order: `stored` packs documents in the order of the files, `shuffled` in a random order,
             which is the same in each epoch; windows are shuffled by the sampler in both.

@@ -26,6 +26,8 @@ from phasetrain.data.datasets.base import locate_part
 from phasetrain.data.datasets.byte_counts import ByteCounts
 from phasetrain.data.tokens.packing import TokenArray
 from phasetrain.errors import ConfigError
+from phasetrain.runtime.storage import fetch, is_url, strip_file_scheme
+from phasetrain.runtime.storage.remote import redact_url
 
 FORMAT = "phasetrain-tokens"
 VERSION = 1
@@ -119,9 +121,11 @@ class TokenFiles:
     is cut while a run reads it is an error, where a mapped file would end the process (SIGBUS).
 
     Args:
-        path: the folder.
+        path: the folder; of one elsewhere, a URL without query, files are downloaded into a cache
+            when they are first read.
         verify: read all tokens now and compare digests and largest token: `always`, `never`, or
-            `auto`, up to `VERIFIED_BYTES`. Sizes of files are always checked.
+            `auto`, up to `VERIFIED_BYTES`. Sizes of files are always checked, and the digests of
+            files elsewhere.
 
     Attributes:
         path: the folder.
@@ -133,7 +137,9 @@ class TokenFiles:
     """
 
     def __init__(self, path: str, verify: Verify = "auto") -> None:
-        self.path = Path(path)
+        self.path = strip_file_scheme(path).rstrip("/")
+        self._shown = redact_url(self.path)
+        self._files: dict[str, Path] = {}
         self.manifest = read_manifest(path)
         self.tokens = self.manifest.tokens
         self._width = np.dtype(self.manifest.dtype).itemsize
@@ -172,10 +178,10 @@ class TokenFiles:
         """Bytes that each token represents; None if that is not exact."""
         if self.manifest.bytes_table is None:
             return None
-        counts = ByteCounts(np.fromfile(self.path / BYTES_TABLE, dtype="<u2"))
+        counts = ByteCounts(np.fromfile(_locate_file(self.path, BYTES_TABLE), dtype="<u2"))
         if counts.digest != self.manifest.bytes_table:
             raise ConfigError(
-                f"path = {str(self.path)!r}: {BYTES_TABLE} has changed since it was written; "
+                f"path = {self._shown!r}: {BYTES_TABLE} has changed since it was written; "
                 "write the folder again with phasetrain tokenize",
                 code="tokens.changed_shard",
             )
@@ -193,9 +199,18 @@ class TokenFiles:
         return np.frombuffer(content, dtype=np.dtype(self.manifest.dtype).newbyteorder("<"))
 
     def _file(self, shard: ShardRecord, suffix: str) -> Path:
-        return self.path / f"{shard.name}.{suffix}"
+        name = f"{shard.name}.{suffix}"
+        file = self._files.get(name)
+        # Looked up again if the cache has deleted it; a few microseconds, where `fetch` takes more.
+        if file is None or not file.exists():
+            digest = shard.sha256 if suffix == "tokens" else shard.index_sha256
+            file = self._files[name] = _locate_file(self.path, name, digest)
+        return file
 
     def _check_sizes(self) -> None:
+        # A file elsewhere is compared with its digest when it arrives.
+        if is_url(self.path):
+            return
         for shard in self.manifest.shards:
             sizes = {"tokens": shard.tokens * self._width, "documents": shard.documents * 8}
             for suffix, expected in sizes.items():
@@ -204,7 +219,7 @@ class TokenFiles:
                 if found != expected:
                     state = "is missing" if found is None else f"has {found:,} bytes"
                     raise ConfigError(
-                        f"path = {str(self.path)!r}: {file.name} {state}, expected {expected:,}; "
+                        f"path = {self._shown!r}: {file.name} {state}, expected {expected:,}; "
                         "copy it again, or write the folder again with phasetrain tokenize",
                         code="tokens.truncated",
                     )
@@ -221,7 +236,7 @@ class TokenFiles:
         index = sha256(self._file(shard, "documents").read_bytes()).hexdigest()
         if largest >= self.manifest.vocabulary:
             raise ConfigError(
-                f"path = {str(self.path)!r}: {shard.name}.tokens has token {largest}, and the "
+                f"path = {self._shown!r}: {shard.name}.tokens has token {largest}, and the "
                 f"vocabulary has {self.manifest.vocabulary} tokens, so they go from 0 to "
                 f"{self.manifest.vocabulary - 1}; write the folder again with the tokenizer that "
                 "it names",
@@ -229,7 +244,7 @@ class TokenFiles:
             )
         if (digest.hexdigest(), index) != (shard.sha256, shard.index_sha256):
             raise ConfigError(
-                f"path = {str(self.path)!r}: {shard.name} has changed since it was written (its "
+                f"path = {self._shown!r}: {shard.name} has changed since it was written (its "
                 f"digest is {digest.hexdigest()[:12]}, in {MANIFEST} {shard.sha256[:12]}); copy it "
                 "again, or write the folder again with phasetrain tokenize",
                 code="tokens.changed_shard",
@@ -242,19 +257,7 @@ def read_manifest(path: str) -> Manifest:
     Raises:
         ConfigError: there is none, or it is of another format or version.
     """
-    file = Path(path, MANIFEST)
-    if not file.exists():
-        if Path(path, PROGRESS).exists():
-            raise ConfigError(
-                f"path = {path!r}: phasetrain tokenize has not finished this folder; run the same "
-                "command again",
-                code="tokens.unfinished",
-            )
-        raise ConfigError(
-            f"path = {path!r}: there is no {MANIFEST}; expected a folder written by phasetrain "
-            "tokenize",
-            code="tokens.no_manifest",
-        )
+    file = _find_manifest(strip_file_scheme(path).rstrip("/"))
     try:
         return parse_manifest(json.loads(file.read_text()))
     except (ValueError, KeyError, TypeError) as error:
@@ -263,6 +266,40 @@ def read_manifest(path: str) -> Manifest:
             f"({error}); write the folder again with phasetrain tokenize",
             code="tokens.invalid_manifest",
         ) from error
+
+
+def _find_manifest(path: str) -> Path:
+    shown = redact_url(path)
+    try:
+        file = _locate_file(path, MANIFEST)
+    except ConfigError as error:
+        if error.code != "remote.not_found":
+            raise
+        raise _no_manifest(shown) from error
+    if file.exists():
+        return file
+    if Path(path, PROGRESS).exists():
+        raise ConfigError(
+            f"path = {shown!r}: phasetrain tokenize has not finished this folder; run the same "
+            "command again",
+            code="tokens.unfinished",
+        )
+    raise _no_manifest(shown)
+
+
+def _no_manifest(path: str) -> ConfigError:
+    return ConfigError(
+        f"path = {path!r}: there is no {MANIFEST}; expected a folder written by phasetrain "
+        "tokenize",
+        code="tokens.no_manifest",
+    )
+
+
+def _locate_file(folder: str, name: str, digest: str = "") -> Path:
+    """Return the path of a file on this machine; one from elsewhere is downloaded if need be."""
+    if is_url(folder):
+        return Path(fetch(f"{folder}/{name}", digest).path)
+    return Path(folder, name)
 
 
 def parse_manifest(content: Mapping[str, Any]) -> Manifest:

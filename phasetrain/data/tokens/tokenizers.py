@@ -13,6 +13,8 @@ from phasetrain.data.datasets.byte_counts import ByteCounts
 from phasetrain.data.datasets.text import ByteTokenizer
 from phasetrain.data.tokens.token_files import MANIFEST, read_manifest
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.runtime.storage import fetch, is_url, strip_file_scheme
+from phasetrain.runtime.storage.remote import redact_url
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -153,13 +155,21 @@ def load_codec(folder: str, end: str | int | None = None) -> TextCodec:
     """Return the tokenizer in a folder, or of a file; without a `tokenizer.json`, bytes.
 
     Args:
-        folder: folder or file.
+        folder: folder or file, or the URL of a folder of tokens or of a file `*.json`.
         end: name or number of the token at the end of a document; None: the one with which the
             folder was written, or a usual one.
 
     Raises:
         ConfigError: there is no such path, or it cannot be read.
     """
+    folder = strip_file_scheme(folder)
+    if is_url(folder):
+        if end is None and not folder.endswith(".json"):
+            end = read_manifest(folder).end
+        copy = _fetch_tokenizer(folder)
+        if copy is None:
+            return ByteCodec()
+        return LibraryCodec(Path(copy).read_bytes(), end, redact_url(folder))
     path = Path(folder)
     if path.is_dir():
         manifest = path / MANIFEST
@@ -176,6 +186,18 @@ def load_codec(folder: str, end: str | int | None = None) -> TextCodec:
             code="tokens.invalid_tokenizer",
         ) from error
     return LibraryCodec(content, end, str(path))
+
+
+def _fetch_tokenizer(url: str) -> str | None:
+    """Return the path of a copy; None for a folder of tokens that are bytes."""
+    if url.endswith(".json"):
+        return fetch(url).path
+    try:
+        return fetch(f"{url.rstrip('/')}/{TOKENIZER_FILE}").path
+    except ConfigError as error:
+        if error.code != "remote.not_found":
+            raise
+        return None
 
 
 def _find_end(ids: dict[str, int], name: str | None, source: str) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import shutil
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from raising import raises
+from web_server import quick_transfers, serve_files
 
 from phasetrain.data.tokens import MANIFEST, TokenFiles
+from phasetrain.data.tokens.tokenizers import ByteCodec, load_codec
 from phasetrain.errors import ConfigError
 
 Write = Callable[..., str]
@@ -26,6 +30,26 @@ def test_shards_are_one_stream(write: Write) -> None:
         assert files.read(begin, end).tolist() == expected[begin:end]
     ends = [at + 1 for at, one in enumerate(TEXT) if one == "\n"]
     assert files.read_document_ends().tolist() == ends
+
+
+def test_folder_on_a_server_is_read_through_the_cache(write: Write, tmp_path: Path) -> None:
+    folder = Path(write())
+    with serve_files() as server, quick_transfers(tmp_path / "cache"):
+        server.files = {f"/t/{file.name}": file.read_bytes() for file in folder.iterdir()}
+        server.faults["/t/shard-00001.tokens"] = deque([503, "truncate"])
+        files = TokenFiles(f"{server.url}/t/", verify="never")
+        assert [name for _, name, _ in server.requests if "shard" in name] == []
+        local = TokenFiles(str(folder))
+        assert files.read(0, 73).tolist() == local.read(0, 73).tolist()
+        assert files.read_document_ends().tolist() == local.read_document_ends().tolist()
+        assert load_codec(f"{server.url}/t").digest == ByteCodec().digest
+        # Changed after the manifest was read, and no longer in the cache.
+        server.files["/t/shard-00001.tokens"] = server.files["/t/shard-00000.tokens"]
+        shutil.rmtree(tmp_path / "cache")
+        with raises(ConfigError, code="remote.wrong_digest"):
+            files.read(20, 60)
+        with raises(ConfigError, code="tokens.no_manifest"):
+            TokenFiles(f"{server.url}/other")
 
 
 def test_files_can_be_sent_to_a_worker(write: Write) -> None:
