@@ -169,6 +169,20 @@ class ForwardDataset(Dataset[Any]):
         self._saved = saved
         self._beginning = saved["beginning"]
 
+    def ignore_positions(self) -> None:
+        """Save and restore no positions any more, because they turned out to be wrong."""
+        self.saves_position = False
+        self._saved = None
+        try:
+            with preserve_generators():
+                self._begin_pass(self._beginning)
+        except Exception as error:
+            # A foreign state may fail in any way.
+            log.debug("not even the beginning can be restored", exc_info=error)
+            self._beginning = None
+        # The running iteration may have begun at a wrong position.
+        self._restart()
+
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the dataset, if it has any."""
         if isinstance(self.dataset, Described):

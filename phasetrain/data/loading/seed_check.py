@@ -97,7 +97,7 @@ def check_position(dataset: ForwardDataset, where: str) -> None:
     if _restores_position(dataset):
         log.info("%s: %s is read forward; a resume begins at its saved position", where, kind)
         return
-    dataset.saves_position = False
+    dataset.ignore_positions()
     log.warning(
         "%s: the state_dict of %s does not restore its samples, perhaps because a shuffle buffer "
         "is not part of it; it is not used: a resume is exact, and reads and drops the samples "
