@@ -65,6 +65,7 @@ def encode_archive(index: Mapping[str, Any], members: Mapping[str, bytes | memor
         name: {"bytes": len(content), "sha256": sha256(content).hexdigest()}
         for name, content in members.items()
     }
+    # First, so that a reader of another release finds the version before anything else.
     whole = {"format": FORMAT, "version": VERSION, **index, "files": records}
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -198,6 +199,7 @@ def _make_unsafe_error(path: str, reason: str) -> ConfigError:
 def _verify_members(path: str, records: Any, members: Mapping[str, memoryview]) -> None:
     if not isinstance(records, dict):
         raise make_damage_error(path, f"{INDEX} has no digests")
+    # In both directions: a member without a digest could hold anything.
     for name in records.keys() - members.keys():
         raise make_damage_error(path, f"{name} is missing")
     for name in members.keys() - records.keys():
@@ -282,6 +284,7 @@ def _split_members(path: str, content: memoryview) -> dict[str, memoryview]:
 
 def _find_flaw(info: zipfile.ZipInfo) -> str:
     """Return the flaw of an entry in the directory of a zip file; empty without one."""
+    # Not `filename`, from which zipfile has removed what follows a zero byte.
     name = info.orig_filename
     kind = stat.S_IFMT(info.external_attr >> 16)
     if not _NAME.fullmatch(name):
@@ -301,6 +304,7 @@ def _find_content(content: memoryview, info: zipfile.ZipInfo) -> int | None:
     head = content[info.header_offset : info.header_offset + _LOCAL_HEADER.size]
     if len(head) < _LOCAL_HEADER.size:
         return None
+    # Programs differ in which of the two headers they believe, so both must say the same.
     signature, *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(head)
     begin = info.header_offset + _LOCAL_HEADER.size
     name = bytes(content[begin : begin + name_bytes])

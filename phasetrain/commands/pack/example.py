@@ -110,6 +110,7 @@ def compare_outputs(expected: Any, found: Any, tolerance: float) -> Verification
     for pair in pairs:
         assert pair is not None, "checked above"
         one, other = (tensor.double() for tensor in pair)
+        # Masks of attention are infinite, and a difference of infinities is no number.
         finite = one.isfinite() & other.isfinite()
         if not torch.equal(one[~finite].nan_to_num(), other[~finite].nan_to_num()):
             difference = float("inf")

@@ -248,6 +248,7 @@ def load_pack(
 
 
 def _check_digest(archive: Archive, digest: str) -> None:
+    # Shorter ones are easily met by another file.
     expected = digest.removeprefix("sha256:").lower()
     if len(expected) < 12 or not archive.digest.startswith(expected):
         raise ConfigError(
@@ -338,7 +339,7 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
     }
     facts |= {"world": 1, "device": setup.machine.device, "precision": setup.machine.precision}
     model = build_model(context, facts)
-    copy_expanded_buffers(model)
+    copy_expanded_buffers(model)  # weights cannot be loaded into views
     _load_weights(archive, model)
     model.to(setup.machine.device).eval()
     parts = Parts(
@@ -353,6 +354,7 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
         known_facts={**description.data, **facts},
     )
     transform = build_input_transform(context, description.split)
+    # As in `phasetrain.load`: only datasets of images report channels.
     transform.scales_bytes = "channels" in description.data
     codec = None
     if TOKENIZER_FILE in archive.members:

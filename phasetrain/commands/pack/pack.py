@@ -178,6 +178,7 @@ def _make_archive(
     predictor = make_file_predictor(task, InputReader(section, data), split)
     samples = _read_samples(loaded, folder, split, predictor, options)
     if config["MODEL"].get("adapters") is not None:
+        # Before the output is computed: the sums of the weights are rounded.
         merge_adapters(task.model, predictor.transform(samples))
     with torch.no_grad():
         output = to_plain_output(predictor.compute_output(samples, "example"))
@@ -324,6 +325,7 @@ def _encode_weights(model: nn.Module) -> memoryview:
     Raises:
         ConfigError: a tensor has a type that the format does not have.
     """
+    # The model ties them again when it is built.
     tensors = without_tied(model.state_dict())
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:

@@ -65,6 +65,7 @@ def find_needed_code(config: Mapping[str, Any]) -> list[NeededCode]:
     Args:
         config: of the parts that predictions need.
     """
+    # Any text that is the name of a custom part: parameters of parts name further parts.
     texts = set(_list_texts(config))
     modules: dict[str, list[str]] = {}
     for registry in REGISTRIES:
@@ -163,6 +164,7 @@ def _choose_given(needed: NeededCode, given: Sequence[str]) -> str | None:
         stem = one.removesuffix(".py")
         if one == needed.module or stem == last or stem.endswith((f"/{last}", f"/{package}")):
             return one
+    # Mail programs and browsers rename files, such as `parts (1).py`.
     for one in given:
         if Path(one).is_file() and _hash_file(one) == needed.sha256:
             return one
