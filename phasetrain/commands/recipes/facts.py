@@ -53,7 +53,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a metric has to reach.
+    """The value that a metric has to reach.
 
     Attributes:
         text: such as `>= 0.92`; empty for a metric that is only reported.
@@ -111,7 +111,7 @@ class Variant:
         title: one line.
         stages: name -> words of the command line. `{seed}` stands for the seed, and `{NAME}` for
             the run folder of an earlier stage. A single stage has an empty name.
-        metrics: metric of the last stage, such as `test/accuracy` -> what it has to reach. The
+        metrics: metric of the last stage, such as `test/accuracy` -> its criterion. The
             first one decides whether a repetition is within the spread.
         paths: keys with the places of the data, which everybody gives for themselves.
         published: a published number with its source, as text; empty if there is none.
@@ -150,7 +150,7 @@ class Recipe:
         title: one line.
         data: one line on the data.
         status: `run`, or `not_run_by_us` if nothing is claimed.
-        packages: what has to be installed.
+        packages: packages and data that have to be installed.
         variants: by name; the first one is the default.
         baselines: name of something to compare with -> metric -> measured value.
     """
@@ -273,7 +273,7 @@ class _Reader:
     def check_keys(
         self, where: str, content: Any, known: Sequence[str], *, required: Sequence[str] = ()
     ) -> None:
-        """Reject what is not a mapping, unknown keys and missing keys."""
+        """Reject content that is not a mapping, unknown keys and missing keys."""
         if not isinstance(content, Mapping):
             raise self.error(where, content, "a mapping")
         for key in content:

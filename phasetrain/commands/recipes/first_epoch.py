@@ -34,6 +34,7 @@ class FirstEpoch(Hook):
         # In the run folder, so that it is still known when the run was killed and resumed.
         run.folder.storage.replace(run.folder.file(FILE), json.dumps(content).encode())
         if self.stops:
+            # As an interruption, so that the same folder can be trained to its end later.
             run.stop("first epoch done", interrupted=True)
 
 

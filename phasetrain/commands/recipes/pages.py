@@ -91,7 +91,7 @@ def list_content(recipes: Sequence[Recipe]) -> list[dict[str, Any]]:
 
 
 def _list_measured(variant: Variant) -> dict[str, Any]:
-    """Return what was measured of a variant, with None for everything if nothing was."""
+    """Return the results of a variant, or None for each of them if it was not measured."""
     measured = variant.measured
     if measured is None:
         return dict.fromkeys(("date", "minutes", "mean", "spread"))
@@ -134,7 +134,7 @@ def _list_metric_rows(recipe: Recipe, variant: Variant) -> list[str]:
             result = _format_values(variant.measured, metric)
         cells = [*before, f"`{metric}`", result, criterion.text, *after]
         rows.append(f"| {' | '.join(cells)} |")
-        # Only the first row repeats what holds for all metrics of the variant.
+        # The first row alone has the cells that are the same for all metrics of the variant.
         before = after = ["", ""]
     return rows
 

@@ -11,6 +11,7 @@ from phasetrain.errors import ConfigError
 
 def is_installed(package: Package) -> bool:
     """Return whether the file and the module of a package are there."""
+    # Debian's database of packages is not asked: data that was copied by hand is as good.
     if package.file and not Path(package.file).exists():
         return False
     # find_spec does not import the module itself, which may take seconds
@@ -23,7 +24,7 @@ def list_missing(recipe: Recipe) -> list[Package]:
 
 
 def format_advice(missing: Sequence[Package]) -> str:
-    """Return one sentence on what to install."""
+    """Return the commands that install the packages, as one sentence."""
     debian = [package.name for package in missing if package.kind == "debian"]
     pypi = [package.name for package in missing if package.kind == "pypi"]
     data = [package for package in missing if package.kind == "data"]

@@ -25,7 +25,7 @@ RunWords = Callable[[Sequence[str], Mapping[str, Hook]], RunResult]
 
 @dataclass(frozen=True)
 class Repetition:
-    """What one run of a variant has given.
+    """The results of one run of a variant.
 
     Attributes:
         seed: its seed.
@@ -36,7 +36,7 @@ class Repetition:
         metrics: last values of the metrics of the last stage.
         digest: SHA-256 of the weights of the last stage.
         first_epoch: the same after the first epoch of the first stage.
-        platform: what the bits depend on.
+        platform: versions, threads and processor, on which bits depend.
         is_changed: whether overrides have changed the recipe.
         is_first_epoch: whether only the first epoch was run.
         seconds: wall time of all attempts of all stages.
@@ -64,6 +64,7 @@ def choose_folder(variant: Variant, seed: int, *, first_epoch: bool = False) -> 
     stem = f"{RUNS}/{variant.recipe}-{variant.name}-seed{seed}"
     if first_epoch:
         stem += "-first-epoch"
+    # The last stage finishes last, so its state is the state of the whole repetition.
     last = list(variant.stages)[-1]
 
     def is_free(folder: str) -> bool:
@@ -87,10 +88,10 @@ def run_variant(
     run: RunWords,
     first_epoch: bool = False,
 ) -> Repetition:
-    """Run the stages of a variant that have not finished, and return what came out.
+    """Run the stages of a variant that have not finished, and return the results.
 
     Args:
-        variant: what to run.
+        variant: the variant to run.
         seed: RUN.seed of every stage.
         overrides: changes for every stage, and RUN.dir, the folder of all stages.
         run: runs a command line.
@@ -105,6 +106,7 @@ def run_variant(
         words = [*stage_words(variant, stage, seed, folders), *changes]
         result = run(words, {"first_epoch": FirstEpoch(stops=first_epoch)})
         seconds += sum(read_status(folders[stage]).run_seconds.values())
+        # The next stage needs the finished weights of this one.
         if result.state != "finished" or first_epoch:
             break
     start = folders[next(iter(variant.stages))]
@@ -167,7 +169,7 @@ def stage_words(variant: Variant, stage: str, seed: int, folders: Mapping[str, s
 
 
 def read_platform(folder: str) -> dict[str, Any]:
-    """Return what the bits of a run depend on: versions, threads and processor."""
+    """Return versions, threads and processor of a run, on which its bits depend."""
     found = RunFiles(folder).environment()
     content = found.content
     host = content.get("host") or {}

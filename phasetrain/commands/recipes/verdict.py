@@ -140,6 +140,7 @@ def _compare_results(
         f"{metric} = {format_metric(value)}, measured were {format_metric(mean)} +- "
         f"{format_metric(spread)} over {len(measured.values[metric])} seeds"
     )
+    # Before the platform: equal bits on another platform are the better result.
     if expected is not None and repetition.digest == expected:
         return "bit_identical", 0, f"bit-identical: weights sha256 {expected}; {both}"
     # A comparison with NaN is false, so a metric that is missing is not within the spread.

@@ -87,8 +87,8 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
         for name, groups in self.groupings.items():
             if name == LABEL or len(groups) != self.classes or groups.min() < 0:
                 raise ValueError(
-                    f"groupings.{name} = {groups.tolist()}: expected a group from 0 for each of the "
-                    f"{self.classes} classes, and another name than {LABEL}"
+                    f"groupings.{name} = {groups.tolist()}: expected a group from 0 for each of "
+                    f"the {self.classes} classes, and another name than {LABEL}"
                 )
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
 """`phasetrain rerun --recipe`: verdicts, packages, resuming."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from phasetrain.commands.engines import run_engine
 from phasetrain.commands.recipes.facts import Measurement, Variant, find_variant
 from phasetrain.commands.recipes.run_recipe import Repetition, choose_folder, run_variant
 from phasetrain.commands.recipes.verdict import compare
+from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.runs.records import read_status
@@ -110,6 +112,37 @@ def test_killed_repetition_is_resumed_by_the_same_command(tmp_path: Path) -> Non
     assert resumed.folder == folder
     assert (resumed.digest, resumed.first_epoch) == (whole.digest, whole.first_epoch)
     assert resumed.metrics["test/accuracy"] == whole.metrics["test/accuracy"]
+
+
+def test_stages_run_in_their_order_and_finished_ones_are_kept(tmp_path: Path) -> None:
+    small = "RUN.rehearse=false RUN.verbosity=quiet MACHINE.threads=1 HOOKS.report=null"
+    limits = "PHASES.epochs=1 PHASES.limit.train=2 PHASES.limit.test=1"
+    weights = "{path: {pretrain}, prefix_remove: trunk., include: [features.*], reinit: [head.*]}"
+    stages = {
+        "pretrain": f"experiment=digits_simclr {small} {limits}",
+        "probe": f"experiment=digits MODEL.width=6 {small} {limits} 'MODEL.weights={weights}'",
+    }
+    one = {"title": "v", "run": stages, "metrics": {"test/accuracy": None}}
+    configs = variant_of(tmp_path / "mine", variants={"one": one})
+    variant = find_variant("tiny", str(configs))[1]
+    started: list[str] = []
+
+    def run(words: Sequence[str], hooks: Mapping[str, Hook]) -> RunResult:
+        result = run_engine(words, hooks=hooks)
+        started.append(f"{result.folder}: {result.updates} updates, {len(result.last)} metrics")
+        if result.folder.endswith("pretrain") and len(started) == 1:
+            raise KeyboardInterrupt
+        return result
+
+    with pytest.raises(KeyboardInterrupt):
+        run_variant(variant, seed=0, overrides=[], run=run)
+    found = run_variant(variant, seed=0, overrides=[], run=run)
+    assert found.folder == "runs/recipes/tiny-one-seed0/probe"
+    assert found.state == "finished"
+    assert 0 <= found.metrics["test/accuracy"] <= 1
+    # The finished stage is not trained again.
+    assert started[1].startswith("runs/recipes/tiny-one-seed0/pretrain: 2 updates, 0")
+    assert len(started) == 3
 
 
 def test_missing_packages_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
