@@ -64,7 +64,7 @@ screenshots: $(VENV)/full  ## make the pictures of the docs: of the terminal, an
 	$(BIN)/python benchmarks/report_screenshots.py
 
 matrix: $(BIN)/python  ## test other versions of Python and the dependencies, and write docs/versions.md; takes an hour
-	$(INSTALL) uv
+	$(INSTALL) uv # the version of constraints.txt
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/matrix.py $(ARGS)
 
 release-check:  ## build wheel and sdist in dist/, and train with each in an empty environment

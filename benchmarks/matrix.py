@@ -6,7 +6,8 @@ Each environment is built from a wheel of this checkout with uv, in a temporary 
 deleted afterwards, one at a time: `matrix_proof.py` in an empty folder, then in some of them `TESTS`
 of the suite.
 Results go into docs/versions.json after each environment, and docs/versions.md is written from it.
-uv needs to find the Pythons (`uv python find 3.13`), and several GB of disk for CUDA builds of
+`make matrix` installs uv in the version of constraints.txt. uv needs to find the Pythons (`uv python
+find 3.13`), and several GB of disk for CUDA builds of
 torch. `--page` only writes the page.
 """
 
@@ -111,6 +112,12 @@ def build_wheel(folder: Path) -> Path:
     run("uv", "build", "--wheel", "--quiet", "--out-dir", folder / "wheel", source)
     (wheel,) = (folder / "wheel").glob("*.whl")
     return wheel
+
+
+def find_pin(name: str) -> str:
+    """Return the line of constraints.txt about a package."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return next(line for line in lines if line.partition("==")[0] == name)
 
 
 def pins(environment: Environment) -> str:
@@ -277,6 +284,8 @@ def main(given: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(given)
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"environments": {}}
     if not chosen.page:
+        if shutil.which("uv") is None:
+            parser.error(f"uv is not on PATH; `make matrix` installs {find_pin('uv')}")
         with tempfile.TemporaryDirectory() as folder:
             wheel = build_wheel(Path(folder))
             for name in chosen.only:

@@ -66,6 +66,16 @@ def test_failures_and_groups_of_digests_are_shown(matrix: Any) -> None:
     assert "| digits | `abababababab` | good, bad |" in page
 
 
+def test_matrix_without_uv_names_the_pinned_version(
+    matrix: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit) as ended:
+        matrix.main(["--only", "pinned-3.11"])
+    assert ended.value.code == 2
+    assert "`make matrix` installs uv==" in capsys.readouterr().err
+
+
 def test_project_has_one_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert PROJECT["version"] == phasetrain.__version__ == citation["version"]
