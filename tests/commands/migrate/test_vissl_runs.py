@@ -1,18 +1,23 @@
 """Converted configs of VISSL train, resume exactly, and take VISSL's weights."""
 
+import os
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness import differences_of_runs
 from PIL import Image
 
 from phasetrain.commands.migrate.compose import VisslConfig
 from phasetrain.commands.migrate.vissl import convert_vissl
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import build_run
+from phasetrain.testing.kills import run_quietly
 
 torchvision = pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
 
@@ -73,6 +78,27 @@ NPID = {
     "LOSS.nce_loss_with_memory.memory_params.embedding_dim": 8,
     "LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives": 5,
 }
+DEEPCLUSTER = {
+    "DATA.TRAIN.TRANSFORMS": [
+        {
+            "name": "ImgPilToMultiCrop",
+            "total_num_crops": 2,
+            "size_crops": [32],
+            "num_crops": [2],
+            "crop_scales": [[0.14, 1]],
+        },
+        {"name": "RandomHorizontalFlip", "p": 0.5},
+        {"name": "ImgPilColorDistortion", "strength": 1.0},
+        {"name": "ToTensor"},
+    ],
+    "DATA.TRAIN.LABEL_TYPE": "sample_index",
+    "DATA.TRAIN.COLLATE_FUNCTION": "multicrop_collator",
+    "MODEL.HEAD.PARAMS": [["mlp", {"dims": [512, 8]}]],
+    "LOSS.name": "deepclusterv2_loss",
+    "LOSS.deepclusterv2_loss.num_clusters": [3, 2],
+    "LOSS.deepclusterv2_loss.memory_params.crops_for_mb": [0, 1],
+    "LOSS.deepclusterv2_loss.memory_params.embedding_dim": 8,
+}
 SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 PROBES = {
     **SUPERVISED,
@@ -123,6 +149,35 @@ def test_converted_training_resumes_exactly(
     given: Mapping[str, Any], lists: Mapping[str, Any], tmp_path: Path
 ) -> None:
     assert_exact_resume(write(given, lists, tmp_path), steps=[2, 4], workers=None)
+
+
+@pytest.mark.slow
+def test_converted_deepcluster_is_bit_identical_after_a_kill(
+    lists: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """The process is killed in the second epoch, whose clusters come from the memory of the first
+    one."""
+    given = [
+        *write(DEEPCLUSTER, lists, tmp_path),
+        "MACHINE.threads=1",
+        "CHECKPOINT.every_updates=1",
+    ]
+    strike = ["RUN.imports=[process_parts]", "HOOKS.strike={rank: 0, update: 5}"]
+
+    def start(name: str, *words: str) -> int:
+        """Train in a fork, and return its exit code, negative after a signal."""
+        if (pid := os.fork()) == 0:
+            code = 1
+            with suppress(BaseException):  # the fork must not continue with the code of its parent
+                run_quietly([*given, *words, f"RUN.dir={tmp_path / name}"])
+                code = 0
+            os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert start("whole") == 0
+    assert start("run", *strike) == -signal.SIGKILL
+    assert start("run", *strike) == 0
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
 
 @pytest.mark.slow
