@@ -67,6 +67,8 @@ def files_for(option: str, folder: Path) -> list[str]:
     if option == "lm":
         words = written(folder, ["DATA.TRAIN.path=FILES/tokens/written"])
         return [*words, words[0].replace("TRAIN", "TEST"), "DATA.TRAIN.batch_size=4"]
+    if option in ("transfer", "transfer_lora"):
+        return ["MODEL.weights=null"]
     if option.startswith("fashion"):
         return fashion_files(folder, option)
     if option == "segment":
