@@ -113,7 +113,7 @@ def test_losses_over_processes_are_those_of_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["moco", "swav"])
+@pytest.mark.parametrize("name", ["moco", "swav", "deepcluster"])
 def test_three_ranks_are_bit_identical_after_one_is_killed(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
