@@ -12,7 +12,7 @@ from typing import Any
 
 from phasetrain.commands.recipes.facts import Measurement, Recipe, Variant, read_recipes
 from phasetrain.commands.recipes.requirements import list_missing
-from phasetrain.runtime.format import format_metric
+from phasetrain.runtime.format import format_count, format_metric
 
 BEGIN = "<!-- facts: written by python -m phasetrain.commands.recipes.pages -->"
 END = "<!-- end of facts -->"
@@ -144,7 +144,7 @@ def _describe_measurement(variant: Variant, measured: Measurement) -> list[str]:
     values = ", ".join(format_metric(one) for one in measured.values[variant.metric])
     lines = [
         f"`{variant.full_name}`, measured on {measured.date} with torch {platform.get('torch')}, "
-        f"{platform.get('threads')} threads, {platform.get('cpu')} "
+        f"{format_count(platform.get('threads') or 1, 'thread')}, {platform.get('cpu')} "
         f"({platform.get('capability')}): {variant.metric} by seed {values}. Weights of seed 0: "
         f"`{measured.digests[0]}`; after the first epoch `{measured.first_epochs[0]}`.",
     ]
