@@ -20,6 +20,7 @@ MODEL = {
     "ema": None,
     "swa": None,
     "schedule_free": None,
+    "adapters": None,
 }
 
 
