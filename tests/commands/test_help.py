@@ -15,7 +15,7 @@ def test_groups_sections_and_exit_codes() -> None:
     text = general_help("phasetrain [...]", None)
     assert text.startswith("usage: phasetrain [...]\n")
     for expected in (
-        "  experiment   digits, ",
+        "  experiment   cifar10, digits, ",
         "  LOSS         cross_entropy, label_smoothing\n",
         "RUN, DATA, TASK",
         "128+n",
@@ -61,7 +61,7 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
         (
             "idx",
             "dataset for DATA.*.dataset",
-            "  idx(images, labels, classes=null, class_names=null)",
+            "  idx(images, labels, classes=null, class_names=null, groupings=null)",
         ),
         ("cosine", "schedule for OPTIMIZER.SCHEDULES.*.name", "  cosine(end=0.0, "),
         ("RAdam", "optimizer for OPTIMIZER.name", "  RAdam(betas="),

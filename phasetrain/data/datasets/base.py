@@ -3,6 +3,7 @@ memory."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,9 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
         ValueError: there are no samples, the lengths differ, or a grouping has not one group per
             class.
     """
+
+    # Of the class, for subclasses with a constructor of their own.
+    groupings: Mapping[str, Tensor] = MappingProxyType({})
 
     def __init__(
         self,
