@@ -164,9 +164,19 @@ def curve_file(variant: Variant) -> str:
 
 
 def render_index(recipes: Sequence[Recipe]) -> str:
-    """Return the generated part of the page that lists all recipes, as Markdown."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for row in list_rows(recipes):
+    """Return the generated part of the page that lists all recipes, as Markdown: those with a
+    result first."""
+    results = [one.measured for recipe in recipes for one in recipe.variants.values()]
+    measured = sum(one is not None for one in results)
+    lines = [
+        f"{measured} of {len(results)} variants are measured. Of the others, only the criterion is "
+        "given.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
+    ]
+    rows = list_rows(recipes)
+    for row in sorted(rows, key=lambda row: (row[3] in (NOT_MEASURED, NOT_RUN), row[3] == NOT_RUN)):
         name = row[0].partition("/")[0]
         lines.append(f"| {' | '.join([f'[{row[0]}]({name}.md)', *row[1:]])} |")
     return "\n".join(lines)

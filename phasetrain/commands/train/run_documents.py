@@ -43,7 +43,7 @@ GIT_DIFF = "git.diff"
 PACKAGE_DIFF = "phasetrain.diff"
 """Files with the uncommitted changes of the working directory's and of the package's git tree."""
 
-FOLDER_COMMANDS = """These commands need the folder alone; each takes changes such as SECTION.key=value:
+FOLDER_COMMANDS = """These commands need only this folder; each takes changes such as SECTION.key=value:
 
     {program} resume {folder}
     phasetrain test {folder}{best}
