@@ -11,6 +11,7 @@ from phasetrain.commands.load import read_data_facts
 from phasetrain.config.schema import is_split
 from phasetrain.errors import ConfigError
 from phasetrain.runs.records import RunFiles
+from phasetrain.runtime.format import format_count, format_metric
 from phasetrain.tasks.input_transform import describe_transform
 
 LONGEST_LIST = 20
@@ -104,7 +105,8 @@ def format_page(card: Mapping[str, Any]) -> str:
         "",
         "## Metrics",
         *_format_table(
-            ("metric", "value"), [(name, f"{value}") for name, value in card["metrics"].items()]
+            ("metric", "value"),
+            [(name, _format_value(value)) for name, value in card["metrics"].items()],
         ),
         "",
         "## Data",
@@ -142,18 +144,45 @@ def _list_rows(card: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     if len(classes) > LONGEST_LIST:
         shown += f", ... ({len(classes)})"
     versions = ", ".join(f"{name} {value}" for name, value in card["versions"].items())
+    tensors = None  # an earlier checkpoint is in no status.json
+    if card["run_sha256"] is not None:
+        tensors = f"sha256 {card['run_sha256']}"
     rows = [
         ("license", card["license"] or "not stated"),
+        ("input", _describe_input(card)),
         ("classes", shown or "none"),
         ("checkpoint", f"{card['checkpoint']}, weights: {card['weights']}"),
-        ("weights.safetensors", f"sha256 {card['weights_sha256']}"),
-        ("final weights of the run", f"sha256 {card['run_sha256'] or 'none'}"),
+        # Two digests of the same weights: a file also has a header.
+        ("digest of the file weights.safetensors", f"sha256 {card['weights_sha256']}"),
+        ("digest of the tensors, as in status.json", tensors),
         ("digest of the config", card["config"]),
         ("seed", card["seed"]),
-        ("commit", card["commit"] or "none"),
+        ("commit", card["commit"]),
         ("versions", versions),
     ]
-    return [*rows]
+    return [row for row in rows if row[1] is not None]
+
+
+def _format_value(metric: Any) -> str:
+    # Neither counts, nor what JSON has for NaN.
+    if isinstance(metric, float):
+        return format_metric(metric)
+    return str(metric)
+
+
+def _describe_input(card: Mapping[str, Any]) -> str | None:
+    """Return the shape of an input and the channels of images; None if no split has recorded
+    them."""
+    # Test splits first: their transforms are those of predictions.
+    for split in sorted(card["data"], key=lambda name: name == "train"):
+        facts = card["data"][split]["facts"]
+        shape = facts.get("input_shape")
+        if isinstance(shape, list):
+            text = f"shape {tuple(shape)} after the transforms"
+            if isinstance(facts.get("channels"), int):
+                text += f", of images with {format_count(facts['channels'], 'channel')}"
+            return text
+    return None
 
 
 def _describe_exactness(card: Mapping[str, Any]) -> str:

@@ -95,6 +95,17 @@ def test_card_has_metrics_digests_and_versions(folder: Path, packed: Path) -> No
     assert str(folder.parent / "model.zip") not in page
 
 
+def test_page_of_the_card_names_digests_and_input_and_rounds_metrics(packed: Path) -> None:
+    members = read_archive(str(packed)).members
+    card = json.loads(bytes(members["card.json"]))
+    page = bytes(members["card.md"]).decode()
+    assert f"digest of the file weights.safetensors | sha256 {card['weights_sha256']}" in page
+    assert f"digest of the tensors, as in status.json | sha256 {card['run_sha256']}" in page
+    assert "| input | shape (1, 8, 8) after the transforms" in page
+    assert f"| test/loss | {card['metrics']['test/loss']:.4f} |" in page
+    assert ("| commit |" in page) == (card["commit"] is not None)
+
+
 def test_certificate_is_part_of_the_card(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "certificate.json"
     path.write_text(json.dumps({"format": 1, "verdict": "exact", "made": "2026-01-01"}))
