@@ -267,6 +267,22 @@ def test_bad_samples_raise_by_default(tmp_path: Path) -> None:
         train(tmp_path, *FAULTY)
 
 
+def test_error_names_the_test_split_before_the_first_step(tmp_path: Path) -> None:
+    words = (*FAULTY, "DATA.TRAIN.bad=[129]", "DATA.TEST.bad=[0]", "DATA.TEST.on_bad_sample=raise")
+    with raises(SampleError, code="data.unreadable_sample", key="DATA.TEST") as caught:
+        train(tmp_path, *words, "DATA.TRAIN.samples=129")
+    assert str(caught.value).endswith("DATA.TEST.on_bad_sample=drop")
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_error_asks_for_consent_if_the_run_has_a_checkpoint(tmp_path: Path) -> None:
+    words = (*FAULTY, "DATA.TRAIN.bad=[129]", "DATA.TEST.bad=[41]", "DATA.TEST.on_bad_sample=raise")
+    with raises(SampleError, code="data.unreadable_sample", key="DATA.TEST") as caught:
+        train(tmp_path, *words, "DATA.TRAIN.samples=129", hooks={"save": SaveEachStep()})
+    [note] = caught.value.__notes__
+    assert "RUN.allow=DATA.TEST.on_bad_sample" in note
+
+
 def test_the_policy_may_change_on_a_resume_with_consent(tmp_path: Path) -> None:
     good = (*FAULTY, "DATA.TRAIN.bad=[129]", "DATA.TRAIN.samples=129")
     run_until_killed(tmp_path, *good, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})

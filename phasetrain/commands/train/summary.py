@@ -104,7 +104,7 @@ def final_lines(
         chosen = ", checkpoint='best'"
     if is_object_name(setup.config.MODEL.name):
         chosen += ", model=model"
-    if not _has_checkpoint(checkpointer):
+    if not has_checkpoint(checkpointer):
         end += f"; no checkpoint was kept, everything else is in {folder}"
         return [("end", end), ("weights", weights)]
     if IN_SWEEP in os.environ:  # the advice would be printed for each run
@@ -217,7 +217,7 @@ def _list_assumed(setup: Setup) -> Pairs:
     return [("default", f"{', '.join(assumed)} ({source})")]
 
 
-def _has_checkpoint(checkpointer: Checkpointer) -> bool:
+def has_checkpoint(checkpointer: Checkpointer) -> bool:
     """Return whether a run has a checkpoint; if the storage cannot be read, assume that it has."""
     try:
         return bool(checkpointer.list_checkpoints())

@@ -17,6 +17,7 @@ from phasetrain.commands.train.given_objects import list_other_weights
 from phasetrain.commands.train.restart import is_restart_due
 from phasetrain.commands.train.resume import check_config_changes, check_data_changes
 from phasetrain.commands.train.source_code import list_source_changes
+from phasetrain.commands.train.summary import has_checkpoint
 from phasetrain.commands.train.training import Loop, Training, nothing_to_resume
 from phasetrain.data.loading.reader import is_reading_here
 from phasetrain.engine.loop import PhaseEngine
@@ -93,6 +94,7 @@ def train(
                 return training.run(hooks or {}, loop)
         except BaseException as error:
             cause = _find_cause(setup, folder, signals, error)
+            _add_advice(cause, checkpointer)
             if _is_refusal(cause, training):
                 write_error(folder, cause)
                 folder.withdraw()
@@ -117,6 +119,16 @@ def _find_cause(
     if failures is None:
         return error
     return failures.find_cause(error, lambda: folder.read_status().content)
+
+
+def _add_advice(error: BaseException, checkpointer: Checkpointer) -> None:
+    """Add to the error of an unreadable sample what a run with a checkpoint needs as well."""
+    # The reader, which may run in a worker process, does not know of checkpoints.
+    if not isinstance(error, PhasetrainError) or error.code != "data.unreadable_sample":
+        return
+    if error.key and has_checkpoint(checkpointer):
+        key = f"{error.key}.on_bad_sample"
+        error.add_note(f"This run has a checkpoint, so another {key} needs RUN.allow={key}")
 
 
 def _open_run(

@@ -38,7 +38,7 @@ class FieldSelection:
     inputs: Names = None
     targets: Names = None
     label_type: Labels = "given"
-    where: str = "DATA"
+    where: str = "DATA.TRAIN"
 
     def __post_init__(self) -> None:
         if self.label_type != "given" and self.targets is not None:

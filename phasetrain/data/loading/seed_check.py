@@ -153,7 +153,7 @@ def _caches_draws(reader: SampleReader, indices: list[int]) -> bool:
 
 def _choose_way_of_reading(reader: SampleReader, indices: list[int], seeded: Sequence[Any]) -> None:
     """Set how the reader reads samples, given some that were read with seeds."""
-    draw = _make_draw(indices)
+    draw = _make_draw(reader, indices)
     watch = GeneratorWatch()
     watch.start()
     unseeded = reader.read_unseeded(draw)
@@ -300,12 +300,14 @@ def is_identical(one: Any, other: Any) -> bool:
 
 
 def _read_samples(reader: SampleReader, indices: list[int]) -> Sequence[Any]:
-    return reader.read_samples(_make_draw(indices))
+    return reader.read_samples(_make_draw(reader, indices))
 
 
-def _make_draw(indices: list[int]) -> Draw:
-    # Any fixed draw will do: only samples with equal seeds are compared.
-    return Draw("train", 0, 0, np.array(indices, dtype=np.int64))
+def _make_draw(reader: SampleReader, indices: list[int]) -> Draw:
+    # Any fixed draw of the split will do: only samples with equal seeds are compared. An error
+    # names the split.
+    _, split, *_ = reader.selection.where.lower().split(".")
+    return Draw(split, 0, 0, np.array(indices, dtype=np.int64))
 
 
 def _are_identical(one: Sequence[Any], other: Sequence[Any]) -> bool:

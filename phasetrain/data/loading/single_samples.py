@@ -169,8 +169,7 @@ class SingleSamples:
         where = f"DATA.{split.upper()}"
         raise SampleError(
             f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; repair it, "
-            f"or go on without such samples: {where}.on_bad_sample=drop "
-            f"RUN.allow={where}.on_bad_sample",
+            f"or go on without such samples: {where}.on_bad_sample=drop",
             code="data.unreadable_sample",
         ) from error
 

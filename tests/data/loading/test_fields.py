@@ -75,19 +75,19 @@ def test_sample_is_split_into_input_and_target(
         (
             FieldSelection(3, 0),
             ValueError,
-            "DATA.inputs = 3:",
+            "DATA.TRAIN.inputs = 3:",
             (1, 2, 3),
         ),
         (
             FieldSelection("x"),
             ValueError,
-            "DATA.inputs = 'x':",
+            "DATA.TRAIN.inputs = 'x':",
             (1, 2),
         ),
         (
             FieldSelection("x"),
             TypeError,
-            "DATA.inputs = 'x':",
+            "DATA.TRAIN.inputs = 'x':",
             5,
         ),
         (
