@@ -11,6 +11,7 @@ from phasetrain.distributed.dtensors import local_shard
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.tasks import Parts, Task
+from phasetrain.tasks.misfits import check_step_output
 
 ROWS = 30
 """Maximum number of modules that are shown; a larger model is shown to a smaller depth."""
@@ -102,7 +103,7 @@ def inspect(task: Task, phase: Phase, batch: Batch) -> Inspection:
         # Only the forward pass, as in training: torch advises against a backward pass under
         # autocast.
         with task.parts.machine.autocast(train=True):
-            loss = task.forward(batch).loss
+            loss = check_step_output(task, task.forward(batch)).loss
         forward = counter.get_total_flops()
         loss.backward()  # type: ignore[no-untyped-call]
         train = counter.get_total_flops()

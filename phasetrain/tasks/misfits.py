@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from phasetrain.distributed import is_lost_peer
+from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.runtime.format import join_first
 
@@ -32,6 +33,21 @@ def raise_unless_misfit(error: Exception) -> None:
         or is_lost_peer(error)
     ):
         raise error
+
+
+def check_step_output(task: object, out: Any) -> StepOutput:
+    """Return the output of a task's `forward`.
+
+    Raises:
+        ConfigError: it is no `StepOutput`.
+    """
+    if not isinstance(out, StepOutput):
+        raise ConfigError(
+            f"TASK.name ({type(task).__name__}): forward returned {type(out).__name__}, expected "
+            "StepOutput(loss=..., weight=batch.size, samples=batch.size)",
+            code="config.wrong_part",
+        )
+    return out
 
 
 def describe_failed_forward(

@@ -21,6 +21,7 @@ from phasetrain.tasks.generator_use import GeneratorUse
 from phasetrain.tasks.log_means import LogMeans
 from phasetrain.tasks.metering import update_meters
 from phasetrain.tasks.micro_batch_weighting import MicroBatchWeighting
+from phasetrain.tasks.misfits import check_step_output
 from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
 
 Forward = Callable[[Batch], StepOutput]
@@ -227,6 +228,7 @@ class Passes(ABC):
                     out = forward(batch)
         finally:
             collected.reset(token)
+        out = check_step_output(self, out)
         if logged:
             out.logs = average_logs(logged) | out.logs
         if self._logged is not None:

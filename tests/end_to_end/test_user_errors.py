@@ -14,6 +14,7 @@ PARTS = """
 import torch
 from torch import nn
 from phasetrain.hooks import Hook
+from phasetrain.tasks import Supervised
 
 
 class Narrow(nn.Module):
@@ -79,6 +80,11 @@ class NoHook:
 class WrongArguments(Hook):
     def on_step(self, run):
         pass
+
+
+class LossAlone(Supervised):
+    def forward(self, batch):
+        return super().forward(batch).loss
 
 
 class Typo(Hook):
@@ -173,6 +179,7 @@ SCHEDULE = "OPTIMIZER.SCHEDULES.lr"
         ),
         (["LOSS=null", "LOSS.name=detached_loss"], "task.no_gradient", "LOSS"),
         (["MODEL=null", "MODEL.name=Detached"], "task.no_gradient", "MODEL"),
+        (["TASK.name=LossAlone"], "config.wrong_part", "TASK.name"),
         ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=make_text"], "schedule.invalid", SCHEDULE),
         ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=late_nan"], "schedule.invalid", SCHEDULE),
         ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=make_number"], "schedule.invalid", SCHEDULE),
@@ -184,7 +191,7 @@ def test_part_of_the_wrong_form_is_rejected_before_the_first_step(
     words: list[str], code: str, key: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = ("make_nothing", "detached_loss", "Detached", "make_text", "late_nan", "make_number")
-    for name in (*names, "NoHook", "WrongArguments"):
+    for name in (*names, "NoHook", "WrongArguments", "LossAlone"):
         words = [re.sub(rf"(=|\[){name}\b", rf"\1broken_parts.{name}", word) for word in words]
     assert main([*SMALL, *words, "RUN.dir=run", "--json"]) == 2
     (error,) = json.loads(capfd.readouterr().out)["errors"]

@@ -19,6 +19,7 @@ from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.tasks import Task
+from phasetrain.tasks.misfits import check_step_output
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -229,7 +230,7 @@ def trace_task(task: Task, phase: Phase, batch: Batch) -> Preflight:
             fake(batch.input), fake(batch.target), batch.ids, batch.size, fake(batch.mask)
         )
         with autocast:
-            return task.forward(given).loss
+            return check_step_output(task, task.forward(given)).loss
 
     return trace_passes(task.model, task.loss, compute)
 

@@ -53,9 +53,9 @@ CAUSES = {
         "which is seeded in every step"
     ),
     "loss": (
-        "the loss holds something that is not in its state_dict, or a random generator of its "
-        "own; register a buffer, implement get_extra_state and set_extra_state, or draw from "
-        "torch's global generator, which is seeded in every step"
+        "the loss or a custom task holds something that is not in its state_dict, or a random "
+        "generator of its own; register a buffer, implement get_extra_state and set_extra_state, "
+        "or draw from torch's global generator, which is seeded in every step"
     ),
     "state": (
         "it holds something that is not in its state_dict, or its load_state_dict does not load "
@@ -333,11 +333,13 @@ def _compare_segment(
 def _describe_difference(task: Task, changed: list[str], lost: list[str], phase: Phase) -> str:
     path = changed[0]
     kind, _, name = path.partition(".")
-    key = {"batch": f"DATA.{phase.data.upper()}", "output": "MODEL", "loss": "LOSS"}.get(kind)
+    key = {"batch": f"DATA.{phase.data.upper()}", "output": "MODEL"}.get(kind)
     if kind == "metrics":
         key = f"METERS.{name.partition('.')[0].partition('/')[0]}"
     elif kind == "state":
         key = _name_part(_find_changed_part(task, name))
+    elif kind == "loss":
+        key = _find_loss_key(task, lost)
     attributes = ""
     if lost:
         attributes = f", as well as {_join_attributes(lost)}"
@@ -346,6 +348,16 @@ def _describe_difference(task: Task, changed: list[str], lost: list[str], phase:
         f"{key}: a run that is resumed in {place} would not be exact: {path} differs{attributes}. "
         f"Usual cause: {CAUSES[kind]}. RUN.exact=false trains nevertheless"
     )
+
+
+def _find_loss_key(task: Task, lost: list[str]) -> str:
+    """Return the part to blame for a loss that differs, given the attributes that differ."""
+    holders = {path.partition(":")[0] for path in lost}
+    if "loss" in holders or type(task).forward.__module__.startswith("phasetrain."):
+        return "LOSS"
+    if "task" in holders:
+        return "TASK"
+    return "TASK (or LOSS)"  # a custom `forward` may add to the loss
 
 
 def _find_changed_part(task: Task, path: str) -> str:

@@ -12,9 +12,11 @@ from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_kill
 from raising import raises
 from torch import Tensor, nn
 
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.meters import Meter
+from phasetrain.tasks import Parts, Supervised
 
 HERE = __name__
 MODEL = ("~MODEL.width", "~MODEL.dropout")
@@ -81,6 +83,23 @@ class OwnLoss(nn.CrossEntropyLoss):
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         loss: Tensor = super().forward(output, target)
         return loss * float(self.rng.uniform(0.9, 1.1))
+
+
+class OwnNoise(Supervised):
+    """Adds noise of its own generator to the loss."""
+
+    generator = torch.Generator()
+
+    def forward(self, batch: Batch) -> StepOutput:
+        out = super().forward(batch)
+        out.loss = out.loss * (1 + 0.1 * torch.rand((), generator=self.generator))
+        return out
+
+
+class OwnAttribute(OwnNoise):
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.generator = torch.Generator()
 
 
 class ListMeter(Meter):
@@ -160,6 +179,8 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*MODEL, f"MODEL.name={HERE}.OwnGenerator"], "MODEL", "`generator` of MODEL"),
         ([*MODEL, f"MODEL.name={HERE}.LateBuffer"], "MODEL", "mean"),
         ([f"LOSS={{name: {HERE}.OwnLoss}}"], "LOSS", "`rng` of LOSS"),
+        ([f"TASK.name={HERE}.OwnNoise"], "TASK", "a custom task holds"),
+        ([f"TASK.name={HERE}.OwnAttribute"], "TASK", "`generator` of TASK"),
         ([f"METERS.mine={{name: {HERE}.ListMeter}}"], "METERS.mine", "`losses` of METERS.mine"),
         ([DESCENT], "OPTIMIZER", "`t` of OPTIMIZER"),
         ([f"DATA.TRAIN.collate={{name: {HERE}.Collate}}"], "DATA.TRAIN", "collate"),
