@@ -4,11 +4,11 @@ text."""
 import csv
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,14 @@ TEXTS = (".txt", ".text")
 
 STDIN = "-"
 """Stands for the lines of standard input."""
+
+OF_FILES = ("predict.unreadable", "predict.unknown_kind")
+"""Codes of errors about a single file, without which the others can be read."""
+
+OnUnreadable = Callable[[str, str], None]
+"""Receives the path and the error message of a file that is skipped."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,26 +100,34 @@ class InputReader:
         """Return the samples in files, see `iterate`."""
         return list(self.iterate(paths))
 
-    def iterate(self, paths: Sequence[str]) -> Iterator[RawInput]:
+    def iterate(
+        self, paths: Sequence[str], on_unreadable: OnUnreadable | None = None
+    ) -> Iterator[RawInput]:
         """Yield the samples in files, each file read when it is its turn.
 
         Args:
             paths: files; a folder means the images and tensors in it, `-` the lines of standard
                 input, each a sample: a text, or numbers with commas between them.
+            on_unreadable: called for each file that cannot be read, which is then skipped.
 
         Raises:
-            ConfigError: a file does not exist, is of no known kind, or cannot be read.
+            ConfigError: a file does not exist, is of no known kind, or cannot be read, and
+                `on_unreadable` is None.
         """
-        files = [file for path in paths for file in _list_files(path)]
+        files = [file for path in paths for file in _read_or_skip(_list_files, path, on_unreadable)]
+        if on_unreadable is None:
+            for file in files:
+                _check_exists(file)  # of all files, before minutes are spent on the first ones
         for file in files:
-            _check_exists(file)  # of all files, before minutes are spent on the first ones
-        for file in files:
-            if file == STDIN:
-                samples = self.read_lines(sys.stdin.read().splitlines())
-            else:
-                samples = self._read_file(file)
+            samples = _read_or_skip(self._read_samples, file, on_unreadable)
             for index, sample in enumerate(samples):
                 yield RawInput(file, index, sample)
+
+    def _read_samples(self, file: str) -> Sequence[Any]:
+        if file == STDIN:
+            return self.read_lines(sys.stdin.read().splitlines())
+        _check_exists(file)
+        return self._read_file(file)
 
     def read_lines(self, lines: Sequence[str], name: str = STDIN) -> Sequence[Any]:
         """Return a sample per line of text.
@@ -176,7 +192,9 @@ class InputReader:
             if is_out_of_memory(error):
                 raise
             raise ConfigError(
-                f"{file}: cannot be read: {error}", code="predict.unreadable"
+                f"{file}: cannot be read: {error}; `phasetrain predict --skip-unreadable` leaves "
+                "such files out",
+                code="predict.unreadable",
             ) from error
         known = ", ".join((*EXTENSIONS, *ARRAYS, *TABLES, *TEXTS))
         raise ConfigError(
@@ -249,6 +267,19 @@ def _parse_rows(lines: Iterable[str]) -> list[Tensor]:
             raise ValueError(f"line {number} has {len(values)} values, others {len(found[0])}")
         found.append(torch.tensor(values))
     return found
+
+
+def _read_or_skip(
+    read: Callable[[str], Sequence[T]], path: str, on_unreadable: OnUnreadable | None
+) -> Sequence[T]:
+    """Return what `read` finds at a path; nothing if that fails and the path may be skipped."""
+    try:
+        return read(path)
+    except ConfigError as error:
+        if on_unreadable is None or error.code not in OF_FILES:
+            raise
+        on_unreadable(path, str(error))
+        return []
 
 
 def _check_exists(file: str) -> None:

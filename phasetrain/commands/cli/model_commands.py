@@ -1,7 +1,9 @@
 """The commands that use the model of a run: export, pack and predict."""
 
 import argparse
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -9,9 +11,11 @@ from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import TRUST, Call
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.errors import ConfigError
+from phasetrain.runtime.format import format_count
 
 if TYPE_CHECKING:
     from phasetrain.commands.predict.predict import Prediction
+    from phasetrain.tasks.raw_inputs import OnUnreadable
 
 # The modules of the commands are imported in the functions that run them, see file_commands.py.
 
@@ -89,7 +93,7 @@ def run_export(call: Call) -> Outcome:
         given = "as the transforms below give it" if made.outside else "as the dataset gives it"
         lines.append(
             f"input: {made.input}, {given}; what the dataset does, such as resizing images and "
-            "scaling them to [0, 1], is not inside"
+            "scaling them to [0, 1], is not included"
         )
     if made.output:
         lines.append(f"output: {made.output}")
@@ -144,7 +148,7 @@ def run_pack(call: Call) -> Outcome:
     lines = [f"{made.out}: {made.size:,} bytes, sha256 {made.digest}"]
     if made.card["code"]:
         names = ", ".join(one["file"] for one in made.card["code"])
-        lines.append(f"custom code that its users need, and that is not inside: {names}")
+        lines.append(f"custom code that its users need, and that is not included: {names}")
     lines.append(f"use: phasetrain predict {made.out} FILE...")
     content = {"out": made.out, "bytes": made.size, "sha256": made.digest, "card": made.card}
     return Outcome(text="\n".join(lines), content=content)
@@ -168,6 +172,11 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "--masks", metavar="FOLDER", help="folder for the class of each pixel, as PNG files"
     )
     parser.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    parser.add_argument(
+        "--skip-unreadable",
+        action="store_true",
+        help="report files that cannot be read, and predict for the others",
+    )
     parser.add_argument(
         "--imports",
         action="append",
@@ -202,12 +211,24 @@ def run_predict(call: Call) -> Outcome:
         )
     content: dict[str, Any] = {"folder": flags.run_folder}
     lines = []
+    skipped: list[dict[str, str]] = []
+    on_unreadable = None
+    if flags.skip_unreadable:
+        on_unreadable = partial(_report_skipped, skipped)
     if is_file(flags.run_folder):
-        found, verified = _predict_packed(call, files, changes)
+        found, verified = _predict_packed(call, files, changes, on_unreadable)
         content["pack"] = verified
         lines.append(f"{flags.run_folder}: example {verified['example']}")
     else:
-        found = _predict_run(call, files, changes)
+        found = _predict_run(call, files, changes, on_unreadable)
+    if skipped and not found:
+        raise ConfigError(
+            f"--skip-unreadable: none of the {format_count(len(skipped), 'file')} can be read, the "
+            f"first one because of: {skipped[0]['error']}",
+            code="predict.unreadable",
+        )
+    if flags.skip_unreadable:
+        content["skipped"] = skipped
     content["predictions"] = [one.to_json() for one in found]
     if flags.masks is not None:
         lines.append(f"{flags.masks}: {write_masks(found, flags.masks)} masks")
@@ -222,7 +243,14 @@ def run_predict(call: Call) -> Outcome:
     return Outcome(text="\n".join(lines), content=content)
 
 
-def _predict_run(call: Call, files: list[str], changes: list[str]) -> "list[Prediction]":
+def _report_skipped(skipped: list[dict[str, str]], file: str, reason: str) -> None:
+    sys.stderr.write(f"skipped: {reason}\n")
+    skipped.append({"file": file, "error": reason})
+
+
+def _predict_run(
+    call: Call, files: list[str], changes: list[str], on_unreadable: "OnUnreadable | None"
+) -> "list[Prediction]":
     from phasetrain.commands.predict.predict import PredictOptions, predict
 
     flags = call.flags
@@ -240,7 +268,7 @@ def _predict_run(call: Call, files: list[str], changes: list[str]) -> "list[Pred
         flags.batch_size,
         flags.trust,
     )
-    return predict(flags.run_folder, files, changes, options)
+    return predict(flags.run_folder, files, changes, options, on_unreadable=on_unreadable)
 
 
 def reject_run_options(call: Call, changes: Sequence[str]) -> None:
@@ -266,7 +294,7 @@ def reject_run_options(call: Call, changes: Sequence[str]) -> None:
 
 
 def _predict_packed(
-    call: Call, files: list[str], changes: list[str]
+    call: Call, files: list[str], changes: list[str], on_unreadable: "OnUnreadable | None"
 ) -> "tuple[list[Prediction], dict[str, Any]]":
     """Return the predictions of a packed model, and how it was verified."""
     from phasetrain.commands.pack.load_pack import load_pack
@@ -276,7 +304,9 @@ def _predict_packed(
     packed = load_pack(
         flags.run_folder, device=flags.device, imports=flags.imports, digest=flags.digest
     )
-    found = packed.predict_files(files, top=flags.top, batch_size=flags.batch_size)
+    found = packed.predict_files(
+        files, top=flags.top, batch_size=flags.batch_size, on_unreadable=on_unreadable
+    )
     verified = {
         "sha256": packed.digest,
         "example": packed.verification.describe(),

@@ -45,7 +45,7 @@ from phasetrain.tasks.generation import TextSource
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.misfits import shorten_misfit
 from phasetrain.tasks.parts import Parts
-from phasetrain.tasks.raw_inputs import InputReader
+from phasetrain.tasks.raw_inputs import InputReader, OnUnreadable
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,12 @@ class PackedModel(Predictor):
         return self.reader.read_lines(texts, "inputs")
 
     def predict_files(
-        self, files: Sequence[str], *, top: int = 3, batch_size: int = 64
+        self,
+        files: Sequence[str],
+        *,
+        top: int = 3,
+        batch_size: int = 64,
+        on_unreadable: OnUnreadable | None = None,
     ) -> list[Prediction]:
         """Return the predictions for files, as `phasetrain predict` does.
 
@@ -204,11 +209,15 @@ class PackedModel(Predictor):
                 lines of standard input.
             top: number of classes per sample, the most probable ones first.
             batch_size: samples that are in memory at once.
+            on_unreadable: called with the path and the error of each file that cannot be read,
+                which is then skipped; by default the first one is an error.
 
         Raises:
             ConfigError: the model does not take them, or a file cannot be read.
         """
-        return self._files.predict(list(map(str, files)), top=top, batch_size=batch_size)
+        return self._files.predict(
+            list(map(str, files)), top=top, batch_size=batch_size, on_unreadable=on_unreadable
+        )
 
 
 def load_pack(

@@ -28,7 +28,7 @@ from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.input_transform import InputTransform
-from phasetrain.tasks.raw_inputs import InputReader, RawInput
+from phasetrain.tasks.raw_inputs import InputReader, OnUnreadable, RawInput
 
 MULTI_LABEL = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 """Losses whose classes are independent of each other: a sample may have several."""
@@ -172,7 +172,12 @@ class FilePredictor:
     form: OutputForm
 
     def predict(
-        self, files: Sequence[str], *, top: int = 3, batch_size: int = 64
+        self,
+        files: Sequence[str],
+        *,
+        top: int = 3,
+        batch_size: int = 64,
+        on_unreadable: OnUnreadable | None = None,
     ) -> list[Prediction]:
         """Return the predictions for files.
 
@@ -180,12 +185,13 @@ class FilePredictor:
             files: see `InputReader.iterate`.
             top: number of classes per sample, the most probable ones first.
             batch_size: samples that are in memory at once.
+            on_unreadable: see `InputReader.iterate`.
 
         Raises:
             ConfigError: a file cannot be read, or the model does not take its samples.
         """
         found: list[Prediction] = []
-        for inputs in batched(self.reader.iterate(files), batch_size):
+        for inputs in batched(self.reader.iterate(files, on_unreadable), batch_size):
             if self.form.of_bytes:
                 # Texts of one length form a batch; padding would change what follows them.
                 for _, same in groupby(inputs, key=lambda one: len(one.sample)):
@@ -249,6 +255,8 @@ def predict(
     files: Sequence[str],
     changes: Sequence[str] = (),
     options: PredictOptions | None = None,
+    *,
+    on_unreadable: OnUnreadable | None = None,
 ) -> list[Prediction]:
     """Return the predictions of a run for files.
 
@@ -261,6 +269,8 @@ def predict(
         files: files, folders of images, or `-` for the lines of standard input.
         changes: overrides of the config of the run, such as `DATA.TEST.transforms=[...]`.
         options: by default the newest checkpoint, and three classes.
+        on_unreadable: called with the path and the error of each file that cannot be read, which is
+            then skipped; by default the first one is an error.
 
     Raises:
         ConfigError: there is no such run or file, the model does not take the samples, or the
@@ -279,7 +289,9 @@ def predict(
     split = find_test_split(stored.values["DATA"]) or "TRAIN"
     reader = InputReader(stored.values["DATA"][split], read_data_facts(stored.folder, split))
     found = make_file_predictor(task, reader, split)
-    return found.predict(files, top=options.top, batch_size=options.batch_size)
+    return found.predict(
+        files, top=options.top, batch_size=options.batch_size, on_unreadable=on_unreadable
+    )
 
 
 def make_file_predictor(task: Task, reader: InputReader, split: str) -> FilePredictor:

@@ -254,6 +254,24 @@ def test_files_that_cannot_be_read_are_named(folder: Path, tmp_path: Path) -> No
         predict(str(folder), [str(tmp_path / "words.txt")])
 
 
+def test_unreadable_files_are_skipped_on_request(
+    folder: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"nothing")
+    (tmp_path / "notes.md").write_text("words")
+    bad = [str(tmp_path / name) for name in ("broken.png", "notes.md", "missing.png")]
+    words = ["predict", str(folder), *bad, str(image), "--skip-unreadable"]
+    assert main(["predict", str(folder), *bad, str(image)]) == 2
+    assert main([*words, "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert [one["file"] for one in found["predictions"]] == [str(image)]
+    assert [one["file"] for one in found["skipped"]] == bad
+    assert captured.err.count("skipped: ") == 3
+    assert main(["predict", str(folder), bad[0], "--skip-unreadable", "--json"]) == 2
+    assert '"predict.unreadable"' in capsys.readouterr().out
+
+
 def test_language_model_predicts_the_next_byte(tmp_path: Path) -> None:
     words = [
         "experiment=text_tiny",
