@@ -8,17 +8,26 @@ from raising import raises
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasetrain.distributed import World
-from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.batch import SequenceOutput, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
 from phasetrain.tasks.metering import compute_metrics
 from phasetrain.testing.sync import READS
 
 # Other test modules register parts too, so the registry depends on the order of collection.
-OWN = sorted(name for name, part in METERS.items() if part.__module__.startswith("phasetrain."))
+# Boxes are no tensor: test_detection.py has the same tests for them.
+OWN = sorted(
+    name
+    for name, part in METERS.items()
+    if part.__module__.startswith("phasetrain.") and name != "mean_average_precision"
+)
 
 RANDOM = torch.Generator().manual_seed(5)
-CLASSES = {"classes": 4, "class_names": ("cat", "dog", "cow", "hen")}
+FACTS = {
+    "classes": 4,
+    "class_names": ("cat", "dog", "cow", "hen"),
+    "token_bytes": [1, 2, 3, 4],
+}
 
 
 def step(output, target):
@@ -49,12 +58,26 @@ GROUPS = [
     )
     for _ in range(4)
 ]
-OTHERS = {"regression": NUMBERS, "grouped_auroc": GROUPS, "multilabel_accuracy": LABELS}
+DECODED = [
+    SequenceOutput(
+        *(torch.zeros(()), 6.0, 6, torch.zeros(1)),
+        decoded=torch.tensor([[0]] * right + [[1]] * (6 - right)),
+        references=torch.zeros(6, 1, 1, dtype=torch.int64),
+    )
+    for right in (1, 5, 2, 6)
+]
+OTHERS = {
+    "regression": NUMBERS,
+    "grouped_auroc": GROUPS,
+    "multilabel_accuracy": LABELS,
+    "sequence_error_rate": DECODED,
+    "token_error_rate": DECODED,
+}
 
 
 def made(name):
     """Return a meter and the outputs that it takes."""
-    return METERS.build(name, facts=CLASSES), OTHERS.get(name, SINGLE)
+    return METERS.build(name, facts=FACTS), OTHERS.get(name, SINGLE)
 
 
 def values(meter):
@@ -138,7 +161,9 @@ def test_buffers_of_ranks_add_up(name):
     assert same(
         all_of_them,
         whole,
-        0.0 if name not in ("loss", "logged", "perplexity", "regression") else 1e-14,
+        0.0
+        if name not in ("loss", "logged", "perplexity", "bits_per_byte", "regression")
+        else 1e-14,
     )
     assert not torch.equal(values(left), values(whole))
 
@@ -153,9 +178,14 @@ def test_order_of_ranks_does_not_matter(name):
     assert same(one, other, 1e-14)
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*OWN} - {"loss", "logged", "perplexity"})
-)  # the loss has its mask in it
+# The loss has its mask in it, and decoded sequences are those of samples only.
+WITHOUT_MASK = {
+    *("loss", "logged", "perplexity", "bits_per_byte"),
+    *("sequence_error_rate", "token_error_rate"),
+}
+
+
+@pytest.mark.parametrize("name", sorted({*OWN} - WITHOUT_MASK))
 def test_padding_samples_do_not_count(name):
     (meter, outputs), (masked, _) = made(name), made(name)
     first, last = outputs[0], outputs[1]
@@ -341,5 +371,5 @@ def test_metric_without_samples_is_left_out_and_a_nan_of_samples_is_not() -> Non
 
 @pytest.mark.parametrize("name", OWN)
 def test_meter_is_empty_until_it_is_shown_something(name: str) -> None:
-    meter = METERS.build(name, facts=CLASSES)
+    meter = METERS.build(name, facts=FACTS)
     assert meter.is_empty

@@ -548,7 +548,8 @@ def test_orders_of_all_samplers_do_not_depend_on_the_world_size(tmp_path: Path) 
 
 
 def test_meters_together_need_no_device_sync() -> None:
-    listed = ", ".join(f"{name}: {{}}" for name in own(METERS, OTHER_TARGETS))
+    names = own(METERS, {*OTHER_TARGETS, *METER_WORDS})
+    listed = ", ".join(f"{name}: {{}}" for name in names)
     assert_no_device_sync([*BATCHES, f"METERS={{{listed}}}"])
 
 

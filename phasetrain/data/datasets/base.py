@@ -105,8 +105,10 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
         """Return the batch `(inputs, targets)` at int64 `indices` `(B,)`: shapes `(B, ...)` and
         `(B,)`."""
         # index_select is about twice as fast as indexing by a tensor.
-        targets = self.targets.index_select(0, indices)
-        return self.inputs.index_select(0, indices), self._add_groups(targets)
+        targets: Any = self.targets.index_select(0, indices)
+        if self.groupings:
+            targets = self._add_groups(targets)
+        return self.inputs.index_select(0, indices), targets
 
     def _add_groups(self, targets: Tensor) -> Any:
         if not self.groupings:

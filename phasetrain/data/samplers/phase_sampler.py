@@ -238,20 +238,15 @@ class PhaseSampler:
             first = phase.offset + step * phase.batch_size
             samples = phase.samples_in(step)
             begin, end = self._find_shard(first, samples, phase.batch_size)
-            draws = self._make_draws(phase, begin, indices[begin:end])
+            draws = []
+            at = begin
+            for size in split_samples(self._order, indices[begin:end], self._micro):
+                chosen = indices[at : at + size]
+                draws.append(Draw(phase.data, phase.epoch, at, chosen, stage=phase.stage))
+                at += size
             if self.in_step:
                 draws += self._make_padding(phase, first, samples, len(draws), indices)
             yield draws
-
-    def _make_draws(self, phase: Phase, at: int, indices: Indices) -> list[Draw]:
-        """Return the micro-batches of this rank's slice of a batch, which begins at `at`."""
-        draws = []
-        begin = 0
-        for size in split_samples(self._order, indices, self._micro):
-            chosen = indices[begin : begin + size]
-            draws.append(Draw(phase.data, phase.epoch, at + begin, chosen, stage=phase.stage))
-            begin += size
-        return draws
 
     def _find_shard(self, first: int, samples: int, batch_size: int) -> tuple[int, int]:
         """Return this rank's slice of a batch."""
