@@ -11,10 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from phasetrain.checkpoint.commit import list_checkpoints
-from phasetrain.config.changes import Change, compare_configs
+from phasetrain.commands.setup import SLOTS
+from phasetrain.config.changes import ABSENT, Change, compare_configs
 from phasetrain.config.compose.merge import leaves
 from phasetrain.config.problems import format_value
-from phasetrain.config.schema import default_schema
+from phasetrain.config.registry import parameters
+from phasetrain.config.schema import DEFAULT_NAMES, PARTS, default_schema, matches, part_pattern
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.runs.ledger import (
@@ -142,7 +144,15 @@ class Difference:
             results: text about what the runs have reached. It follows the keys of the config that
                 differ, and the first different update comes last.
         """
-        rows = [(c.path, format_value(c.old), format_value(c.new), c.resume) for c in self.config]
+        rows = [
+            (
+                change.path,
+                _format_side(change.path, change.old, self.one.config),
+                _format_side(change.path, change.new, self.other.config),
+                change.resume,
+            )
+            for change in self.config
+        ]
         tables: list[tuple[str, Sequence[str], Rows]] = [
             ("config", ("key", "A", "B", "on a resume"), rows),
             ("environment", ("", "A", "B"), _make_rows(self.environment)),
@@ -433,6 +443,44 @@ def _compare_leaves(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[st
     a = leaves(one)
     b = leaves(other)
     return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
+
+
+def _format_side(path: str, value: Any, config: Mapping[str, Any]) -> str:
+    """Return the value of a key in one run; for a parameter of a part that this run leaves out, its
+    default."""
+    if value is not ABSENT:
+        return format_value(value)
+    place, _, name = path.rpartition(".")
+    pattern = part_pattern(place)
+    part = _find_part(place, config)
+    if pattern is None or part is None:
+        return format_value(value)
+    # Only parts that are registered already: a comparison runs no code that a config names.
+    found = [slot.registry for slot in SLOTS if matches(place, slot.path)]
+    factory = next((registry[part] for registry in found if part in registry), None)
+    if factory is None:
+        return "default"
+    known = parameters(factory)
+    if name not in known:
+        return format_value(value)
+    return f"default ({format_value(known[name].default)})"
+
+
+def _find_part(place: str, config: Mapping[str, Any]) -> str | None:
+    """Return the name of the part at a place of a config; None if there is none."""
+    node: Any = config
+    for name in place.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    if isinstance(node, str):
+        return node
+    if not isinstance(node, Mapping):
+        return None
+    pattern = part_pattern(place)
+    assert pattern is not None, "asked for a place of a part"
+    found = node.get(PARTS[pattern])
+    if found is None and any(matches(place, one) for one in DEFAULT_NAMES):
+        found = place.rpartition(".")[2]
+    return found if isinstance(found, str) else None
 
 
 def _make_rows(found: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str]]:

@@ -216,6 +216,17 @@ def test_compare_begins_with_the_config_and_the_metrics_that_decide(tmp_path: Pa
     assert [row for row in rows if "train/penalty" in row] == [["train/penalty", "3", "3"]]
 
 
+def test_compare_shows_the_default_of_a_parameter_that_one_run_leaves_out(tmp_path: Path) -> None:
+    left_out = "TASK: {name: distillation}\nLOSS: {name: my.Loss}\n"
+    given = "TASK: {name: distillation, soft_share: 0.5}\nLOSS: {name: my.Loss, share: 3}\n"
+    for name, config in (("a", left_out), ("b", given)):
+        (write(tmp_path / name) / "config.yaml").write_text(config)
+    text = runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    assert rows["TASK.soft_share"].split()[1:4] == ["default", "(0.9)", "0.5"]
+    assert rows["LOSS.share"].split()[1:3] == ["default", "3"]
+
+
 def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / name)
