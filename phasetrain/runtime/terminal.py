@@ -244,11 +244,17 @@ class Warnings:
         return message
 
     def repeated_rows(self) -> list[tuple[str, str]]:
-        """Return the counts of repeated warnings, for the end of a run."""
+        """Return the counts of warnings that were not all printed, for the end of a run."""
         kinds = sorted(
-            (kind for kind in self.kinds.values() if kind.count > 1), key=lambda kind: -kind.count
+            (kind for kind in self.kinds.values() if kind.count > len(kind.seen)),
+            key=lambda kind: -kind.count,
         )
-        rows = [f"{kind.count} x {kind.first}" for kind in kinds[:MAX_KINDS]]
+        rows = []
+        for kind in kinds[:MAX_KINDS]:
+            relation = "x"
+            if len(kind.seen) > 1:  # one text for each bad sample is no repetition
+                relation = "like"
+            rows.append(f"{kind.count} {relation} {kind.first}")
         if len(kinds) > MAX_KINDS:
             rest = sum(kind.count for kind in kinds[MAX_KINDS:])
             rows.append(f"{rest} x others, {len(kinds) - MAX_KINDS} kinds; all are in log.txt")

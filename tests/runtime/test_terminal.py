@@ -113,7 +113,14 @@ class TestWarnings:
         assert lines[4:] == [
             "warning: sample 4 cannot be read (further ones of this kind are only counted, and are in log.txt)"
         ]
-        assert terminal.warnings.repeated_rows() == [("warned", "9 x sample 0 cannot be read")]
+        assert terminal.warnings.repeated_rows() == [("warned", "9 like sample 0 cannot be read")]
+
+    def test_different_texts_that_were_all_shown_are_not_repeated_at_the_end(self) -> None:
+        terminal, _ = plain()
+        handler = terminal.make_handler()
+        for sample in (3, 7):
+            handler.handle(logged("sample %d cannot be read", sample))
+        assert terminal.warnings.repeated_rows() == []
 
     def test_errors_are_always_shown(self) -> None:
         terminal, stream = plain()

@@ -83,6 +83,7 @@ def run_compare(call: Call) -> Outcome:
     one, other = call.flags.a, call.flags.b
     if not call.flags.json:
         return Outcome(text=list_runs.compare_runs(one, other))
+    list_runs.reject_object_stores(one, other)
     runs = [
         asdict(list_runs.summarize_run(Path(path))) for path in (one, other) if Path(path).is_dir()
     ]

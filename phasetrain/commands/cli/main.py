@@ -19,7 +19,7 @@ from phasetrain.commands.cli.output import (
     write_text,
 )
 from phasetrain.commands.cli.parsing import Call, Command, parse_flags, split_command
-from phasetrain.commands.cli.table import COMMANDS
+from phasetrain.commands.cli.table import COMMANDS, list_group
 from phasetrain.errors import PhasetrainError, list_problems
 from phasetrain.runs.lock import process_age
 from phasetrain.runtime.clock import Clock
@@ -138,8 +138,13 @@ def _run(command: Command, call: Call, *, owns_process: bool) -> Outcome:
 
 
 def _help_as_command(words: Sequence[str]) -> list[str]:
-    """Return `--help [SECTION]`, in front of everything else, as `help [SECTION]`."""
+    """Return `--help [SECTION]`, in front of everything else, as `help [SECTION]`, and `GROUP
+    --help` as `help GROUP`."""
     rest = list(words)
+    plain = [word for word in rest if word not in ("-h", "--help", "--json")]
+    if len(plain) == 1 and len(plain) < len(rest) and list_group(plain[0]):
+        rest = [word for word in rest if word not in ("-h", "--help")]
+        return ["help", *rest]
     first = next((word for word in rest if word != "--json"), "")
     if first in ("-h", "--help"):
         rest[rest.index(first)] = "help"

@@ -34,6 +34,11 @@ def _run_help(call: Call) -> Outcome:
     by_name = {command.name: command for command in COMMANDS}
     if topic in by_name:
         text = by_name[topic].parser().format_help().rstrip()
+    elif list_group(topic):
+        text = "\n\n".join(
+            f"{command.parser().format_usage().rstrip()}\n  {command.help}"
+            for command in list_group(topic)
+        )
     else:
         # imports every registry of parts, and with them torch
         from phasetrain.commands.help import general_help, topic_help, wrap_help
@@ -296,6 +301,13 @@ COMMANDS = (
     ),
 )
 """All commands; the first is the default."""
+
+
+def list_group(name: str) -> list[Command]:
+    """Return the commands of two words that begin with a word which is no command itself."""
+    if any(command.name == name for command in COMMANDS):
+        return []
+    return [command for command in COMMANDS if command.name.startswith(f"{name} ")]
 
 
 def list_commands() -> str:

@@ -25,6 +25,7 @@ from phasetrain.runs.records import (
     parse_metrics,
 )
 from phasetrain.runtime.format import format_duration, format_percent, format_timestamp, shorten
+from phasetrain.runtime.storage import is_url
 from phasetrain.runtime.terminal import plain_table
 
 DEPTH = 6
@@ -210,10 +211,12 @@ def compare_runs(one: str, other: str) -> str:
     they diverge.
 
     Raises:
-        ConfigError: one of the folders contains no run, or none that can be compared.
+        ConfigError: one of the folders contains no run, or none that can be compared, or it is in
+            an object store.
     """
     from phasetrain.commands.runs.diff import diff  # imports torch
 
+    reject_object_stores(one, other)
     found = diff(one, other)
     histories = [read_history(path) for path in (one, other)]
     summaries = [
@@ -227,6 +230,21 @@ def compare_runs(one: str, other: str) -> str:
         ("attempts", *(str(summary.attempt) for summary in summaries), ""),
     ]
     return found.report(plain_table("results", ("", "A", "B", "better"), rows))
+
+
+def reject_object_stores(*folders: str) -> None:
+    """Reject folders that are not on this machine, whose states and counts cannot be read.
+
+    Raises:
+        ConfigError: names the first one (code `runs.no_run`).
+    """
+    for folder in folders:
+        if is_url(folder):
+            raise ConfigError(
+                f"{folder!r}: expected the folder of a run on this machine; copy it from the "
+                "object store first. `phasetrain runs diff` and `phasetrain report` read it there",
+                code="runs.no_run",
+            )
 
 
 def _compare_metrics(one: History, other: History) -> list[tuple[str, ...]]:

@@ -193,6 +193,18 @@ class TestCommands:
         assert (command.name, others) == (name, rest)
 
 
+@pytest.mark.parametrize("words", [["runs", "--help"], ["runs", "-h"], ["help", "runs"]])
+def test_group_of_commands_prints_the_usage_of_each(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    for name in ("list", "follow", "compare", "diff"):
+        assert f"usage: phasetrain runs {name} " in text
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == text.rstrip()
+
+
 def test_missing_config_folder_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config-dir", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err

@@ -239,6 +239,16 @@ def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
         runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
 
 
+def test_compare_rejects_runs_in_object_stores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for url in ("s3://bucket/a", "memory://a"):
+        with raises(ConfigError, code="runs.no_run"):
+            runs.compare_runs(str(tmp_path), url)
+        assert main(["runs", "compare", url, str(tmp_path), "--json"]) == 2
+        assert json.loads(capsys.readouterr().out)["errors"][0]["code"] == "runs.no_run"
+
+
 class TestCommandLine:
     def test_commands_have_exit_codes(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
