@@ -47,6 +47,7 @@ from phasetrain.commands.plan.validate import (
     list_monitors,
 )
 from phasetrain.commands.setup import Setup
+from phasetrain.data import SampleError
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
@@ -464,9 +465,10 @@ def _name_step(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        note = (
-            f"(in the rehearsal of {name}, before the first step; RUN.rehearse=false turns it off)"
-        )
+        advice = "; RUN.rehearse=false turns it off"
+        if isinstance(error, ConfigError | SampleError):
+            advice = ""  # the run itself would fail over its config or its samples as well
+        note = f"(in the rehearsal of {name}, before the first step{advice})"
         if is_out_of_memory(error):
             raise ConfigError(
                 f"DATA.TRAIN.micro_batch_size: {name} does not fit into memory: {error}. Use "

@@ -25,7 +25,7 @@ from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Parts, SplitData, Task
 from phasetrain.tasks.build.builder import build_loss, build_meter, build_model, load_weights
-from phasetrain.tasks.build.data_builder import build_split
+from phasetrain.tasks.build.data_builder import SHARED_FACTS, build_split
 from phasetrain.tasks.build.optimizer_builder import build_updaters
 from phasetrain.tasks.build.optimizer_factory import list_optimizer_specs
 from phasetrain.tasks.build.weights_builder import freeze_parameters
@@ -45,12 +45,24 @@ def report_all_problems(setup: Setup) -> Iterator[None]:
     except ConfigError as error:
         known = {one.message for one in error.problems}
         others = [one for one in find_problems(setup) if one.message not in known]
-        if not others:
+        found = [_explain_dropped(one, setup) for one in (*error.problems, *others)]
+        if found == list(error.problems):
             raise
-        complete = combine_problems([*error.problems, *others])
+        complete = combine_problems(found)
         # notes name the step of a rehearsal, and a new error starts without any
         complete.__notes__ = vars(error).get("__notes__", [])
         raise complete from error
+
+
+def _explain_dropped(problem: Problem, setup: Setup) -> Problem:
+    """Return the mistake that a parameter has no value, with the layer that set it for another
+    part."""
+    if problem.code == MISSING_PARAMETER:
+        for note in setup.dropped:
+            if note.startswith(f"{problem.key} = "):
+                message = f"{problem.message}; it was set for another part: {note}"
+                return replace(problem, message=message)
+    return problem
 
 
 def find_problems(setup: Setup) -> list[Problem]:
@@ -271,6 +283,13 @@ def _unreachable(setup: Setup, plan: Plan) -> Iterator[str]:
         yield "METERS: PHASES.train_meters = false and there is no test, so nothing measures them"
 
 
+def _may_be_given(problem: Problem, provided: Collection[str] | None) -> bool:
+    """Return whether a parameter has no value that other parts may provide, see `_Survey._try`."""
+    if problem.code != MISSING_PARAMETER:
+        return False
+    return provided is None or problem.key.rpartition(".")[2] in provided
+
+
 class _Survey:
     """Tries to build everything that a config describes, and collects the mistakes."""
 
@@ -318,13 +337,9 @@ class _Survey:
             make = partial(
                 build_split, self.builder.context, key.lower(), self.setup.config.DATA[key], known
             )
-            split = self._try(make)
+            split = self._try(make, provided=SHARED_FACTS)
             if key == "TRAIN" and split is not None:
-                known = {
-                    key: split.facts[key]
-                    for key in ("classes", "class_names")
-                    if key in split.facts
-                }
+                known = {key: split.facts[key] for key in SHARED_FACTS if key in split.facts}
         if self.found:
             return None
         return self._try(self.builder.data)
@@ -341,13 +356,19 @@ class _Survey:
         for label, section in self.setup.config.HOOKS.items():
             self._try(partial(build_hook, self.setup, label, section))
 
-    def _try(self, make: Callable[[], T]) -> T | None:
+    def _try(self, make: Callable[[], T], provided: Collection[str] | None = None) -> T | None:
+        """Return what `make` returns; None if it fails.
+
+        Args:
+            make: builds a part.
+            provided: parameters that other parts may provide; None: any.
+        """
         try:
             return make()
         except ConfigError as error:
             # Parts are built without the facts that a failed part would have provided: a parameter
             # that is missing here need not be missing in the run.
-            self.found += [one for one in error.problems if one.code != MISSING_PARAMETER]
+            self.found += [one for one in error.problems if not _may_be_given(one, provided)]
         except Exception as error:  # noqa: BLE001 - raised again when the part is built for the run
             log.debug("while mistakes were collected: %s: %s", type(error).__name__, error)
         return None

@@ -20,6 +20,22 @@ Collate = Callable[[Sequence[Any]], Any]
 COLLATES: Registry[Collate] = Registry("collate function", "DATA.*.collate")
 
 
+class UnequalShapesError(ValueError):
+    """Inputs of a batch differ in shape.
+
+    Args:
+        difference: two samples and their shapes.
+        advice: begins the advice of the message.
+    """
+
+    def __init__(self, difference: str, advice: str = "") -> None:
+        super().__init__(
+            f"{difference}; {advice}resize samples to one shape (a transform such as resize), or "
+            "set another collate"
+        )
+        self.difference = difference
+
+
 @COLLATES.register("stack")
 def make_stack() -> Collate:
     """Torch's `default_collate`: tensors of equal shape are stacked, numbers become a tensor."""
@@ -30,7 +46,7 @@ def stack_samples(samples: Sequence[Any]) -> Any:
     """Return the batch of samples `(input, target)`.
 
     Raises:
-        ValueError: two inputs differ in shape; both are named.
+        UnequalShapesError: two inputs differ in shape; both are named.
     """
     batch = _stack_inputs([sample[0] for sample in samples])
     return batch, collate_targets([sample[1] for sample in samples])
@@ -45,13 +61,12 @@ def _stack_inputs(inputs: Sequence[Any]) -> Any:
 
 
 def _check_shapes(inputs: Sequence[Any]) -> None:
-    """Raise ValueError if tensors differ in shape."""
+    """Raise UnequalShapesError if tensors differ in shape."""
     shapes = [tuple(one.shape) if isinstance(one, Tensor) else None for one in inputs]
     odd = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), None)
     if odd is not None:
-        raise ValueError(
-            f"sample {odd} of the batch has shape {shapes[odd]}, the first has {shapes[0]}; resize "
-            "samples to one shape (a transform such as resize), or set another collate"
+        raise UnequalShapesError(
+            f"sample {odd} of the batch has shape {shapes[odd]}, the first has {shapes[0]}"
         )
 
 

@@ -21,6 +21,7 @@ from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.collate import (
     Collate,
+    UnequalShapesError,
     collate_targets,
     stack_samples,
 )
@@ -226,8 +227,15 @@ class SampleReader(Dataset[Batch]):
             # Any type, because a collate function may index and look up whatever it likes.
             if is_out_of_memory(error):
                 raise
-            raise BatchError(_describe_misfit(draw.split, ids.tolist(), error)) from error
+            advised = self._advise_size(error)
+            raise BatchError(_describe_misfit(draw.split, ids.tolist(), advised)) from error
         return Batch(inputs, targets, ids, len(samples), bad=bad, position=self._save_position())
+
+    def _advise_size(self, error: Exception) -> Exception:
+        """Return the error, with advice for a dataset that resizes images if `size` is set."""
+        if isinstance(error, UnequalShapesError) and getattr(self.dataset, "size", 0) is None:
+            return UnequalShapesError(error.difference, f"set {self.selection.where}.size=..., or ")
+        return error
 
     def _save_position(self) -> Any:
         if isinstance(self.dataset, ForwardDataset):

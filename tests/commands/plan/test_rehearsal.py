@@ -228,6 +228,7 @@ def test_what_would_fail_later_fails_before_the_first_step(
         train(tmp_path / "run", *words, REHEARSED, hooks={"first": AtFirst()})
     text = "\n".join((str(caught.value), *vars(caught.value).get("__notes__", ())))
     assert all(one in text for one in told), text
+    assert ("RUN.rehearse=false" in text) == isinstance(caught.value, NumericsError)
     assert leftovers(tmp_path / "run") == []
     if "fond" not in text:  # the name is seen to without a rehearsal
         with pytest.raises(Reached):

@@ -152,6 +152,27 @@ def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() ->
     assert not any(one.code == "config.missing_parameter" for one in found)
 
 
+def test_values_that_were_set_for_other_datasets_are_named_for_all_splits_at_once(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.yaml"
+    split = "{dataset: lines, files: a}"
+    file.write_text(f"DATA: {{TRAIN: {split}, TEST: {split}}}\nMODEL: {{name: mlp}}\n")
+    setup = resolve_overrides(
+        [
+            str(file),
+            "PHASES.epochs=1",
+            "DATA.TRAIN.dataset=webdataset",
+            "DATA.TEST.dataset=webdataset",
+        ]
+    )
+    with pytest.raises(ConfigError) as caught, report_all_problems(setup):
+        setup.builder().data()
+    for name, problem in zip(("TRAIN", "TEST"), caught.value.problems, strict=True):
+        assert (problem.code, problem.key) == ("config.missing_parameter", f"DATA.{name}.files")
+        assert f"DATA.{name}.files = 'a' ({file}) dropped" in problem.message
+
+
 def test_a_sound_run_has_none() -> None:
     assert (
         find_problems(

@@ -217,6 +217,17 @@ class TestErrors:
             reader(Ragged())[draw(1, 3)]
         assert "samples 1, 3" in str(caught.value)
 
+    def test_images_of_different_sizes_can_be_resized_by_their_dataset(self) -> None:
+        class Images(OneByOne):
+            size: int | None = None
+
+            def __getitem__(self, index: int) -> Any:
+                return torch.zeros(3, 4, index + 1), index
+
+        with raises(SampleError, key="DATA.TRAIN") as caught:
+            reader(Images())[draw(1, 3)]
+        assert "; set DATA.TRAIN.size=..., or resize " in str(caught.value)
+
     def test_large_batches_are_named_by_their_first_samples(self) -> None:
         def fail(samples: Any) -> Any:
             raise KeyError("boxes")
