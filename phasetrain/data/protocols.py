@@ -50,6 +50,13 @@ class HasClassNames(Protocol):
 
 
 @runtime_checkable
+class HasSize(Protocol):
+    """A dataset with an attribute `size`, to which it resizes images; None keeps their sizes."""
+
+    size: Any
+
+
+@runtime_checkable
 class Described(Protocol):
     """A dataset that provides facts about itself."""
 

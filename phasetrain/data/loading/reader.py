@@ -28,6 +28,7 @@ from phasetrain.data.loading.collate import (
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.single_samples import Sample, SingleSamples
 from phasetrain.data.loading.substitutes import BadSampleReplacer
+from phasetrain.data.protocols import HasSize
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline
@@ -233,9 +234,11 @@ class SampleReader(Dataset[Batch]):
 
     def _advise_size(self, error: Exception) -> Exception:
         """Return the error, with advice for a dataset that resizes images if `size` is set."""
-        if isinstance(error, UnequalShapesError) and getattr(self.dataset, "size", 0) is None:
-            return UnequalShapesError(error.difference, f"set {self.selection.where}.size=..., or ")
-        return error
+        if not isinstance(error, UnequalShapesError) or not isinstance(self.dataset, HasSize):
+            return error
+        if self.dataset.size is not None:
+            return error
+        return UnequalShapesError(error.difference, f"set {self.selection.where}.size=..., or ")
 
     def _save_position(self) -> Any:
         if isinstance(self.dataset, ForwardDataset):
