@@ -67,7 +67,7 @@ def test_closing_lines_give_results_and_next_commands(default: Screen) -> None:
         text,
         re.M,
     )
-    assert re.search(r"^time    \d+\.\d s, \d+ % in steps; .*\bstart \d+ %", text, re.M)
+    assert re.search(r"^time    \d+\.\d s, \d+ % in steps; .*\bstartup \d+ %", text, re.M)
     assert "end     completed after 264 updates; everything is in runs/digits-12345678" in text
     resume = "phasetrain resume runs/digits-12345678 PHASES.epochs=24 PHASES.extend=stretch"
     assert f"resume  {resume}" in re.sub(r"\n +", " ", text)

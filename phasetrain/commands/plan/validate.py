@@ -1,7 +1,8 @@
 """Find all mistakes of a run before its first step, and the values of its config without effect."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,8 @@ from phasetrain.tasks.inspection import checkpoint_bytes
 
 log = logging.getLogger(__name__)
 
+_SPLIT_OF_DATASET = re.compile(r"(DATA\.\w+)(?= \(dataset )")
+
 T = TypeVar("T")
 
 
@@ -48,7 +51,7 @@ def report_all_problems(setup: Setup) -> Iterator[None]:
         found = [_explain_dropped(one, setup) for one in (*error.problems, *others)]
         if found == list(error.problems):
             raise
-        complete = combine_problems(found)
+        complete = combine_problems(_merge_splits(found))
         # notes name the step of a rehearsal, and a new error starts without any
         complete.__notes__ = vars(error).get("__notes__", [])
         raise complete from error
@@ -63,6 +66,23 @@ def _explain_dropped(problem: Problem, setup: Setup) -> Problem:
                 message = f"{problem.message}; it was set for another part: {note}"
                 return replace(problem, message=message)
     return problem
+
+
+def _merge_splits(problems: Sequence[Problem]) -> list[Problem]:
+    """Return problems with one for all splits whose datasets report the same, as they do about
+    files that they share."""
+    kept: dict[str, Problem] = {}
+    splits: dict[str, list[str]] = {}
+    for one in problems:
+        match = _SPLIT_OF_DATASET.match(one.message)
+        if match is None or one.code != "config.rejected_by_part":
+            kept[one.message] = one
+            continue
+        said = one.message[match.end() :]
+        splits.setdefault(said, []).append(match[1])
+        names = ", ".join(dict.fromkeys(splits[said]))
+        kept[said] = replace(kept.get(said, one), message=f"{names}{said}")
+    return list(kept.values())
 
 
 def find_problems(setup: Setup) -> list[Problem]:

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 INTERRUPTED = 130
 """Exit code after Ctrl-C. A person stopped the run, so the attempt does not count as a failure."""
 
+TITLES = {"start": "startup"}
+"""Kind of time -> its title, where its name in status.json would read like a value of the run."""
+
 
 class Attempt:
     """An attempt of a run, and the record of the attempts before it.
@@ -119,10 +122,10 @@ class Attempt:
             total = self._sum_attempts(spent)
             rows.append(_format_row("the run", total))
             attempts = self.before.attempt + 1
-            lines.append(("in all", f"{_format_time(total)}, in {attempts} attempts"))
+            lines.append(("total", f"{_format_time(total)}, in {attempts} attempts"))
         terminal.print_pairs(lines, always=True)
         terminal.print_pairs(terminal.warnings.repeated_rows(), always=True, logged=False)
-        head = ("", *KINDS, "total", "in steps")
+        head = ("", *(TITLES.get(kind, kind) for kind in KINDS), "total", "in steps")
         log.debug(plain_table("where the time went", head, rows))
         if saves and updates and spent["train"]:
             per_update = (spent["train"] + spent["redone"]) / updates
@@ -230,7 +233,7 @@ def _format_time(spent: Mapping[str, float]) -> str:
     total = sum(spent.values())
     others = sorted(set(KINDS) - {"train", "test"}, key=lambda kind: -spent[kind])
     shares = (
-        f"{kind} {100 * spent[kind] / total:.0f} %"
+        f"{TITLES.get(kind, kind)} {100 * spent[kind] / total:.0f} %"
         for kind in others
         if total and spent[kind] / total >= 0.01
     )

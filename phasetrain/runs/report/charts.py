@@ -189,7 +189,7 @@ def _metric_chart(name: str, runs: Sequence[RunReport]) -> Chart:
             else:
                 lines.append(Line(f"{label} · {split}", thin_curve(curve), number, dash=place))
     if "train" in splits:
-        note = "by phase; train phases are measured while the weights move"
+        note = "by phase; train phases are measured while the weights change"
     else:
         note = "by phase"
     return Chart(make_slug(name), name.replace("_", " "), note, lines, needs_log_axis(lines))

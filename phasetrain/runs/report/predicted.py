@@ -78,7 +78,7 @@ def _draw_matrix(found: PredictionsRecord, short: Mapping[str, str]) -> str:
     drawn = ""
     if len(names) <= MAX_DRAWN_CLASSES:
         drawn = _draw_cells(names, counts, short)
-    meaning = element("span", "rows: label, columns: prediction")
+    meaning = element("span", "rows: true class, columns: predicted class")
     text = element("figcaption", element("b", escape_text(title)) + " " + meaning)
     return element("figure", text + drawn + _list_confusions(names, counts), cls="confusion")
 
@@ -100,7 +100,7 @@ def _draw_cells(names: Sequence[str], counts: Array, short: Mapping[str, str]) -
         for column, other in enumerate(names):
             count = counts[row, column]
             part = float(share[row, column])
-            hint = f"{name} taken for {other}: {count:,.0f}, {100 * part:.1f} %"
+            hint = f"{name} predicted as {other}: {count:,.0f}, {100 * part:.1f} %"
             text = style = ""
             if count:
                 # The power lifts small shares: mistakes of a few percent would look white.
@@ -139,7 +139,9 @@ def _list_confusions(names: Sequence[str], counts: Array) -> str:
             )
     if not rows:
         return ""
-    listed = table(("label", "taken for", "samples", "of the label"), rows, cls="figures")
+    listed = table(
+        ("true class", "predicted as", "samples", "share of that class"), rows, cls="figures"
+    )
     return element("details", element("summary", "most frequent confusions") + listed)
 
 

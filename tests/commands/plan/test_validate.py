@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from harness import SMALL, train
+from raising import raises
 
 from phasetrain.commands.cli import main
 from phasetrain.commands.plan.validate import (
@@ -171,6 +172,19 @@ def test_values_that_were_set_for_other_datasets_are_named_for_all_splits_at_onc
     for name, problem in zip(("TRAIN", "TEST"), caught.value.problems, strict=True):
         assert (problem.code, problem.key) == ("config.missing_parameter", f"DATA.{name}.files")
         assert f"DATA.{name}.files = 'a' ({file}) dropped" in problem.message
+
+
+def test_mistake_in_files_that_splits_share_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    split = f"{{dataset: image_folder, path: {tmp_path}}}"
+    words = [*SMALL, "RUN.dir=x", f"DATA.TRAIN={split}", f"DATA.TEST={split}", "MODEL.dropout=7.0"]
+    setup = resolve_overrides(words)
+    found = find_problems(setup)
+    with raises(ConfigError) as caught, report_all_problems(setup):
+        raise ConfigError(problems=found[:1])
+    places = [one.message.partition(" (")[0] for one in caught.value.problems]
+    assert places[0] == "DATA.TRAIN, DATA.TEST"
+    assert len(places) == len(found) - 1
 
 
 def test_a_sound_run_has_none() -> None:

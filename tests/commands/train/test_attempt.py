@@ -262,8 +262,8 @@ class TestTime:
                 StatusRecord(attempt=2, run_seconds={"redone": 100.0}, broken=1), Fixed(SPENT)
             ).show(terminal, 4, 40)
         lines = [line[9:] for line in text.getvalue().splitlines()]
-        line = "time    1 min 40 s, 88 % in steps; data 5 %, save 4 %, start 2 %, end 1 %"
-        whole = "in all  3 min 20 s, 44 % in steps; redone 50 %, data 2 %, save 2 %, start 1 %, in 3 attempts"
+        line = "time    1 min 40 s, 88 % in steps; data 5 %, save 4 %, startup 2 %, end 1 %"
+        whole = "total   3 min 20 s, 44 % in steps; redone 50 %, data 2 %, save 2 %, startup 1 %, in 3 attempts"
         assert lines == [line, line, whole]
 
     def test_the_table_of_a_first_attempt(self) -> None:

@@ -30,8 +30,8 @@ def test_a_matrix_with_its_share_by_row(tmp_path: Path) -> None:
     assert problems == []
     assert "Confusion matrix: 7 of 8 right" in text
     assert "after 1,500 updates" in text
-    assert 'title="cat taken for dog: 1, 25.0 %">1</td>' in text
-    assert 'title="dog taken for dog: 4, 100.0 %">4</td>' in text
+    assert 'title="cat predicted as dog: 1, 25.0 %">1</td>' in text
+    assert 'title="dog predicted as dog: 4, 100.0 %">4</td>' in text
     assert "<td>cat</td><td>dog</td><td>1</td><td>25.0 %</td>" in text
 
 
