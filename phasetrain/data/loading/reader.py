@@ -228,17 +228,9 @@ class SampleReader(Dataset[Batch]):
             # Any type, because a collate function may index and look up whatever it likes.
             if is_out_of_memory(error):
                 raise
-            advised = self._advise_size(error)
+            advised = _advise_size(error, self.dataset, self.selection.where)
             raise BatchError(_describe_misfit(draw.split, ids.tolist(), advised)) from error
         return Batch(inputs, targets, ids, len(samples), bad=bad, position=self._save_position())
-
-    def _advise_size(self, error: Exception) -> Exception:
-        """Return the error, with advice for a dataset that resizes images if `size` is set."""
-        if not isinstance(error, UnequalShapesError) or not isinstance(self.dataset, HasSize):
-            return error
-        if self.dataset.size is not None:
-            return error
-        return UnequalShapesError(error.difference, f"set {self.selection.where}.size=..., or ")
 
     def _save_position(self) -> Any:
         if isinstance(self.dataset, ForwardDataset):
@@ -344,6 +336,15 @@ def _have_one_form(inputs: Sequence[Any]) -> bool:
     """Return whether all inputs are tensors of one shape and type."""
     forms = {(one.shape, one.dtype) if isinstance(one, Tensor) else None for one in inputs}
     return len(forms) == 1 and None not in forms
+
+
+def _advise_size(error: Exception, dataset: Any, where: str) -> Exception:
+    """Return the error, with advice for a dataset that resizes images if `size` is set."""
+    if not isinstance(error, UnequalShapesError) or not isinstance(dataset, HasSize):
+        return error
+    if dataset.size is not None:
+        return error
+    return UnequalShapesError(error.difference, f"set {where}.size=..., or ")
 
 
 def _describe_misfit(split: str, indices: Sequence[int], error: Exception) -> str:
