@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -38,13 +38,12 @@ WRITE_SECONDS = 10.0
 class Report(Hook):
     """Writes `report.html` after everything else is done, however the run ends, and never fails it.
 
-    In tests of classifiers it counts confusions over all ranks, and keeps some samples of the first
-    batch with label and prediction, as small images if their inputs are images. It does nothing in
-    train steps.
+    In tests of classifiers it counts confusions over all ranks, and keeps some samples, evenly
+    spaced over the test, with label and prediction, as small images if their inputs are images. It
+    does nothing in train steps.
 
     Args:
-        samples: number of samples of the first batch that are kept, and of mistakes in it; 0 for
-            none.
+        samples: number of samples that are kept, and of mistakes in the first batch; 0 for none.
         pixels: longer side of a kept image; larger ones are subsampled.
         confusion: whether to count confusions, for up to 200 classes.
     """
@@ -108,12 +107,12 @@ class Report(Hook):
             self._counts.load_state_dict({name: loaded[name] for name in ("counts", "outside")})
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
-        """Hold the first batch of a test until its predictions are known."""
-        if self._is_watching and self._kept is None:
+        """Hold a batch of a test of which samples are shown until its predictions are known."""
+        if self._is_watching and (self._kept is None or self._count_shown(run, phase)):
             self._batch = batch
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Count confusions, and keep samples of the first batch."""
+        """Count confusions, and keep samples."""
         if not self._is_watching:
             return
         batch, self._batch = self._batch, None
@@ -130,11 +129,27 @@ class Report(Hook):
         except (ValueError, IndexError):  # not a classifier
             return
         if batch is not None and run.world.is_main:
-            self._kept = {}
-            if self.samples:
-                labels = make_class_labels(classes, self._names)
-                self._kept = self._select_samples(batch, scores, labels)
+            self._keep_samples(batch, scores, self._count_shown(run, phase))
         self._is_watching = True
+
+    def _keep_samples(self, batch: Batch, scores: ClassScores, shown: int) -> None:
+        if not self.samples:
+            self._kept = {}
+            return
+        labels = make_class_labels(scores.scores.shape[1], self._names)
+        if not self._kept:
+            self._kept = self._select_samples(batch, scores, labels, shown, self.samples)
+            return
+        found = self._select_samples(batch, scores, labels, shown, 0)
+        together = [*self._kept["first"], *found["first"]]
+        # A checkpoint of an older version may have all of them already.
+        self._kept = {**self._kept, "first": together[: self.samples]}
+
+    def _count_shown(self, run: Run, phase: Phase) -> int:
+        """Return how many samples of the current batch are shown, if they are spread evenly over
+        the batches of a test; at least one of the first."""
+        step = run.state.step
+        return -(-(step + 1) * self.samples // phase.steps) + (-step * self.samples // phase.steps)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Sum the confusions of all ranks, and write predictions.json if it is due."""
@@ -176,9 +191,14 @@ class Report(Hook):
         self._loaded = dict(state)
 
     def _select_samples(
-        self, batch: Batch, scores: ClassScores, names: tuple[str, ...]
+        self,
+        batch: Batch,
+        scores: ClassScores,
+        names: tuple[str, ...],
+        shown: int,
+        mistakes: int,
     ) -> dict[str, Any]:
-        """Return the first samples of a batch, and the mistakes with the highest confidence."""
+        """Return evenly spaced samples of a batch, and the mistakes with the highest confidence."""
         confidence, prediction = scores.scores.float().softmax(1).max(1)
         has_class = (scores.target >= 0) & (scores.target < len(names))
         is_counted = scores.counted_mask().cpu() & has_class.cpu()
@@ -198,8 +218,8 @@ class Report(Hook):
             }
 
         return {
-            "first": [describe_sample(place) for place in places[: self.samples].tolist()],
-            "mistakes": [describe_sample(place) for place in wrong[: self.samples].tolist()],
+            "first": [describe_sample(place) for place in _select_evenly(places.tolist(), shown)],
+            "mistakes": [describe_sample(place) for place in wrong[:mistakes].tolist()],
         }
 
     def _encode_image(self, inputs: Any, place: int) -> str | None:
@@ -232,6 +252,11 @@ class Report(Hook):
         if text not in self._warned:
             log.warning("HOOKS.report: " + text, *values)
         self._warned.add(text)
+
+
+def _select_evenly(places: Sequence[int], count: int) -> list[int]:
+    count = min(count, len(places))
+    return [places[number * len(places) // count] for number in range(count)]
 
 
 def write_last_report(folder: RunFolder) -> None:

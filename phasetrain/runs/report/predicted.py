@@ -24,7 +24,7 @@ MAX_CONFUSIONS = 12
 """Number of most frequent confusions that are listed."""
 
 GROUPS = {
-    "first": "First samples",
+    "first": "Samples of the test",
     "mistakes": "Mistakes in the first batch, the most confident first",
 }
 """Group of samples -> heading."""

@@ -50,7 +50,7 @@ def test_samples(tmp_path: Path) -> None:
     right = SAMPLE | {"prediction": "cat", "image": None, "confidence": None}
     text, problems = section(tmp_path, first=[right], mistakes=[SAMPLE])
     assert problems == []
-    assert text.index("First samples") < text.index("Mistakes")
+    assert text.index("Samples of the test") < text.index("Mistakes")
     assert f'<img src="{IMAGE}" alt="sample 7">' in text
     assert text.count("sample right") == text.count("sample wrong") == text.count("no image") == 1
     assert "<b>dog</b> 75 %" in text
