@@ -296,7 +296,7 @@ class TestCommandLine:
         assert main(["runs", "diff", str(unbroken), str(tmp_path)]) == 1
         shown = capsys.readouterr().out
         assert "update 1: same samples, same batch content, same lr, different loss" in shown
-        assert re.search(r"LOSS\.label_smoothing +absent +0\.1 +forbidden", shown)
+        assert re.search(r"LOSS\.label_smoothing +default \(0\.0\) +0\.1 +forbidden", shown)
         assert re.search(r"threads +1 +64", shown)
 
     def test_exit_code_is_0_for_equal_ledgers_and_2_for_errors(

@@ -451,9 +451,8 @@ def _format_side(path: str, value: Any, config: Mapping[str, Any]) -> str:
     if value is not ABSENT:
         return format_value(value)
     place, _, name = path.rpartition(".")
-    pattern = part_pattern(place)
     part = _find_part(place, config)
-    if pattern is None or part is None:
+    if part is None:
         return format_value(value)
     # Only parts that are registered already: a comparison runs no code that a config names.
     found = [slot.registry for slot in SLOTS if matches(place, slot.path)]
@@ -468,6 +467,9 @@ def _format_side(path: str, value: Any, config: Mapping[str, Any]) -> str:
 
 def _find_part(place: str, config: Mapping[str, Any]) -> str | None:
     """Return the name of the part at a place of a config; None if there is none."""
+    pattern = part_pattern(place)
+    if pattern is None:
+        return None
     node: Any = config
     for name in place.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
@@ -475,8 +477,6 @@ def _find_part(place: str, config: Mapping[str, Any]) -> str | None:
         return node
     if not isinstance(node, Mapping):
         return None
-    pattern = part_pattern(place)
-    assert pattern is not None, "asked for a place of a part"
     found = node.get(PARTS[pattern])
     if found is None and any(matches(place, one) for one in DEFAULT_NAMES):
         found = place.rpartition(".")[2]
