@@ -108,6 +108,15 @@ class ClassOverlap(PixelMeter):
     """
 
     first = "mean"
+    name: str
+
+    def __init__(
+        self,
+        classes: int,
+        ignore_index: int | None = IGNORED,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(self.name, classes, ignore_index, class_names)
 
     @abstractmethod
     def divide(self, hits: Tensor, true: Tensor, predicted: Tensor) -> Tensor:
@@ -152,13 +161,7 @@ class MeanIoU(ClassOverlap):
         ConfigError: on compute: a target is outside the classes.
     """
 
-    def __init__(
-        self,
-        classes: int,
-        ignore_index: int | None = IGNORED,
-        class_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__("mean_iou", classes, ignore_index, class_names)
+    name = "mean_iou"
 
     def divide(self, hits: Tensor, true: Tensor, predicted: Tensor) -> Tensor:
         """Return intersection over union of each class, NaN if it is absent."""
@@ -182,13 +185,7 @@ class Dice(ClassOverlap):
         ConfigError: on compute: a target is outside the classes.
     """
 
-    def __init__(
-        self,
-        classes: int,
-        ignore_index: int | None = IGNORED,
-        class_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__("dice", classes, ignore_index, class_names)
+    name = "dice"
 
     def divide(self, hits: Tensor, true: Tensor, predicted: Tensor) -> Tensor:
         """Return the Dice score of each class, NaN if it is absent."""
