@@ -40,8 +40,8 @@ class RunResult:
     """The outcome of a run.
 
     Attributes:
-        state: `finished`, `interrupted`, `preempted`, `planned`, `tested`, `extracted`, `found`,
-            `replayed`, `submitted`, or `failed` with `on_exception="ignore"`.
+        state: `finished`, `paused`, `interrupted`, `preempted`, `planned`, `tested`, `extracted`,
+            `found`, `replayed`, `submitted`, or `failed` with `on_exception="ignore"`.
         exit_code: exit code of the process.
         folder: the run folder.
         reason: why the run ended.

@@ -29,6 +29,7 @@ class Consensus:
     Attributes:
         stopping: reason for the stop once all ranks have agreed on it; else empty.
         interrupted: whether the run is only interrupted and may be resumed.
+        paused: whether it is interrupted by `pause`.
         ending: reason for which the run ends for good, once the engine has turned the stop into
             the last tests; else empty. An interruption may still stop those.
     """
@@ -47,6 +48,7 @@ class Consensus:
         self._in_flight: tuple[Any, torch.Tensor] | None = None
         self.stopping = ""
         self.interrupted = False
+        self.paused = False
         self.ending = ""
 
     def ask_stop(self, reason: str, *, interrupted: bool) -> None:
@@ -60,6 +62,13 @@ class Consensus:
             self._requests.add("stop")
         if self._world.is_single_process:
             self.stopping, self.interrupted = self._reason
+
+    def pause(self, reason: str) -> None:
+        """Interrupt the run at this boundary, without a round of messages; every rank has to
+        call."""
+        self.stopping = reason
+        self.interrupted = True
+        self.paused = True
 
     def begin_ending(self) -> None:
         """Let the run continue with its last tests after a stop for good; every rank has to
@@ -141,19 +150,23 @@ class Consensus:
         self._agreed.discard(request)
         return True
 
-    def agree(self, *, wait: bool = False) -> bool:
+    def agree(self, *, wait: bool = False, pause: str = "") -> bool:
         """Pass a boundary between two steps and return whether the run stops here.
 
         Args:
             wait: agree on the requests made up to now, not only up to the previous boundary;
                 used at the end of a phase.
+            pause: why the run pauses here unless it stops anyway; the same on all ranks, or empty.
         """
         if self._world.is_single_process:
             self.stopping, self.interrupted = self._reason
-        if self._world.is_single_process or self.stopping:
-            return bool(self.stopping)
-        self._receive_agreement()
-        if not self.stopping:
+        if not self.stopping and not self._world.is_single_process:
+            self._receive_agreement()
+        # Before anything is sent: requests of this boundary are kept in the checkpoint, and are
+        # sent by the resume.
+        if pause and not self.stopping:
+            self.pause(pause)
+        if not self.stopping and not self._world.is_single_process:
             self._send_requests()
             if wait:
                 self._receive_agreement()

@@ -39,6 +39,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             tested like one whose plan ends there; without stages it ends at once.
         completes_first_steps: whether a phase that has begun is left after its first step at the
             earliest, because hooks act in `on_phase_start` and would act again in a resume.
+        pause_at: update after which the run pauses, with the tests that follow it; None: never.
         is_phase_begun: whether such a phase has begun and its first step is not complete; nothing
             may be saved then.
     """
@@ -66,6 +67,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.resumed_from = ""
         self.completes_first_steps = False
         self.is_phase_begun = False
+        self.pause_at: int | None = None
         self._events: Any = None
         self._out: StepOutput | None = None
         # Weak: a generator that the caller has dropped is closed by Python itself.
@@ -175,7 +177,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                 self.is_phase_begun = False
                 self.hooks.on_step(self, phase, require_output(self._out))
                 clock.switch_to("data")
-                if self.consensus.agree():
+                if self.consensus.agree(pause=self._find_pause(phase)):
                     if not self._begin_ending():
                         return
                     if phase.is_train:
@@ -215,7 +217,22 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         if self.stopping:  # the checkpoint was saved between the stop and the tests
             self._begin_ending()
         while self._has_phases_left():
-            yield from self.run_phase(self.plan.phases[self.state.phase])
+            phase = self.plan.phases[self.state.phase]
+            # Here as well as between two steps: the next update may be the first one of a phase.
+            if pause := self._find_pause(phase):
+                self.consensus.pause(pause)
+                return
+            yield from self.run_phase(phase)
+
+    def _find_pause(self, phase: Phase) -> str:
+        """Return why the run pauses before the next step of a phase, or an empty string."""
+        state = self.state
+        if self.pause_at is None or state.updates < self.pause_at or self.consensus.ending:
+            return ""
+        # Every rank counts the updates, so all of them pause together.
+        if phase.is_train and state.step < phase.steps:
+            return f"RUN.pause_at = {self.pause_at}"
+        return ""
 
     def _has_phases_left(self) -> bool:
         state = self.state

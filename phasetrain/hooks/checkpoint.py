@@ -207,7 +207,8 @@ class CheckpointHook(Hook):
         grace = self.settings.grace_seconds
         self._ending = True
         interrupted = run.consensus.interrupted
-        if interrupted and grace is not None:
+        paused = run.consensus.paused
+        if interrupted and not paused and grace is not None:
             self._finish_save(run)  # also measures how long a save takes
             # Each rank has measured another duration, and all have to skip the save together.
             if run.world.broadcast(self._save_seconds > grace):
@@ -220,9 +221,10 @@ class CheckpointHook(Hook):
                 return
         saves = interrupted or self.settings.at_end
         if saves:
-            self.save(run, "signal" if interrupted else "end")
+            why = "signal" if interrupted else "end"
+            self.save(run, "pause" if paused else why)
         self._finish_save(run)
-        if saves and not interrupted:
+        if saves and (paused or not interrupted):
             run.world.run_on_main(
                 lambda: _check_last_save(self._saved_at == _current_position(run))
             )
@@ -429,8 +431,8 @@ def has_rule(settings: CheckpointSection) -> bool:
 def _check_last_save(is_saved: bool) -> None:  # noqa: FBT001 - called in one place
     if not is_saved:
         raise SaveError(
-            "the training is complete, and its last checkpoint could not be saved (see above); "
-            "fix the cause and run the same command again to resume from the newest checkpoint"
+            "the training has ended or paused, and its last checkpoint could not be saved (see "
+            "above); fix the cause and run the same command again to resume from the newest checkpoint"
         )
 
 

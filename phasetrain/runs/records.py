@@ -144,7 +144,8 @@ class StatusRecord:
     """The state of a run, or of one of its earlier attempts.
 
     Attributes:
-        state: `running`, `finished`, `interrupted`, `preempted` or `failed`; empty if unknown.
+        state: `running`, `finished`, `paused`, `interrupted`, `preempted` or `failed`; empty if
+            unknown.
         attempt: number of the attempt, from 1; 0 if unknown.
         updates: updates done.
         reached: largest number of updates that any attempt has reached.

@@ -28,7 +28,7 @@ from phasetrain.runtime.storage import Storage, open_storage
 ESSENTIAL = ("RUN", "DATA", "MODEL", "OPTIMIZER")
 """Sections in the config of every run."""
 
-OF_COMMAND = ("dir", "engine", "resume", "allow", "step", "checkpoint")
+OF_COMMAND = ("dir", "engine", "resume", "allow", "step", "checkpoint", "pause_at")
 """Keys of RUN that belong to one command, and that the next command on the folder does not
 inherit."""
 

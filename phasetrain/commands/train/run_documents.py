@@ -91,8 +91,8 @@ FILES = {
     "steps.ledger": "a short binary record per update, for `phasetrain replay` and `runs diff`",
     "log.txt, log-1.txt, ...": "log of rank 0, 1, ...",
     "stacks.txt": "stack traces of all threads, after SIGUSR2 or if no step completed for long",
-    "status.json": "state (running, finished, interrupted, preempted, failed), reason, exit code, time, "
-    "heartbeat",
+    "status.json": "state (running, finished, paused, interrupted, preempted, failed), reason, "
+    "exit code, time, heartbeat",
     "owner.json, run.lock": "the process that is running; deleted when it ends",
     "checkpoints/": "a folder per checkpoint, named by completed phases and steps of the next",
     "numerics/": "batches and weights of updates that were not finite, for `phasetrain replay`",
@@ -324,8 +324,8 @@ def _format_program(setup: Setup) -> str:
 
 def _command_words(setup: Setup) -> list[str]:
     given = setup.composed.overrides
-    # The command that resumes, not the one that starts over.
-    given = tuple(word for word in given if key_of(word) != "RUN.resume")
+    # The command that resumes, not the one that starts over or pauses.
+    given = tuple(word for word in given if key_of(word) not in ("RUN.resume", "RUN.pause_at"))
     words = [*_config_dir_flags(setup), *given]
     if "RUN.dir" not in map(key_of, words):
         words.append(f"RUN.dir={quote_value(setup.config.RUN.dir)}")
@@ -422,7 +422,8 @@ def _read_commit(folder: Path) -> str | None:
 def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[str] = ()) -> str:
     """Return reproduce.sh."""
     size = setup.world.size
-    own = ("RUN.dir", "RUN.resume", "RUN.allow")  # these describe the folder, not the training
+    # These describe the folder or the command, not the training.
+    own = ("RUN.dir", "RUN.resume", "RUN.allow", "RUN.pause_at")
     words = [word for word in setup.composed.overrides if key_of(word) not in own]
     # The number of threads is part of the bits, and its default depends on the machine.
     if "MACHINE.threads" not in map(key_of, words):

@@ -120,7 +120,10 @@ def final_lines(
 def stopped_lines(setup: Setup, state: RunState, plan: Plan, reason: str) -> Pairs:
     """Return the lines of a run that was stopped and can be resumed."""
     at = f"update {state.updates} of {plan.updates}"
-    return [("end", f"stopped by {reason} at {at}; resume with: {format_resume(setup)}")]
+    verb = "stopped"
+    if reason.startswith("RUN.pause_at"):
+        verb = "paused"
+    return [("end", f"{verb} by {reason} at {at}; resume with: {format_resume(setup)}")]
 
 
 def format_timeline(plan: Plan) -> str:

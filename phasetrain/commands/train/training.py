@@ -170,6 +170,7 @@ class Training:
             clock=self.clock,
         )
         engine.stages = self.builder.stages(self.data)
+        engine.pause_at = setup.config.RUN.pause_at
         if world.is_single_process:
             engine.completes_first_steps = engine.hooks.acts_at_phase_start
             # A single process leaves a wait for slow data at once; several ranks agree on the stop
@@ -419,6 +420,8 @@ class Training:
             reason = self.signals.stop_name
         else:
             reason = engine.stopping
+        if engine.consensus.paused:  # what was asked for, and no failure
+            return replace(result, state="paused", exit_code=0, reason=engine.stopping)
         code = 0
         if reason in signal.Signals.__members__:
             # as a shell reports a signal, so that a scheduler tells a preemption from a failure

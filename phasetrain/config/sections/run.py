@@ -58,6 +58,15 @@ class RunSection(Section):
         resume="free",
         ge=1,
     )
+    # Free, since a paused run ends with the bits of one that was never paused.
+    pause_at: int | None = key(
+        None,
+        "update after which the run pauses: it makes the tests that follow, saves and ends with "
+        "exit code 0; the same command without it continues. It is no part of the run; null: no "
+        "pause",
+        resume="free",
+        ge=1,
+    )
     # Free, since the names of the parts count and not the module that registers them.
     imports: tuple[str, ...] = key(
         [],

@@ -9,7 +9,7 @@ from phasetrain.runs.report.reading import RunReport, flatten
 from phasetrain.runtime.clock import goodput
 from phasetrain.runtime.format import format_count, format_duration, format_metric, format_percent
 
-STATES = ("finished", "running", "preempted", "interrupted", "failed", "killed")
+STATES = ("finished", "running", "paused", "preempted", "interrupted", "failed", "killed")
 """States with a colour in report.css."""
 
 
