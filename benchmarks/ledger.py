@@ -30,7 +30,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hook, Hooks, LedgerHook
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.ledger import FILE, HEADER
+from phasetrain.runs.ledger import FILE, HEADER_BYTES
 from phasetrain.tasks import Builder
 
 COMMON = (
@@ -122,7 +122,7 @@ def measure(name: str, training: Training, content: str, repetitions: int, *, wh
         if turn:
             spent += hook.seconds
             above.append((plain - bare) / training.updates)
-    size = (training.folder / FILE).stat().st_size - len(HEADER)
+    size = (training.folder / FILE).stat().st_size - HEADER_BYTES
     more = median(above) * 1e6 if whole else None
     return Row(name, median(spent) * 1e6, mean(spent) * 1e6, more, size / training.updates)
 

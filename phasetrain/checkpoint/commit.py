@@ -36,6 +36,8 @@ class Facts:
         healthy: whether model and loss contain no NaN; a resume prefers healthy checkpoints.
         metrics: values measured with exactly these weights, by `split/name`.
         name: name under which a hook requested it; named checkpoints are never deleted.
+        ledger: root of the ledger's hash chain up to the last update, in hex; empty without a
+            chain.
     """
 
     why: str = ""
@@ -43,6 +45,7 @@ class Facts:
     healthy: bool = True
     metrics: Mapping[str, float] = field(default_factory=dict)
     name: str = ""
+    ledger: str = ""
 
 
 @dataclass(frozen=True)

@@ -321,6 +321,7 @@ def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
         "model": str(config["MODEL"]["name"]),
         "config": trajectory_digest(config, classify_hooks(default_schema(), config)),
         "metrics": json.dumps(dict(manifest.facts.metrics)),
+        "ledger": manifest.facts.ledger,
     }
     return Weights(taken, facts, loaded, _list_transforms(config))
 

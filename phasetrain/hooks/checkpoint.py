@@ -26,6 +26,7 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.repeats import encode_plan
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
+from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.monitors.monitor import Monitor
 from phasetrain.hooks.run_state import collect_state, restore
 from phasetrain.runtime.clock import DAY, young_interval
@@ -290,7 +291,7 @@ class CheckpointHook(Hook):
         # Metrics of earlier weights would give this checkpoint a wrong rank.
         if updates != run.state.updates:
             metrics = {}
-        facts = Facts(why, epochs, metrics=metrics, name=name)
+        facts = Facts(why, epochs, metrics=metrics, name=name, ledger=_find_root(run))
         self._saved_at = position
         draft = self._make_draft(run, facts)
         if draft is not None:
@@ -473,6 +474,12 @@ def _check_state(run: Run) -> None:
 def _check_folder(run: Run) -> None:
     if run.folder is not None and run.folder.lost:
         raise FolderInUseError(run.folder.lost, code=run.folder.lost_code)
+
+
+def _find_root(run: Run) -> str:
+    """Return the root of the ledger, which has written all records; empty without a ledger."""
+    hooks = run.hooks.by_label.values()
+    return next((hook.root for hook in hooks if isinstance(hook, LedgerHook)), "")
 
 
 def _current_position(run: Run) -> tuple[int, int, str]:

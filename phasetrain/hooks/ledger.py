@@ -29,19 +29,20 @@ from phasetrain.hooks.ledger_content import (
     select_weights,
     to_memory_order,
 )
+from phasetrain.models.digest import hash_state
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.runs.ledger import (
     FILE,
     FULL,
-    HEADER,
     NORM,
     PROCESSES_SHIFT,
-    RECORD_BYTES,
     SAMPLED,
     SHARDED_WEIGHTS,
     SKIPPED,
+    UNKNOWN_START,
+    InvalidLedgerError,
+    LedgerHeader,
     LedgerRecord,
-    count_records,
 )
 from phasetrain.runtime.storage import LogFile
 
@@ -76,7 +77,7 @@ RankRecord = tuple[LedgerRecord, bytes]
 
 @HOOKS.register("ledger")
 class LedgerHook(Hook):
-    """Appends a record of 76 bytes per update to `steps.ledger` in the run folder.
+    """Appends a record of 92 bytes per update to `steps.ledger` in the run folder.
 
     Batches are hashed as the task gets them, before any hook that comes later replaces them. On the
     CPU everything is hashed at once. On other devices small copies stay on the device and are
@@ -89,6 +90,10 @@ class LedgerHook(Hook):
         flush_every: updates between two writes; records are also written before each checkpoint
             and after each phase.
         deferred: keep copies until records are written; None means on every device but the CPU.
+
+    Attributes:
+        root: hash of the chain up to the last record that was written, in hex, on rank 0; empty in
+            a run that began with version 1.
     """
 
     observe_only = True
@@ -109,6 +114,8 @@ class LedgerHook(Hook):
         self._file: LogFile | None = None
         self._is_main = True
         self._records = 0
+        self._header = LedgerHeader()
+        self._link = b""
         self._pending: list[PendingRecord] = []
         self._skipped: set[int] = set()
         self._parameters: list[Tensor] = []
@@ -125,9 +132,12 @@ class LedgerHook(Hook):
         else:
             self._defers = self.deferred
         self._is_main = run.world.is_main
+        start = _hash_initial_weights(run)
         if self._is_main:
             self._file = run.folder.log(FILE)
-            self._records = truncate_ledger(self._file, self._records)
+            self._records, self._header, self._link = truncate_ledger(
+                self._file, self._records, start
+            )
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Hash the sample indices of a micro-batch, and its content as asked for."""
@@ -204,8 +214,10 @@ class LedgerHook(Hook):
         self._flush(run)
 
     def on_end(self, run: Run) -> None:
-        """Write the pending records."""
+        """Write the pending records, and the root into status.json."""
         self._flush(run)
+        if self._is_main and self.root and run.folder is not None:
+            run.folder.note(ledger=self.root)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Write the pending records; they help to find the cause."""
@@ -215,6 +227,11 @@ class LedgerHook(Hook):
         with suppress(NumericsError):  # perhaps the error that is being raised
             run.task.updater.resolve()
         self._flush(run, resolved=True)
+
+    @property
+    def root(self) -> str:
+        """See the class."""
+        return self._link.hex() if self._header.is_chained else ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of records."""
@@ -258,10 +275,17 @@ class LedgerHook(Hook):
         by_rank = run.world.gather(list(self._finish_records(pending)))
         if self._file is None or by_rank is None:
             return
-        lines = [merge_ranks(records) for records in zip(*by_rank, strict=True)]
+        lines = [self._encode(merge_ranks(records)) for records in zip(*by_rank, strict=True)]
         self._file.write(b"".join(lines))
         self._records += len(lines)
         self._file.flush_or_warn()
+
+    def _encode(self, record: LedgerRecord) -> bytes:
+        """Return the bytes of the next record."""
+        if not self._header.is_chained:
+            return record.encode()
+        data, self._link = record.encode_linked(self._link)
+        return data
 
     def _finish_records(self, pending: Sequence[PendingRecord]) -> Iterator[RankRecord]:
         """Yield the records of this rank, with one copy per device and type for all of them."""
@@ -310,29 +334,56 @@ def _detach_scalar(value: Tensor) -> Tensor:
     return value.detach().reshape(())
 
 
-def truncate_ledger(file: LogFile, covered: int) -> int:
-    """Truncate a ledger to the records that a checkpoint covers; return how many it has."""
-    complete = count_records(file.size)
-    has_header = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
-    if covered and not (has_header and complete >= covered):
-        found = f"{complete} records" if has_header else "no header that this version can read"
+def _hash_initial_weights(run: Run) -> bytes:
+    """Return the digest of the initial weights; UNKNOWN_START later in the run, or if this rank
+    does not need it."""
+    is_needed = run.world.is_main or run.task.shards_weights  # shards are gathered by all ranks
+    if run.state.updates or not is_needed:
+        return UNKNOWN_START
+    return bytes.fromhex(hash_state(run.task.shared_state()["model"]))
+
+
+def truncate_ledger(
+    file: LogFile, covered: int, start: bytes = UNKNOWN_START
+) -> tuple[int, LedgerHeader, bytes]:
+    """Truncate a ledger to the records that a checkpoint covers.
+
+    Args:
+        file: the ledger.
+        covered: number of records that the checkpoint covers.
+        start: digest of the initial weights, for the header of a ledger that begins.
+
+    Returns:
+        The number of records that it has, its header, and the link of its last record.
+    """
+    data = file.read() if covered and file.size else b""
+    header = None
+    with suppress(InvalidLedgerError):
+        header = LedgerHeader.decode(data)
+    complete = header.count_records(len(data)) if header else 0
+    if complete < covered:
+        found = f"{complete} records" if header else "no header that this version can read"
         log.warning(
             "%s has %s, and the checkpoint covers %d: earlier records are lost",
             file.path,
             found,
             covered,
         )
-    if not has_header:
+    # A run that begins has the header of this version, whatever an attempt without a checkpoint
+    # has left; a run that continues keeps its version.
+    if header is None:
+        header = LedgerHeader(start=start)
         file.truncate(0)
-        file.write(HEADER)
-        return 0
+        file.write(header.encode())
+        return 0, header, header.first_link
     kept = min(covered, complete)
     # This also cuts off a record that a kill has left torn.
-    file.truncate(len(HEADER) + kept * RECORD_BYTES)
-    return kept
+    file.truncate(header.size + kept * header.record_bytes)
+    link = header.read_link(data, kept) if header.is_chained else b""
+    return kept, header, link
 
 
-def merge_ranks(records: Sequence[RankRecord]) -> bytes:
+def merge_ranks(records: Sequence[RankRecord]) -> LedgerRecord:
     """Return the record of an update from the records of all ranks, as it is in the file.
 
     The hash of the sample indices does not depend on the number of ranks; the hash of the content
@@ -340,7 +391,7 @@ def merge_ranks(records: Sequence[RankRecord]) -> bytes:
     """
     first, _ = records[0]
     if len(records) == 1:
-        return first.encode()
+        return first
     content = first.content
     if first.flags & (SAMPLED | FULL):
         contents = (record.content.to_bytes(8, "little") for record, _ in records)
@@ -348,4 +399,4 @@ def merge_ranks(records: Sequence[RankRecord]) -> bytes:
     flags = first.flags | len(records) << PROCESSES_SHIFT
     # The indices are joined, not their hashes, so that every world size gives the same hash.
     ids = hash_bytes(b"".join(indices for _, indices in records))
-    return first._replace(ids=ids, flags=flags, content=content).encode()
+    return first._replace(ids=ids, flags=flags, content=content)

@@ -1,13 +1,18 @@
 """The ledger of a run: one short binary record per update, in steps.ledger.
 
-A header of 16 bytes (magic, version and size of a record, little-endian), followed by records of a
-fixed size in the order of the updates. Equal runs have equal bytes, however often they were
-killed.
+A header (magic, version and size of a record, little-endian; from version 2 on the digest of the
+initial weights), followed by records of a fixed size in the order of the updates. Equal runs have
+equal bytes, however often they were killed.
+
+From version 2 on the records form a hash chain: each ends with a hash over itself and the hash of
+the record before it, and the first one over the header. The hash of the last record, the root,
+therefore stands for the initial weights and every update.
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -17,7 +22,15 @@ FILE = "steps.ledger"
 """Name of the file in a run folder."""
 
 MAGIC = b"PHTLEDGR"
-VERSION = 1
+VERSION = 2
+"""The version that new runs write; runs that began with version 1 continue with it."""
+
+LINK_BYTES = 16
+"""Size of the hash that chains a record to the one before it."""
+
+UNKNOWN_START = bytes(32)
+"""Digest of the initial weights in a ledger that does not begin with the first update."""
+
 SKIPPED = 1
 NORM = 2
 SAMPLED = 4
@@ -34,20 +47,24 @@ PROCESSES_SHIFT = 16
 _HEADER = struct.Struct("<8sII")
 _RECORD = struct.Struct("<QIIIIQQQddd")
 _CHECK = struct.Struct("<I")
-RECORD_BYTES = _RECORD.size + _CHECK.size
-HEADER = _HEADER.pack(MAGIC, VERSION, RECORD_BYTES)
+_RECORD_BYTES = {1: _RECORD.size + _CHECK.size, 2: _RECORD.size + LINK_BYTES + _CHECK.size}
+RECORD_BYTES = _RECORD_BYTES[VERSION]
+HEADER_BYTES = _HEADER.size + len(UNKNOWN_START)
+"""Sizes of a record and of the header in the version that new runs write."""
 
-_LAYOUT = np.dtype(
-    [
-        ("updates", "<u8"),
-        *((name, "<u4") for name in ("phase", "step", "samples", "flags")),
-        *((name, "<u8") for name in ("ids", "content", "weights")),
-        *((name, "<f8") for name in ("loss", "norm", "lr")),
-        ("check", "<u4"),
-    ]
+_FIELDS = (
+    ("updates", "<u8"),
+    *((name, "<u4") for name in ("phase", "step", "samples", "flags")),
+    *((name, "<u8") for name in ("ids", "content", "weights")),
+    *((name, "<f8") for name in ("loss", "norm", "lr")),
 )
-# The layout repeats _RECORD field by field, so that numpy reads the whole file in one pass.
-assert _LAYOUT.itemsize == RECORD_BYTES
+# A void type keeps all bytes of a link; numpy's type for bytes would drop zeros at its end.
+_LAYOUTS = {
+    1: np.dtype([*_FIELDS, ("check", "<u4")]),
+    2: np.dtype([*_FIELDS, ("link", f"V{LINK_BYTES}"), ("check", "<u4")]),
+}
+# The layouts repeat _RECORD field by field, so that numpy reads the whole file in one pass.
+assert all(layout.itemsize == _RECORD_BYTES[one] for one, layout in _LAYOUTS.items())
 
 COMPONENTS = ("samples", "batch content", "lr", "loss", "gradient norm", "weights")
 """Components of an update, causes before their effects."""
@@ -55,6 +72,75 @@ COMPONENTS = ("samples", "batch content", "lr", "loss", "gradient norm", "weight
 
 class InvalidLedgerError(ValueError):
     """The bytes do not begin with the header of a ledger."""
+
+
+@dataclass(frozen=True)
+class LedgerHeader:
+    """The header of a ledger.
+
+    Attributes:
+        version: 1, or 2 with a hash chain.
+        start: SHA-256 of the initial weights, see `phasetrain.models.digest`; UNKNOWN_START in
+            version 1, and if the ledger does not begin with the first update.
+    """
+
+    version: int = VERSION
+    start: bytes = UNKNOWN_START
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the header."""
+        return _HEADER.size + (len(self.start) if self.is_chained else 0)
+
+    @property
+    def record_bytes(self) -> int:
+        """Number of bytes of a record."""
+        return _RECORD_BYTES[self.version]
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether the records form a hash chain."""
+        return self.version > 1
+
+    @property
+    def first_link(self) -> bytes:
+        """The hash that stands in for the record before the first one."""
+        return blake2b(self.encode(), digest_size=LINK_BYTES).digest()
+
+    def encode(self) -> bytes:
+        """Return the bytes of the header in the file."""
+        head = _HEADER.pack(MAGIC, self.version, self.record_bytes)
+        return head + self.start if self.is_chained else head
+
+    @classmethod
+    def decode(cls, data: bytes, path: str = FILE) -> "LedgerHeader":
+        """Read the header at the beginning of a ledger.
+
+        Raises:
+            InvalidLedgerError: there is none, or one of a later version.
+        """
+        for version, size in _RECORD_BYTES.items():
+            if data.startswith(_HEADER.pack(MAGIC, version, size)):
+                header = cls(version, data[_HEADER.size : HEADER_BYTES])
+                if version == 1:
+                    return cls(version)
+                if len(header.start) == len(UNKNOWN_START):
+                    return header
+        raise InvalidLedgerError(
+            f"{path} does not begin as a ledger of version {VERSION} or earlier does "
+            f"({data[: _HEADER.size]!r}); it was damaged, or a later version wrote it"
+        )
+
+    def count_records(self, size: int) -> int:
+        """Return the number of complete records in a file of `size` bytes."""
+        return max(0, size - self.size) // self.record_bytes
+
+    def read_link(self, data: bytes, count: int) -> bytes:
+        """Return the hash of the first `count` records of a chained ledger with this content."""
+        if not count:
+            return self.first_link
+        end = self.size + count * self.record_bytes - _CHECK.size
+        return data[end - LINK_BYTES : end]
 
 
 # A tuple rather than a dataclass, because one is made, changed and packed at every update.
@@ -90,10 +176,23 @@ class LedgerRecord(NamedTuple):
     lr: float
 
     def encode(self) -> bytes:
-        """Return the bytes of the record in the file, with a CRC-32 at the end."""
+        """Return the bytes of the record in a ledger of version 1, with a CRC-32 at the end."""
         # A checksum per record: one flipped bit costs one update, not the rest of the file.
         data = _RECORD.pack(*self)
         return data + _CHECK.pack(crc32(data))
+
+    def encode_linked(self, previous: bytes) -> tuple[bytes, bytes]:
+        """Return the bytes of the record in a chained ledger, and its link.
+
+        Args:
+            previous: link of the record before it, or `LedgerHeader.first_link`.
+        """
+        data = _RECORD.pack(*self)
+        link = blake2b(previous + data, digest_size=LINK_BYTES).digest()
+        data += link
+        # The checksum as well: a damaged record breaks the chain at two records, and the checksum
+        # tells which of them it is.
+        return data + _CHECK.pack(crc32(data)), link
 
     @property
     def processes(self) -> int:
@@ -171,16 +270,18 @@ class Ledger(Mapping[int, LedgerRecord]):
         torn: bytes of an incomplete record at the end; a kill leaves them, and a resume cuts them
             off.
         damaged: positions of records, from 0, with a wrong checksum; they are skipped.
+        header: its header.
     """
 
     path: str
     torn: int
     damaged: tuple[int, ...]
+    header: LedgerHeader
     _rows: Any = field(repr=False)
     _places: dict[int, int] = field(repr=False)
 
     def __getitem__(self, updates: int) -> LedgerRecord:
-        return LedgerRecord(*self._rows[self._places[updates]].item()[:-1])
+        return LedgerRecord(*self._rows[self._places[updates]].item()[: len(_FIELDS)])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._places)
@@ -193,24 +294,53 @@ class Ledger(Mapping[int, LedgerRecord]):
         """The last update, 0 if there is none."""
         return max(self._places, default=0)
 
+    def root_at(self, updates: int) -> str:
+        """Return the hash of the chain up to an update, in hex; of 0 updates, that of the header.
+
+        Empty if the ledger has no chain, or no such update.
+        """
+        if not self.header.is_chained:
+            return ""
+        if not updates:
+            return self.header.first_link.hex()
+        place = self._places.get(updates)
+        return "" if place is None else bytes(self._rows["link"][place]).hex()
+
+    def find_broken_link(self) -> int | None:
+        """Return the first update whose hash does not follow from the record before it; None if
+        the chain holds, or if there is none."""
+        if not self.header.is_chained:
+            return None
+        previous = self.header.first_link
+        content = self._rows.tobytes()
+        size = self.header.record_bytes
+        for place in range(len(self._rows)):
+            begin = place * size
+            data = content[begin : begin + _RECORD.size]
+            link = content[begin + _RECORD.size : begin + _RECORD.size + LINK_BYTES]
+            if blake2b(previous + data, digest_size=LINK_BYTES).digest() != link:
+                return int(self._rows["updates"][place])
+            previous = link
+        return None
+
 
 def parse_ledger(data: bytes, path: str = FILE) -> Ledger:
     """Parse the content of a ledger.
 
     Raises:
-        InvalidLedgerError: the file has no header of this version.
+        InvalidLedgerError: the file has no header that this version can read.
     """
+    header = LedgerHeader.decode(data, path)
     table = parse_rows(data, path)
-    body = data[len(HEADER) :]
+    body = data[header.size :]
+    size = header.record_bytes
     # zlib.crc32 takes one buffer at a time, so the checks cannot be vectorized
-    checks = [
-        crc32(body[at : at + _RECORD.size])
-        for at in range(0, len(table) * RECORD_BYTES, RECORD_BYTES)
-    ]
+    checks = [crc32(body[at : at + size - _CHECK.size]) for at in range(0, len(table) * size, size)]
     is_valid = table["check"] == np.array(checks, dtype=np.uint32)
     places = {int(table["updates"][place]): int(place) for place in np.flatnonzero(is_valid)}
     damaged = tuple(int(place) for place in np.flatnonzero(~is_valid))
-    return Ledger(path, len(body) % RECORD_BYTES, damaged, table, dict(sorted(places.items())))
+    ordered = dict(sorted(places.items()))
+    return Ledger(path, len(body) % size, damaged, header, table, ordered)
 
 
 def parse_rows(data: bytes, path: str = FILE) -> Any:
@@ -218,25 +348,41 @@ def parse_rows(data: bytes, path: str = FILE) -> Any:
     verifying checksums.
 
     Raises:
-        InvalidLedgerError: the file has no header of this version.
+        InvalidLedgerError: the file has no header that this version can read.
     """
-    begin = data[: len(HEADER)]
-    if begin != HEADER:
-        raise InvalidLedgerError(
-            f"{path} does not begin as a ledger of version {VERSION} does ({begin!r}); it was "
-            "damaged, or another version wrote it"
-        )
+    header = LedgerHeader.decode(data, path)
     # An explicit count: a kill may have torn the last record, and frombuffer wants whole ones.
-    return np.frombuffer(
-        data, _LAYOUT, (len(data) - len(HEADER)) // RECORD_BYTES, offset=len(HEADER)
-    )
+    count = header.count_records(len(data))
+    return np.frombuffer(data, _LAYOUTS[header.version], count, offset=header.size)
 
 
-def count_records(size: int) -> int:
-    """Return the number of complete records in a file of `size` bytes."""
-    return max(0, size - len(HEADER)) // RECORD_BYTES
+def count_records(head: bytes, size: int) -> int:
+    """Return the number of complete records in a ledger.
+
+    Args:
+        head: its first HEADER_BYTES bytes; other content has no records.
+        size: size of the file in bytes.
+    """
+    try:
+        return LedgerHeader.decode(head).count_records(size)
+    except InvalidLedgerError:
+        return 0
 
 
-def encode_ledger(records: Iterable[LedgerRecord]) -> bytes:
-    """Return the content of a ledger with these records."""
-    return HEADER + b"".join(record.encode() for record in records)
+def encode_ledger(records: Iterable[LedgerRecord], header: LedgerHeader | None = None) -> bytes:
+    """Return the content of a ledger with these records.
+
+    Args:
+        records: in the order of updates.
+        header: its header; by default of the present version, with unknown initial weights.
+    """
+    header = header or LedgerHeader()
+    parts = [header.encode()]
+    link = header.first_link
+    for record in records:
+        if header.is_chained:
+            data, link = record.encode_linked(link)
+        else:
+            data = record.encode()
+        parts.append(data)
+    return b"".join(parts)

@@ -87,7 +87,7 @@ class TestSame:
     ) -> None:
         (copy / "status.json").write_text('{"state": "failed"}')
         ledger = (copy / "steps.ledger").read_bytes()
-        (copy / "steps.ledger").write_bytes(ledger[: 16 + 3 * 76])
+        (copy / "steps.ledger").write_bytes(ledger[: 48 + 3 * 92])
         verdict = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], run=run_quietly)
         assert (verdict.exit_code, verdict.is_identical) == (0, True)
         assert "update 3" in verdict.text
@@ -313,7 +313,7 @@ class TestNotARun:
         (copy / "status.json").write_text('{"state": "preempted"}')
         (copy / "metrics.jsonl").unlink()
         content = (copy / "steps.ledger").read_bytes()
-        (copy / "steps.ledger").write_bytes(content[:16])
+        (copy / "steps.ledger").write_bytes(content[:48])
         if not ledger:
             (copy / "steps.ledger").unlink()
         with raises(ConfigError, code="rerun.nothing_to_compare"):

@@ -20,7 +20,7 @@ from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.hooks import checkpoint as checkpoint_hook
-from phasetrain.runs.ledger import FILE, HEADER, RECORD_BYTES
+from phasetrain.runs.ledger import FILE, HEADER_BYTES, RECORD_BYTES
 from phasetrain.runtime.machine import reseed
 from phasetrain.tasks import Position, Task
 
@@ -253,7 +253,7 @@ class TestEqualUpdates:
 
     def test_damaged_records_are_reported(self, unbroken: Path, copy: Path) -> None:
         data = bytearray((copy / FILE).read_bytes())
-        data[len(HEADER) + 2 * RECORD_BYTES + 40] ^= 1
+        data[HEADER_BYTES + 2 * RECORD_BYTES + 40] ^= 1
         (copy / FILE).write_bytes(data)
         found = diff(str(unbroken), str(copy))
         assert found.equal

@@ -23,6 +23,7 @@ from phasetrain.commands.pack.load_pack import load_pack
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.list_runs import compare_runs, list_runs
 from phasetrain.runs.history import read_history
+from phasetrain.runs.ledger import FILE, list_differences, parse_ledger
 from phasetrain.runtime.terminal import Terminal
 
 RELEASE = Path(__file__).parents[1] / "data" / "releases" / "0.1"
@@ -74,6 +75,14 @@ def test_resumed_run_has_the_digest_of_the_release(runs: Path) -> None:
     if not is_equal_machine(read_json(RELEASE / "stopped" / "environment.json")):
         pytest.skip("another torch, numpy or CPU than the release ran on")
     assert read_json(runs / "resumed" / "status.json")["digest"] == DIGEST
+
+
+def test_ledger_of_the_release_is_continued_in_its_version(runs: Path) -> None:
+    before, after = (
+        parse_ledger((runs / name / FILE).read_bytes()) for name in ("stopped", "resumed")
+    )
+    assert (before.header.version, after.header.version, len(after)) == (1, 1, 400)
+    assert [list_differences(after[number], before[number]) for number in before] == [[]] * 20
 
 
 def test_metrics_of_both_attempts_are_read_as_one_history(runs: Path) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, run_until_killed, train
+from harness import KillAfter, SaveEachStep, newest, run_until_killed, status, train
 from raising import raises
 
+from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NumericsError
@@ -28,18 +29,22 @@ from phasetrain.hooks.ledger_content import (
     to_array,
     to_memory_order,
 )
+from phasetrain.models.digest import hash_model
 from phasetrain.optim.update import updater
 from phasetrain.optim.update.steppers import GatedStepper, Stepper
 from phasetrain.runs.ledger import (
     FILE,
     FULL,
-    HEADER,
+    HEADER_BYTES,
     NORM,
     RECORD_BYTES,
     SAMPLED,
     Ledger,
+    LedgerHeader,
+    encode_ledger,
     parse_ledger,
 )
+from phasetrain.runtime.storage import Storage
 
 CUT = ("PHASES.epochs=2", "PHASES.limit.train=4")
 
@@ -90,7 +95,7 @@ def test_ledger_has_a_record_for_each_update(tmp_path: Path, words: list[str]) -
     assert {number: record.ids for number, record in found.items()} == notes.ids
     assert {record.flags for record in found.values()} == {SAMPLED | NORM if words else SAMPLED}
     assert len({record.weights for record in found.values()}) == 8
-    assert (tmp_path / FILE).stat().st_size == 16 + 8 * 76
+    assert (tmp_path / FILE).stat().st_size == 48 + 8 * 92
 
 
 @pytest.mark.by_default("sampled")
@@ -145,7 +150,7 @@ class TestResume:
     ) -> None:
         assert ledger(killed).last == 6
         data = bytearray((killed / FILE).read_bytes())
-        data[len(HEADER) + 5 * RECORD_BYTES + 3] ^= 255
+        data[HEADER_BYTES + 5 * RECORD_BYTES + 3] ^= 255
         (killed / FILE).write_bytes(bytes(data) + b"torn")
         train(killed, *CUT)
         assert (killed / FILE).read_bytes() == unbroken
@@ -203,7 +208,7 @@ class TestResume:
 
     @pytest.mark.parametrize(
         "damage",
-        [lambda data: data[: len(HEADER) + 2 * RECORD_BYTES + 5], lambda data: b"X" + data[1:]],
+        [lambda data: data[: HEADER_BYTES + 2 * RECORD_BYTES + 5], lambda data: b"X" + data[1:]],
         ids=["truncated", "without a header"],
     )
     def test_damaged_file_is_continued_with_a_warning(self, killed: Path, damage: Any) -> None:
@@ -226,6 +231,41 @@ class TestResume:
         )
         train(tmp_path, *CUT)
         assert list(ledger(tmp_path)) == [1, 2, 5, 6, 7, 8]
+
+
+class TestRoot:
+    """The root of the chain in checkpoints and status.json, and the initial weights under it."""
+
+    def test_each_manifest_has_the_root_up_to_its_update(
+        self, killed_once: Path, killed: Path
+    ) -> None:
+        train(killed, *CUT)
+        chain = ledger(killed)
+        assert chain.find_broken_link() is None
+        saved = list_checkpoints(Storage(), f"{killed}/checkpoints")[0]
+        roots = {one.manifest.state["updates"]: one.manifest.facts.ledger for one in saved}
+        assert roots == {number: chain.root_at(number) for number in (4, 8)}
+        assert status(killed)["ledger"] == chain.root_at(8)
+
+    def test_header_has_the_digest_of_the_initial_weights(self, tmp_path: Path) -> None:
+        class Look(Hook):
+            def on_phase_start(self, run: Any, phase: Any) -> None:
+                digests.append(hash_model(run.task.model))
+
+        digests: list[str] = []
+        train(tmp_path, *CUT, hooks={"look": Look()})
+        assert ledger(tmp_path).header.start.hex() == digests[0]
+
+    def test_run_that_began_with_version_1_continues_with_it(
+        self, killed: Path, unbroken: bytes
+    ) -> None:
+        records = list(ledger(killed).values())
+        (killed / FILE).write_bytes(encode_ledger(records, LedgerHeader(version=1)))
+        train(killed, *CUT)
+        found = ledger(killed)
+        assert (found.header.version, dict(found)) == (1, dict(parse_ledger(unbroken)))
+        assert newest(killed).manifest.facts.ledger == ""
+        assert "ledger" not in status(killed)
 
 
 def test_a_weight_that_moves_shows_in_its_update(tmp_path: Path) -> None:

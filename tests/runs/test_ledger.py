@@ -1,18 +1,22 @@
 """steps.ledger: the bytes of a record, what is read back, and what counts as different."""
 
 import math
+from hashlib import blake2b
+from zlib import crc32
 
 import pytest
 
 from phasetrain.runs.ledger import (
     FULL,
-    HEADER,
+    HEADER_BYTES,
     NORM,
     RECORD_BYTES,
     SAMPLED,
     SKIPPED,
     InvalidLedgerError,
+    LedgerHeader,
     LedgerRecord,
+    count_records,
     encode_ledger,
     list_differences,
     parse_ledger,
@@ -25,16 +29,89 @@ ONE = LedgerRecord(
 )  # fmt: skip
 
 
+HEADER = LedgerHeader().encode()
+FIRST = LedgerHeader(version=1)
+
+FIELDS = (
+    "0700000000000000"  # updates
+    "01000000" "02000000" "40000000" "06000000"  # phase, step, samples, flags
+    "efcdab8967452301" "0500000000000000" "0600000000000000"  # digests
+    "9a9999999999b93f" "0000000000000440" "9a9999999999a93f"  # loss, norm, lr
+)  # fmt: skip
+
+
 def test_the_bytes_are_these_for_ever() -> None:
-    assert HEADER.hex() == "5048544c454447520100" + "00004c000000"
-    assert RECORD_BYTES == 76
-    assert ONE.encode().hex() == (
-        "0700000000000000"  # updates
-        "01000000" "02000000" "40000000" "06000000"  # phase, step, samples, flags
-        "efcdab8967452301" "0500000000000000" "0600000000000000"  # digests
-        "9a9999999999b93f" "0000000000000440" "9a9999999999a93f"  # loss, norm, lr
-        "19cd0744"
-    )  # fmt: skip
+    assert FIRST.encode().hex() == "5048544c45444752010000004c000000"
+    assert ONE.encode().hex() == FIELDS + "19cd0744"
+    header = LedgerHeader(start=bytes(range(32)))
+    assert header.encode().hex() == "5048544c45444752020000005c000000" + bytes(range(32)).hex()
+    assert (len(header.encode()), header.record_bytes) == (HEADER_BYTES, RECORD_BYTES) == (48, 92)
+    link = blake2b(
+        blake2b(header.encode(), digest_size=16).digest() + bytes.fromhex(FIELDS), digest_size=16
+    )
+    data, found = ONE.encode_linked(header.first_link)
+    assert (found, data.hex()[:-8]) == (link.digest(), FIELDS + link.hexdigest())
+    assert link.hexdigest() == "b9ce1e5e722847c5c7c8609d8c1faad3"
+
+
+class TestChain:
+    RECORDS = (ONE, ONE._replace(updates=8), ONE._replace(updates=9))
+
+    def test_root_is_the_hash_of_the_last_record(self) -> None:
+        ledger = parse_ledger(encode_ledger(self.RECORDS))
+        link = LedgerHeader().first_link
+        assert ledger.root_at(0) == link.hex()
+        for record in self.RECORDS:
+            _, link = record.encode_linked(link)
+            assert ledger.root_at(record.updates) == link.hex()
+        assert ledger.root_at(10) == ""
+        assert ledger.find_broken_link() is None
+
+    @pytest.mark.parametrize("place", [0, 1, 2])
+    def test_a_record_that_was_replaced_breaks_the_chain(self, place: int) -> None:
+        data = bytearray(encode_ledger(self.RECORDS))
+        begin = HEADER_BYTES + place * RECORD_BYTES
+        other = self.RECORDS[place]._replace(loss=7.0)
+        link = bytes(data[begin + 72 : begin + 88])
+        # with a checksum that fits, as somebody who edits the file would write it
+        changed = other.encode()[:72] + link
+        data[begin : begin + RECORD_BYTES] = changed + crc32(changed).to_bytes(4, "little")
+        ledger = parse_ledger(bytes(data))
+        assert (ledger.damaged, ledger[7 + place].loss) == ((), 7.0)
+        assert ledger.find_broken_link() == 7 + place
+
+    def test_a_record_that_was_cut_out_breaks_the_chain(self) -> None:
+        data = encode_ledger(self.RECORDS)
+        cut = data[: HEADER_BYTES + RECORD_BYTES] + data[HEADER_BYTES + 2 * RECORD_BYTES :]
+        assert parse_ledger(cut).find_broken_link() == 9
+
+    def test_other_initial_weights_break_the_chain(self) -> None:
+        data = bytearray(encode_ledger(self.RECORDS, LedgerHeader(start=b"a" * 32)))
+        assert parse_ledger(bytes(data)).find_broken_link() is None
+        data[20] ^= 1
+        assert parse_ledger(bytes(data)).find_broken_link() == 7
+
+    def test_every_field_is_in_the_root(self) -> None:
+        roots = {parse_ledger(encode_ledger([ONE])).root_at(7)}
+        for name in LedgerRecord._fields:
+            other = ONE._replace(**{name: getattr(ONE, name) + 1})
+            roots.add(parse_ledger(encode_ledger([other])).root_at(other.updates))
+        assert len(roots) == 1 + len(LedgerRecord._fields)
+
+
+def test_ledger_of_version_1_is_read_without_a_chain() -> None:
+    records = [ONE, ONE._replace(updates=8, loss=math.inf)]
+    ledger = parse_ledger(encode_ledger(records, FIRST))
+    assert dict(ledger) == {7: records[0], 8: records[1]}
+    assert (ledger.header, ledger.root_at(8), ledger.find_broken_link()) == (FIRST, "", None)
+
+
+def test_records_are_counted_by_the_version_in_the_header() -> None:
+    for header, size in ((FIRST, 16 + 2 * 76), (LedgerHeader(), 48 + 2 * 92)):
+        data = encode_ledger([ONE, ONE._replace(updates=8)], header)
+        assert (len(data), count_records(data[:HEADER_BYTES], size)) == (size, 2)
+        assert count_records(data[:HEADER_BYTES], size - 1) == 1
+    assert count_records(b"", 10_000) == 0
 
 
 def test_what_was_written_is_read_back() -> None:
@@ -52,7 +129,7 @@ def test_what_was_written_is_read_back() -> None:
 
 def test_a_torn_record_at_the_end_is_left_out() -> None:
     ledger = parse_ledger(encode_ledger([ONE, ONE._replace(updates=8)])[:-1])
-    assert (list(ledger), ledger.torn) == ([7], 75)
+    assert (list(ledger), ledger.torn) == ([7], 91)
 
 
 @pytest.mark.parametrize("place", range(len(HEADER), len(HEADER) + RECORD_BYTES))
@@ -64,7 +141,7 @@ def test_a_flipped_bit_leaves_its_record_out(place: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", HEADER[:-1], b"X" + HEADER[1:], HEADER[:8] + b"\x02" + HEADER[9:]]
+    "data", [b"", HEADER[:-1], b"X" + HEADER[1:], HEADER[:8] + b"\x03" + HEADER[9:]]
 )
 def test_what_is_no_ledger_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidLedgerError):

@@ -359,6 +359,7 @@ def _list_facts(
         "transforms": list(task.transform.described) if task.transform is not None else [],
         "precision": {key: config["MACHINE"].get(key) for key in NUMERICS},
         "weights_sha256": weights_digest,
+        "ledger": loaded.manifest.facts.ledger,
         "config": trajectory_digest(config, classify_hooks(default_schema(), config)),
     }
 

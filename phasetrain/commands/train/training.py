@@ -59,7 +59,7 @@ from phasetrain.hooks import CheckpointHook, Hook, Hooks
 from phasetrain.hooks.base import overrides
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.ledger import FILE, count_records
+from phasetrain.runs.ledger import FILE, HEADER_BYTES, count_records
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Signals
 from phasetrain.tasks import Builder, Parts, SplitData, Task
@@ -111,7 +111,8 @@ class Training:
         ledger = Path(self.folder.file(FILE))
         if self.folder.storage.keeps_files and ledger.is_file():
             # status.json is written every few seconds: updates after that are in the ledger only
-            updates = count_records(ledger.stat().st_size)
+            with ledger.open("rb") as file:
+                updates = count_records(file.read(HEADER_BYTES), ledger.stat().st_size)
             self.clock.redo_until = max(self.clock.redo_until, updates)
 
     @property

@@ -79,7 +79,7 @@ def test_lines_that_are_torn_or_of_another_version_are_left_out_and_told(tmp_pat
         ("config.yaml", b"\x00\x01", "config.yaml cannot be read"),
         ("environment.json", b"\xff\xfe", "environment.json cannot be read"),
         ("predictions.json", b"[" * 100_000, "predictions.json cannot be read"),
-        (FILE, b"PHTLEDGR\x09" + b"\x00" * 100, "does not begin as a ledger of version 1"),
+        (FILE, b"PHTLEDGR\x09" + b"\x00" * 100, "does not begin as a ledger of version 2"),
         (FILE, b"PHTL", "does not begin as a ledger"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_told_and_the_others_are_read(
 
 def test_a_ledger_whose_updates_do_not_rise_is_left_out(run_folder: Path) -> None:
     data = (run_folder / FILE).read_bytes()
-    (run_folder / FILE).write_bytes(data + data[16 : 16 + 76])
+    (run_folder / FILE).write_bytes(data + data[48 : 48 + 92])
     found = read_run(str(run_folder))
     assert len(found.problems) == 1
     assert FILE in found.problems[0]
@@ -104,7 +104,7 @@ def test_a_ledger_whose_updates_do_not_rise_is_left_out(run_folder: Path) -> Non
 def test_an_empty_ledger_and_a_torn_record(run_folder: Path) -> None:
     data = (run_folder / FILE).read_bytes()
     (run_folder / "metrics.jsonl").unlink()
-    for length, updates in ((16, None), (16 + 76 + 40, [1.0])):
+    for length, updates in ((48, None), (48 + 92 + 40, [1.0])):
         (run_folder / FILE).write_bytes(data[:length])
         curve = read_run(str(run_folder)).steps.get("loss")
         assert (None if curve is None else curve.x.tolist()) == updates
