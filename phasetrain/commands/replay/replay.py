@@ -2,39 +2,36 @@
 (RUN.engine=replay)."""
 
 import logging
-import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from phasetrain.checkpoint import LoadedCheckpoint
-from phasetrain.checkpoint.excluded import excluded_digests
-from phasetrain.commands.build_hooks import build_checkpointer, build_hooks
+from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.commands.replay.nonfinite_dump import examine_dump, read_step_dump
+from phasetrain.commands.replay.updates import (
+    ReplayStart,
+    find_content,
+    replay_updates,
+    start_at,
+)
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup, without_derived
-from phasetrain.commands.train.resume import is_allowed, match_machine, restore_position
+from phasetrain.commands.train.resume import is_allowed
 from phasetrain.config.changes import compare_configs
-from phasetrain.engine.batch import StepOutput
-from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.hooks import Hook, Hooks, LedgerHook, Run
+from phasetrain.hooks import Hook
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.numerics import ROOT, folder_name
 from phasetrain.hooks.observers import classify_hooks
-from phasetrain.hooks.run_state import restore
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import (
     COMPONENTS,
     FILE,
-    FULL,
-    SAMPLED,
     InvalidLedgerError,
     Ledger,
     LedgerRecord,
@@ -178,61 +175,28 @@ class _Replay:
         if loaded is None:
             since = "its start"
             machine = match_run_config(self.setup, self.folder)
-            plan = self.builder.plan(data)
-            state = RunState()
+            start = ReplayStart(self.builder.plan(data), RunState(), machine)
         else:
             since = loaded.path
-            plan, state, _ = restore_position(self.setup, loaded, data, self.builder.stages(data))
-            machine, warnings = match_machine(self.setup, loaded)
-            for line in warnings:
-                log.warning(line)
-        if self.number > plan.updates:
+            start = start_at(self.setup, data, loaded)
+        for line in start.warnings:
+            log.warning(line)
+        if self.number > start.plan.updates:
             raise ConfigError(
-                f"RUN.step = {self.number}: the plan of this run has {plan.updates} updates"
+                f"RUN.step = {self.number}: the plan of this run has {start.plan.updates} updates"
             )
-        fresh = loaded is None or bool(excluded_digests(loaded))
-        task = self.builder.task(self.builder.parts(data, plan, fresh=fresh))
         log.info(
             "replaying update %d of %s from %s (update %d)",
             self.number,
             self.folder.path,
             since,
-            state.updates,
+            start.state.updates,
         )
-        # Hooks that only observe have reported these updates when the run made them: a tracker
-        # would get every value twice. The other hooks affect the trajectory and have to run again.
-        configured = {
-            label: hook for label, hook in build_hooks(self.setup).items() if not hook.observe_only
-        }
-        own = {
-            "replay": _UpTo(self.number, loaded),
-            "replayed": LedgerHook(self._hashed_content()),
-        }
-        hooks = Hooks({**own, **configured, **extra}, self.setup.world)
-        # Hooks write to a temporary folder: the run may be training, and its files are its own.
-        with (
-            tempfile.TemporaryDirectory(prefix="phasetrain-replay-") as path,
-            closing(RunFolder(path)) as scratch,
-            machine.apply_settings(),
-        ):
-            engine = PhaseEngine(task, plan, state, hooks, folder=scratch, world=self.setup.world)
-            with closing(engine):
-                engine.run()
-            found = read_ledger(scratch.storage, scratch.path)
-        assert found is not None, "the ledger hook has written its header"
+        content: Content = "sampled"
+        if self.ledger is not None:
+            content = find_content(self.ledger[self.number])
+        found = replay_updates(self.setup, data, start, self.number, content=content, hooks=extra)
         return self._compare_updates(found)
-
-    def _hashed_content(self) -> Content:
-        """Return how much of the batch content to hash, as in the ledger's record of this
-        update."""
-        if self.ledger is None:
-            return "sampled"
-        flags = self.ledger[self.number].flags
-        if flags & FULL:
-            return "full"
-        if flags & SAMPLED:
-            return "sampled"
-        return "none"
 
     def _load_before(self) -> LoadedCheckpoint | None:
         """Return the newest valid checkpoint before the update, or None."""
@@ -294,26 +258,6 @@ class _Replay:
             " and ".join(SHARED),
         )
         return SHARED
-
-
-class _UpTo(Hook):
-    """Restores a checkpoint, and stops after an update."""
-
-    def __init__(self, number: int, loaded: LoadedCheckpoint | None) -> None:
-        self._number = number
-        self._loaded = loaded
-
-    def on_start(self, run: Run) -> None:
-        """Restore the checkpoint."""
-        if self._loaded is not None:
-            restore(run, self._loaded)
-            # dropped at once: the tensors of the checkpoint would stay in memory until the end
-            run.resumed_from, self._loaded = self._loaded.path, None
-
-    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Stop after the update."""
-        if run.state.updates >= self._number:
-            run.stop("replayed", interrupted=True)
 
 
 def _describe_ledger(ledger: Ledger) -> str:
