@@ -7,6 +7,7 @@ import pytest
 from harness import SMALL, differences_of_runs, newest, records, status, train
 from processes import Launcher
 
+from phasetrain.commands.fork.fork_run import fork_run
 from phasetrain.commands.stored.stored_config import read_newest_command
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
@@ -113,3 +114,17 @@ def test_paused_run_of_two_ranks_continues_with_the_same_bits(
     )
     assert launcher.run(tmp_path / "two", 2, *words).codes == [0, 0]
     assert differences_of_runs(tmp_path / "one", tmp_path / "two") == []
+
+
+@pytest.mark.slow
+def test_fork_of_two_ranks_ends_as_the_run_from_scratch(launcher: Launcher, tmp_path: Path) -> None:
+    early, late = (
+        f"OPTIMIZER.SCHEDULES.lr={{name: multistep, milestones: [{at} updates]}}" for at in (3, 7)
+    )
+    words = (*SMALL, *TWO, "MACHINE.threads=1", "OPTIMIZER.accumulate=2")
+    assert launcher.run(tmp_path / "one", 2, *words, late).codes == [0, 0]
+    assert launcher.run(tmp_path / "two", 2, *words, early, "RUN.pause_at=3").codes == [0, 0]
+    fork_run(str(tmp_path / "two"), 3, str(tmp_path / "fork"))
+    done = launcher.run(tmp_path / "fork", 2, *words, late)
+    assert done.codes == [0, 0], done.outputs
+    assert differences_of_runs(tmp_path / "one", tmp_path / "fork") == []

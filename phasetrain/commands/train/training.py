@@ -42,6 +42,7 @@ from phasetrain.commands.train.resume import (
     match_machine,
     restore_position,
 )
+from phasetrain.commands.train.resume_fork import is_forked, resume_fork
 from phasetrain.commands.train.run_documents import (
     record_sample_shapes,
     update_page,
@@ -277,8 +278,13 @@ class Training:
             plan = self.builder.plan(self.data)
             state = RunState()
         else:
-            stages = self.builder.stages(self.data)
-            plan, state, notes = restore_position(setup, loaded, self.data, stages)
+            notes: list[str] = []
+            if is_forked(loaded):
+                plan = self.builder.plan(self.data)
+                state = resume_fork(setup, loaded, self.data, plan)
+            else:
+                stages = self.builder.stages(self.data)
+                plan, state, notes = restore_position(setup, loaded, self.data, stages)
             machine, warnings = match_machine(setup, loaded)
             changed = (*notes, *warnings, *list_code_changes(setup, loaded))
             other_weights = list_other_weights(setup, loaded)
