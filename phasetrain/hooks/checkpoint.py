@@ -433,7 +433,8 @@ def _check_last_save(is_saved: bool) -> None:  # noqa: FBT001 - called in one pl
     if not is_saved:
         raise SaveError(
             "the training has ended or paused, and its last checkpoint could not be saved (see "
-            "above); fix the cause and run the same command again to resume from the newest checkpoint"
+            "above); fix the cause and run the same command again to resume from the newest "
+            "checkpoint"
         )
 
 

@@ -53,9 +53,10 @@ class RunSummary:
     Attributes:
         folder: path of the run folder.
         state: `running`, `finished`, `paused`, `interrupted`, `preempted` or `failed` as in
-            status.json; `killed` if it should be running and gives no sign of life; `planned` if nothing has run
-            yet; `incomplete` if there is data and no status; `unreadable` or `unknown` if
-            status.json is damaged or of another version; `no run` if the folder holds none.
+            status.json; `killed` if it should be running and gives no sign of life; `planned` if
+            nothing has run yet; `incomplete` if there is data and no status; `unreadable` or
+            `unknown` if status.json is damaged or of another version; `no run` if the folder holds
+            none.
         attempt: number of the newest attempt; 0 if unknown.
         updates: updates done.
         planned: updates of the whole run; 0 if unknown.
