@@ -364,7 +364,7 @@ def _read_batch(
 ) -> Any:
     """Return the input of the first batch of a split."""
     phase = make_test_phase(list_splits(builder.context, data)[name])
-    draw = next(iter(parts.loaders[name].sampler.steps(phase, 0)))[0]
+    draw = parts.loaders[name].find_first_draw(phase)
     return reader[draw].input
 
 

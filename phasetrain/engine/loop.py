@@ -116,6 +116,12 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             self.task.add_logs(out, average_logs(logged))
         return out
 
+    def _run_own_step(self, phase: Phase, batches: list[Batch]) -> StepOutput:
+        """Run a step that no custom loop computes: of a test, or of an update without samples."""
+        if phase.is_train:
+            return self.task.skip_step(self.position(), self._events)
+        return self._run_step(self.task.test_step, batches)
+
     def finish(self, out: StepOutput) -> None:
         """Set the output of the current step; call it before the next batch is requested."""
         self._out = out
@@ -169,10 +175,10 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                     break
                 clock.step(state.updates, is_train=phase.is_train)
                 self._out = None
-                if phase.is_train:
+                if phase.is_train and batches:
                     yield batches
                 else:
-                    self.finish(self._run_step(task.test_step, batches))
+                    self.finish(self._run_own_step(phase, batches))
                 state.finish_step(phase)  # before the hooks, so that they only save complete steps
                 self.is_phase_begun = False
                 self.hooks.on_step(self, phase, require_output(self._out))

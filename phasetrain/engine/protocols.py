@@ -31,6 +31,10 @@ class PhaseTask(Protocol):
         """Make one update from the micro-batches of a step."""
         ...
 
+    def skip_step(self, at: Position, events: Any) -> StepOutput:
+        """Make no update in a step that has no samples."""
+        ...
+
     def test_step(self, batches: list[Batch], at: Position, events: Any) -> StepOutput:
         """Evaluate the micro-batches of a step."""
         ...

@@ -157,6 +157,19 @@ class Task(Passes, TaskState, Predictor):
                     self.gradient_pass(done.batches, at, events, first=False)
         return self.update(done, at, events)
 
+    def skip_step(self, at: Position, events: StepEvents) -> StepOutput:
+        """Make no update in a step whose samples are all excluded; return the output for `on_step`.
+
+        Schedules advance, and weights, averages and the state of the optimizer stay as they are.
+        """
+        self.begin_update(at)
+        for updater in self.updaters.values():
+            updater.skip()
+        for average in self.parts.averages.values():
+            average.update(at.updates + 1, withheld=True)
+        events.on_update()
+        return StepOutput(torch.zeros((), device=self._device), weight=0, samples=0)
+
     def update(self, done: GradientPass, at: Position, events: StepEvents) -> StepOutput:
         """Step every updater that has a gradient; return the output of the whole step.
 
@@ -187,10 +200,11 @@ class Task(Passes, TaskState, Predictor):
             return out
         # The mean loss is over all ranks, so its weight is too; `on_step` then needs no
         # communication.
-        weight: float = at.samples
+        samples = at.samples if self._weights.samples is None else self._weights.samples
+        weight: float = samples
         if self._weights.weight_of is not None:
             weight = self._weights.counted
-        return replace(out, loss=loss, weight=weight, samples=at.samples)
+        return replace(out, loss=loss, weight=weight, samples=samples)
 
     def _step_all(
         self, done: GradientPass, at: Position, events: StepEvents

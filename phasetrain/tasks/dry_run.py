@@ -29,8 +29,7 @@ def warm_up(task: Task, phase: Phase) -> None:
     task.begin(phase, fresh=False)
     loader = task.parts.loaders[phase.split]
     # Read here: asking the loader would start its workers before the run begins.
-    draws = next(iter(loader.sampler.steps(phase, 0)))
-    batch = loader.read(draws[0])
+    batch = loader.read(loader.find_first_draw(phase))
     with preserve_state(task):
         # The first pass makes DDP rebuild its buckets, the second one uses them for the first time.
         for _ in range(2):

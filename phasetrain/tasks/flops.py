@@ -92,7 +92,7 @@ def train_flops(task: Task, plan: Plan) -> dict[int, int]:
 
 def _count_flops(task: Task, phase: Phase) -> int:
     loader = task.parts.loaders[phase.data]
-    batch = loader.read(next(iter(loader.sampler.steps(phase, 0)))[0])
+    batch = loader.read(loader.find_first_draw(phase))
     # All ranks raise or none: under fsdp a forward pass of some ranks alone would hang.
     if not all(task.parts.world.all_gather(batch.size)):
         raise ValueError(f"a process has no sample in the first step of phase {phase.index}")

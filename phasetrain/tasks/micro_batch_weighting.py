@@ -20,11 +20,14 @@ class MicroBatchWeighting:
         weight_of: returns the weight of a micro-batch; None if samples count, which needs no
             communication between ranks.
         counted: sum of the weights of the last step over all ranks, if `weight_of` is set.
+        samples: samples of the last step over all ranks, if it may have had fewer than the plan
+            knows; else None.
     """
 
     def __init__(self, parts: Parts, strategy: Strategy) -> None:
         self.weight_of: Callable[[Batch], float] | None = None
         self.counted = 0.0
+        self.samples: int | None = None
         self._loaders = parts.loaders
         self._world = parts.world
         self._strategy = strategy
@@ -45,8 +48,11 @@ class MicroBatchWeighting:
             total = self._sum_weights(batches, at)
         else:
             own = sum([batch.size for batch in batches])
+            self.samples = None
             # Alone, own samples are all samples; `at.samples` is 0 outside of a plan.
             if own and (self._world.is_single_process or not at.samples):
+                if self._may_lack_samples(at):
+                    self.samples = own
                 return own
             total = self._sum_samples(own, at)
         if self._strategy.averages_gradients:
@@ -69,10 +75,10 @@ class MicroBatchWeighting:
         return self.counted
 
     def _sum_samples(self, own: int, at: Position) -> float:
-        loader = self._loaders.get(at.split)
-        # Dropped samples leave a step with fewer samples than the plan knows.
-        drops = loader is not None and loader.bad is not None and loader.bad.policy == "drop"
-        total = self._world.all_reduce_sum(own) if drops else at.samples
+        total: float = at.samples
+        if self._may_lack_samples(at):
+            total = self._world.all_reduce_sum(own)
+            self.samples = int(total)
         if not total:
             raise SampleError(
                 f"DATA.{at.split.upper()}.on_bad_sample = 'drop' leaves no sample of a step on any "
@@ -81,6 +87,12 @@ class MicroBatchWeighting:
                 code="data.empty_step",
             )
         return total
+
+    def _may_lack_samples(self, at: Position) -> bool:
+        """Return whether dropped or excluded samples may leave a step with fewer samples than the
+        plan knows."""
+        loader = self._loaders.get(at.split)
+        return loader is not None and loader.may_lack_samples
 
     def _set_weights(self, batches: list[Batch]) -> None:
         assert self.weight_of is not None

@@ -325,6 +325,13 @@ class SelfSupervised(Task):
                     "others; set DATA.TEST=null"
                 )
         for split, loader in self.parts.loaders.items():
+            if self._memory_losses and loader.sampler.excluded is not None:
+                raise ConfigError(
+                    f"DATA.{split.upper()}.exclude: the loss {loss} compares with a memory of all "
+                    "samples, also of those without an update; leave the samples out of the "
+                    "dataset, or use another loss",
+                    code="config.conflict",
+                )
             if isinstance(loader.reader, PerStageReader):
                 if self._memory_losses and split == TRAIN:
                     raise ConfigError(

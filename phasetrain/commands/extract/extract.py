@@ -289,6 +289,7 @@ def _read_in_order(split: SplitData) -> SplitData:
         windows=(),
         stages=(),
         loader=None,
+        excluded=None,  # updates leave samples out, and features are wanted of these too
     )
 
 

@@ -203,7 +203,7 @@ def trace_first_batch(task: Task, plan: Plan) -> Preflight | None:
     if phase is None or task.shards_weights:
         return None
     loader = task.parts.loaders[phase.data]
-    batch = loader.read(next(iter(loader.sampler.steps(phase, 0)))[0])
+    batch = loader.read(loader.find_first_draw(phase))
     if not batch.size:
         return None
     return trace_task(task, phase, batch.to(task.parts.machine.device))

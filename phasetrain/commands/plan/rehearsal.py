@@ -361,7 +361,7 @@ def _inspect_model(task: Task, phase: Phase) -> Inspection | None:
     """Inspect the model with the first micro-batch; return None if it cannot be inspected."""
     with _name_step("the first train batch, with which the model is inspected"):
         loader = task.parts.loaders[phase.data]
-        draw = next(iter(loader.sampler.steps(phase, 0)))[0]
+        draw = loader.find_first_draw(phase)
         batch = loader.read(draw).to(task.parts.machine.device)
         if not batch.size:
             return None
@@ -421,7 +421,7 @@ def _run_step(task: Task, phase: Phase, batches: list[Batch], at: Position) -> N
     compute = task.train_step if phase.is_train else task.test_step
     events = _RecordNonFinite()
     try:
-        out = compute(batches, at, events)
+        out = compute(batches, at, events) if batches else task.skip_step(at, events)
         float(out.loss)  # waits for the device: its errors belong to this step, and its time
         if phase.is_train:
             task.updater.resolve()

@@ -258,7 +258,10 @@ def _run_steps(task: Task, plan: Plan, phase: Phase, first: int, count: int) -> 
         recorder = _Recorder()
         at = _position_of(plan, phase, step)
         compute = task.train_step if phase.is_train else task.test_step
-        compute(next(steps), at, recorder)
+        if batches := next(steps):
+            compute(batches, at, recorder)
+        else:
+            task.skip_step(at, recorder)
         if phase.is_train:
             task.updater.resolve()
             recorder.found |= _digest_state(task)

@@ -190,6 +190,12 @@ class TrainSplitSection(SplitSection):
         "read sequentially), `weighted`, `stratified` and others, or a custom or torch sampler",
         resume="forbidden",
     )
+    exclude: str | tuple[Any, ...] | None = key(
+        None,
+        "ids of samples to leave out of their updates, without changing the order of the others: a "
+        "file of ids, or a list of ids and of such files",
+        resume="adjustable",
+    )
     batch_transforms: tuple[Any, ...] = key(
         [],
         "transforms of the inputs and targets of a micro-batch on the device, such as `mixup` and "

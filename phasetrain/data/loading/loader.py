@@ -93,6 +93,16 @@ class PhaseLoader:
         return map(partial(self._remove_dropped, phase.data, self.bad), steps)
 
     @property
+    def may_lack_samples(self) -> bool:
+        """Whether a step may have fewer samples than the plan knows."""
+        drops = self.bad is not None and self.bad.policy == "drop"
+        return drops or self.sampler.excluded is not None
+
+    def find_first_draw(self, phase: Phase) -> Draw:
+        """Return the first draw of a phase; a step whose samples are all excluded has none."""
+        return next(draws[0] for draws in self.sampler.steps(phase) if draws)
+
+    @property
     def worker_ids(self) -> list[int]:
         """Process ids of the workers; empty if this process reads."""
         if self._stream is None:

@@ -8,7 +8,8 @@ from torch.utils.data import Dataset
 from phasetrain.data.bad_samples import OnBadSample
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
-from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
+from phasetrain.data.samplers.excluded import ExcludedSamples
+from phasetrain.data.samplers.phase_sampler import Draw, Pass, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 
@@ -62,6 +63,15 @@ class PerStageSampler:
     def in_step(self) -> bool:
         """Whether all ranks make the same number of draws per step."""
         return self.samplers[0].in_step
+
+    @property
+    def excluded(self) -> ExcludedSamples | None:
+        """The samples that are left out of their batches, the same in every stage."""
+        return self.samplers[0].excluded
+
+    def find_pass(self, phase: Phase) -> Pass:
+        """Return the indices of the epoch of a phase."""
+        return self.samplers[phase.stage].find_pass(phase)
 
     def steps(self, phase: Phase, start: int = 0) -> Iterator[list[Draw]]:
         """Yield the draws of each step of a phase, see `PhaseSampler`."""

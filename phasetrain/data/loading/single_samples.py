@@ -50,7 +50,7 @@ class SingleSamples:
     def make_keys(self, draw: Draw) -> Keys:
         """Return the key material of each sample of a draw."""
         base = np.uint64(seed_of(self._seed, "sample", draw.split, draw.epoch))
-        ordinals = np.arange(draw.ordinal, draw.ordinal + len(draw.indices), dtype=np.uint64)
+        ordinals = draw.ordinals.astype(np.uint64)
         # Position and index both enter the key: a sample that is drawn twice in an epoch is
         # augmented differently each time, and neither the batch size nor the world size matters.
         return Keys(mix64(mix64(ordinals ^ base) ^ draw.indices.astype(np.uint64)))

@@ -66,8 +66,8 @@ class BadSampleReplacer:
         ids: list[int] = []
         samples: list[Sample] = []
         bad: dict[int, str] = {}
-        for ordinal, (index, sample) in enumerate(
-            zip(draw.indices.tolist(), found, strict=True), draw.ordinal
+        for ordinal, index, sample in zip(
+            draw.ordinals.tolist(), draw.indices.tolist(), found, strict=True
         ):
             taken = index
             sample = _check_form(sample, wanted)

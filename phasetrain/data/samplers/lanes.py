@@ -95,7 +95,8 @@ class _LanePass:
         self._piece = batch_size // lanes
         self._length = int(lengths.sum())
         self._batches, self._rest = divmod(self._length, batch_size)
-        self._ends = np.cumsum(lengths[shards])
+        self._sizes = lengths[shards]
+        self._ends = np.cumsum(self._sizes)
         # Difference between an index and its position in the shuffled order of shards.
         self._shifts: Indices = (np.cumsum(lengths) - lengths)[shards] - (
             self._ends - lengths[shards]
@@ -115,6 +116,24 @@ class _LanePass:
         )
         shards = np.searchsorted(self._ends, places, side="right")
         return places + self._shifts[shards]
+
+    def find(self, indices: Indices) -> Indices:
+        """Return the positions of some samples, int64."""
+        asked = indices[(indices >= 0) & (indices < self._length)]
+        # Shards are found by their first index in the dataset, which they have in another order.
+        begins = self._ends + self._shifts - self._sizes
+        # Empty shards begin where the next one does, and come before it.
+        by_begin = np.lexsort((self._sizes, begins))
+        shards = by_begin[np.searchsorted(begins[by_begin], asked, side="right") - 1]
+        places = asked - self._shifts[shards]
+        borders = self._lane_begin(np.arange(self._lanes, dtype=np.int64))
+        lane = np.searchsorted(borders, places, side="right") - 1
+        within = places - borders[lane]
+        in_full = within < self._batches * self._piece
+        full = within // self._piece * self._batch + lane * self._piece + within % self._piece
+        last = self._batches * self._batch + self._rest * lane // self._lanes
+        found: Indices = np.where(in_full, full, last + within - self._batches * self._piece)
+        return found
 
     def _locate_in_full_batches(self, ordinals: Indices) -> Indices:
         batch = ordinals // self._batch

@@ -1,5 +1,7 @@
 """Permutations of any length that compute any slice without the rest."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,6 +9,7 @@ from phasetrain.data.transforms.base import mix64
 from phasetrain.runtime.machine import seed_of
 
 Indices = NDArray[np.int64]
+Words = NDArray[np.uint64]
 
 ROUNDS = 8
 CHUNK = 16_384
@@ -28,6 +31,10 @@ class Identity:
 
     def __len__(self) -> int:
         return self._length
+
+    def find(self, numbers: Indices) -> Indices:
+        """Return the positions of some numbers, int64; others than these numbers have none."""
+        return numbers[(numbers >= 0) & (numbers < self._length)]
 
     def __getitem__(self, places: slice) -> Indices:
         """Return the numbers at some positions, int64 `(N,)`."""
@@ -95,14 +102,27 @@ class Permutation:
         Args:
             places: int64 `(N,)`, each in [0, length).
         """
-        words = self._encrypt(places.astype(np.uint64))
+        return self._walk(places, self._encrypt)
+
+    def find(self, numbers: Indices) -> Indices:
+        """Return the position of each of some numbers, int64; numbers outside of `[0, length)` have
+        none.
+
+        It runs the network backwards, in constant time per number.
+        """
+        return self._walk(Identity(self._length).find(numbers), self._decrypt)
+
+    def _walk(self, words: Indices, permute: Callable[[Words], Words]) -> Indices:
+        """Return the words after a permutation of the range of the network, each repeated until it
+        is below the length."""
+        found = permute(words.astype(np.uint64))
         # Ends: repeated application follows a cycle that contains the start, which is inside.
-        outside = np.flatnonzero(words >= self._length)
+        outside = np.flatnonzero(found >= self._length)
         while len(outside):
-            again = self._encrypt(words[outside])
-            words[outside] = again
+            again = permute(found[outside])
+            found[outside] = again
             outside = outside[again >= self._length]
-        return words.astype(np.int64)
+        return found.astype(np.int64)
 
     def _get_chunk(self, start: int) -> Indices:
         if start not in self._chunks:
@@ -113,7 +133,15 @@ class Permutation:
             )
         return self._chunks[start]
 
-    def _encrypt(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _decrypt(self, words: Words) -> Words:
+        left = words >> self._half
+        right = words & self._mask
+        for key in reversed(self._round_keys):
+            # The round of `_encrypt` backwards: its right half became the left one.
+            left, right = right ^ (mix64(left ^ key) >> self._shift), left
+        return left << self._half | right
+
+    def _encrypt(self, words: Words) -> Words:
         left = words >> self._half
         right = words & self._mask
         for key in self._round_keys:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from phasetrain.config.registry import Registry, parameters
+from phasetrain.data.samplers.excluded import ExcludedSamples
+from phasetrain.data.samplers.locate import find_positions
 from phasetrain.data.samplers.permutation import Identity, Indices, Permutation
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Phase
@@ -164,6 +166,8 @@ class Draw(NamedTuple):
         counts: whether the samples count; a rank that has run out of samples gets padding that does
             not.
         stage: number of the stage, which may have its own transforms.
+        kept: positions of the samples after the first, int64 `(N,)`, if some in between are
+            excluded; None: they follow one another.
     """
 
     split: str
@@ -172,6 +176,14 @@ class Draw(NamedTuple):
     indices: Indices
     counts: bool = True
     stage: int = 0
+    kept: Indices | None = None
+
+    @property
+    def ordinals(self) -> Indices:
+        """Position of each sample within the epoch, int64 `(N,)`."""
+        if self.kept is None:
+            return np.arange(self.ordinal, self.ordinal + len(self.indices), dtype=np.int64)
+        return self.ordinal + self.kept
 
 
 class PhaseSampler:
@@ -187,6 +199,9 @@ class PhaseSampler:
         fixed: cut a short batch where a full one would be cut, so that micro-batches do not depend
             on the world size either; the last ones may be empty.
         windows: lengths of successive windows of the data, if each epoch covers one.
+
+    Attributes:
+        excluded: samples to leave out of their batches; None: none.
     """
 
     def __init__(
@@ -200,6 +215,7 @@ class PhaseSampler:
         fixed: bool = False,
         windows: Sequence[int] = (),
     ) -> None:
+        self.excluded: ExcludedSamples | None = None
         self._windows = [0, *accumulate(windows)]
         self._fixed = fixed
         self._order = order
@@ -215,7 +231,8 @@ class PhaseSampler:
         return self._fixed or not self._world.is_single_process
 
     def steps(self, phase: Phase, start: int = 0) -> Iterator[list[Draw]]:
-        """Yield the draws of each step of `phase` from step `start` on.
+        """Yield the draws of each step of `phase` from step `start` on; a step whose samples are
+        all excluded has none.
 
         Raises:
             ChangedError: the phase was planned before the data changed and exceeds it, or the batch
@@ -246,7 +263,41 @@ class PhaseSampler:
                 at += size
             if self.in_step:
                 draws += self._make_padding(phase, first, samples, len(draws), indices)
+            if self.excluded is not None:
+                draws = self._remove_excluded(draws, first, indices[first : first + samples])
             yield draws
+
+    def find_pass(self, phase: Phase) -> Pass:
+        """Return the indices of the epoch of a phase."""
+        return self._get_pass(phase)
+
+    def _remove_excluded(self, draws: list[Draw], first: int, batch: Indices) -> list[Draw]:
+        """Return the draws of a step without the excluded samples.
+
+        Args:
+            draws: draws of this rank.
+            first: position of the step in the epoch.
+            batch: indices of the samples of all ranks.
+        """
+        assert self.excluded is not None
+        left = self.excluded.find_kept(batch)
+        if len(left) == len(batch):
+            return draws
+        # Decided from the samples of all ranks: either all make passes, or none does.
+        if not len(left):
+            return []
+        kept = left[: self._micro]
+        found = []
+        for draw in draws:
+            own = self.excluded.find_kept(draw.indices)
+            if draw.counts and len(own):
+                found.append(draw._replace(indices=draw.indices[own], kept=own))
+            elif self.in_step:
+                # Made of samples that are left, since even padding moves the statistics of batch
+                # norms.
+                padding = draw._replace(ordinal=first, indices=batch[kept], counts=False, kept=kept)
+                found.append(padding)
+        return found
 
     def _find_shard(self, first: int, samples: int, batch_size: int) -> tuple[int, int]:
         """Return this rank's slice of a batch."""
@@ -292,7 +343,9 @@ class PhaseSampler:
             count = pass_length(self._order, length)
             checked = _check_pass(f"DATA.{phase.data.upper()}.sampler", found, count, below=length)
             if begin:
-                checked = MappedPass(checked, lambda indices: indices + begin)
+                checked = MappedPass(
+                    checked, lambda indices: indices + begin, lambda indices: indices - begin
+                )
             self._pass = key, checked
         return self._pass[1]
 
@@ -348,11 +401,18 @@ class MappedPass:
     Args:
         indices: the original pass.
         replace: returns the new index for each of some indices.
+        restore: returns the original index for each of some new indices; others are left out.
     """
 
-    def __init__(self, indices: Pass, replace: Callable[[Indices], Indices]) -> None:
+    def __init__(
+        self,
+        indices: Pass,
+        replace: Callable[[Indices], Indices],
+        restore: Callable[[Indices], Indices],
+    ) -> None:
         self._indices = indices
         self._replace = replace
+        self._restore = restore
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -360,6 +420,10 @@ class MappedPass:
     def __getitem__(self, ordinals: slice) -> Indices:
         """Return the new indices at some ordinals, int64 `(N,)`."""
         return self._replace(self._indices[ordinals])
+
+    def find(self, indices: Indices) -> Indices:
+        """Return the positions of some new indices, int64."""
+        return find_positions(self._indices, self._restore(indices))
 
 
 class _CheckedPass:
@@ -371,6 +435,9 @@ class _CheckedPass:
 
     def __len__(self) -> int:
         return self._length
+
+    def find(self, indices: Indices) -> Indices:
+        return find_positions(self._indices, indices)
 
     def __getitem__(self, ordinals: slice) -> Indices:
         begin, end, _ = ordinals.indices(self._length)

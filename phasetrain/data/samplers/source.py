@@ -264,7 +264,11 @@ class SubsetOrder:
     def __call__(self, length: int, seed: int, epoch: int = 0) -> Pass:
         """Return the indices of an epoch."""
         found = draw_pass(self._order, len(self._chosen), seed, epoch)
-        return MappedPass(found, self._chosen.__getitem__)
+        return MappedPass(found, self._chosen.__getitem__, self._find_numbers)
+
+    def _find_numbers(self, indices: Indices) -> Indices:
+        """Return the numbers in the subset of some samples of the dataset; others have none."""
+        return np.flatnonzero(np.isin(self._chosen, indices))
 
 
 class SubsetBatchOrder(SubsetOrder):

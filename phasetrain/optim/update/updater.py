@@ -217,6 +217,13 @@ class Updater:
             self.has_gradient = False
             self.gradients.drop()
 
+    def skip(self) -> None:
+        """Make no update; the norm and the loss of the one before are forgotten."""
+        self.guard.resolve()
+        self.gradients.norm = None
+        self.withheld = True
+        self.loss = None
+
     def drop_gradients(self) -> None:
         """Set every gradient to None."""
         self.has_gradient = False

@@ -60,6 +60,12 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
                 f"{name} over {world.size} ranks, and DATA.TRAIN.on_bad_sample = 'drop' can "
                 "leave shards of unequal size; set DATA.TRAIN.on_bad_sample=substitute"
             )
+        if not world.is_single_process and train.exclude is not None:
+            raise ConfigError(
+                f"{name} over {world.size} ranks, and DATA.TRAIN.exclude leaves shards of unequal "
+                "size; train with a single process",
+                code="config.conflict",
+            )
 
 
 def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:

@@ -30,6 +30,7 @@ from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.mixture import SourceOrder
 from phasetrain.data.protocols import HasClasses, HasClassNames
+from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.phase_sampler import (
     HasPassLength,
@@ -53,6 +54,7 @@ from phasetrain.tasks.build.loading_builder import (
     build_selection,
     build_source,
     check_callable,
+    check_excludable,
     check_sources,
     count_workers,
     find_field_kinds,
@@ -84,6 +86,7 @@ class SplitData:
             `phasetrain.engine.plan.Split`.
         stages: the same split in each stage of PHASES.stages; empty without stages.
         loader: the custom loader, if any.
+        excluded: samples that updates leave out; None: none.
     """
 
     section: AttrDict
@@ -95,6 +98,7 @@ class SplitData:
     windows: tuple[int, ...] = ()
     stages: tuple["SplitData", ...] = ()
     loader: CustomLoaderSpec | None = None
+    excluded: ExcludedSamples | None = None
 
     def at(self, stage: int) -> "SplitData":
         """Return the split as it is in a stage."""
@@ -103,14 +107,22 @@ class SplitData:
         return self
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the dataset, of the tensors of a TensorDataset, or the name and
-        length of any other one."""
-        dataset = self.reader.dataset
-        if isinstance(dataset, Fingerprinted):
-            return dataset.fingerprint()
-        if isinstance(dataset, TensorDataset):
-            return hash_tensors(*dataset.tensors)
-        return f"{self.section.dataset}:{len(dataset)}"
+        """Return the fingerprint of the dataset and of the excluded samples."""
+        found = find_fingerprint(self.section, self.reader.dataset)
+        if self.excluded is not None:
+            # The config may name a file, whose content can change.
+            return f"{found}-without:{self.excluded.digest()[:16]}"
+        return found
+
+
+def find_fingerprint(section: AttrDict, dataset: Any) -> str:
+    """Return the fingerprint of a dataset, of the tensors of a TensorDataset, or the name and
+    length of any other one."""
+    if isinstance(dataset, Fingerprinted):
+        return dataset.fingerprint()
+    if isinstance(dataset, TensorDataset):
+        return hash_tensors(*dataset.tensors)
+    return f"{section.dataset}:{len(dataset)}"
 
 
 def build_data(context: BuildContext) -> dict[str, SplitData]:
@@ -297,8 +309,25 @@ def build_split(
             "is one pass; use sequential, or set `samples` of the sampler"
         )
     return SplitData(
-        section, reader, order, length, known, train=name == TRAIN, windows=windows, loader=loader
+        section,
+        reader,
+        order,
+        length,
+        known,
+        train=name == TRAIN,
+        windows=windows,
+        loader=loader,
+        excluded=_read_excluded(where, section, dataset) if name == TRAIN else None,
     )
+
+
+def _read_excluded(where: str, section: AttrDict, dataset: Any) -> ExcludedSamples | None:
+    """Return the samples that DATA.TRAIN.exclude names; None without."""
+    if section.exclude is None:
+        return None
+    check_excludable(where, section, dataset)
+    fingerprint = find_fingerprint(section, dataset)
+    return read_excluded(section.exclude, f"{where}.exclude", len(dataset), fingerprint)
 
 
 def build_reader(
@@ -449,7 +478,7 @@ def _build_sampler(context: BuildContext, split: SplitData) -> PhaseSampler:
             "reduction needs fixed ones; leave max_tokens out, or set DISTRIBUTED.reduction=native",
             code="config.conflict",
         )
-    return PhaseSampler(
+    sampler = PhaseSampler(
         split.order,
         len(split.reader.dataset),
         seed=context.seed,
@@ -458,6 +487,8 @@ def _build_sampler(context: BuildContext, split: SplitData) -> PhaseSampler:
         fixed=fixed,
         windows=split.windows,
     )
+    sampler.excluded = split.excluded
+    return sampler
 
 
 def phase_settings(config: AttrDict) -> PhaseSettings:

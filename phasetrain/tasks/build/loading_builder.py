@@ -145,6 +145,33 @@ def check_sources(where: str, section: AttrDict, batches: SourceBatches, *, is_t
         )
 
 
+def check_excludable(where: str, section: AttrDict, dataset: Any) -> None:
+    """Reject DATA.TRAIN.exclude where a sample cannot be left out of its batch.
+
+    Raises:
+        ConfigError: batches are not made of single samples of the dataset, or of a fixed number of
+            each source, or unreadable samples are replaced by others.
+    """
+    misfit = ""
+    if isinstance(dataset, ForwardDataset):
+        misfit = "a dataset that is read forward has no ids of samples; filter them out in it"
+    elif section.loader is not None:
+        misfit = f"{where}.loader makes whole batches; leave the samples out there"
+    elif isinstance(dataset, MixedDataset) and dataset.batches is not None:
+        misfit = (
+            f"with {where}.datasets.*.batch_size each batch has a fixed number of samples of each "
+            "source; leave the batch sizes out"
+        )
+    elif section.on_bad_sample == "substitute":
+        # Which samples are substitutes is known only once the data has been read.
+        misfit = (
+            f"{where}.on_bad_sample = 'substitute' puts other samples in place of unreadable ones, "
+            "perhaps excluded ones; set it to drop, or exclude the unreadable samples as well"
+        )
+    if misfit:
+        raise ConfigError(f"{where}.exclude: {misfit}", code="config.conflict")
+
+
 def build_custom_loader(
     context: BuildContext, where: str, section: AttrDict, source: SampleSource
 ) -> CustomLoaderSpec | None:
