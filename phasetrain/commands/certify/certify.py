@@ -164,7 +164,7 @@ def _try_all(
     if not options.is_quick:
         settings.append(not config.MACHINE.deterministic)
     processes = world_size_of(config, setup.place)
-    words = (*overrides, *shorten_config(config), *FIXED, *_hook_words(config.HOOKS))
+    words = (*overrides, *shorten_config(config), *FIXED, *hook_words(config.HOOKS))
     workers = config.DATA.TRAIN.workers
     # `auto` depends on the cores; the number of workers changes no bit.
     if not isinstance(workers, int):
@@ -198,7 +198,7 @@ def _trace_model(setup: Setup) -> Preflight | None:
         return None
 
 
-def _hook_words(section: Mapping[str, Any]) -> list[str]:
+def hook_words(section: Mapping[str, Any]) -> list[str]:
     """Return overrides that leave out hooks which report to others, and compare each update."""
     words = []
     for label, one in section.items():

@@ -7,6 +7,7 @@ import sys
 from phasetrain.commands.cli import editor_commands as editor
 from phasetrain.commands.cli import engine_commands as engine
 from phasetrain.commands.cli import file_commands as files
+from phasetrain.commands.cli import judge_command as judge
 from phasetrain.commands.cli import model_commands as models
 from phasetrain.commands.cli import text_commands as texts
 from phasetrain.commands.cli.output import Outcome
@@ -168,6 +169,13 @@ COMMANDS = (
         engine.run_rerun,
         takes_overrides=True,
         add_arguments=engine.add_rerun_arguments,
+    ),
+    Command(
+        "judge",
+        "A B [CANDIDATE ...] [OVERRIDE ...]",
+        "decide by runs whether B is identical to A, better or worse (exit code 8; undecided: 9)",
+        judge.run_judge,
+        add_arguments=judge.add_judge_arguments,
     ),
     Command(
         "recipes list",
