@@ -14,6 +14,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, correlation, fmean, stdev, variance
+from typing import TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 LEVEL = 0.95
 """Default confidence level of intervals."""
@@ -101,7 +104,7 @@ def summarize_sample(values: Sequence[float], level: float = LEVEL) -> Summary:
 
 
 def compare_pairs(
-    first: Mapping[Hashable, float], second: Mapping[Hashable, float], level: float = LEVEL
+    first: Mapping[Key, float], second: Mapping[Key, float], level: float = LEVEL
 ) -> PairedDifference:
     """Return the differences `first[key] - second[key]` over the keys of both groups.
 

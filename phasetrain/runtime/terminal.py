@@ -298,4 +298,4 @@ def plain_table(title: str, head: Sequence[str], rows: Rows) -> str:
 
 
 def _is_numeric(rows: Rows, column: int) -> bool:
-    return all(row[column][:1] in "0123456789-." for row in rows)
+    return all(row[column][:1] in "0123456789-+<." for row in rows)

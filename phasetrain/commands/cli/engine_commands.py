@@ -309,11 +309,29 @@ def run_certify(call: Call) -> Outcome:
     return Outcome(found.exit_code, text=found.text, content=found.content)
 
 
+def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how configs are compared that folds or seeds repeat."""
+    parser.add_argument(
+        "--baseline",
+        action="append",
+        default=[],
+        metavar="SECTION.key=VALUE",
+        help="the config that the others are compared with, instead of the best one; again for "
+        "every swept key that tells it from others",
+    )
+    parser.add_argument(
+        "--detect",
+        type=float,
+        metavar="DIFFERENCE",
+        help="show how many seeds find a difference of this size in the metric",
+    )
+
+
 def run_sweep(call: Call) -> Outcome:
     """Run every combination of the swept values."""
     # Hydra's launchers are slow to import
     from phasetrain.commands.setup import resolve_config
-    from phasetrain.commands.sweep import sweep
+    from phasetrain.commands.sweep import ComparisonSettings, sweep
     from phasetrain.commands.sweep.override_text import FOLDER_KEY, SweepOverrides
 
     if "RUN.resume=restart" in call.overrides:
@@ -322,10 +340,13 @@ def run_sweep(call: Call) -> Outcome:
             code="cli.conflict",
         )
     config_dir = call.flags.config_dir
+    flags = vars(call.flags)  # `train -m` has no flags of sweeps
+    comparison = ComparisonSettings(tuple(flags.get("baseline", ())), flags.get("detect"))
     code = sweep(
         call.overrides,
         config_dir=config_dir,
         check=lambda words: resolve_config(words, config_dir=config_dir).config,
+        comparison=comparison,
     )
     folder = SweepOverrides.read(call.overrides).resolve_folder()
     path = Path(folder, "results.json")

@@ -157,10 +157,11 @@ COMMANDS = (
     ),
     Command(
         "sweep",
-        "SECTION.key=VALUE,VALUE [OVERRIDE ...]",
-        "run every combination of the given values",
+        "SECTION.key=VALUE,VALUE ['RUN.seed=seeds(5)'] [OVERRIDE ...]",
+        "run every combination of the given values; with several seeds, compare the configs",
         engine.run_sweep,
         takes_overrides=True,
+        add_arguments=engine.add_sweep_arguments,
     ),
     Command(
         "rerun",

@@ -19,6 +19,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from phasetrain.commands.setup import find_first_metric
+from phasetrain.commands.sweep.groups import ComparisonSettings
 from phasetrain.commands.sweep.jobs import NUMBER_KEY, Job, handle_signals, read_job_records
 from phasetrain.commands.sweep.output import show_results
 from phasetrain.commands.sweep.override_text import FOLDER_KEY, SweepOverrides, hash_overrides
@@ -31,7 +32,7 @@ from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.terminal import Terminal
 
-__all__ = ["COMMAND", "Results", "hash_overrides", "sweep"]
+__all__ = ["COMMAND", "ComparisonSettings", "Results", "hash_overrides", "sweep"]
 
 COMMAND = (sys.executable, "-m", "phasetrain")
 
@@ -50,6 +51,7 @@ def sweep(
     check: Check,
     command: Sequence[str] = COMMAND,
     terminal: Terminal | None = None,
+    comparison: ComparisonSettings | None = None,
 ) -> int:
     """Train every combination of the swept values, each in `{sweep folder}/{hash of overrides}`.
 
@@ -67,16 +69,19 @@ def sweep(
         command: command line that starts a job; `--config-dir`, overrides and `RUN.dir=...` are
             appended.
         terminal: where the table is printed; standard output by default.
+        comparison: how configs are compared that folds or seeds repeat.
 
     Returns:
         0 if all jobs succeeded, 128 + n after signal n, else 1; failed jobs are listed on standard
         error.
 
     Raises:
-        ConfigError: `RUN.dir` is given, which all jobs would share, or values are given by
-            `glob(...)`.
+        ConfigError: `RUN.dir` is given, which all jobs would share, values are given by
+            `glob(...)`, or the baseline is no config of the sweep.
     """
     words = SweepOverrides.read(overrides)
+    comparison = comparison or ComparisonSettings()
+    comparison.check(words)
     configs = [check(sample) for sample in words.list_samples()]
     grid: list[list[str]] = []
     if words.sweeper == "basic":
@@ -104,7 +109,13 @@ def sweep(
         if code and not read_job_records(job.folder):  # Hydra has printed the reason
             return ConfigError.exit_code
         planned = {hash_overrides([*words.fixed, *swept]): swept for swept in grid}
-        results = Results.read(job.folder, monitor, planned, sweep=job.sweep)
+        results = Results.read(
+            job.folder,
+            monitor,
+            planned,
+            sweep=job.sweep,
+            comparison=comparison,
+        )
         show_results(results, terminal or Terminal())
         return _report_failures(job, code)
 

@@ -1,8 +1,15 @@
 """Prints the results of a sweep and writes them into its folder: `sweep.html`, `results.json`,
-`results.csv` and plots."""
+`results.csv`, `configs.csv` and plots."""
 
 import logging
 
+from phasetrain.commands.sweep.group_tables import (
+    Table,
+    describe_missing,
+    format_configs_csv,
+    make_difference_table,
+    make_mean_table,
+)
 from phasetrain.commands.sweep.page import render_sweep, write_plots
 from phasetrain.commands.sweep.results import Results
 from phasetrain.runs.records import READ_ERRORS
@@ -14,16 +21,35 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 40
 """Rows of the table on the terminal; the files have all of them."""
 
+MOST_CONFIGS = 9
+"""Rows of a table of configs that folds or seeds repeat."""
+
+MOST_LINES = 24
+"""Lines on the terminal if folds or seeds are swept: the configs come first, then single runs."""
+
+HEADING_LINES = 3
+"""Lines of a table besides its rows."""
+
 JSON = "results.json"
 CSV = "results.csv"
+CONFIGS_CSV = "configs.csv"
 PAGE = "sweep.html"
 
 
 def show_results(results: Results, terminal: Terminal) -> None:
     """Print the table and the errors of failed runs, and write the files."""
-    terminal.print_table(results.title(), *results.make_table(terminal.width, MOST_ROWS))
-    if results.groups:
-        terminal.print_table(*results.make_group_table())
+    tables = _make_group_tables(results)
+    most = MOST_ROWS
+    if tables:
+        most = MOST_LINES - sum(HEADING_LINES + len(rows) for _, _, rows in tables) - HEADING_LINES
+    if most > 0:
+        terminal.print_table(results.title(), *results.make_table(terminal.width, most))
+    else:
+        terminal.say(results.title())
+    for title, columns, rows in tables:
+        terminal.print_table(title, columns, rows)
+    for line in describe_missing(results.groups):
+        terminal.say(line)
     for run in results.list_rows():
         if run.error:
             first_line = run.error.strip().partition("\n")[0]
@@ -31,10 +57,21 @@ def show_results(results: Results, terminal: Terminal) -> None:
     written = write_results(results)
     if written:
         line = f"table and plots: {', '.join(written)}"
-        hidden = len(results.runs) - MOST_ROWS
+        hidden = len(results.runs) - max(most, 0)
         if hidden > 0:
             line += f"; {hidden} more runs there"
         terminal.say(line)
+
+
+def _make_group_tables(results: Results) -> list[Table]:
+    """Return the tables of configs that folds or seeds repeat, with the best configs only."""
+    if not results.groups:
+        return []
+    tables = [make_mean_table(results.groups, results.metric)]
+    differences = make_difference_table(results.groups, results.comparison.detect)
+    if differences is not None:
+        tables.append(differences)
+    return [(title, columns, rows[:MOST_CONFIGS]) for title, columns, rows in tables]
 
 
 def write_results(results: Results) -> list[str]:
@@ -47,6 +84,8 @@ def write_results(results: Results) -> list[str]:
         JSON: results.format_json,
         CSV: results.format_csv,
     }
+    if results.groups:
+        contents[CONFIGS_CSV] = lambda: format_configs_csv(results.groups)
     for name, make_content in contents.items():
         path = f"{results.folder}/{name}"
         try:

@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from itertools import product, zip_longest
 from types import MappingProxyType
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from phasetrain.config.compose.override_parser import is_seeds, make_override_parser
 from phasetrain.errors import ConfigError
 
 FOLDER_KEY = "hydra.sweep.dir"
@@ -22,6 +22,9 @@ SWEEPER_KEY = "hydra/sweeper"
 WHERE = "hydra.sweeper"
 
 LAUNCHER_KEY = "hydra/launcher"
+
+REPEATED = ("fold", "seed")
+"""Last words of keys whose values repeat a config instead of changing it."""
 
 LAUNCHERS = MappingProxyType(
     {
@@ -65,11 +68,12 @@ class SweepOverrides:
 
         Raises:
             ConfigError: `RUN.dir` is given, which all runs would share (`sweep.shared_folder`);
-                values are given by `glob(...)` (`sweep.glob`), or twice (`sweep.swept_twice`); or a
-                launcher is not installed (`install.missing`).
+                values are given by `glob(...)` (`sweep.glob`), or twice (`sweep.swept_twice`);
+                `seeds(...)` for a key that is no seed (`sweep.no_seed`); or a launcher is not
+                installed (`install.missing`).
         """
         overrides_by_purpose = cls()
-        parser = OverridesParser.create()
+        parser = make_override_parser()
         for text in overrides:
             try:
                 override = parser.parse_override(text)
@@ -101,19 +105,44 @@ class SweepOverrides:
             self.hydra.append(text)
         elif not override.is_sweep_override():
             self.fixed.append(text)
-        elif override.value_type is not None and override.value_type.name == "GLOB_CHOICE_SWEEP":
+        else:
+            self._add_swept(text, override)
+
+    def _add_swept(self, text: str, override: Override) -> None:
+        key = override.key_or_group
+        if override.value_type is not None and override.value_type.name == "GLOB_CHOICE_SWEEP":
             raise ConfigError(
                 f"{text}: glob() is not understood here; list the values, as in {key}=a,b",
                 code="sweep.glob",
             )
-        elif any(one.key_or_group == key for one in self.swept):
+        if any(one.key_or_group == key for one in self.swept):
             raise ConfigError(
                 f"{text}: {key} is swept twice; give all its values in one place, as in "
                 f"{key}=a,b,c",
                 code="sweep.swept_twice",
             )
-        else:
-            self.swept.append(override)
+        if is_seeds(override) and key.rpartition(".")[2] != "seed":
+            value = override.get_value_string()
+            raise ConfigError(
+                f"{text}: {value} is for keys that end in seed, such as RUN.seed; list the values "
+                f"of {key}, or give range(0,5)",
+                code="sweep.no_seed",
+            )
+        self.swept.append(override)
+
+    @property
+    def repeated(self) -> list[Override]:
+        """The swept overrides whose listed values repeat each config: folds and seeds."""
+        return [one for one in self.swept if is_repeated(one.key_or_group) and _is_listed(one)]
+
+    def list_configs(self) -> list[list[str]]:
+        """Return the swept overrides of every config, without folds and seeds."""
+        return _combine([one for one in self.swept if not is_repeated(one.key_or_group)])
+
+    def list_repetitions(self) -> list[list[str]]:
+        """Return the overrides of every repetition of a config; one without any if nothing is
+        repeated."""
+        return _combine(self.repeated)
 
     def list_samples(self) -> list[list[str]]:
         """Return the overrides of a few runs that together hold each swept value at least once.
@@ -144,10 +173,7 @@ class SweepOverrides:
                     f"{SWEEPER_KEY}=optuna, or list the values",
                     code="sweep.interval",
                 )
-        columns = [
-            [f"{o.key_or_group}={value}" for value in o.sweep_string_iterator()] for o in self.swept
-        ]
-        return [list(row) for row in product(*map(_drop_equal_values, columns))]
+        return _combine(self.swept)
 
     def list_sweeper_arguments(self) -> list[str]:
         """Return the arguments for another sweeper of Hydra; keys that are not in its config are
@@ -158,14 +184,22 @@ class SweepOverrides:
             if "." not in name and "/" not in name:
                 name = f"{GROUP}{name}"
             # "++" adds or replaces: Hydra composes an empty config, which has none of our keys
-            swept.append(f"++{name}={override.get_value_string()}")
+            values = override.get_value_string()
+            if is_seeds(override):  # no function of Hydra
+                values = ",".join(override.sweep_string_iterator())
+            swept.append(f"++{name}={values}")
         parameters = [str(override.input_line) for override in self.sweeper_words]
         return [f"{SWEEPER_KEY}={self.sweeper}", *parameters, *swept]
 
     def resolve_folder(self) -> str:
         """Return the sweep folder with `${now:%Y}` and other resolvers applied."""
         if self.given_folder is None:
-            words = [*self.fixed, *(str(override.input_line) for override in self.swept)]
+            # Without the number of seeds: more seeds later add runs to the same sweep.
+            swept = [
+                f"{one.key_or_group}=seeds" if is_seeds(one) else str(one.input_line)
+                for one in self.swept
+            ]
+            words = [*self.fixed, *swept]
             return f"runs/sweep-{hash_overrides(words)}"
         setup_globals()  # registers Hydra's resolvers
         try:
@@ -174,6 +208,11 @@ class SweepOverrides:
             raise ConfigError(
                 f"{FOLDER_KEY}={self.given_folder}: {str(error).splitlines()[0]}"
             ) from error
+
+
+def is_repeated(key: str) -> bool:
+    """Check whether the values of a key repeat a config: folds and seeds."""
+    return key.rpartition(".")[2] in REPEATED
 
 
 def hash_overrides(overrides: Sequence[str]) -> str:
@@ -210,9 +249,23 @@ def _check_installed(launcher: str) -> None:
         )
 
 
+def _combine(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return every combination of the values of some overrides, the last key first."""
+    columns = [
+        [f"{one.key_or_group}={value}" for value in one.sweep_string_iterator()]
+        for one in overrides
+    ]
+    return [list(row) for row in product(*map(_drop_equal_values, columns))]
+
+
+def _is_listed(override: Override) -> bool:
+    """Return whether the values can be listed: not those of an interval, nor random ones."""
+    return bool(override.is_discrete_sweep())
+
+
 def _drop_equal_values(words: Sequence[str]) -> list[str]:
     """Return the first override of each value."""
-    parser = OverridesParser.create()
+    parser = make_override_parser()
     # By repr: 1 and 1.0 and true are equal keys of a dict, and different values of a config.
     first_words = dict[str, str]()
     for word in words:

@@ -5,14 +5,14 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
 from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.runs.list_runs import summarize_run
-from phasetrain.commands.sweep.groups import Group, group_runs, is_repeated
+from phasetrain.commands.sweep.groups import ComparisonSettings, Group, group_runs
 from phasetrain.commands.sweep.jobs import JobRecord, read_job_records
 from phasetrain.commands.sweep.override_text import hash_overrides, split_words
 from phasetrain.commands.sweep.sweep_run import SweepRun
@@ -52,12 +52,14 @@ class Results:
         monitor: the metric by which runs are compared, with a minus sign if smaller is better.
         runs: one entry per run.
         finished_before: number of runs that had finished before this command.
+        comparison: how configs are compared that folds or seeds repeat.
     """
 
     folder: str
     monitor: str
     runs: Sequence[SweepRun]
     finished_before: int = 0
+    comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
 
     @classmethod
     def read(
@@ -66,6 +68,7 @@ class Results:
         monitor: str = "",
         planned: Mapping[str, Sequence[str]] | None = None,
         sweep: str = "",
+        comparison: ComparisonSettings | None = None,
     ) -> "Results":
         """Read the folder of a sweep, finished or not.
 
@@ -75,6 +78,7 @@ class Results:
                 measured.
             planned: hash -> swept overrides of the runs that the sweep will start.
             sweep: identity of this call of `sweep`; records of other calls count as earlier ones.
+            comparison: as in the class.
         """
         records = {hash_overrides(record.overrides): record for record in read_job_records(folder)}
         runs = [_read_run(folder, name, record, monitor) for name, record in records.items()]
@@ -92,7 +96,8 @@ class Results:
             if record.passed_over or (sweep and record.sweep != sweep)
         }
         finished_before = sum(run.name in earlier and run.state == "finished" for run in runs)
-        return cls(folder, str(objective), runs, finished_before)
+        comparison = comparison or ComparisonSettings()
+        return cls(folder, str(objective), runs, finished_before, comparison)
 
     @property
     def metric(self) -> str:
@@ -108,7 +113,7 @@ class Results:
     def groups(self) -> list[Group]:
         """The configs that the runs repeat with other folds or seeds, the best mean first; empty if
         no fold or seed is swept."""
-        return group_runs(self.runs, Objective.parse(self.monitor))
+        return group_runs(self.runs, Objective.parse(self.monitor), self.comparison)
 
     def list_rows(self) -> list[SweepRun]:
         """Return the runs as tables show them: the best first, or by config and fold or seed."""
@@ -116,21 +121,6 @@ class Results:
             return list(self.runs)
         by_name = {run.name: run for run in self.runs}
         return [by_name[name] for group in self.groups for name in group.runs]
-
-    def make_group_table(self) -> tuple[str, list[str], list[list[str]]]:
-        """Return title, columns and rows of the table of mean and spread of each config."""
-        keys = [key for key in self.keys if not is_repeated(key)]
-        over = ", ".join(dict.fromkeys(key for group in self.groups for key in group.over))
-        rows = [
-            [
-                *(_shorten_number(group.swept.get(key, "-")) for key in keys),
-                group.spread,
-                f"{group.count}/{len(group.runs)}",
-            ]
-            for group in self.groups
-        ]
-        title = f"mean and standard deviation over {over}"
-        return title, [*keys, f"best {self.metric}".strip(), "runs"], rows
 
     def list_columns(self) -> list[str]:
         """Return the columns of the table."""
@@ -173,7 +163,7 @@ class Results:
         if run.seconds:
             time = format_duration(run.seconds)
         return [
-            *(_shorten_number(run.swept.get(key, "-")) for key in self.keys),
+            *(shorten_number(run.swept.get(key, "-")) for key in self.keys),
             best,
             at,
             last,
@@ -200,6 +190,7 @@ class Results:
             "swept": self.keys,
             "runs": [asdict(run) for run in self.runs],
             "groups": [asdict(group) for group in self.groups],
+            "detect": self.comparison.detect,
         }
         return json.dumps(to_json_value(content), indent=1) + "\n"
 
@@ -254,7 +245,7 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
     )
 
 
-def _shorten_number(value: str) -> str:
+def shorten_number(value: str) -> str:
     """Return a swept value with at most six significant digits; files hold all of them."""
     if len(value) <= DIGITS:
         return value

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,8 @@ class StudySettings:
     """The section `hydra.sweeper`.
 
     Attributes:
-        n_trials: total number of runs; a study that has fewer is continued.
-        n_jobs: runs that are launched together, so that none of them knows the others' results.
+        n_trials: total number of configs; a study that has fewer is continued.
+        n_jobs: configs that are launched together, so that none of them knows the others' results.
         sampler: one of SAMPLERS.
         seed: seed of the sampler: the study is a function of the seed, the space and the results.
         monitor: the metric, with a minus sign if smaller is better; by default
@@ -104,6 +105,9 @@ class StudySettings:
 class Trials:
     """Asks a study for values, runs them, and reports the results to it.
 
+    Folds and seeds are not chosen by the study: each trial runs once per fold and seed, and its
+    value is the mean of the best values of these runs. It has failed if one of them has.
+
     The study is in its journal, and the sampler is seeded by the number of each trial, so a sweep
     that was killed resumes with the same trials.
 
@@ -117,7 +121,9 @@ class Trials:
     """
 
     def __init__(self, words: SweepOverrides, job: Job, launch: Launch) -> None:
-        if not words.swept:
+        repeated = words.repeated
+        chosen = [one for one in words.swept if one not in repeated]
+        if not chosen:
             raise ConfigError(
                 f"{SWEEPER_KEY}=optuna: nothing is swept; give a range, as in "
                 "OPTIMIZER.lr=interval(0.01,1)",
@@ -133,7 +139,8 @@ class Trials:
                 "valid/accuracy, or -valid/loss if smaller is better",
                 code="sweep.no_monitor",
             )
-        self.space = {one.key_or_group: make_distribution(one) for one in words.swept}
+        self.space = {one.key_or_group: make_distribution(one) for one in chosen}
+        self.repetitions = words.list_repetitions()
         self._exit_code = 0
 
     def run(self) -> int:
@@ -255,9 +262,16 @@ class Trials:
                     )
 
     def _launch_batch(self, batch: "Sequence[FrozenTrial]") -> dict[str, float]:
-        """Run trials, equal ones once; return hash -> best value of those that succeeded."""
+        """Run trials, equal ones once; return hash -> value of those that succeeded."""
         # A sampler may suggest the same values twice: they would be two runs in one folder.
-        runs = {self._hash_trial(trial): (trial.number + 1, _list_words(trial)) for trial in batch}
+        runs = {
+            self._hash_run(trial, repetition): (
+                trial.number * len(self.repetitions) + place,
+                [*_list_words(trial), *repetition],
+            )
+            for trial in batch
+            for place, repetition in enumerate(self.repetitions, start=1)
+        }
         self._exit_code = self.launch(list(runs.values()))
         codes = {
             hash_overrides(record.overrides): record.exit_code
@@ -267,7 +281,7 @@ class Trials:
             # Another process trains this run and will write the result: stop, the trial stays open.
             self._exit_code = FolderInUseError.exit_code
         metric = Objective.parse(self.monitor).metric
-        return {
+        best_values = {
             run.name: run.best
             for run in Results.read(self.job.folder, self.monitor).runs
             if run.name in runs
@@ -276,9 +290,20 @@ class Trials:
             and run.best is not None
             and math.isfinite(run.best)  # Optuna refuses NaN: a diverged run is a failed trial
         }
+        measured = {}
+        for trial in batch:
+            values = [best_values.get(self._hash_run(trial, one)) for one in self.repetitions]
+            finite = [value for value in values if value is not None]
+            # The mean of the other seeds would reward a config for the seeds that diverge.
+            if len(finite) == len(values):
+                measured[self._hash_trial(trial)] = fmean(finite)
+        return measured
 
     def _hash_trial(self, trial: "FrozenTrial") -> str:
-        return hash_overrides([*self.job.fixed, *_list_words(trial)])
+        return self._hash_run(trial)
+
+    def _hash_run(self, trial: "FrozenTrial", repetition: Sequence[str] = ()) -> str:
+        return hash_overrides([*self.job.fixed, *_list_words(trial), *repetition])
 
 
 def make_distribution(override: Override) -> Any:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from phasetrain.runtime.format import shorten
+
 
 @dataclass(frozen=True)
 class SweepRun:
@@ -41,3 +43,10 @@ class SweepRun:
     def words(self) -> str:
         """The swept overrides as text."""
         return " ".join(f"{key}={value}" for key, value in self.swept.items())
+
+
+def name_values(swept: Mapping[str, str]) -> str:
+    """Return swept values with the last words of their keys, for plots: `lr=0.1, width=8`."""
+    return ", ".join(
+        f"{key.rpartition('.')[2]}={shorten(value, 24)}" for key, value in swept.items()
+    )

@@ -173,6 +173,8 @@ def _hint_at_key(key: str, value: str) -> str:
 def _hint_at_value(key: str, value: str) -> str:
     if value.startswith("="):
         return f"one '=' is enough: {key}{value}"
+    if value.startswith("seeds("):
+        return f"expected n seeds from 0 or another one on, as in {key}=seeds(5,start=100)"
     if value.startswith("(") and value.endswith(")"):
         return f"a list is written in brackets: {key}=[{value[1:-1]}]"
     if unclosed := find_unclosed(value):

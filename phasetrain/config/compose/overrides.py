@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from phasetrain.config.compose.library_errors import explain_override_error, find_unclosed
+from phasetrain.config.compose.override_parser import make_override_parser
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, is_file_word
 from phasetrain.config.schema import LABELLED, WORDS, Schema, part_pattern
 from phasetrain.errors import Problem, did_you_mean, nearest
@@ -43,7 +43,7 @@ class CommandLine:
 def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema) -> CommandLine:
     """Parse overrides with Hydra's grammar, one by one, so that all invalid ones are reported."""
     line = CommandLine()
-    parser = OverridesParser.create()
+    parser = make_override_parser()
     words = list(overrides)
     while words:
         text = words.pop(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.runs.report.reading import Curve, Mark, RunReport
+from phasetrain.runs.report.reading import Array, Curve, Mark, RunReport
 
 MAX_POINTS = 600
 """Maximum number of points of a line; a plot is about as many pixels wide."""
@@ -48,6 +48,8 @@ class Line:
         dash: number of its dash pattern; 0 is solid.
         faint: whether it is the background of a smoothed line.
         joined: whether its points are joined.
+        low, high: bounds of an interval around each point, float64 `(N,)`, NaN for none; drawn as a
+            band over updates, as bars over another axis.
     """
 
     label: str
@@ -55,8 +57,9 @@ class Line:
     color: int
     dash: int = 0
     faint: bool = False
-
     joined: bool = True
+    low: Array | None = None
+    high: Array | None = None
 
     @property
     def marked(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError
-from phasetrain.runs.report.charts import Chart, label_runs, run_charts
+from phasetrain.runs.report.charts import Chart, Line, label_runs, run_charts
 from phasetrain.runs.report.predicted import read_confusion
 from phasetrain.runs.report.reading import SECTION_ERRORS, RunReport
 from phasetrain.runtime.storage import open_storage
@@ -88,6 +88,8 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
             label=line.label,
             **style,
         )
+        if line.low is not None and line.high is not None:
+            _draw_interval(axes, line, as_bars=chart.axis is not None)
     if chart.axis is None:
         axes.set_xlabel("updates")
     else:
@@ -103,6 +105,15 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
     if len(chart.lines) > 1:
         axes.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _draw_interval(axes: Any, line: Line, *, as_bars: bool) -> None:
+    """Draw the intervals around the points: a bar for each, or a band around the line."""
+    color = COLORS[line.color % len(COLORS)]
+    if as_bars:
+        axes.vlines(line.curve.x, line.low, line.high, colors=color, linewidth=0.9)
+    else:
+        axes.fill_between(line.curve.x, line.low, line.high, color=color, alpha=0.15, linewidth=0)
 
 
 def _draw_matrix(figure: Any, found: Any) -> Any:

@@ -54,6 +54,9 @@ for (const chart of document.querySelectorAll("figure.chart")) {
     dot.className = [...groups[number].classList].find((one) => /^s\d$/.test(one));
     name.textContent = line.label;
     value.textContent = text(line.y[place]);
+    if (line.low && line.low[place] !== null) {
+      value.textContent += ` (${text(line.low[place])} to ${text(line.high[place])})`;
+    }
     found.append(dot, name, value);
     return found;
   }

@@ -22,6 +22,9 @@ BOTTOM = 34
 MAX_DRAWN_VALUE = 1e306
 """Largest value that is drawn: sums and differences of larger ones overflow."""
 
+CAP = 4
+"""Half the width of the end of an interval's bar, in pixels."""
+
 COLORS = 8
 DASHES = 4
 """Number of colours and dash patterns in report.css."""
@@ -42,7 +45,10 @@ def draw_figure(chart: Chart) -> str:
         "svg",
         _draw_grid(scales, chart)
         + _draw_marks(scales, chart)
-        + "".join(_draw_line(number, line, scales) for number, line in enumerate(lines)),
+        + "".join(
+            _draw_line(number, line, scales, as_bars=chart.axis is not None)
+            for number, line in enumerate(lines)
+        ),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         aria_label=f"{chart.title} by {x_label}",
@@ -54,13 +60,18 @@ def draw_figure(chart: Chart) -> str:
     legend = "".join(_draw_key(number, line) for number, line in enumerate(lines))
     # The values are stored in addition to the picture: its coordinates are rounded to a tenth of a
     # pixel, and the value under the pointer has to be the measured one.
-    points = [
-        {"label": line.label, "x": line.curve.x.tolist(), "y": round_values(line.curve.y)}
-        for line in lines
-    ]
+    points = [_list_values(line) for line in lines]
     values = script_data({"scales": scales.to_json() | names, "lines": points})
     content = head + element("div", legend, cls="legend") + picture + values
     return element("figure", content, cls="chart", id=f"chart-{chart.name}")
+
+
+def _list_values(line: Line) -> dict[str, Any]:
+    """Return the values of a line for the script."""
+    values = {"label": line.label, "x": line.curve.x.tolist(), "y": round_values(line.curve.y)}
+    if line.low is not None and line.high is not None:
+        values |= {"low": round_values(line.low), "high": round_values(line.high)}
+    return values
 
 
 class _Scales:
@@ -94,7 +105,15 @@ class _Scales:
     @classmethod
     def fit(cls, chart: Chart) -> "_Scales | None":
         x = find_extent(line.curve.x for line in chart.lines)
-        y = find_extent(line.curve.y for line in chart.lines)
+        values = [
+            one
+            for line in chart.lines
+            for one in (line.curve.y, line.low, line.high)
+            if one is not None
+        ]
+        if chart.logarithmic:  # an interval may reach below zero
+            values = [one[one > 0] for one in values]
+        y = find_extent(values)
         if x is None or y is None:
             return None
         return cls(x, y, logarithmic=chart.logarithmic, apart=chart.axis is not None)
@@ -166,7 +185,7 @@ def _draw_grid(scales: _Scales, chart: Chart) -> str:
     return "".join(parts)
 
 
-def _draw_line(number: int, line: Line, scales: _Scales) -> str:
+def _draw_line(number: int, line: Line, scales: _Scales, *, as_bars: bool) -> str:
     x = scales.map_x(line.curve.x)
     y = scales.map_y(line.curve.y)
     has = np.isfinite(y)
@@ -186,7 +205,30 @@ def _draw_line(number: int, line: Line, scales: _Scales) -> str:
         drawn += "".join(
             f'<circle cx="{across:.1f}" cy="{down:.1f}" r="2.5"/>' for across, down in pairs
         )
-    return f'<g class="line {_name_style(line)}" data-line="{number}">{drawn}</g>'
+    interval = _draw_interval(line, scales, x, as_bars=as_bars)
+    return f'<g class="line {_name_style(line)}" data-line="{number}">{interval}{drawn}</g>'
+
+
+def _draw_interval(line: Line, scales: _Scales, x: Array, *, as_bars: bool) -> str:
+    """Return the intervals around the points: a bar for each, or a band around the line."""
+    if line.low is None or line.high is None:
+        return ""
+    low = scales.map_y(line.low)
+    high = scales.map_y(line.high)
+    has = np.isfinite(low) & np.isfinite(high)
+    places = list(zip(x[has].tolist(), low[has].tolist(), high[has].tolist(), strict=True))
+    if as_bars:
+        return "".join(
+            f'<path class="whisker" d="M{across:.1f} {bottom:.1f}V{top:.1f}'
+            f"M{across - CAP:.1f} {bottom:.1f}h{2 * CAP}"
+            f'M{across - CAP:.1f} {top:.1f}h{2 * CAP}"/>'
+            for across, bottom, top in places
+        )
+    if not places:
+        return ""
+    outline = [f"{across:.1f} {bottom:.1f}" for across, bottom, _ in places]
+    outline += [f"{across:.1f} {top:.1f}" for across, _, top in reversed(places)]
+    return f'<path class="band" d="M{"L".join(outline)}Z"/>'
 
 
 def _name_style(line: Line) -> str:

@@ -37,6 +37,41 @@ def test_combinations_are_those_of_hydra_the_last_key_first() -> None:
     assert SweepOverrides.read(["C.z=3"]).list_combinations() == [[]]
 
 
+def test_seeds_are_numbers_from_a_first_one_on() -> None:
+    words = SweepOverrides.read(["A.x=1,2", "RUN.seed=seeds(3,start=100)"])
+    assert words.list_combinations() == [
+        [f"A.x={x}", f"RUN.seed={seed}"] for x in (1, 2) for seed in (100, 101, 102)
+    ]
+    assert words.list_configs() == [["A.x=1"], ["A.x=2"]]
+    assert words.list_repetitions() == [["RUN.seed=100"], ["RUN.seed=101"], ["RUN.seed=102"]]
+
+
+def test_more_seeds_are_the_same_sweep() -> None:
+    folders = {
+        SweepOverrides.read(["A.x=1,2", f"RUN.seed={seeds}"]).resolve_folder()
+        for seeds in ("seeds(2)", "seeds(5)", "seeds(3, start=7)")
+    }
+    assert folders == {f"runs/sweep-{hash_overrides(['A.x=1,2', 'RUN.seed=seeds'])}"}
+
+
+def test_seeds_of_another_key_are_rejected() -> None:
+    with raises(ConfigError, code="sweep.no_seed"):
+        SweepOverrides.read(["PHASES.epochs=seeds(3)"])
+
+
+@pytest.mark.parametrize(
+    "value", ["seeds(0)", "seeds(a)", "seeds()", "seeds(2,start=-1)", "seeds(1e9)"]
+)
+def test_seeds_that_cannot_be_read_are_left_to_the_check(value: str) -> None:
+    words = SweepOverrides.read([f"RUN.seed={value}"])
+    assert (words.fixed, words.swept) == ([f"RUN.seed={value}"], [])
+
+
+def test_other_sweepers_get_seeds_as_numbers() -> None:
+    words = SweepOverrides.read(["RUN.seed=seeds(2)", "hydra/sweeper=ax"])
+    assert words.list_sweeper_arguments() == ["hydra/sweeper=ax", "++RUN.seed=0,1"]
+
+
 def test_an_interval_needs_a_sampler() -> None:
     with raises(ConfigError, code="sweep.interval"):
         SweepOverrides.read(["A.x=interval(0,1)"]).list_combinations()

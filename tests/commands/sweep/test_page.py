@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasetrain.commands.sweep.page import make_charts, render_sweep, write_plots
+from phasetrain.commands.sweep.charts import make_charts
+from phasetrain.commands.sweep.page import render_sweep, write_plots
 from phasetrain.commands.sweep.results import Results
 from phasetrain.commands.sweep.sweep_run import SweepRun
 

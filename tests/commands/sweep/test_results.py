@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from phasetrain.commands.sweep.group_tables import make_mean_table
 from phasetrain.commands.sweep.override_text import hash_overrides
 from phasetrain.commands.sweep.page import render_sweep
 from phasetrain.commands.sweep.results import Results
@@ -131,25 +132,21 @@ class TestGroups:
         )
         content = json.loads(found.format_json())
         assert [run["name"] for run in content["runs"]] == [*"abcde"]
-        assert content["groups"] == [
-            {
-                "swept": {"LOSS": "mse"}, "over": ["DATA.VALID.subset.fold"], "runs": ["a", "d", "b"], "count": 3,
-                "mean": pytest.approx(0.8), "std": pytest.approx(0.1),
-            },
-            {
-                "swept": {"LOSS": "l1"}, "over": ["DATA.VALID.subset.fold"], "runs": ["c", "e"], "count": 1,
-                "mean": pytest.approx(0.7), "std": None,
-            },
+        fields = ("swept", "over", "runs", "count", "mean", "std")
+        assert [[group[name] for name in fields] for group in content["groups"]] == [
+            [{"LOSS": "mse"}, ["DATA.VALID.subset.fold"], ["a", "d", "b"], 3, pytest.approx(0.8), pytest.approx(0.1)],
+            [{"LOSS": "l1"}, ["DATA.VALID.subset.fold"], ["c", "e"], 1, pytest.approx(0.7), None],
         ]  # fmt: skip
         _, rows = found.make_table()
         assert [row[-1] for row in rows] == [*"adbce"]
-        assert found.make_group_table() == (
+        # 4.303 * 0.1 / sqrt(3) around 0.8
+        assert make_mean_table(found.groups, "test/accuracy") == (
             "mean and standard deviation over DATA.VALID.subset.fold",
-            ["LOSS", "best test/accuracy", "runs"],
-            [["mse", "0.8000 ± 0.1000", "3/3"], ["l1", "0.7000", "1/2"]],
+            ["LOSS", "best test/accuracy", "95 % interval", "runs"],
+            [["mse", "0.8000 ± 0.1000", "0.5516 to 1.0484", "3/3"], ["l1", "0.7000", "-", "1/2"]],
         )
         page = render_sweep(found)
-        assert "<td>mse</td><td>0.8000 ± 0.1000</td><td>3/3</td>" in page
+        assert "<td>mse</td><td>0.8000 ± 0.1000</td><td>0.5516 to 1.0484</td><td>3/3</td>" in page
 
     def test_groups_with_smaller_mean_come_first_if_smaller_is_better(self) -> None:
         seeds = [

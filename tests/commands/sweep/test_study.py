@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from raising import raises
 
 from phasetrain.commands.sweep.jobs import Job
 from phasetrain.commands.sweep.override_text import SweepOverrides
@@ -52,6 +53,7 @@ class Player:
             (float(values["OPTIMIZER.lr"]) - 0.1) ** 2
             + int(values["MODEL.width"]) / 100
             + int(values["A.n"]) / 1000
+            + int(values.get("RUN.seed", 0)) / 10
         )
         folder = Path(record.folder)
         folder.mkdir(exist_ok=True)
@@ -122,6 +124,40 @@ def test_a_killed_sweep_ends_with_the_trials_of_an_unbroken_one(
     other = ("hydra.sweeper.n_trials=14", f"hydra.sweeper.n_jobs={n_jobs}", "hydra.sweeper.seed=4")
     trials(tmp_path / "other", *other)[0].run()
     assert read_trials(tmp_path / "other") != read_trials(tmp_path / "whole")
+
+
+def test_value_of_a_trial_is_the_mean_over_its_seeds(tmp_path: Path) -> None:
+    words = ("hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2", "RUN.seed=seeds(3)")
+    made, player = trials(tmp_path / "seeds", *words)
+    assert made.run() == 0
+    assert [run[-1] for run in player.runs] == ["RUN.seed=0", "RUN.seed=1", "RUN.seed=2"] * 2
+    trials(tmp_path / "one", *words[:2])[0].run()
+    found = read_trials(tmp_path / "seeds")
+    assert [set(params) for params, _, _ in found] == [{"OPTIMIZER.lr", "MODEL.width", "A.n"}] * 2
+    # the seeds 0, 1 and 2 add 0.1 on average
+    for (params, value, _), (alone, value_alone, _) in zip(
+        found, read_trials(tmp_path / "one"), strict=True
+    ):
+        assert params == alone
+        assert value_alone is not None
+        assert value == pytest.approx(value_alone + 0.1)
+
+
+def test_trial_with_a_failed_seed_fails_and_is_repeated(tmp_path: Path) -> None:
+    words = ("hydra.sweeper.n_trials=1", "RUN.seed=0,1")
+    trials(tmp_path / "a", *words, player=lambda job: Player(job, bad=["RUN.seed=1"]))[0].run()
+    assert [state for _, _, state in read_trials(tmp_path / "a")] == ["FAIL"]
+    trials(tmp_path / "a", *words)[0].run()
+    assert [state for _, _, state in read_trials(tmp_path / "a")] == ["FAIL", "COMPLETE"]
+
+
+def test_sweep_of_seeds_alone_leaves_a_sampler_nothing_to_choose(tmp_path: Path) -> None:
+    with raises(ConfigError, code="sweep.nothing_swept"):
+        Trials(
+            SweepOverrides.read(["hydra/sweeper=optuna", "RUN.seed=seeds(3)"]),
+            Job((), (), str(tmp_path), "x", "-test/loss"),
+            lambda runs: 0,
+        )
 
 
 def test_the_same_command_again_runs_nothing_and_more_trials_go_on(tmp_path: Path) -> None:
