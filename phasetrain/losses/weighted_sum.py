@@ -12,20 +12,25 @@ from phasetrain.errors import is_out_of_memory
 from phasetrain.losses.base import LOSSES, LoggingLoss
 from phasetrain.losses.shape_checks import check_pair
 
+LEARNED = "learned"
+"""The `weight` of a loss whose weight is trained."""
+
 
 @LOSSES.register("weighted_sum")
 class WeightedSum(LoggingLoss):
     """The sum over losses of `weight` times the loss; each is logged unweighted under its label.
 
     Args:
-        losses: label -> parameters of a loss, with its `name` (the label by default), `weight` (1
-            by default), `output` and `target`: the entry of a mapping or list of outputs or
-            targets that the loss takes (everything by default), and `splits`: names of the splits
-            for which it is computed (all by default).
+        losses: label -> parameters of a loss, with its `name` (the label by default), `weight` (a
+            number, 1 by default, or `learned`), `output` and `target`: the entry of a mapping or
+            list of outputs or targets that the loss takes (everything by default), and `splits`:
+            names of the splits for which it is computed (all by default).
         make_loss: fact; builds a loss from its section of the config and the path of that section.
 
     Attributes:
         weights: label -> weight; not part of the state, so they may be set at any time.
+        log_variances: label -> s, float32 `(1,)`, of a loss L with a learned weight; its term is
+            exp(-s) * L + s (Kendall et al. 2018, arXiv:1705.07115).
 
     Raises:
         ValueError: there are no losses, a weight is not a finite number, or a loss with weights
@@ -45,11 +50,16 @@ class WeightedSum(LoggingLoss):
             )
         self.weights: dict[str, float] = {}
         self.losses = nn.ModuleDict()
+        self.log_variances = nn.ParameterDict()
         self._entries: dict[str, tuple[str | int | None, str | int | None]] = {}
         self._splits: dict[str, frozenset[str]] = {}
         for label, given in losses.items():
             section = {"name": label, **(given or {})}
-            self.weights[label] = _check_weight(label, section.pop("weight", 1.0))
+            weight = section.pop("weight", 1.0)
+            if weight == LEARNED:
+                self.log_variances[label] = nn.Parameter(torch.zeros(1))
+            else:
+                self.weights[label] = _check_weight(label, weight)
             self._entries[label] = section.pop("output", None), section.pop("target", None)
             splits = section.pop("splits", None)
             self.losses[label] = make_loss(section, f"LOSS.losses.{label}")
@@ -78,18 +88,26 @@ class WeightedSum(LoggingLoss):
         self.logs = {}
         for label, loss in self._active:
             value = self._compute_term(label, loss, output, target)
-            terms.append(self.weights[label] * value)
             self.logs[label] = value.detach()
+            if label in self.log_variances:
+                log_variance = self.log_variances[label][0]
+                weight = torch.exp(-log_variance)
+                terms.append(weight * value + log_variance)
+                self.logs[f"{label}_weight"] = weight.detach()
+            else:
+                terms.append(self.weights[label] * value)
             if isinstance(loss, LoggingLoss):
                 self.logs |= {f"{label}_{name}": value for name, value in loss.logs.items()}
         self._checked = True
         if len(terms) > 1:
             return torch.stack(terms).sum()
-        return terms[0]
+        only: Tensor = terms[0]
+        return only
 
     def _check_trained(self, label: str) -> None:
         weights = next(self.losses[label].parameters(), None)
-        if weights is not None and "train" not in self._splits[label]:
+        has_weights = weights is not None or label in self.log_variances
+        if has_weights and "train" not in self._splits[label]:
             raise ValueError(
                 f"losses.{label}.splits: the loss has weights, which would never be trained; add "
                 "TRAIN to its splits"
@@ -120,5 +138,7 @@ class WeightedSum(LoggingLoss):
 
 def _check_weight(label: str, weight: Any) -> float:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
-        raise ValueError(f"losses.{label}.weight = {weight!r}: expected a finite number")
+        raise ValueError(
+            f"losses.{label}.weight = {weight!r}: expected a finite number, or learned"
+        )
     return float(weight)

@@ -28,6 +28,9 @@ from phasetrain.tasks.state import Stateful, TaskState
 Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Takes the name of a part of a step and its function, and returns the function to call instead."""
 
+Step = tuple[Withheld, Tensor | None]
+"""Whether an updater has withheld its step, and the mean loss over ranks."""
+
 TASKS: Registry["Task"] = Registry("task", "TASK")
 
 
@@ -41,12 +44,9 @@ class Task(Passes, TaskState, Predictor):
         parts: parts made by the builder.
 
     Attributes:
-        separate_updaters: whether each optimizer in OPTIMIZER.others gets an updater, which steps
-            by itself; otherwise all optimizers step together or not at all.
         counted: unit of `StepOutput.weight`, `samples` or `tokens`; for speeds.
     """
 
-    separate_updaters: ClassVar[bool] = False
     counted: ClassVar[str] = "samples"
 
     def __init__(self, parts: Parts) -> None:
@@ -54,6 +54,7 @@ class Task(Passes, TaskState, Predictor):
         self.excluded = parts.excluded
         self._train_model = parts.model if parts.train_model is None else parts.train_model
         self._train_loss = parts.loss if parts.train_loss is None else parts.train_loss
+        self._steps: list[Step] = []
         losses = nn.ModuleList([parts.loss, *parts.losses])
         self._split_losses = [one for one in losses.modules() if isinstance(one, WeightedSum)]
         # A plain attribute, so that a profiler can wrap it, see `around`.
@@ -139,6 +140,7 @@ class Task(Passes, TaskState, Predictor):
 
     def begin_update(self, at: Position) -> None:
         """Set the scheduled options of the optimizers, and the weights that are frozen."""
+        self._steps = []
         frozen = None
         if self.parts.freeze_schedule is not None:
             frozen = self.parts.freeze_schedule.frozen_tensors(at.updates, at.stage)
@@ -171,20 +173,20 @@ class Task(Passes, TaskState, Predictor):
         return StepOutput(torch.zeros((), device=self._device), weight=0, samples=0)
 
     def update(self, done: GradientPass, at: Position, events: StepEvents) -> StepOutput:
-        """Step every updater that has a gradient; return the output of the whole step.
+        """Step every updater that has a gradient; return the output of the whole train step.
 
         Args:
             done: the gradient passes of the step.
             at: position of the step.
             events: events of hooks.
         """
-        if self.parts.other_updaters:
-            withheld, loss = self._step_all(done, at, events)
-        else:
-            updater = self.updater
-            self.step_updater(updater, done, at, events)
-            withheld = updater.withheld
-            loss = updater.loss
+        # A task may call `backward` itself, of which a single updater knows nothing.
+        steps_always = not self.parts.other_updaters and not self._steps
+        for updater in self.updaters.values():
+            if updater.has_gradient or steps_always:
+                self.step_updater(updater, done, at, events)
+        withheld, loss = _merge_steps(self._steps)
+        self._steps = []
         # After the step, and counted by attempted updates, so that the position alone says when an
         # average moves; `withheld` may still be on the device.
         for average in self.parts.averages.values():
@@ -206,28 +208,12 @@ class Task(Passes, TaskState, Predictor):
             weight = self._weights.counted
         return replace(out, loss=loss, weight=weight, samples=samples)
 
-    def _step_all(
-        self, done: GradientPass, at: Position, events: StepEvents
-    ) -> tuple[Withheld, Tensor | None]:
-        """Step the updaters that have a gradient; return whether none has moved, and the loss."""
-        withheld: Withheld = True
-        losses = []
-        for updater in self.updaters.values():
-            if not updater.has_gradient:
-                continue
-            self.step_updater(updater, done, at, events)
-            withheld = _both_withheld(withheld, updater.withheld)
-            if updater.loss is not None:
-                losses.append(updater.loss)
-        if losses:
-            return withheld, sum_losses(losses)
-        return withheld, None
-
     def step_updater(
         self, updater: Updater, done: GradientPass, at: Position, events: StepEvents
     ) -> None:
         """Step one updater; hooks are told if it skips the update."""
         updater.step(partial(self._report_skip, done.batches, at, events))
+        self._steps.append((updater.withheld, updater.loss))
 
     @torch.no_grad()
     def test_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
@@ -331,6 +317,18 @@ class Task(Passes, TaskState, Predictor):
         found.bad_inputs = tuple(number for _, ids, _ in every for number in ids)
         found.bad_targets = tuple(number for _, _, ids in every for number in ids)
         events.on_skip(batches, found)
+
+
+def _merge_steps(steps: list[Step]) -> Step:
+    """Return whether no updater has moved its weights in a train step, and the sum of the losses;
+    None if no strategy averages losses."""
+    withheld: Withheld = True
+    for one, _ in steps:
+        withheld = _both_withheld(withheld, one)
+    losses = [loss for _, loss in steps if loss is not None]
+    if losses:
+        return withheld, sum_losses(losses)
+    return withheld, None
 
 
 def _both_withheld(one: Withheld, other: Withheld) -> Withheld:

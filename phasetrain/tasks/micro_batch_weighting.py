@@ -22,12 +22,15 @@ class MicroBatchWeighting:
         counted: sum of the weights of the last step over all ranks, if `weight_of` is set.
         samples: samples of the last step over all ranks, if it may have had fewer than the plan
             knows; else None.
+        sums_samples: count samples over ranks, because a pass may have some of a step's
+            micro-batches only.
     """
 
     def __init__(self, parts: Parts, strategy: Strategy) -> None:
         self.weight_of: Callable[[Batch], float] | None = None
         self.counted = 0.0
         self.samples: int | None = None
+        self.sums_samples = False
         self._loaders = parts.loaders
         self._world = parts.world
         self._strategy = strategy
@@ -76,8 +79,10 @@ class MicroBatchWeighting:
 
     def _sum_samples(self, own: int, at: Position) -> float:
         total: float = at.samples
-        if self._may_lack_samples(at):
+        may_lack = self._may_lack_samples(at)
+        if may_lack or self.sums_samples:
             total = self._world.all_reduce_sum(own)
+        if may_lack:
             self.samples = int(total)
         if not total:
             raise SampleError(

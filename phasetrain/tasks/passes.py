@@ -2,13 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from phasetrain.distributed import Strategy
+from phasetrain.distributed.strategies.base import NO_CONTEXT
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.position import Position
 from phasetrain.engine.step_logs import Collected, average_logs, collected
@@ -62,7 +64,16 @@ class Passes(ABC):
         updaters: all updaters by name: `main`, and with `separate_updaters` the labels of
             OPTIMIZER.others; empty without training.
         generators: seeds the global generators that passes draw from.
+        several_passes: whether `train_step` makes several gradient passes, or calls parts of the
+            model. Ranks then average gradients at the end of each pass, and `model` is never
+            wrapped.
+        separate_updaters: whether each optimizer in OPTIMIZER.others gets an updater, which steps
+            by itself; otherwise all optimizers step together or not at all. It implies
+            `several_passes`.
     """
+
+    several_passes: ClassVar[bool] = False
+    separate_updaters: ClassVar[bool] = False
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -73,7 +84,9 @@ class Passes(ABC):
         self._device = parts.machine.device
         self._world = parts.world
         self._strategy = parts.strategy or Strategy(parts.world)
+        self._has_several_passes = makes_several_passes(type(self))
         self._weights = MicroBatchWeighting(parts, self._strategy)
+        self._weights.sums_samples = self._has_several_passes
         if type(self).weight_of is not Passes.weight_of:
             # Only an overridden count needs a sum over ranks; samples per step are known from the
             # plan.
@@ -116,20 +129,21 @@ class Passes(ABC):
         """How ranks share an update."""
         return self._strategy
 
-    def reseed(self, at: Position, micro: int = 0) -> None:
+    def reseed(self, at: Position, micro: int = 0, stream: int = 0) -> None:
         """Seed dropout and the like for a micro-batch.
 
-        The seed is a function of the position, so no checkpoint has to hold it.
+        The seed is a function of the position and of `stream`, so no checkpoint has to hold it.
         """
         rank, number = self._strategy.seed_key(micro)
         # A checkpoint therefore holds no generator state, and a run resumed at any step, with
         # any number of workers, draws the same numbers. The step is shifted by 16 bits to
         # leave room for the number of the micro-batch.
-        self.generators.seed(
-            mix_seed(self._stream(at.split, rank), at.updates, at.step << 16 | number)
-        )
+        seed = mix_seed(self._stream(at.split, rank), at.updates, at.step << 16 | number)
+        if stream:
+            seed = mix_seed(seed, stream)
+        self.generators.seed(seed)
 
-    def gradient_pass(
+    def gradient_pass(  # noqa: PLR0913 - all but the first three are keywords with a default
         self,
         batches: list[Batch],
         at: Position,
@@ -139,6 +153,7 @@ class Passes(ABC):
         updater: str = MAIN_UPDATER,
         inputs: Sequence[Tensor] | None = None,
         first: bool = True,
+        stream: int = 0,
     ) -> GradientPass:
         """Add the gradient of each micro-batch of a step.
 
@@ -147,41 +162,56 @@ class Passes(ABC):
 
         Args:
             batches: micro-batches of the step.
-            at: position of the step; passes at the same position draw the same random numbers.
+            at: position of the step.
             events: events of hooks.
             forward: computes the loss; None: `forward` of the task.
             updater: name of the updater that scales the loss and takes the step.
             inputs: parameters that get the gradient; None: all that the updater has.
             first: show outputs to meters and call all events. Later passes over the same
                 micro-batches only call `on_forward`, because hooks may replace the output.
+            stream: passes of a step with the same number draw the same random numbers.
+
+        Raises:
+            ConfigError: on several ranks, a task without `several_passes` makes more than one.
         """
         target = self.updater if updater == MAIN_UPDATER else self.updaters[updater]
         if inputs is None and self.parts.other_updaters:
             # Otherwise the loss of one updater would leave gradients on the weights of another one,
             # as a generator's loss does on the discriminator.
             inputs = target.gradients.parameters
+        reduction: AbstractContextManager[object] = NO_CONTEXT
+        if self._has_several_passes:
+            trained = target.gradients.parameters if inputs is None else inputs
+            reduction = self._strategy.gradient_pass(trained)
+        elif not self._world.is_single_process:
+            second = not first and target.sam is None
+            _require_one_pass(type(self), second=second or inputs is not None)
         # Known before the first backward pass: each micro-batch is scaled as it comes, and
         # gradients are never rescaled afterwards, which would round.
         total = self._weights.total(batches, at)
         last = len(batches) - 1
         outputs = []
         used = []
-        for number, micro in enumerate(batches):
-            self.reseed(at, number)  # before the hooks, whose random numbers count as well
-            # Gradients are reduced in the last micro-batch only; ranks exchange once per update.
-            with self._strategy.micro_batch(last=number == last, counts=micro.size > 0):
-                batch = events.on_batch(micro) if first else micro
-                used.append(batch)
-                out = events.on_forward(self._train_forward(batch, at, number, forward))
-                if not out.loss.requires_grad:
-                    raise ConfigError(self._explain_missing_gradient(out), code="task.no_gradient")
-                # The share is that of the batch as loaded: a hook may have replaced it.
-                weight = micro.size if micro.weight is None else micro.weight
-                target.backward(out.loss, weight / total, last=number == last, inputs=inputs)
-            if first:
-                events.on_backward(out)
-            outputs.append(self._release(out, measure=first))
-            self.generators.check_pass()
+        with reduction:
+            for number, micro in enumerate(batches):
+                # Before the hooks, whose random numbers count as well.
+                self.reseed(at, number, stream)
+                # Gradients are reduced in the last micro-batch only; ranks exchange once.
+                with self._strategy.micro_batch(last=number == last, counts=micro.size > 0):
+                    batch = events.on_batch(micro) if first else micro
+                    used.append(batch)
+                    out = events.on_forward(self._train_forward(batch, at, number, forward))
+                    if not out.loss.requires_grad:
+                        raise ConfigError(
+                            self._explain_missing_gradient(out), code="task.no_gradient"
+                        )
+                    # The share is that of the batch as loaded: a hook may have replaced it.
+                    weight = micro.size if micro.weight is None else micro.weight
+                    target.backward(out.loss, weight / total, last=number == last, inputs=inputs)
+                if first:
+                    events.on_backward(out)
+                outputs.append(self._release(out, measure=first))
+                self.generators.check_pass()
         return GradientPass(outputs, used)
 
     def transform_batch(self, batch: Batch, at: Position, micro: int = 0) -> Batch:
@@ -264,6 +294,23 @@ class Passes(ABC):
 
     def _update_meters(self, out: StepOutput) -> None:
         update_meters(self._measured, self.parts.choices, out)
+
+
+def makes_several_passes(kind: object) -> bool:
+    """Return whether a class of tasks makes several gradient passes in a step."""
+    if not isinstance(kind, type) or not issubclass(kind, Passes):
+        return False
+    return kind.several_passes or kind.separate_updaters
+
+
+def _require_one_pass(kind: type, *, second: bool) -> None:
+    """Reject a pass whose gradients a wrapper of the whole model would not share."""
+    if second:
+        raise ConfigError(
+            f"TASK.name: {kind.__name__} makes several gradient passes in a step, or passes for "
+            "some of the parameters; on several ranks its class needs several_passes = True",
+            code="task.several_passes",
+        )
 
 
 def _detach(value: Any) -> Any:

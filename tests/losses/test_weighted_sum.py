@@ -1,5 +1,6 @@
 """A sum of losses: each one is weighted, logged by its label, and gets its outputs and targets."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -169,3 +170,24 @@ class TestMistakes:
     ) -> None:
         with pytest.raises(ValueError, match=message):
             made(a={"name": "MSELoss", **section})(output, target)
+
+
+def test_learned_weight_is_trained_and_logged() -> None:
+    loss = made(near={"name": "MSELoss", "weight": "learned"}, far={"name": "L1Loss", "weight": 3})
+    assert float(loss(A, B).detach()) == 6.5 + 3 * 2.5
+    loss.log_variances["near"].data.fill_(1.0)
+    found = loss(A, B)
+    found.backward()
+    weight = math.exp(-1.0)
+    assert float(found.detach()) == pytest.approx(weight * 6.5 + 1.0 + 3 * 2.5)
+    assert float(loss.log_variances["near"].grad) == pytest.approx(1.0 - weight * 6.5)
+    assert float(loss.pop_logs()["loss_near_weight"]) == pytest.approx(weight)
+    assert list(loss.state_dict()) == ["log_variances.near"]
+
+
+def test_learned_weight_outside_of_the_training_is_rejected() -> None:
+    with pytest.raises(ValueError, match="near"):
+        made(
+            far={"name": "L1Loss"},
+            near={"name": "MSELoss", "weight": "learned", "splits": ["TEST"]},
+        )

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from optimizer_parts import Adversarial, AdversarialUpdaters, Rivals
+from raising import raises
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim import GuardSettings, MultiOptimizer, SamSettings, Updater
 from phasetrain.runtime.machine import Machine
@@ -104,6 +106,45 @@ def test_nonfinite_loss_skips_all_parts() -> None:
     assert made.updater.guard.skipped == 1
 
 
+@pytest.mark.parametrize(("stream", "same"), [(0, True), (1, False)])
+def test_pass_draws_other_numbers_in_another_stream(stream: int, *, same: bool) -> None:
+    made = task()
+    drawn: list[Tensor] = []
+    made.model.generator.register_forward_hook(lambda module, args, out: drawn.append(args[0]))
+    for number, one in enumerate((0, stream, stream)):
+        made.gradient_pass(
+            [batch(0)], at(0), Silent(), forward=made.critic_loss, first=number == 0, stream=one
+        )
+    assert torch.equal(drawn[0], drawn[1]) is same
+    assert torch.equal(drawn[1], drawn[2])
+
+
+def test_gradients_of_a_pass_can_be_taken_and_combined() -> None:
+    made, other = task(), task()
+    for one in (made, other):
+        one.begin_update(at(0))
+    done = made.gradient_pass([batch(0)], at(0), Silent())
+    first = made.updater.gradients.take()
+    assert {one.grad for one in made.model.parameters()} == {None}
+    made.gradient_pass([batch(1)], at(0), Silent(), first=False)
+    pairs = zip(first, made.updater.gradients.take(), strict=True)
+    made.updater.gradients.put([a if b is None or a is None else a + b for a, b in pairs])
+    made.update(done, at(0), Silent())
+    for number in range(2):
+        other.gradient_pass([batch(number)], at(0), Silent(), first=False)
+    other.update(done, at(0), Silent())
+    for one, two in zip(weights(made.model), weights(other.model), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("kind", [Adversarial, Supervised])
+def test_second_pass_of_an_undeclared_task_is_rejected_on_several_ranks(kind: type) -> None:
+    made = task()
+    made = kind(replace(made.parts, world=World(0, 2)))
+    with raises(ConfigError, code="task.several_passes"):
+        made.gradient_pass([batch(0)], at(0), Silent(), first=False)
+
+
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
@@ -178,6 +219,23 @@ class TestSeparateUpdaters:
         assert not equal(weights(made.model.generator), generator)
         skipped = {name: one.guard.skipped for name, one in made.updaters.items()}
         assert skipped == {"main": 0, "critic": 1}
+
+    def test_update_is_not_withheld_if_an_updater_stepped_before(self) -> None:
+        made = self.made(guard=GuardSettings("skip"))
+        seen: list[Any] = []
+
+        class Noted:
+            def update(self, updates: int, *, withheld: Any) -> None:
+                seen.append(withheld)
+
+        made.parts = replace(made.parts, averages={"ema": Noted()})
+        made.begin_update(at(0))
+        done = made.gradient_pass(
+            [batch(0)], at(0), Silent(), forward=made.critic_loss, updater="critic"
+        )
+        made.step_updater(made.updaters["critic"], done, at(0), Silent())
+        made.update(done, at(0), Silent())
+        assert seen == [False]
 
 
 class Heard(Silent):

@@ -41,6 +41,12 @@ class EMASection(Section):
     every: int = key(
         1, "optimizer updates between two updates of the average", resume="forbidden", ge=1
     )
+    match: tuple[str, ...] = key(
+        [],
+        "patterns for names of the parameters to average, such as those of one of several models; "
+        "the others are copied; []: all",
+        resume="forbidden",
+    )
     test: bool = key(True, "test the average next to the trained weights", resume="forbidden")
 
 
@@ -255,4 +261,9 @@ class WeightedLossSection(MeterSection):
         "splits of DATA for which the loss is computed, such as [TRAIN, TEST]; null: all",
         resume="forbidden",
     )
-    weight: float = key(1.0, "factor of the loss in the sum", resume="forbidden")
+    weight: float | Literal["learned"] = key(
+        1.0,
+        "factor of the loss in the sum; learned: trained with the model (Kendall et al. 2018, "
+        "arXiv:1705.07115)",
+        resume="forbidden",
+    )

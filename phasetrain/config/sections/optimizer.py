@@ -166,6 +166,25 @@ class OtherOptimizerSection(Section):
     groups: tuple[Mapping[str, Any], ...] = key(
         [], "rules for parameter groups, as in OPTIMIZER.groups", resume="forbidden"
     )
+    clip_norm: float | None = key(
+        None,
+        "maximum L2 norm of its gradient, if the task has separate updaters; default: "
+        "OPTIMIZER.clip_norm",
+        resume="forbidden",
+        gt=0,
+    )
+    clip_value: float | None = key(
+        None,
+        "maximum absolute value of each element of its gradient, if the task has separate "
+        "updaters; default: OPTIMIZER.clip_value",
+        resume="forbidden",
+        gt=0,
+    )
+    scaler: str | Mapping[str, Any] = key(
+        "auto",
+        "its gradient scaler, if the task has separate updaters; default: OPTIMIZER.scaler",
+        resume="forbidden",
+    )
     SCHEDULES: Mapping[str, Any] = key(
         {}, "option of the optimizer -> schedule", resume="adjustable"
     )

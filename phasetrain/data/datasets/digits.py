@@ -1,5 +1,6 @@
 """Handwritten digits of 8 x 8 pixels, shipped with the package."""
 
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Literal
 
@@ -18,7 +19,10 @@ LARGEST = 16  # a pixel counts the dark dots in a 4 x 4 block of the scan: 0..16
 
 
 @DATASETS.register("digits")
-def load_digits(split: Literal["train", "test", "all"] = "train") -> TensorSamples:
+def load_digits(
+    split: Literal["train", "test", "all"] = "train",
+    groupings: Mapping[str, Sequence[int]] | None = None,
+) -> TensorSamples:
     """Load 1,797 handwritten digits: 1,442 for training and 355 for testing, a fixed split.
 
     Inputs are float32 `(1, 8, 8)` in [0, 1], targets int64 0..9. The split needs no random numbers:
@@ -27,8 +31,13 @@ def load_digits(split: Literal["train", "test", "all"] = "train") -> TensorSampl
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
     Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0; see `digits.LICENSE.txt`.
 
+    Args:
+        split: `train`, `test` or `all`.
+        groupings: name -> group of each digit, such as `{odd: [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]}`, a
+            further target next to `label`.
+
     Raises:
-        ValueError: an unknown split.
+        ValueError: an unknown split, or a grouping that does not have ten groups.
     """
     if split not in SPLITS:
         raise ValueError(
@@ -42,7 +51,10 @@ def load_digits(split: Literal["train", "test", "all"] = "train") -> TensorSampl
         labels = labels[chosen]
     inputs = images[:, None].astype(np.float32) / LARGEST
     return TensorSamples(
-        torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)), classes=CLASSES
+        torch.from_numpy(inputs),
+        torch.from_numpy(labels.astype(np.int64)),
+        classes=CLASSES,
+        groupings=groupings,
     )
 
 

@@ -65,6 +65,18 @@ class Strategy:
         """Return the module to call in training; state is read from the original module."""
         return module
 
+    def reduce_after_passes(self) -> None:
+        """Share gradients at the end of each gradient pass, for a task with several in a step;
+        called before `wrap_module`."""
+
+    def gradient_pass(self, parameters: Sequence[Tensor]) -> AbstractContextManager[object]:
+        """Return the context of a gradient pass of a task with several in a step.
+
+        Args:
+            parameters: those that get the gradient; they may have one of an earlier pass.
+        """
+        return NO_CONTEXT
+
     def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
         """Return the context in which a micro-batch is computed.
 
@@ -155,6 +167,15 @@ STRATEGIES: Registry[Strategy] = Registry("strategy", "DISTRIBUTED.strategy")
 def single_process(world: World) -> Strategy:
     """Return the strategy of a single process."""
     return Strategy(world)
+
+
+def broadcast_state(module: nn.Module) -> None:
+    """Give all ranks the parameters and buffers of rank 0."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        # Through a contiguous copy: broadcast does not take channels_last tensors.
+        contiguous = tensor.detach().contiguous()
+        dist.broadcast(contiguous, src=0)
+        tensor.detach().copy_(contiguous)
 
 
 def sum_losses(losses: Sequence[Tensor]) -> Tensor:

@@ -1,13 +1,14 @@
 """Every rank holds the whole model; gradients are averaged (torch's DistributedDataParallel)."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from math import inf
 from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -16,15 +17,22 @@ from phasetrain.distributed.strategies.base import (
     NO_CONTEXT,
     STRATEGIES,
     GradientAveraging,
+    broadcast_state,
     device_of,
     is_trainable,
 )
+from phasetrain.distributed.strategies.per_pass import average_gradients, set_aside_gradients
 from phasetrain.distributed.world import World
 
 COMMUNICATION: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 )
 """Gradient compression; only stateless hooks, since their state would be in no checkpoint."""
+
+SENT: Mapping[str, torch.dtype | None] = MappingProxyType(
+    {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+)
+"""Gradient compression at the end of a gradient pass: the dtype in which gradients are sent."""
 
 
 @STRATEGIES.register("ddp")
@@ -65,10 +73,23 @@ class DataParallel(GradientAveraging):
         if not 0 < self.bucket_cap_mb < inf:
             raise ValueError(f"bucket_cap_mb = {self.bucket_cap_mb}: expected more than 0")
         self._wrapped: list[DistributedDataParallel] = []
+        self._reduces_after_passes = False
+        self._modules: list[nn.Module] = []
+
+    def reduce_after_passes(self) -> None:
+        """Leave modules unwrapped, and average gradients at the end of each gradient pass."""
+        # DDP reduces once per forward pass of the whole module and waits for all of its
+        # parameters; the passes of such a task call parts of the model, and may skip some.
+        self._reduces_after_passes = True
+        self.needs_warmup = False
 
     def wrap_module(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:
         """Return the module wrapped in DDP, or the module itself if it has nothing to train."""
         if not is_trainable(module):
+            return module
+        if self._reduces_after_passes:
+            broadcast_state(module)
+            self._modules.append(module)
             return module
         device = device_of(module)
         wrapped = DistributedDataParallel(
@@ -84,6 +105,18 @@ class DataParallel(GradientAveraging):
             wrapped.register_comm_hook(None, COMMUNICATION[self.communication])
         self._wrapped.append(wrapped)
         return wrapped
+
+    @contextmanager
+    def _reduce_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        with set_aside_gradients(parameters):
+            if self.sync_buffers:
+                self.prepare_test(*self._modules)
+            yield
+            average_gradients(parameters, self.world, SENT[self.communication])
+
+    def gradient_pass(self, parameters: Sequence[Tensor]) -> AbstractContextManager[object]:
+        """Return the context of a gradient pass; at its end gradients are averaged."""
+        return self._reduce_pass(parameters)
 
     def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
         """Return the context of a micro-batch; gradients are reduced in the last one."""

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from phasetrain.distributed.buffers import buffer_lookup
 from phasetrain.distributed.strategies.base import AsyncMean, Strategy
+from phasetrain.distributed.strategies.per_pass import set_aside_gradients
 from phasetrain.distributed.world import World
+from phasetrain.errors import ConfigError
 
 
 class Ordered(Strategy):
@@ -37,7 +39,8 @@ class Ordered(Strategy):
         super().__init__(world)
         self._shards_per_rank = shards // world.size
         self._buffers = buffer_lookup()
-        self._parameters: list[nn.Parameter] = []
+        self._parameters: Sequence[Tensor] = []
+        self._shards_seen = 0
         self._tree = ReductionTree()
         self._buffers_before: list[Tensor] = []
         self._first_shard_buffers: list[Tensor] = []
@@ -54,6 +57,20 @@ class Ordered(Strategy):
         return 0, self.world.rank * self._shards_per_rank + micro
 
     @contextmanager
+    def _reduce_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        trained = self._parameters
+        self._parameters = parameters
+        try:
+            with set_aside_gradients(parameters):
+                yield
+        finally:
+            self._parameters = trained
+
+    def gradient_pass(self, parameters: Sequence[Tensor]) -> AbstractContextManager[object]:
+        """Return the context of a gradient pass, whose gradients are added to earlier ones."""
+        return self._reduce_pass(parameters)
+
+    @contextmanager
     def _shard(self, *, last: bool, counts: bool) -> Iterator[None]:
         is_first = not self._tree
         if is_first:
@@ -67,7 +84,9 @@ class Ordered(Strategy):
         self._tree.add(self._shard_result(buffers, counts=counts))
         for parameter in self._parameters:
             parameter.grad = None
+        self._shards_seen += 1
         if last:
+            self._require_all_shards()
             self._finish_update(buffers)
 
     def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
@@ -98,6 +117,18 @@ class Ordered(Strategy):
             if buffer.is_floating_point()
         ]
         return [flat, flags.to(flat.device), *statistics]
+
+    def _require_all_shards(self) -> None:
+        seen = self._shards_seen
+        self._shards_seen = 0
+        if seen != self._shards_per_rank:
+            raise ConfigError(
+                f"DISTRIBUTED.reduction = 'ordered': a gradient pass of the task has {seen} of the "
+                f"{self._shards_per_rank} micro-batches of a step, and only a pass over all of "
+                "them adds gradients in an order that does not depend on the world size; pass all "
+                "micro-batches, or use DISTRIBUTED.reduction=native",
+                code="config.conflict",
+            )
 
     def _finish_update(self, buffers: list[Tensor]) -> None:
         gradient, flags, *statistics = self._add_over_ranks(self._tree.take())

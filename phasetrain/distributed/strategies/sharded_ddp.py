@@ -15,6 +15,7 @@ from phasetrain.distributed.strategies.base import (
     GradientAveraging,
     Groups,
     MakeOptimizer,
+    broadcast_state,
     is_trainable,
 )
 from phasetrain.distributed.strategies.sharded_state import (
@@ -70,11 +71,7 @@ class ShardedDataParallel(GradientAveraging):
         """Return the first trainable module wrapped, so that gradients reach their owners."""
         if not is_trainable(module):
             return module
-        for tensor in (*module.parameters(), *module.buffers()):
-            # Through a contiguous copy: broadcast does not take channels_last tensors.
-            contiguous = tensor.detach().contiguous()
-            dist.broadcast(contiguous, src=0)
-            tensor.detach().copy_(contiguous)
+        broadcast_state(module)
         self._modules.append(module)
         # Fairscale's wrapper reduces every parameter of the optimizer, those of other modules as
         # well; a second wrapper would reduce them twice.

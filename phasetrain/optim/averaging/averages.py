@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from fnmatch import fnmatchcase
 from math import ceil, floor
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from phasetrain.distributed import find_buffers
 from phasetrain.distributed.dtensors import is_dtensor, local_shard
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.optim.averaging.average_settings import (
     EMASettings,
     ScheduleFreeSettings,
@@ -35,6 +36,7 @@ class Average(ABC):
     Args:
         model: model whose weights are averaged.
         module: a copy of it, see `copy_model`; sharded in the same way as the model.
+        match: patterns for the names of parameters to average; the others are copied. Empty: all.
         name: name of the average, for messages.
 
     Attributes:
@@ -49,7 +51,7 @@ class Average(ABC):
     name: str
     settings: Settings
 
-    def __init__(self, model: nn.Module, module: nn.Module) -> None:
+    def __init__(self, model: nn.Module, module: nn.Module, match: Sequence[str] = ()) -> None:
         self.module = module
         self.norms: list[_BatchNorm] = []
         self.batches = 0
@@ -67,18 +69,37 @@ class Average(ABC):
                     "small steps of an average, so it would not move; keep the weights in float32 "
                     "and set MACHINE.precision=bf16"
                 )
-        # Integer parameters (quantised weights, indices) have no mean.
-        self._averaged = [
-            pair for pair in pairs if pair[0].is_floating_point() or pair[0].is_complex()
-        ]
-        self._copied = [
-            pair for pair in pairs if not (pair[0].is_floating_point() or pair[0].is_complex())
-        ]
+        chosen = self._choose(model, match)
+        self._averaged: list[tuple[Tensor, Tensor]] = []
+        self._copied: list[tuple[Tensor, Tensor]] = []
+        for name, pair in zip(dict(model.named_parameters()), pairs, strict=True):
+            # Integer parameters (quantised weights, indices) have no mean.
+            has_mean = pair[0].is_floating_point() or pair[0].is_complex()
+            if has_mean and name in chosen:
+                self._averaged.append(pair)
+            else:
+                self._copied.append(pair)
         self._divided = any(is_dtensor(one) for one, _ in pairs)
         both = zip(find_buffers(module), find_buffers(model), strict=True)
         # The dicts that hold buffers, not the tensors: a module may replace a buffer, or set it to
         # None.
         self._buffers = [(own, buffers, name) for (own, _), (buffers, name) in both]
+
+    def _choose(self, model: nn.Module, match: Sequence[str]) -> set[str]:
+        """Return the names of the parameters that are averaged."""
+        names = [name for name, _ in model.named_parameters()]
+        for pattern in match:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(
+                    f"MODEL.{self.name}.match = {pattern!r}: no parameter of the model has such a "
+                    f"name{did_you_mean(pattern, names) or '.'}",
+                    code="config.no_match",
+                )
+        return {
+            name
+            for name in names
+            if not match or any(fnmatchcase(name, pattern) for pattern in match)
+        }
 
     @abstractmethod
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
@@ -137,7 +158,7 @@ class EMA(Average):
     name = "ema"
 
     def __init__(self, model: nn.Module, module: nn.Module, settings: EMASettings) -> None:
-        super().__init__(model, module)
+        super().__init__(model, module, settings.match)
         self.settings: EMASettings = settings
 
     def update(self, updates: int, *, withheld: Withheld = False) -> None:

@@ -107,6 +107,20 @@ class GradientPipeline:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def take(self) -> list[Tensor | None]:
+        """Return the gradients in the order of `parameters`, and drop them.
+
+        They are the mean over all ranks, and multiplied by the scale if there is a scaler.
+        """
+        taken = [parameter.grad for parameter in self.parameters]
+        self.drop()
+        return taken
+
+    def put(self, gradients: Sequence[Tensor | None]) -> None:
+        """Set the gradients, such as a combination of several that `take` has returned."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
     def name_nonfinite(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of parameters whose gradient is not finite; every rank must call this.
 

@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from phasetrain.distributed import AsyncMean, Strategy, World
+from phasetrain.distributed.strategies.base import sum_losses
 from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
 from phasetrain.optim.update.gradients import GradientPipeline, GradientSettings
 from phasetrain.optim.update.nonfinite import (
@@ -93,7 +94,7 @@ class Updater:
         ]
         self._own_loss: Tensor | None = None
         self._shares: list[Tensor] = []
-        self._mean: AsyncMean | None = None
+        self._means: list[AsyncMean] = []
         # Adding up the loss costs a kernel per micro-batch, so it is done only for a reader.
         self._needs_loss = self.strategy.has_global_loss or self.guard.watches
         self._is_second_pass = False
@@ -314,7 +315,10 @@ class Updater:
             # Started before the last backward pass, so that the reduction over ranks overlaps with
             # it.
             if last:
-                self._mean = self.strategy.mean_loss(self._shares)
+                # One mean for each pass: ordered reduction adds the shards of a pass along one
+                # tree.
+                self._means.append(self.strategy.mean_loss(self._shares))
+                self._shares = []
         elif self._own_loss is None:
             self._own_loss = loss
         else:
@@ -323,8 +327,10 @@ class Updater:
     def _collect(self) -> None:
         """Receive shards of gradients and the mean loss from other ranks."""
         self.strategy.collect_gradients()
-        if self._shares:
-            self.loss = (self._mean or self.strategy.mean_loss(self._shares)).wait()
-            self._own_loss = self.loss
-            self._mean = None
+        if self._shares:  # a caller who does not say which micro-batch is the last one
+            self._means.append(self.strategy.mean_loss(self._shares))
             self._shares = []
+        if self._means:
+            self.loss = sum_losses([mean.wait() for mean in self._means])
+            self._own_loss = self.loss
+            self._means = []

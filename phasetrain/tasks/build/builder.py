@@ -61,6 +61,7 @@ from phasetrain.tasks.build.weights_builder import (
     freeze_parameters,
 )
 from phasetrain.tasks.parts import OutputChoice, Parts
+from phasetrain.tasks.passes import makes_several_passes
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +189,6 @@ def build_parts(
     if train:
         names = find_excluded(context, model, strategy)
         excluded = ExcludedTensors(model, names) if names else None
-        kind = TASKS.find(context.config.TASK.name, "TASK.name")
         others = build_updaters(
             context,
             model,
@@ -197,7 +197,6 @@ def build_parts(
             facts | {"updates": plan.cycle_updates},
             strategy,
             collect_stage_facts(context, plan),
-            separate=isinstance(kind, type) and issubclass(kind, Task) and kind.separate_updaters,
         )
         updaters = list(others.values())
         updater = others.pop(MAIN)
@@ -210,6 +209,8 @@ def build_parts(
         groups = tabulate_groups(context, model, loss, facts)
         # After the optimizer, which some wrappers need; compiled last, so that the compiler sees
         # the hooks of the wrapper and of activation checkpointing.
+        if makes_several_passes(TASKS.find(context.config.TASK.name, "TASK.name")):
+            strategy.reduce_after_passes()
         train_model = strategy.wrap_module(model, updater.optimizer)
         if (section := context.config.MACHINE.compile) is not None:
             settings = CompileSettings(**section)

@@ -26,13 +26,16 @@ from phasetrain.optim.schedules.schedules import check_schedule
 from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.sparse import find_sparse_weights
+from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.build.optimizer_factory import (
     OptimizerSpec,
     list_optimizer_specs,
     make_factory,
+    reject_own_limits,
 )
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, BuildContext, parameters_of
 from phasetrain.tasks.build.weights_builder import describe_freezes, tabulate_frozen
+from phasetrain.tasks.passes import Passes, makes_several_passes
 
 NEEDS_WHOLE_WEIGHTS = (
     "each rank would need all gradients and weights, unsharded; use DISTRIBUTED.strategy=ddp with "
@@ -40,6 +43,10 @@ NEEDS_WHOLE_WEIGHTS = (
 )
 NEEDS_WHOLE_STATE = (
     "each rank would need the whole state of the optimizer; use DISTRIBUTED.strategy=ddp"
+)
+SEVERAL_PASSES = (
+    "a task with several gradient passes in a step averages dense gradients of the whole model "
+    "over ranks; use DISTRIBUTED.strategy=ddp and no sparse embedding"
 )
 MOVES_ALL_ROWS = (
     "the ascent moves every weight, including rows that the batch does not use; leave one of them "
@@ -89,10 +96,11 @@ def build_updaters(
     facts: Mapping[str, Any],
     strategy: Strategy | None = None,
     stages: Sequence[Mapping[str, Any]] = (),
-    *,
-    separate: bool = False,
 ) -> dict[str, Updater]:
     """Return the updaters of all parameters that require a gradient, by label.
+
+    A task with `separate_updaters` gets one for each entry of OPTIMIZER.others; otherwise the main
+    one steps all optimizers.
 
     Args:
         model: as the strategy has prepared it.
@@ -100,8 +108,6 @@ def build_updaters(
         facts: values that parts may ask for by name.
         strategy: how ranks share an update; None: a single process.
         stages: facts of each stage.
-        separate: make an updater for each entry of OPTIMIZER.others; otherwise the main one
-            steps all optimizers.
     """
     strategy = strategy or Strategy(context.world)
     trained = list_weights(model, loss)
@@ -110,10 +116,16 @@ def build_updaters(
             f"MODEL.name = {context.config.MODEL.name!r}: the model has no parameters to train"
         )
     specs = _list_specs(context, model, loss, facts)
-    check_conflicts(context, strategy, specs, find_sparse_weights(model, loss))
+    kind = TASKS.find(context.config.TASK.name, "TASK.name")
+    passes = ""
+    if makes_several_passes(kind):
+        passes = f"TASK.name = {context.config.TASK.name!r}"
+    check_conflicts(context, strategy, specs, find_sparse_weights(model, loss), passes)
     together = [specs]
-    if separate:
+    if isinstance(kind, type) and issubclass(kind, Passes) and kind.separate_updaters:
         together = [[spec] for spec in specs]
+    else:
+        reject_own_limits(specs)
     return {
         mine[0].label: _build_updater(context, mine, (model, loss), facts, strategy, stages)
         for mine in together
@@ -158,8 +170,11 @@ def _build_updater(
 ) -> Updater:
     section = context.config.OPTIMIZER
     shards = {"shards": strategy.shards_optimizer}
+    limits = {**section, **specs[0].limits}
     # The scaler comes first: whether there is one decides about the kernels of SGD, see `fusable`.
-    scaler = context.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
+    scaler = context.named(
+        SCALERS, limits["scaler"], f"{specs[0].where}.scaler", {**facts, **shards}
+    )
     sparse = find_sparse_weights(*modules)
     groups = [group for spec in specs for group in spec.groups]
     own = {id(weight.parameter) for group in groups for weight in group.weights}
@@ -199,8 +214,8 @@ def _build_updater(
             by_group,
         ),
         gradients=GradientSettings(
-            section.clip_norm,
-            section.clip_value,
+            limits["clip_norm"],
+            limits["clip_value"],
             [weight for weight in sparse if id(weight) in own],
         ),
         guard=GuardSettings(
@@ -305,8 +320,13 @@ def check_conflicts(
     strategy: Strategy,
     specs: Sequence[OptimizerSpec],
     sparse: Sequence[Tensor],
+    passes: str = "",
 ) -> None:
-    """Reject settings that do not work with sharded or with sparse gradients."""
+    """Reject settings that do not work with sharded or with sparse gradients.
+
+    Args:
+        passes: the setting for which a step has several gradient passes; empty if none has.
+    """
     section = context.config.OPTIMIZER
     distributed = context.config.DISTRIBUTED
     # Each setting as it appears in a message; empty if it is not in use.
@@ -335,6 +355,8 @@ def check_conflicts(
         ascent = "OPTIMIZER.sam"
     for what, other, why in (
         (others, sharded, NEEDS_WHOLE_WEIGHTS),
+        (passes, sharded, SEVERAL_PASSES),
+        (rows, passes if not context.world.is_single_process else "", SEVERAL_PASSES),
         (sam, sharded, NEEDS_WHOLE_WEIGHTS),
         (schedule_free, sharded, NEEDS_WHOLE_STATE),
         (rows, sharded or ordered, NEEDS_WHOLE_WEIGHTS),

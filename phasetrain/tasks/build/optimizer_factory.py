@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,10 @@ from phasetrain.optim.multi_optimizer import MAIN, assign_weights, refuse_closur
 from phasetrain.optim.update.sparse import check_sparse
 from phasetrain.tasks.build.sections import OPTIMIZER_KEYS, parameters_of
 
-OTHER_KEYS = frozenset({"name", "lr", "groups", "SCHEDULES", *SELECTORS})
+LIMITS = ("clip_norm", "clip_value", "scaler")
+"""Keys of OPTIMIZER that an entry of OPTIMIZER.others may set for its own updater."""
+
+OTHER_KEYS = frozenset({"name", "lr", "groups", "SCHEDULES", *LIMITS, *SELECTORS})
 """Keys of an entry of OPTIMIZER.others that are its own; all others are parameters of the
 optimizer."""
 
@@ -41,6 +44,7 @@ class OptimizerSpec:
         params: parameters of the optimizer.
         groups: its weights.
         schedules: option -> schedule, as set for this optimizer.
+        limits: keys of `LIMITS` that its entry sets.
     """
 
     label: str
@@ -50,6 +54,7 @@ class OptimizerSpec:
     params: Mapping[str, Any]
     groups: Sequence[Group]
     schedules: Mapping[str, Any]
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 def list_optimizer_specs(
@@ -76,7 +81,10 @@ def list_optimizer_specs(
         )
         params = parameters_of(other, OTHER_KEYS)
         schedules = other.get("SCHEDULES") or {}
-        found.append(OptimizerSpec(label, where, other["name"], lr, params, groups, schedules))
+        limits = {key: other[key] for key in LIMITS if key in other}
+        found.append(
+            OptimizerSpec(label, where, other["name"], lr, params, groups, schedules, limits)
+        )
     return [_arrange_groups(spec) for spec in found]
 
 
@@ -87,6 +95,18 @@ def _arrange_groups(spec: OptimizerSpec) -> OptimizerSpec:
         return spec
     groups = factory.arrange_groups(spec.groups, spec.lr, spec.params, spec.where)
     return replace(spec, groups=groups)
+
+
+def reject_own_limits(specs: Sequence[OptimizerSpec]) -> None:
+    """Reject limits of an optimizer that steps together with others, whose whole gradient is
+    limited."""
+    for spec in specs:
+        for key, value in spec.limits.items():
+            raise ConfigError(
+                f"{spec.where}.{key} = {value!r}: all optimizers of this task step together, with "
+                f"OPTIMIZER.{key}; set that, or use a task with separate_updaters",
+                code="config.conflict",
+            )
 
 
 def _check_schedule_free(spec: OptimizerSpec, *, averaged: bool) -> None:

@@ -132,6 +132,19 @@ class TestEMA:
             1 - 0.1 * 0.15
         )  # 2 / 11 is more than 0.15
 
+    def test_match_selects_what_is_averaged(self) -> None:
+        model = nn.ModuleDict({"generator": Scalar(1.0), "critic": Scalar(1.0)})
+        average = ema(model, decay=0.5, warmup=False, match=("generator.*",))
+        for part in model.values():
+            part.weight.data.fill_(2.0)
+        average.update(1)
+        found = {name: float(one) for name, one in average.module.state_dict().items()}
+        assert found == {"generator.weight": 1.5, "critic.weight": 2.0}
+
+    def test_match_without_a_parameter_is_rejected(self) -> None:
+        with raises(ConfigError, code="config.no_match", key="MODEL.ema.match"):
+            ema(Scalar(), match=("wieght",))
+
     def test_average_is_updated_every_n_updates(self) -> None:
         model = Scalar(0.0)
         average = ema(model, decay=0.5, warmup=False, every=2)
