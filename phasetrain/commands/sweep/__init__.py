@@ -8,7 +8,7 @@ separate process, with its own overrides and run folder.
 import fcntl
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,9 +22,18 @@ from phasetrain.commands.setup import find_first_metric
 from phasetrain.commands.sweep.groups import ComparisonSettings
 from phasetrain.commands.sweep.jobs import NUMBER_KEY, Job, handle_signals, read_job_records
 from phasetrain.commands.sweep.output import show_results
-from phasetrain.commands.sweep.override_text import FOLDER_KEY, SweepOverrides, hash_overrides
+from phasetrain.commands.sweep.override_text import (
+    FOLDER_KEY,
+    PRUNE_KEY,
+    SWEEPER_KEY,
+    SweepOverrides,
+    hash_overrides,
+)
+from phasetrain.commands.sweep.prune.pruned_sweep import PrunedSweep
+from phasetrain.commands.sweep.prune.settings import PruneSettings
+from phasetrain.commands.sweep.prune.trial_plan import plan_trial
 from phasetrain.commands.sweep.results import Results
-from phasetrain.commands.sweep.study import Trials
+from phasetrain.commands.sweep.study import StudySettings, Trials
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError, FolderInUseError
@@ -80,6 +89,8 @@ def sweep(
             `glob(...)`, or the baseline is no config of the sweep.
     """
     words = SweepOverrides.read(overrides)
+    prune = PruneSettings.read(words.prune_words)
+    _check_sweeper(words, prune)
     comparison = comparison or ComparisonSettings()
     comparison.check(words)
     configs = [check(sample) for sample in words.list_samples()]
@@ -96,9 +107,16 @@ def sweep(
         monitor=_choose_monitor(configs[0]),
     )
     monitor = job.monitor
+    terminal = terminal or Terminal()
     with _lock_folder(job.folder):
         with handle_signals(lambda number, frame: job.stop.send(number)):
-            if words.sweeper == "basic":
+            if prune is not None:
+                monitor = _choose_pruning_monitor(words, job)
+                make_plan = partial(plan_trial, config_dir=config_dir)
+                launch = partial(_launch_pruned, job, words)
+                pruned = PrunedSweep(job, prune, monitor, make_plan, launch, terminal.say)
+                code = _run_pruned(pruned, words, grid)
+            elif words.sweeper == "basic":
                 code = _run_grid(job, words, grid, check)
             elif words.sweeper == "optuna":
                 trials = Trials(words, job, partial(_launch_runs, job, words))
@@ -116,7 +134,7 @@ def sweep(
             sweep=job.sweep,
             comparison=comparison,
         )
-        show_results(results, terminal or Terminal())
+        show_results(results, terminal)
         return _report_failures(job, code)
 
 
@@ -155,6 +173,49 @@ def _run_grid(job: Job, words: SweepOverrides, grid: Sequence[Sequence[str]], ch
     if left:
         return _launch_runs(job, words, left, total=len(grid))
     return 0
+
+
+def _check_sweeper(words: SweepOverrides, prune: PruneSettings | None) -> None:
+    """Reject pruning with a sweeper that launches its runs itself, or of repeated configs."""
+    if prune is not None and words.sweeper not in ("basic", "optuna"):
+        raise ConfigError(
+            f"{PRUNE_KEY} = {prune.name}: {SWEEPER_KEY}={words.sweeper} chooses and launches its "
+            f"runs itself; list the values, or give {SWEEPER_KEY}=optuna",
+            code="sweep.prune_sweeper",
+        )
+    if prune is not None and words.repeated:
+        raise ConfigError(
+            f"{words.repeated[0].input_line}: {PRUNE_KEY} would leave some seeds or folds of a "
+            "config out; prune with one of them, then repeat the best configs",
+            code="sweep.prune_repeats",
+        )
+
+
+def _choose_pruning_monitor(words: SweepOverrides, job: Job) -> str:
+    if words.sweeper == "optuna":
+        return StudySettings.read(words.sweeper_words).monitor or job.monitor
+    return job.monitor
+
+
+def _run_pruned(pruned: PrunedSweep, words: SweepOverrides, grid: Sequence[Sequence[str]]) -> int:
+    """Run a grid or a study with pruning."""
+    if words.sweeper == "basic":
+        pruned.prepare(grid, len(grid))
+        return pruned.run_grid(grid)
+    count = StudySettings.read(words.sweeper_words).n_trials
+    fixed = len(words.fixed)
+    pruned.prepare([sample[fixed:] for sample in words.list_samples()], count)
+    return pruned.run_trials(words, count)
+
+
+def _launch_pruned(
+    job: Job,
+    words: SweepOverrides,
+    runs: Sequence[tuple[int, Sequence[str]]],
+    pauses: Mapping[str, int],
+) -> int:
+    """Launch runs that pause."""
+    return _launch_runs(replace(job, pauses=pauses), words, runs)
 
 
 def _launch_runs(

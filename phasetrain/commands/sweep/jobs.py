@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -170,6 +170,8 @@ class Job:
         batch: number, from 1, and swept overrides of each run to launch; empty if a sweeper of
             Hydra chooses them.
         total: number of runs; 0 if unknown.
+        pauses: name of a run -> update at which it pauses, see RUN.pause_at. It is no part of the
+            overrides: a run keeps its name and its record when it continues.
         launcher: host, pid and start time of the launching process; a run started by another
             process writes its output to `{hash}.log`.
     """
@@ -181,6 +183,7 @@ class Job:
     monitor: str = ""
     batch: tuple[tuple[int, tuple[str, ...]], ...] = ()
     total: int = 0
+    pauses: Mapping[str, int] = field(default_factory=dict)
     launcher: tuple[str, int, int | None] = field(default_factory=lambda: _identify_process())
 
     @property
@@ -204,6 +207,9 @@ class Job:
         of_total = f" of {self.total}" if self.total else ""
         title = f"run {number}{of_total}: {' '.join(swept) or 'no values'}"
         record = self.make_record(swept)
+        pause_at = self.pauses.get(hash_overrides(record.overrides))
+        if pause_at is not None:
+            title += f", to update {pause_at}"
         if not is_remote:
             _print_line(title)
         code = self._run_process(record, is_remote=is_remote)
@@ -256,7 +262,11 @@ class Job:
             time.sleep(POLL_SECONDS)
 
     def _start_process(self, record: JobRecord, *, is_remote: bool) -> int:
-        words = [*self.command, *record.overrides, f"RUN.dir={quote_value(record.folder)}"]
+        words = [*self.command, *record.overrides]
+        pause_at = self.pauses.get(hash_overrides(record.overrides))
+        if pause_at is not None:
+            words.append(f"RUN.pause_at={pause_at}")
+        words.append(f"RUN.dir={quote_value(record.folder)}")
         log = None
         environment = os.environ | {IN_SWEEP: self.sweep}
         if is_remote:  # parallel runs would mix their lines on the terminal

@@ -21,6 +21,8 @@ FOLDER_KEY = "hydra.sweep.dir"
 SWEEPER_KEY = "hydra/sweeper"
 WHERE = "hydra.sweeper"
 
+PRUNE_KEY = f"{WHERE}.prune"
+
 LAUNCHER_KEY = "hydra/launcher"
 
 REPEATED = ("fold", "seed")
@@ -53,6 +55,7 @@ class SweepOverrides:
         sweeper: `basic` runs all combinations; `optuna`, or another sweeper of Hydra, chooses
             values.
         sweeper_words: parameters of the sweeper.
+        prune_words: `hydra.sweeper.prune` and keys below it.
     """
 
     fixed: list[str] = field(default_factory=list)
@@ -61,6 +64,7 @@ class SweepOverrides:
     given_folder: str | None = None
     sweeper: str = "basic"
     sweeper_words: list[Override] = field(default_factory=list)
+    prune_words: list[Override] = field(default_factory=list)
 
     @classmethod
     def read(cls, overrides: Sequence[str]) -> "SweepOverrides":
@@ -100,7 +104,9 @@ class SweepOverrides:
         elif key == SWEEPER_KEY:
             self.sweeper = str(override.value())
         elif key.startswith(f"{WHERE}."):
-            self.sweeper_words.append(override)
+            is_prune = key == PRUNE_KEY or key.startswith(f"{PRUNE_KEY}.")
+            purpose = self.prune_words if is_prune else self.sweeper_words
+            purpose.append(override)
         elif override.is_hydra_override():
             self.hydra.append(text)
         elif not override.is_sweep_override():

@@ -12,6 +12,7 @@ from phasetrain.commands.sweep.group_tables import (
     make_mean_table,
     make_needs_table,
 )
+from phasetrain.commands.sweep.prune_record import make_rung_table
 from phasetrain.commands.sweep.results import Results
 from phasetrain.commands.sweep.sweep_run import SweepRun, name_values
 from phasetrain.errors import ConfigError
@@ -37,7 +38,11 @@ def render_sweep(results: Results) -> str:
     name = results.folder.rstrip("/").rpartition("/")[2]
     figures = _wrap_figures(draw_figure(chart) for chart in make_charts(results))
     by_value = f"{results.metric} by value"
-    sections = {"Runs": _render_table(results), by_value: figures}
+    sections = {
+        "Runs": _render_table(results),
+        "Rungs": _render_rungs(results),
+        by_value: figures,
+    }
     if results.groups:  # there are more runs than anybody reads
         sections = {**_render_groups(results), by_value: figures, **sections}
     return render_page(
@@ -98,6 +103,12 @@ def _render_table(results: Results) -> str:
     if not any(one.error for one in results.runs):
         return table(results.list_columns(), (row[:-1] for row in rows), cls="wide")
     return table((*results.list_columns(), "error"), rows, cls="wide")
+
+
+def _render_rungs(results: Results) -> str:
+    if results.prune is None:
+        return ""
+    return _render(make_rung_table(results.prune, results.metric))
 
 
 def _draw_curves(results: Results) -> dict[str, str]:

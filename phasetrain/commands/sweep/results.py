@@ -5,16 +5,18 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.runs.list_runs import summarize_run
 from phasetrain.commands.sweep.groups import ComparisonSettings, Group, group_runs
 from phasetrain.commands.sweep.jobs import JobRecord, read_job_records
 from phasetrain.commands.sweep.override_text import hash_overrides, split_words
+from phasetrain.commands.sweep.prune_record import PruneRecord, describe_spent
 from phasetrain.commands.sweep.sweep_run import SweepRun
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runtime.format import format_duration, format_metric
@@ -53,6 +55,7 @@ class Results:
         runs: one entry per run.
         finished_before: number of runs that had finished before this command.
         comparison: how configs are compared that folds or seeds repeat.
+        prune: how the sweep was pruned; None if it was not.
     """
 
     folder: str
@@ -60,6 +63,7 @@ class Results:
     runs: Sequence[SweepRun]
     finished_before: int = 0
     comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
+    prune: PruneRecord | None = None
 
     @classmethod
     def read(
@@ -85,6 +89,9 @@ class Results:
         for name, words in (planned or {}).items():
             if name not in records:
                 runs.append(SweepRun(name, split_words(words), "waiting"))
+        prune = PruneRecord.read(folder)
+        if prune is not None:
+            runs = [_add_rungs(run, prune) for run in runs]
         objective = _choose_objective(monitor, runs)
         order = {name: place for place, name in enumerate(planned or ())}
         # the second sort is stable: runs with equal results keep the order of the sweep
@@ -97,7 +104,7 @@ class Results:
         }
         finished_before = sum(run.name in earlier and run.state == "finished" for run in runs)
         comparison = comparison or ComparisonSettings()
-        return cls(folder, str(objective), runs, finished_before, comparison)
+        return cls(folder, str(objective), runs, finished_before, comparison, prune)
 
     @property
     def metric(self) -> str:
@@ -125,7 +132,8 @@ class Results:
     def list_columns(self) -> list[str]:
         """Return the columns of the table."""
         best = f"best {self.metric}".strip()
-        return [*self.keys, best, "at update", "last", "updates", "time", "state", "folder"]
+        rung = ["rung"] if self.prune else []
+        return [*self.keys, best, "at update", "last", *rung, "updates", "time", "state", "folder"]
 
     def make_table(
         self, width: int | None = None, most: int | None = None
@@ -157,6 +165,9 @@ class Results:
             at = str(run.best_updates)
         if run.last is not None:
             last = format_metric(run.last)
+        rung = []
+        if self.prune:
+            rung = [f"{run.rung}/{run.rungs}"]
         updates = time = "-"
         if run.planned:
             updates = f"{run.updates}/{run.planned}"
@@ -167,6 +178,7 @@ class Results:
             best,
             at,
             last,
+            *rung,
             updates,
             time,
             run.state,
@@ -180,18 +192,23 @@ class Results:
         earlier = ""
         if self.finished_before:
             earlier = f", {self.finished_before} of them before this command"
-        return f"{len(self.runs)} runs in {self.folder}: {states}{earlier}"
+        spent = ""
+        if self.prune:
+            spent = f"; {describe_spent(self.runs)}"
+        return f"{len(self.runs)} runs in {self.folder}: {states}{earlier}{spent}"
 
     def format_json(self) -> str:
         """Return the runs, and the groups that repeat a config, as JSON; non-finite numbers are
         null."""
-        content = {
+        content: dict[str, Any] = {
             "monitor": self.monitor,
             "swept": self.keys,
             "runs": [asdict(run) for run in self.runs],
             "groups": [asdict(group) for group in self.groups],
             "detect": self.comparison.detect,
         }
+        if self.prune:
+            content["prune"] = self.prune.describe()
         return json.dumps(to_json_value(content), indent=1) + "\n"
 
     def format_csv(self) -> str:
@@ -204,6 +221,13 @@ class Results:
             swept = [run.swept.get(key, "") for key in self.keys]
             writer.writerow([*swept, *(vars(run)[name] for name in names)])
         return text.getvalue()
+
+
+def _add_rungs(run: SweepRun, prune: PruneRecord) -> SweepRun:
+    if run.name not in prune.rungs:  # of an earlier sweep in the same folder
+        return run
+    passed = prune.count_passed(run.name, run.updates, run.state)
+    return replace(run, rung=passed, rungs=prune.levels + 1)
 
 
 def _choose_objective(monitor: str, runs: Sequence[SweepRun]) -> Objective:
@@ -240,7 +264,7 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
         seconds=summary.seconds,
         folder=f"{folder}/{name}",
         exit_code=record.exit_code,
-        error="" if state == "finished" else error,
+        error="" if state in ("finished", "paused") else error,
         direction=summary.direction,
     )
 
@@ -255,11 +279,15 @@ def shorten_number(value: str) -> str:
         return value
 
 
-def _rank(run: SweepRun, objective: Objective) -> tuple[bool, float]:
-    """Return a sort key: the best run first, runs without a value last."""
+def _rank(run: SweepRun, objective: Objective) -> tuple[bool, int, float]:
+    """Return a sort key: the best run first, runs without a value last.
+
+    Runs of a pruned sweep that were promoted come before those that were not: a value early in a
+    run says little about its end.
+    """
     if run.best is None or run.metric != objective.metric:
-        return True, 0.0
-    return False, -objective.direction.score(run.best)
+        return True, 0, 0.0
+    return False, -run.rung, -objective.direction.score(run.best)
 
 
 def _read_last_line(path: Path) -> str:

@@ -4,7 +4,7 @@ Source: Akiba et al. 2019, doi:10.1145/3292500.3330701; Optuna's ask-and-tell in
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -32,6 +32,9 @@ from phasetrain.runs.direction import Direction, Objective
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
+
+STUDY = "sweep"
+"""Name of the study of a sweep that is not pruned."""
 
 FILE = "study.journal"
 """Optuna's journal of the study in the sweep folder."""
@@ -115,12 +118,21 @@ class Trials:
         words: overrides of the command line.
         job: settings that all runs share.
         launch: runs some of them.
+        name: name of the study in the journal; other studies of one sweep have other suggestions.
+        count: number of trials; by default `hydra.sweeper.n_trials`.
 
     Raises:
         ConfigError: a bad value, or Optuna is not installed.
     """
 
-    def __init__(self, words: SweepOverrides, job: Job, launch: Launch) -> None:
+    def __init__(
+        self,
+        words: SweepOverrides,
+        job: Job,
+        launch: Launch,
+        name: str = STUDY,
+        count: int | None = None,
+    ) -> None:
         repeated = words.repeated
         chosen = [one for one in words.swept if one not in repeated]
         if not chosen:
@@ -139,6 +151,8 @@ class Trials:
                 "valid/accuracy, or -valid/loss if smaller is better",
                 code="sweep.no_monitor",
             )
+        self.name = name
+        self.count = self.settings.n_trials if count is None else count
         self.space = {one.key_or_group: make_distribution(one) for one in chosen}
         self.repetitions = words.list_repetitions()
         self._exit_code = 0
@@ -148,7 +162,7 @@ class Trials:
 
         Returns 0, or the exit code of a launcher that could not launch.
         """
-        study = self._open_study()
+        study = self.open_study()
         self._repeat_failed(study)
         while not self._has_ended() and (batch := self._ask_batch(study)):
             measured = self._launch_batch(batch)
@@ -165,7 +179,13 @@ class Trials:
     def _has_ended(self) -> bool:
         return bool(self._exit_code or self.job.stop.signal_number())
 
-    def _open_study(self) -> "Study":
+    def open_study(self) -> "Study":
+        """Return the study in the journal of the sweep folder, created if there is none.
+
+        Raises:
+            ConfigError: it cannot be read (`sweep.study_unreadable`), or was made with another
+                metric or search space (`sweep.study_changed`).
+        """
         optuna = _import_optuna()
         path = Path(self.job.folder, FILE)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -177,7 +197,7 @@ class Trials:
             backend = optuna.storages.journal.JournalFileBackend(str(path))
             study: Study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(backend),
-                study_name="sweep",
+                study_name=self.name,
                 direction="minimize" if smaller else "maximize",
                 load_if_exists=True,
             )
@@ -217,7 +237,7 @@ class Trials:
         first = next((one.number for one in trials if one.state == running), len(trials))
         # Batches begin at multiples of their size, so that a resumed sweep asks for the same ones.
         first -= first % size
-        for number in range(len(trials), min(first + size, self.settings.n_trials)):
+        for number in range(len(trials), min(first + size, self.count)):
             study.sampler = self._make_sampler(number)
             study.ask(self.space)
         return [
@@ -234,6 +254,8 @@ class Trials:
         # A sampler per trial, seeded by its number: the random state of one sampler for all would
         # be lost in a kill. Hashed, because neighbouring seeds may give similar values.
         text = f"{settings.seed} {number}"
+        if self.name != STUDY:
+            text += f" {self.name}"
         seed = int.from_bytes(blake2b(text.encode(), digest_size=4).digest())
         try:
             return kind(seed=seed, **settings.options)
@@ -280,24 +302,39 @@ class Trials:
         if any(codes.get(name) == FolderInUseError.exit_code for name in runs):
             # Another process trains this run and will write the result: stop, the trial stays open.
             self._exit_code = FolderInUseError.exit_code
-        metric = Objective.parse(self.monitor).metric
-        best_values = {
-            run.name: run.best
-            for run in Results.read(self.job.folder, self.monitor).runs
-            if run.name in runs
-            and codes.get(run.name) == 0
-            and run.metric == metric
-            and run.best is not None
-            and math.isfinite(run.best)  # Optuna refuses NaN: a diverged run is a failed trial
-        }
+        values_of_runs = self.measure(codes, list(runs))
         measured = {}
         for trial in batch:
-            values = [best_values.get(self._hash_run(trial, one)) for one in self.repetitions]
+            values = [values_of_runs.get(self._hash_run(trial, one)) for one in self.repetitions]
             finite = [value for value in values if value is not None]
             # The mean of the other seeds would reward a config for the seeds that diverge.
             if len(finite) == len(values):
                 measured[self._hash_trial(trial)] = fmean(finite)
         return measured
+
+    def measure(self, codes: Mapping[str, int | None], names: Sequence[str]) -> dict[str, float]:
+        """Return name -> best value of the runs that succeeded.
+
+        Args:
+            codes: name -> exit code of runs.
+            names: the runs to look at.
+        """
+        metric = Objective.parse(self.monitor).metric
+        return {
+            run.name: run.best
+            for run in Results.read(self.job.folder, self.monitor).runs
+            if run.name in names
+            and codes.get(run.name) == 0
+            and run.metric == metric
+            and run.best is not None
+            and math.isfinite(run.best)  # Optuna refuses NaN: a diverged run is a failed trial
+        }
+
+    def list_runs(self) -> list[list[str]]:
+        """Return the swept overrides of all trials of the study, equal ones once."""
+        trials = self.open_study().get_trials(deepcopy=False)
+        # A repeated trial is a new one with equal values.
+        return list({self._hash_trial(trial): _list_words(trial) for trial in trials}.values())
 
     def _hash_trial(self, trial: "FrozenTrial") -> str:
         return self._hash_run(trial)

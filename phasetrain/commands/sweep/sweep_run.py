@@ -22,6 +22,8 @@ class SweepRun:
         exit_code: exit code of its process; None before it has ended.
         error: why it ended, unless it finished.
         direction: `larger` or `smaller` values of the metric are better; empty if unknown.
+        rung: rungs that the run has passed, the end of the run included; 0 without pruning.
+        rungs: rungs of a run that is never pruned; 0 without pruning.
     """
 
     name: str
@@ -38,6 +40,8 @@ class SweepRun:
     exit_code: int | None = None
     error: str = ""
     direction: str = ""
+    rung: int = 0
+    rungs: int = 0
 
     @property
     def words(self) -> str:

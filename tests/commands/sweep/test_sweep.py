@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from raising import raises
 
 from phasetrain.commands.sweep import Check, hash_overrides, sweep
 from phasetrain.commands.sweep.page import write_plots
+from phasetrain.commands.sweep.prune.rungs import TrialPlan
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError, FolderInUseError
 
@@ -362,3 +364,61 @@ def test_killed_worker_of_joblib_is_reported(tmp_path: Path) -> None:
     # Either job may end the pool before the other one has started.
     assert re.search(r": A\.x=[12] in out/", done.stderr)
     assert "2 runs in out:" in done.stdout
+
+
+class TestPruning:
+    # The plan of the program: 4 updates, tested after each one.
+    PLAN = TrialPlan(4, (1, 2, 3, 4), (2, 4))
+
+    @pytest.fixture(autouse=True)
+    def plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def plan_trial(overrides: Sequence[str], monitor: str, config_dir: str | None) -> TrialPlan:
+            return self.PLAN
+
+        monkeypatch.setattr("phasetrain.commands.sweep.plan_trial", plan_trial)
+
+    def test_runs_are_started_with_the_update_at_which_they_pause(
+        self, program: list[str], settled: Check, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ["OPTIMIZER.lr=0.1,0.2,0.3", "hydra.sweep.dir=out"]
+        words.append("hydra.sweeper.prune={eta: 3, min: 2 updates}")
+        assert sweep(words, check=settled, command=program) == 0
+        names = {hash_overrides([f"OPTIMIZER.lr={lr}"]): lr for lr in ("0.1", "0.2", "0.3")}
+        # The program ends each run at once, and has nothing left to do after the first rung.
+        assert {names[name]: starts for name, starts in started("out").items()} == {
+            lr: [[f"OPTIMIZER.lr={lr}", "RUN.pause_at=2"]] for lr in names.values()
+        }
+        told = capfd.readouterr().out
+        assert "halving with eta 3: runs are compared by test/accuracy at updates 2, 4" in told
+        assert "rung 1 of 2: 1 of 3 runs continue" in told
+        content = json.loads(Path("out/results.json").read_text())
+        assert content["prune"]["decisions"][0]["promoted"] == [
+            hash_overrides(["OPTIMIZER.lr=0.3"])
+        ]
+        assert "Rungs" in Path("out/sweep.html").read_text()
+
+    @pytest.mark.parametrize(
+        ("words", "code"),
+        [
+            (["OPTIMIZER.lr=1,2", "hydra.sweeper.prune.eta=1"], "sweep.prune_value"),
+            (["OPTIMIZER.lr=1,2", "hydra.sweeper.prune=halving"], "sweep.prune_runs"),
+            (["OPTIMIZER.lr=1,2,3", "hydra.sweeper.prune.min=3 epochs"], "sweep.prune_no_test"),
+            (["RUN.seed=1,2,3", "hydra.sweeper.prune=halving"], "sweep.prune_repeats"),
+            (
+                ["A.x=1,2,3", "hydra/sweeper=nevergrad", "hydra.sweeper.prune=halving"],
+                "sweep.prune_sweeper",
+            ),
+        ],
+    )
+    def test_bad_settings_are_rejected_before_anything_starts(
+        self, program: list[str], settled: Check, words: list[str], code: str
+    ) -> None:
+        with raises(ConfigError, code=code):
+            sweep([*words, "hydra.sweep.dir=out"], check=settled, command=program)
+        assert not Path("out").exists()
+
+    def test_without_a_metric_it_is_rejected(self, program: list[str]) -> None:
+        words = ["OPTIMIZER.lr=1,2,3", "hydra.sweep.dir=out", "hydra.sweeper.prune=halving"]
+        with raises(ConfigError, code="sweep.no_monitor"):
+            sweep(words, check=accept, command=program)
+        assert not Path("out").exists()
