@@ -150,6 +150,14 @@ class NoProgressError(PhasetrainError):
     default_code = "run.no_progress"
 
 
+class CorruptionError(PhasetrainError):
+    """An update has another result when it is repeated: memory or a device is faulty (exit
+    code 8)."""
+
+    exit_code = 8
+    default_code = "recheck.mismatch"
+
+
 class SaveError(PhasetrainError):
     """A checkpoint could not be written; earlier ones are not touched (exit code 1)."""
 

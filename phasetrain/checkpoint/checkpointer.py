@@ -24,6 +24,7 @@ from phasetrain.checkpoint.commit import (
 )
 from phasetrain.checkpoint.contents import WEIGHT_PREFIXES, Draft, LoadedCheckpoint, SaveGroup
 from phasetrain.checkpoint.reader import PROMISED, TENSORS, TREE, CheckpointReader
+from phasetrain.checkpoint.rechecked import read_rechecked, write_rechecked
 from phasetrain.checkpoint.retention import PINNED
 from phasetrain.checkpoint.snapshot import Snapshot, has_nan
 from phasetrain.distributed.dtensors import is_saved_here, local_shard
@@ -58,9 +59,10 @@ class Checkpointer(CheckpointReader):
         """Return the newest valid checkpoint, see `CheckpointReader`, and continue its run."""
         found, rejected = list_checkpoints(self.storage, self.root)
         loaded = self._load_first_valid(found, rejected)
+        # The highest of all, also of damaged, unhealthy and suspect ones: sequences are never
+        # reused.
+        self._sequence = max((one.manifest.sequence for one in found), default=0)
         if loaded is not None:
-            # The highest of all, also of damaged and unhealthy ones: sequences are never reused.
-            self._sequence = max(one.manifest.sequence for one in found)
             self.run = loaded.manifest.run
             self.parent = loaded.path.rpartition("/")[2]
             self._verified.add(self.parent)  # it was read in full just now
@@ -70,6 +72,14 @@ class Checkpointer(CheckpointReader):
         """Delete remains of interrupted saves; only the owner of the run folder may call this."""
         for name in delete_leftovers(self.storage, self.root):
             self.say(f"cleared {self.root}/{name}, left by an interrupted save")
+
+    def exclude_suspects(self) -> None:
+        """Record by name the checkpoints that a recheck has made suspect, so that later ones are
+        none; only the owner of the run folder may call this, before it saves."""
+        record = read_rechecked(self.storage, self.root)
+        if record is not None and record.is_open:
+            found, _ = list_checkpoints(self.storage, self.root)
+            write_rechecked(self.storage, self.root, record.close(found))
 
     def save(
         self,
@@ -214,6 +224,10 @@ class Checkpointer(CheckpointReader):
         names = self.storage.list_names(self.root)
         pinned = {name.removesuffix(PINNED) for name in names if name.endswith(PINNED)}
         found = self.list_checkpoints()
+        record = read_rechecked(self.storage, self.root)
+        if record is not None:
+            # Another mismatch may make all later ones suspect.
+            pinned.add(record.newest_trusted(found))
         kept = self.retention.select_names(found, pinned)
         healthy = {saved.name for saved in found if saved.manifest.facts.healthy}
         # Only once two of the kept ones were written or read by this process, and are healthy:

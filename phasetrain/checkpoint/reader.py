@@ -20,10 +20,12 @@ from phasetrain.checkpoint.commit import (
     read_manifest,
 )
 from phasetrain.checkpoint.contents import LoadedCheckpoint
+from phasetrain.checkpoint.rechecked import read_rechecked
 from phasetrain.checkpoint.retention import Retention
 from phasetrain.checkpoint.tensor_file import TensorFile
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
 
 TREE = "state.json"
@@ -57,8 +59,9 @@ class CheckpointReader:
     _examined: dict[str, str] = field(default_factory=dict)
 
     def list_checkpoints(self) -> list[Saved]:
-        """Return the checkpoints with readable manifests, oldest first."""
-        return list_checkpoints(self.storage, self.root)[0]
+        """Return the trusted checkpoints with readable manifests, oldest first."""
+        found, _ = list_checkpoints(self.storage, self.root)
+        return self._split_trusted(found)[0]
 
     def is_finished(self) -> bool:
         """Tell whether the newest manifest says that the run has finished; reads no state."""
@@ -68,16 +71,32 @@ class CheckpointReader:
     def load_newest(self) -> LoadedCheckpoint | None:
         """Return the newest valid and healthy checkpoint, or None if there are no checkpoints.
 
-        If no valid one is healthy, the newest valid one is returned.
+        If no valid one is healthy, the newest valid one is returned. Checkpoints that a recheck has
+        made suspect are left out.
 
         Raises:
             NoValidCheckpointError: there are checkpoints, and none of them is valid.
         """
         return self._load_first_valid(*list_checkpoints(self.storage, self.root))
 
+    def _split_trusted(self, found: list[Saved]) -> tuple[list[Saved], list[Saved]]:
+        """Return the checkpoints that are trusted, and those that a recheck has made suspect."""
+        record = read_rechecked(self.storage, self.root) if found else None
+        if record is None:
+            return found, []
+        trusted = [saved for saved in found if not record.is_suspect(saved)]
+        return trusted, [saved for saved in found if record.is_suspect(saved)]
+
     def _load_first_valid(
         self, found: list[Saved], rejected: dict[str, str]
     ) -> LoadedCheckpoint | None:
+        found, suspects = self._split_trusted(found)
+        if suspects:
+            names = join_first([saved.name for saved in suspects], 3)
+            self.say(
+                f"checkpoints in {self.root} are not trusted, because they were written between "
+                f"the last good recheck and one that failed (HOOKS.recheck): {names}"
+            )
         healthy = [saved for saved in reversed(found) if saved.manifest.facts.healthy]
         unhealthy = [saved for saved in reversed(found) if not saved.manifest.facts.healthy]
         for saved in (*healthy, *unhealthy):

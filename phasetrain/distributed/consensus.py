@@ -8,9 +8,10 @@ import torch.distributed as dist
 
 from phasetrain.distributed.world import World
 
-Request = Literal["stop", "signal", "minutes", "save"]
-REQUESTS: tuple[Request, ...] = ("stop", "signal", "minutes", "save")
-"""Stop, or save because of a signal, because of elapsed minutes, or under a name."""
+Request = Literal["stop", "signal", "minutes", "save", "recheck"]
+REQUESTS: tuple[Request, ...] = ("stop", "signal", "minutes", "save", "recheck")
+"""Stop; save because of a signal, because of elapsed minutes, or under a name; or compute the next
+update twice."""
 
 
 _CHECKPOINT_NAME = re.compile(r"[\w.-]+")

@@ -42,6 +42,8 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         pause_at: update after which the run pauses, with the tests that follow it; None: never.
         is_phase_begun: whether such a phase has begun and its first step is not complete; nothing
             may be saved then.
+        before_compute: called with the micro-batches before `compute`, with an empty list before an
+            update without samples; None calls nothing.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.completes_first_steps = False
         self.is_phase_begun = False
         self.pause_at: int | None = None
+        self.before_compute: Callable[[list[Batch]], None] | None = None
         self._events: Any = None
         self._out: StepOutput | None = None
         # Weak: a generator that the caller has dropped is closed by Python itself.
@@ -102,14 +105,32 @@ class PhaseEngine(Generic[TaskType, HooksType]):
 
     def compute(self, batches: list[Batch]) -> StepOutput:
         """Run the task's train step on the micro-batches of the current step."""
-        return self._run_step(self.task.train_step, batches)
+        if self.before_compute is not None:
+            self.before_compute(batches)
+        return self._run_step(self.task.train_step, batches, self.position(), self._events)
 
-    def _run_step(self, step: Callable[..., StepOutput], batches: list[Batch]) -> StepOutput:
+    def repeat(self, batches: list[Batch], at: Position, events: Any) -> StepOutput:
+        """Run the train step of a past update again, which changes the state of the task.
+
+        Args:
+            batches: micro-batches of the update.
+            at: position of the update.
+            events: events within the step, for `Task.train_step`; hooks are not called.
+        """
+        return self._run_step(self.task.train_step, batches, at, events)
+
+    def _run_step(
+        self,
+        step: Callable[..., StepOutput],
+        batches: list[Batch],
+        at: Position,
+        events: Any,
+    ) -> StepOutput:
         """Run a train or test step, and add to its output what other code has logged meanwhile."""
         logged: Collected = {}
         token = collected.set(logged)
         try:
-            out = step(batches, self.position(), self._events)
+            out = step(batches, at, events)
         finally:
             collected.reset(token)
         if logged:
@@ -118,9 +139,11 @@ class PhaseEngine(Generic[TaskType, HooksType]):
 
     def _run_own_step(self, phase: Phase, batches: list[Batch]) -> StepOutput:
         """Run a step that no custom loop computes: of a test, or of an update without samples."""
-        if phase.is_train:
-            return self.task.skip_step(self.position(), self._events)
-        return self._run_step(self.task.test_step, batches)
+        if not phase.is_train:
+            return self._run_step(self.task.test_step, batches, self.position(), self._events)
+        if self.before_compute is not None:
+            self.before_compute(batches)
+        return self.task.skip_step(self.position(), self._events)
 
     def finish(self, out: StepOutput) -> None:
         """Set the output of the current step; call it before the next batch is requested."""

@@ -13,6 +13,7 @@ from phasetrain.hooks.profiling.memory import Memory
 from phasetrain.hooks.profiling.profiler import Profiler
 from phasetrain.hooks.profiling.stragglers import Stragglers
 from phasetrain.hooks.progress.console import ConsoleView
+from phasetrain.hooks.recheck.recheck import Recheck
 from phasetrain.hooks.report import Report
 from phasetrain.hooks.trackers.base import Record, Tracker
 from phasetrain.hooks.trackers.csv import CSV
@@ -39,6 +40,7 @@ __all__ = [
     "Numerics",
     "Plateau",
     "Profiler",
+    "Recheck",
     "Record",
     "ReloadWeights",
     "Report",

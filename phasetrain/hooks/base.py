@@ -36,7 +36,7 @@ from phasetrain.config.registry import Registry
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
-from phasetrain.engine.position import RunState
+from phasetrain.engine.position import Position, RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.error_policy import HookErrorGuard, OnException
 from phasetrain.hooks.signatures import check_signatures
@@ -45,6 +45,7 @@ from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks import Task
+from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class Run(Protocol):
         is_phase_begun: whether hooks have acted at the start of a phase whose first step is not
             complete; nothing may be saved then.
         resumed_from: path of the checkpoint this attempt resumed from, or empty.
+        before_compute: called with the micro-batches before the engine computes a train step; None
+            calls nothing. A custom loop may compute its steps without the engine.
     """
 
     task: Task
@@ -77,6 +80,7 @@ class Run(Protocol):
     consensus: Consensus
     resumed_from: str
     is_phase_begun: bool
+    before_compute: Callable[[list[Batch]], None] | None
 
     @property
     def stopping(self) -> str:
@@ -85,6 +89,10 @@ class Run(Protocol):
 
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
         """Request a stop at the next step boundary; the first reason is kept."""
+        ...
+
+    def repeat(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+        """Run the train step of a past update again, which changes the state of the task."""
         ...
 
 

@@ -14,6 +14,10 @@ from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.optim import Updater
 from phasetrain.tasks.misfits import shorten_misfit
 
+What = Literal["everything", "learned", "computed"]
+"""Parts of a task: all, those without updaters and `PerRank` parts, or those that a step computes,
+which are all but the positions in the data."""
+
 
 class Stateful(Protocol):
     """Anything whose state belongs in a checkpoint.
@@ -90,18 +94,18 @@ class TaskState(ABC):
         """Whether each rank holds and saves a shard of each weight."""
         return self._strategy.shards_weights
 
-    def shared_state(self) -> dict[str, Any]:
-        """Return the state of every part by name; all ranks must call this."""
+    def shared_state(self, what: What = "everything") -> dict[str, Any]:
+        """Return the state of parts by name; all ranks must call this."""
         state = self._strategy.state
         return {
             name: state.model_state(part) if _is_module(part) else part.state_dict()
-            for name, part in self.stateful().items()
+            for name, part in _select_parts(self.stateful(), what).items()
         }
 
-    def rank_state(self) -> dict[str, Any]:
+    def rank_state(self, what: What = "everything") -> dict[str, Any]:
         """Return the state that only this rank has: buffers, sums of meters, bad samples."""
         found: dict[str, Any] = {}
-        for name, part in self.stateful().items():
+        for name, part in _select_parts(self.stateful(), what).items():
             if isinstance(part, PerRank):
                 found[name] = part.rank_state()
             elif isinstance(part, nn.Module):
@@ -114,9 +118,7 @@ class TaskState(ABC):
         """Return the names of parts whose weights all ranks share, and whose buffers may differ."""
         return [name for name, part in self.stateful().items() if _is_module(part)]
 
-    def restore(
-        self, saved: SavedTask, what: Literal["everything", "learned"] = "everything"
-    ) -> None:
+    def restore(self, saved: SavedTask, what: What = "everything") -> None:
         """Load the state of a checkpoint, which may come from another strategy or world size.
 
         With the same world size, each rank gets its own state back. Otherwise rank 0 gets the
@@ -124,14 +126,12 @@ class TaskState(ABC):
 
         Args:
             saved: state to load.
-            what: `learned` leaves updaters and `PerRank` parts alone.
+            what: the parts to load; others are left alone.
 
         Raises:
             ChangedError: the task has a part that the checkpoint lacks, or that has another shape.
         """
-        parts = self.stateful()
-        if what == "learned":
-            parts = {name: part for name, part in parts.items() if _is_learned(part)}
+        parts = _select_parts(self.stateful(), what)
         _load_shared(parts, saved.shared, self._strategy)
         ranks = saved.ranks
         if ranks and len(ranks) == self._world.size:
@@ -164,8 +164,14 @@ def _is_module(part: object) -> TypeGuard[nn.Module]:
     return isinstance(part, nn.Module) and not isinstance(part, PerRank)
 
 
-def _is_learned(part: object) -> bool:
-    return not isinstance(part, Updater | PerRank)
+def _select_parts(parts: dict[str, Stateful], what: What) -> dict[str, Stateful]:
+    if what == "learned":
+        return {
+            name: part for name, part in parts.items() if not isinstance(part, Updater | PerRank)
+        }
+    if what == "computed":
+        return {name: part for name, part in parts.items() if not name.startswith("data.")}
+    return parts
 
 
 def _load_shared(

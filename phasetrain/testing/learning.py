@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from phasetrain.commands.plan.silent import Silent
 from phasetrain.errors import NumericsError
 from phasetrain.tasks import Position
+from phasetrain.tasks.silent import Silent
 from phasetrain.testing.build import build_run
 
 

@@ -31,7 +31,6 @@ from phasetrain.commands.plan.resume_proof import (
 )
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.plan.save_rehearsal import save_and_restore
-from phasetrain.commands.plan.silent import Silent
 from phasetrain.commands.plan.step_kinds import (
     StepKind,
     estimate_seconds,
@@ -56,6 +55,7 @@ from phasetrain.optim import CLEAN_DATA, NonFinite
 from phasetrain.runtime.machine import Machine, preserve_generators
 from phasetrain.tasks import Parts, Position, Task
 from phasetrain.tasks.inspection import Inspection, inspect
+from phasetrain.tasks.silent import Silent
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ import torch
 
 from phasetrain.checkpoint.codec import assemble_state, flatten_state
 from phasetrain.commands.plan.attributes import digest_attributes
-from phasetrain.commands.plan.silent import Silent
 from phasetrain.data import CustomLoader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
@@ -25,6 +24,7 @@ from phasetrain.runtime.compare import digest_leaves
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks import Position, SavedTask, Task
 from phasetrain.tasks.dry_run import warm_up
+from phasetrain.tasks.silent import Silent
 
 log = logging.getLogger(__name__)
 

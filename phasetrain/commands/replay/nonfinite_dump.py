@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasetrain.commands.plan.silent import Silent
 from phasetrain.commands.setup import Setup
 from phasetrain.distributed import Ordered, Strategy, World
 from phasetrain.engine.batch import Batch
@@ -27,6 +26,7 @@ from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import SavedTask, Task
+from phasetrain.tasks.silent import Silent
 
 log = logging.getLogger(__name__)
 

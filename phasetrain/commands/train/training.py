@@ -227,6 +227,7 @@ class Training:
             # Half-written checkpoints are of killed attempts, because the folder is locked.
             with self.folder.writing():
                 checkpointer.clear_leftovers()
+                checkpointer.exclude_suspects()
             manifests = [saved.manifest for saved in checkpointer.list_checkpoints()]
             sequence = max((one.sequence for one in manifests if one.facts.healthy), default=0)
             # Counted before the checkpoint is loaded, which may be where attempts fail.

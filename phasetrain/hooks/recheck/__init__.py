@@ -1,0 +1,1 @@
+"""Repeats random updates while a run trains, to find silent corruption."""

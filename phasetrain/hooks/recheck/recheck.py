@@ -1,0 +1,317 @@
+"""Computes random updates twice and compares all bits (hook `recheck`)."""
+
+import copy
+import logging
+import platform
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from phasetrain.checkpoint.rechecked import Rechecked, read_rechecked, write_rechecked
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.engine.position import Position
+from phasetrain.errors import ConfigError, CorruptionError
+from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.hooks.recheck.findings import Difference, describe_findings, sort_findings
+from phasetrain.hooks.recheck.moments import Moments
+from phasetrain.hooks.recheck.requirements import check_hooks, check_run
+from phasetrain.hooks.recheck.state_copy import StateCopy
+from phasetrain.hooks.recheck.step_trace import (
+    StepTrace,
+    clone_batches,
+    compare_batches,
+    read_again,
+)
+from phasetrain.optim import NonFinite
+from phasetrain.runtime.machine import preserve_generators
+from phasetrain.tasks.generator_use import GeneratorUse
+
+log = logging.getLogger(__name__)
+
+DATA = ("samples", "batch content")
+"""Components that are compared with another reading, not with another computation."""
+
+
+@dataclass
+class CheckedStep:
+    """An update that is computed twice.
+
+    Attributes:
+        at: its position.
+        step: number of the step in its phase, from 0.
+        generators: use of the random generators before it.
+        batches: copies of its micro-batches, before the first computation.
+        trace: losses and gradients of the first computation.
+        is_begun: whether the engine has begun to compute it; a custom loop may do so itself.
+        skipped: whether the update was not made, because it was not finite or has no samples.
+        seconds: time that the recheck has taken.
+    """
+
+    at: Position
+    step: int
+    generators: GeneratorUse
+    batches: list[Batch] = field(default_factory=list)
+    trace: StepTrace = field(default_factory=StepTrace)
+    is_begun: bool = False
+    skipped: bool = False
+    seconds: float = 0.0
+
+
+@HOOKS.register("recheck")
+class Recheck(Hook):
+    """Computes a random update twice every few minutes, and ends the run if a bit differs.
+
+    Before the update, the state of the task is copied to host memory. After it, that state is
+    restored, the samples are read again, and the update is computed again without hooks. If all
+    bits are equal, the run continues with the same state as without the recheck. Otherwise the run
+    ends with exit code 8, and checkpoints that were written since the last good recheck are not
+    used any more.
+
+    Args:
+        every_minutes: interval in which one random moment is chosen; `auto` chooses it so that
+            rechecks take 1 % of the time.
+
+    Attributes:
+        count: number of updates that were equal, in this attempt.
+        seconds: time that rechecks have taken, in this attempt.
+    """
+
+    main_only = False
+    observe_only = True
+    single = True
+
+    def __init__(
+        self,
+        every_minutes: float | Literal["auto"] = "auto",
+        hparams: Mapping[str, Any] | None = None,
+    ) -> None:
+        if every_minutes != "auto" and not (
+            isinstance(every_minutes, int | float) and every_minutes > 0
+        ):
+            raise ValueError(f"every_minutes = {every_minutes!r}: expected auto, or more than 0")
+        self.count = 0
+        self.seconds = 0.0
+        self._is_exact = (hparams or {}).get("RUN.exact") is not False
+        self._moments = Moments(every_minutes)
+        self._is_armed = False
+        self._step: CheckedStep | None = None
+        self._before = StateCopy()
+        self._after = StateCopy()
+        self._record = Rechecked()
+        self._is_written = True
+        self._hooks_checked = 0
+        self._first_update = 0
+        self._began = 0.0
+
+    def on_start(self, run: Run) -> None:
+        """Check that updates can be repeated, and read the record of earlier attempts."""
+        check_run(run, is_exact=self._is_exact)
+        check_hooks(run, self)
+        self._hooks_checked = len(run.hooks.by_label)
+        self._first_update = run.state.updates
+        if run.folder is not None and run.world.is_main:
+            root = run.folder.file("checkpoints")
+            found = read_rechecked(run.folder.storage, root)
+            # The first attempt trusts what it starts from. An attempt that starts before the last
+            # good update repeats it, and what it saves until then is new.
+            self._record = found or Rechecked(good=run.state.updates)
+            good = min(self._record.good, run.state.updates)
+            self._is_written = found is not None and good == found.good
+            self._record = replace(self._record, good=good)
+        self._began = time.monotonic()
+        self._moments.start()
+
+    def on_step_start(self, run: Run, phase: Phase) -> None:
+        """Copy the state before the update to check."""
+        if not self._is_armed or not phase.is_train:
+            return
+        self._is_armed = False
+        began = time.perf_counter()
+        if len(run.hooks.by_label) != self._hooks_checked:  # hooks may be added in any step
+            check_hooks(run, self)
+            self._hooks_checked = len(run.hooks.by_label)
+        task = run.task
+        self._before.copy(task)
+        position = run.plan.position(run.state)
+        self._step = CheckedStep(position, run.state.step, copy.copy(task.generators))
+        run.before_compute = lambda batches: self._begin_step(run, batches)
+        self._step.seconds = time.perf_counter() - began
+
+    def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Keep the loss of a micro-batch of the update to check."""
+        if self._step is not None and phase.is_train:
+            self._step.trace.on_forward(out)
+
+    def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
+        """Remember that the update to check was not made."""
+        if self._step is not None and found.updates == self._step.at.updates + 1:
+            self._step.skipped = True
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Compute the update again if it is to be checked, and choose the next one."""
+        if self._step is not None and phase.is_train:
+            run.before_compute = None
+            self._recheck(run, phase, self._step)
+        # Rank 0 alone has a clock: all ranks agree with it, and check the same update.
+        if run.world.is_main and self._moments.take():
+            run.consensus.ask("recheck")
+        if run.consensus.take("recheck"):
+            self._is_armed = True
+
+    def on_save(self, run: Run) -> None:
+        """Write which updates are checked, since a checkpoint is about to be written."""
+        if run.world.is_main and run.folder is not None and not self._is_written:
+            try:
+                self._write(run)
+            except OSError as error:  # an older record trusts less, never more
+                log.warning("HOOKS.recheck: the record could not be written: %s", error)
+
+    def on_end(self, run: Run) -> None:
+        """Log how many updates were checked."""
+        updates = run.state.updates - self._first_update
+        if not run.world.is_main or not updates:
+            return
+        share = self.seconds / max(time.monotonic() - self._began, 1e-9)
+        log.info(
+            "recheck: %d of %d updates were computed twice, all bits equal (%.1f %% of the time)",
+            self.count,
+            updates,
+            100 * share,
+        )
+        if run.folder is not None:
+            run.folder.note(rechecked={"updates": self.count, "last": self._record.good})
+
+    def _begin_step(self, run: Run, batches: list[Batch]) -> None:
+        """Copy the micro-batches right before they are used, and watch the gradients."""
+        step = self._step
+        assert step is not None, "an update is being checked"
+        began = time.perf_counter()
+        step.is_begun = True
+        step.skipped = not batches
+        step.batches = clone_batches(batches)
+        step.trace.begin(run.task)
+        step.seconds += time.perf_counter() - began
+
+    def _recheck(self, run: Run, phase: Phase, step: CheckedStep) -> None:
+        self._step = None
+        began = time.perf_counter()
+        task = run.task
+        step.trace.end(task)
+        if not step.is_begun:
+            raise ConfigError(
+                "HOOKS.recheck: the custom loop computes its updates itself, so they cannot be "
+                "repeated; compute them with engine.compute(batches), or remove the hook",
+                code="recheck.custom_loop",
+            )
+        # With a lag, this also brings the verdict on the update.
+        self._after.copy(task)
+        if not step.skipped:
+            again = read_again(task.parts.loaders[phase.data], phase, step.step)
+            found = [] if again is None else compare_batches(step.batches, again)
+            trace = self._repeat(run, step)
+            found += step.trace.compare(trace) + self._after.compare(task)
+            every = run.world.all_gather(sort_findings(found))
+            if any(every):
+                raise self._report(run, step, every)
+            self.count += 1
+            if run.world.is_main:
+                self._record = replace(self._record, good=run.state.updates)
+                self._is_written = False
+        seconds = step.seconds + time.perf_counter() - began
+        self.seconds += seconds
+        self._moments.choose_next(seconds)
+
+    def _repeat(self, run: Run, step: CheckedStep) -> StepTrace:
+        """Compute an update again from the state before it."""
+        task = run.task
+        trace = StepTrace()
+        generators = task.generators
+        # It counts the steps of a phase, and must not count this one twice.
+        task.generators = copy.copy(step.generators)
+        try:
+            with preserve_generators():
+                self._before.restore(task)
+                trace.begin(task)
+                run.repeat(clone_batches(step.batches), step.at, trace)
+                trace.end(task)
+                for updater in task.updaters.values():
+                    updater.resolve()
+        finally:
+            task.generators = generators
+        return trace
+
+    def _report(self, run: Run, step: CheckedStep, every: list[list[Difference]]) -> Exception:
+        """Record a mismatch, and return the error that ends the run; all ranks call it."""
+        world = run.world
+        number = step.at.updates + 1
+        devices = world.all_gather(_describe_device(run.task.parts.machine.device))
+        own = sort_findings([one for found in every for one in found])
+        first = own[0].component
+        # Gradients are exchanged after they were computed: later components differ on all ranks.
+        ranks = [
+            rank for rank, found in enumerate(every) if any(one.component == first for one in found)
+        ]
+        verdict = ""
+        if first not in DATA:
+            verdict = self._judge(run, step)
+        places = [f"rank {rank} on {devices[rank]}" for rank in ranks]
+        facts = {
+            "update": number,
+            "good": self._record.good,
+            "components": list(dict.fromkeys(one.component for one in own)),
+            "ranks": ranks,
+            "devices": [devices[rank] for rank in ranks],
+            "verdict": verdict,
+        }
+        good = world.run_on_main(lambda: self._write_mismatch(run, facts))
+        found = describe_findings(sort_findings(every[ranks[0]]))
+        return CorruptionError(
+            f"HOOKS.recheck: update {number} had another result when it was repeated, on "
+            f"{' and '.join(places)}: {found}. {verdict}Checkpoints after update {good}, the last "
+            "one that was rechecked, are not used any more: test or replace the machine, then run "
+            "the same command again, which resumes from the checkpoint before it"
+        )
+
+    def _judge(self, run: Run, step: CheckedStep) -> str:
+        """Return which computation was wrong, decided by a third one; all ranks call it."""
+        second = StateCopy()
+        second.copy(run.task)
+        self._repeat(run, step)
+        like_run = not any(run.world.all_gather(self._after.compare(run.task)))
+        like_second = not any(run.world.all_gather(second.compare(run.task)))
+        if like_run:
+            return "A third computation agrees with the run: the repetition was disturbed. "
+        if like_second:
+            return "A third computation agrees with the second: the update was disturbed. "
+        return (
+            "A third computation agrees with neither: the device fails often, or a part of the "
+            "run is not deterministic. "
+        )
+
+    def _write_mismatch(self, run: Run, facts: Mapping[str, Any]) -> int:
+        """Record a mismatch next to the checkpoints, and return the last good update."""
+        record = self._record
+        self._record = replace(record, is_open=True, mismatches=(*record.mismatches, facts))
+        if run.folder is not None:
+            # The error matters more than its record.
+            with suppress(OSError):
+                self._write(run)
+        return record.good
+
+    def _write(self, run: Run) -> None:
+        assert run.folder is not None, "only runs with a folder have a record"
+        write_rechecked(run.folder.storage, run.folder.file("checkpoints"), self._record)
+        self._is_written = True
+
+
+def _describe_device(device: torch.device) -> str:
+    """Return a device with its name and host."""
+    name = str(device)
+    if device.type == "cuda":
+        name += f" ({torch.cuda.get_device_name(device)})"
+    return f"{name} of {platform.node()}"
