@@ -6,7 +6,8 @@ Every seed is run in its own process, and seed 0 is run once more, killed with S
 updates and resumed each time: its weights must be those of the run without kills. The results go
 into `configs/recipes/NAME.yaml` below the key `measured`, the tables into `docs/recipes/`, and the
 curves next to them. Start the same command again after an interruption: finished seeds are kept
-and the others are resumed. Measure on a quiet machine, because the minutes are wall time.
+and the others are resumed. The minutes are CPU time, so that they say what a run takes with one
+thread on a core of its own, whatever else the machine does.
 
 `benchmarks/recipe_baselines/NAME.py`, if there is one, prints values to compare with as JSON:
 name -> metric -> value.
@@ -23,6 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import takewhile
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -76,16 +78,18 @@ def run_seed(variant: Variant, seed: int, folder: Path, kill: tuple[str, int] | 
             extra["kill"] = KillAt(kill[1])
         return run_engine(words, hooks=extra)
 
+    is_resumed = any(folder.rglob("status.json"))
     # RUN.dir comes last among the words, where `run` finds the stage.
     found = run_variant(variant, seed=seed, overrides=[f"RUN.dir={folder}"], run=run)
     if found.state != "finished":
         sys.exit(found.exit_code or 1)
+    cpu_seconds = sum(os.times()[:4])  # of this process and of workers that have ended
     content = {
         "metrics": {name: found.metrics[name] for name in variant.metrics},
         "digest": found.digest,
         "first_epoch": found.first_epoch,
         "platform": found.platform,
-        "seconds": found.seconds,
+        "seconds": None if is_resumed else cpu_seconds,
     }
     (folder / "result.json").write_text(json.dumps(content, indent=1))
 
@@ -143,12 +147,14 @@ def measure_variant(variant: Variant, folder: Path, seeds: int, kills: int) -> d
         results.append(json.loads((folder / f"seed{seed}" / "result.json").read_text()))
     draw_curves(variant, folder, seeds)
     first = results[0]
+    # A resumed process knows the CPU time of its own part only.
+    seconds = [one["seconds"] for one in results if one["seconds"]] or [nan]
     entry = {
         "date": date.today().isoformat(),
         "values": {
             name: [round(one["metrics"][name], 6) for one in results] for name in variant.metrics
         },
-        "minutes": round(median(one["seconds"] for one in results) / 60, 2),
+        "minutes": round(median(seconds) / 60, 2),
         "digests": [one["digest"] for one in results],
         "first_epochs": [one["first_epoch"] for one in results],
         "platform": first["platform"],

@@ -101,7 +101,7 @@ $ experiment=digts
 experiment=digts: there is no file experiment/digts.yaml; did you mean 'digits'? options of experiment: ...; yours go into folder `experiment` of --config-dir DIR (default: ./configs or ./conf); or give a file: phasetrain path/to/digts.yaml
 
 $ MODEL=reznet20
-MODEL=reznet20: there is no file MODEL/reznet20.yaml; did you mean 'resnet20'? options of MODEL: mlp, resnet20, resnet32, resnet56, small_cnn; a part is chosen by name with MODEL.name=reznet20
+MODEL=reznet20: there is no file MODEL/reznet20.yaml; did you mean 'resnet20'? options of MODEL: mlp, resnet20, resnet32, resnet56, small_cnn, small_cnn_grid7; a part is chosen by name with MODEL.name=reznet20
 
 $ OPTIMIZER.lr=0.1,0.2
 OPTIMIZER.lr=0.1,0.2 gives several values; add -m to train with each of them, write [a,b] for a list, or quote the value for a text with a comma

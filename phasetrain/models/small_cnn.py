@@ -1,6 +1,7 @@
 """A small convolutional network, for images of at least 4 x 4 pixels."""
 
 from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
 
 from phasetrain.config.checks import check_at_least, check_below_one
 from phasetrain.models.base import MODELS
@@ -8,7 +9,7 @@ from phasetrain.models.base import MODELS
 
 @MODELS.register("small_cnn")
 class SmallCNN(nn.Module):
-    """Three convolutions with batch norm, then the mean over positions: `(N, channels, H, W)` to
+    """Three convolutions with batch norm, pooling and a linear layer: `(N, channels, H, W)` to
     `(N, classes)`.
 
     The second and third convolution halve height and width; the second doubles the channels.
@@ -18,16 +19,23 @@ class SmallCNN(nn.Module):
         channels: channels of the images.
         width: channels after the first convolution.
         dropout: dropout probability of the features before the last layer.
+        grid: height and width to which the features are pooled. With 1, the last layer sees the
+            mean over all positions; more tell it where in the image a feature is.
 
     Raises:
         ValueError: a size is below 1, or dropout is outside [0, 1).
     """
 
     def __init__(
-        self, classes: int, channels: int = 1, width: int = 32, dropout: float = 0.0
+        self,
+        classes: int,
+        channels: int = 1,
+        width: int = 32,
+        dropout: float = 0.0,
+        grid: int = 1,
     ) -> None:
         super().__init__()
-        check_at_least(1, classes=classes, channels=channels, width=width)
+        check_at_least(1, classes=classes, channels=channels, width=width, grid=grid)
         check_below_one(dropout=dropout)
         self.features = nn.Sequential(
             *_make_convolution(channels, width, stride=1),
@@ -35,12 +43,17 @@ class SmallCNN(nn.Module):
             *_make_convolution(2 * width, 2 * width, stride=2),
         )
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(2 * width, classes)
+        self.grid = grid
+        self.head = nn.Linear(2 * width * grid**2, classes)
 
     def forward(self, batch: Tensor) -> Tensor:
         """Return logits `(N, classes)`."""
-        # The mean over positions, so that the model takes images of any size.
-        features = self.features(batch).mean(dim=(2, 3))
+        features = self.features(batch)
+        # Pooled, so that the model takes images of any size.
+        if self.grid == 1:
+            features = features.mean(dim=(2, 3))
+        else:
+            features = adaptive_avg_pool2d(features, self.grid).flatten(1)
         scores: Tensor = self.head(self.dropout(features))
         return scores
 

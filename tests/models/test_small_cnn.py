@@ -25,7 +25,21 @@ def test_dropout_is_active_in_training_mode_only():
     assert torch.equal(model(batch), model(batch))
 
 
-@pytest.mark.parametrize("given", [{"classes": 0}, {"channels": 0}, {"width": 0}, {"dropout": 1.0}])
+def test_grid_keeps_where_a_feature_is():
+    torch.manual_seed(0)
+    image = torch.zeros(1, 1, 28, 28)
+    image[..., 8:12, 8:12] = 1.0
+    moved = image.roll(8, dims=3)  # not over the border
+    mean, grid = SmallCNN(10).eval(), SmallCNN(10, grid=7).eval()
+    assert grid.head.in_features == 64 * 49
+    torch.testing.assert_close(mean(moved), mean(image))
+    assert (grid(moved) - grid(image)).abs().max() > 1e-3
+    assert grid(torch.zeros(2, 1, 33, 17)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    "given", [{"classes": 0}, {"channels": 0}, {"width": 0}, {"grid": 0}, {"dropout": 1.0}]
+)
 def test_bad_parameters_are_rejected(given):
     with pytest.raises(ValueError, match=rf"{next(iter(given))} = .*:"):
         SmallCNN(**{"classes": 2} | given)

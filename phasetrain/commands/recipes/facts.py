@@ -74,7 +74,7 @@ class Measurement:
     Attributes:
         date: day of the measurement, YYYY-MM-DD.
         values: metric -> value by seed, from seed 0.
-        minutes: wall time of one seed, on the cores of `platform`.
+        minutes: CPU time of one seed, on a core of `platform`.
         digests: SHA-256 of the weights by seed, from seed 0.
         first_epochs: the same after the first epoch of the first stage.
         platform: versions, threads and processor, on which bits depend.

@@ -20,7 +20,7 @@ END = "<!-- end of facts -->"
 NOT_MEASURED = "not measured yet"
 NOT_RUN = "not run by us"
 
-COLUMNS = ("recipe", "data", "metric", "result", "minutes")
+COLUMNS = ("recipe", "data", "metric", "result", "CPU minutes")
 _SHOWN_DIGITS = 16
 """Digits of a digest in a table."""
 
@@ -106,7 +106,7 @@ def _list_measured(variant: Variant) -> dict[str, Any]:
 def render_page(recipe: Recipe) -> str:
     """Return the generated part of the page of a recipe, as Markdown."""
     lines = [
-        "| variant | command | metric | result | criterion | minutes | published |",
+        "| variant | command | metric | result | criterion | CPU minutes | published |",
         "|---|---|---|---|---|---|---|",
     ]
     for variant in recipe.variants.values():
