@@ -76,6 +76,21 @@ def describe_numerics(*, deterministic: bool) -> dict[str, Any]:
     }
 
 
+def describe_platform(kind: str) -> dict[str, Any]:
+    """Return the processors that results depend on bit by bit, without naming this machine.
+
+    Args:
+        kind: type of the device, such as `cpu`.
+    """
+    return {
+        "cpu": _processor_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "accelerators": [one["name"] for one in list_devices(kind)],
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+    }
+
+
 def list_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that may influence a computation, redacted."""
     redaction = Redaction(environment)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.commands.cli.output import Outcome
-from phasetrain.commands.cli.parsing import Call
+from phasetrain.commands.cli.parsing import TRUST, Call
 
 DEFAULT_FOLDER = "runs"
 """Folder that `runs list` searches if none is named."""
@@ -147,6 +147,48 @@ def run_report(call: Call) -> Outcome:
     if call.flags.png is not None:
         files += map(str, write_png([read_run(folder) for folder in folders], call.flags.png))
     return Outcome(text="\n".join(files), content={"files": files})
+
+
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run and amount."""
+    parser.add_argument(
+        "path",
+        metavar="RUN_FOLDER|WEIGHTS",
+        help="folder of a run, or weights from `phasetrain export` or `phasetrain pack`",
+    )
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument(
+        "--fraction",
+        type=float,
+        default=0.05,
+        help="share of the updates to train again (default: 0.05)",
+    )
+    amount.add_argument(
+        "--segments", type=int, metavar="N", help="number of segments between kept checkpoints"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="of the choice of segments (default: unpredictable)"
+    )
+    parser.add_argument(
+        "--run",
+        default="",
+        metavar="RUN_FOLDER",
+        help="run that the weights are from (default: the run folder that contains them)",
+    )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def run_verify(call: Call) -> Outcome:
+    """Check the ledger of a run, and train random segments of it again."""
+    from phasetrain.commands.engines import print_log
+    from phasetrain.commands.verify.verify import VerifyOptions, verify
+    from phasetrain.runtime.terminal import Terminal
+
+    flags = call.flags
+    options = VerifyOptions(flags.fraction, flags.segments, flags.seed, flags.run, flags.trust)
+    with print_log(Terminal()):
+        found = verify(flags.path, options)
+    return Outcome(found.exit_code, text=found.format_text(), content=found.to_json())
 
 
 def add_consolidate_arguments(parser: argparse.ArgumentParser) -> None:

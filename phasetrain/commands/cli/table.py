@@ -179,6 +179,13 @@ COMMANDS = (
         add_arguments=judge.add_judge_arguments,
     ),
     Command(
+        "verify",
+        "RUN_FOLDER|WEIGHTS",
+        "check the ledger of a run, and train random parts of it again (exit code 1: different)",
+        files.run_verify,
+        add_arguments=files.add_verify_arguments,
+    ),
+    Command(
         "recipes list",
         "",
         "list the recipes: data, metric with its spread over seeds, minutes, status",

@@ -32,7 +32,8 @@ Place = tuple[int, int]
 """A position in the plan: completed phases, and completed steps of the next one."""
 
 StateAt = Mapping[Place, Callable[[dict[str, Any]], None]]
-"""Place -> what gets the state of the task there, as a checkpoint would hold it."""
+"""Place -> what gets the state of the run there, as a checkpoint would hold it: `task`, and `hooks`
+with the hooks that affect the training."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,22 @@ class _UpTo(Hook):
             return
         look = self._state_at.pop((run.state.phase, run.state.step), None)
         if look is not None:
-            look(collect_state(run)["task"])
+            trained_by = [
+                label
+                for label, hook in run.hooks.by_label.items()
+                if not hook.observe_only and hook is not self
+            ]
+            state = collect_state(run)
+            look(
+                {
+                    **state,
+                    "hooks": {
+                        label: state["hooks"][label]
+                        for label in trained_by
+                        if label in state["hooks"]
+                    },
+                }
+            )
         # a place that the replay misses must not let it run to the end
         if not self._state_at or run.state.updates > self._last:
             run.stop("replayed", interrupted=True)

@@ -33,6 +33,7 @@ from phasetrain.errors import ChangedError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
 from phasetrain.models.excluded import ExcludedTensors
+from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import format_percent
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.redaction import Redaction
@@ -81,6 +82,8 @@ def build_promise(
         "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
         "environment": describe_environment(setup, run_plan.machine),
         "packages": list_packages(),
+        # Not compared by a resume: `phasetrain verify` says on which machine the bits were made.
+        "platform": describe_platform(run_plan.machine.device.type),
         "code": hash_sources(setup),
         "observers": list(list_observers(setup.asked)),
         "departures": list(deviations),  # the name of the key in existing checkpoints
