@@ -13,6 +13,7 @@ from typing import Literal
 from phasetrain.commands.extract.extract import extract
 from phasetrain.commands.find.find_batch_size import find_batch_size
 from phasetrain.commands.find.find_lr import find_lr
+from phasetrain.commands.fork.reuse_prefix import reuse_prefix
 from phasetrain.commands.plan.preview import preview
 from phasetrain.commands.replay.replay import replay
 from phasetrain.commands.result import RunResult
@@ -94,9 +95,7 @@ class Engine:
 
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
-        "train": Engine(
-            lambda setup, extras: train(setup, extras.hooks, extras.loop, extras.clock)
-        ),
+        "train": Engine(lambda setup, extras: _train(setup, extras)),
         "test": Engine(lambda setup, extras: evaluate(setup, extras.hooks)),
         "extract": Engine(lambda setup, extras: extract(setup)),
         "plan": Engine(lambda setup, extras: _plan(setup), is_distributed=False),
@@ -215,6 +214,12 @@ def _failed_result(setup: Setup, error: Exception) -> RunResult:
     return RunResult(
         "failed", exit_code=code, folder=folder, reason=reason, updates=updates, error=error
     )
+
+
+def _train(setup: Setup, extras: Extras) -> RunResult:
+    if setup.config.RUN.reuse_prefix:
+        setup.world.run_on_main(lambda: reuse_prefix(setup))
+    return train(setup, extras.hooks, extras.loop, extras.clock)
 
 
 def _plan(setup: Setup) -> RunResult:

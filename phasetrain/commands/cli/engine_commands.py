@@ -325,6 +325,11 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIFFERENCE",
         help="show how many seeds find a difference of this size in the metric",
     )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="print which updates the runs share (RUN.reuse_prefix), and start nothing",
+    )
 
 
 def run_sweep(call: Call) -> Outcome:
@@ -347,6 +352,7 @@ def run_sweep(call: Call) -> Outcome:
         config_dir=config_dir,
         check=lambda words: resolve_config(words, config_dir=config_dir).config,
         comparison=comparison,
+        plan_only=vars(call.flags).get("plan", False),  # `-m` has no such flag
     )
     folder = SweepOverrides.read(call.overrides).resolve_folder()
     path = Path(folder, "results.json")

@@ -1,7 +1,7 @@
 """A run before it starts, as it is compared with another one: its plan, and the values of its
 schedules."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -47,10 +47,17 @@ class ComparedRun:
     data: Mapping[str, SplitData]
 
     @classmethod
-    def open(cls, setup: Setup) -> "ComparedRun":
-        """Open the data of a run; no sample is read."""
+    def open(cls, setup: Setup, earlier: Sequence["ComparedRun"] = ()) -> "ComparedRun":
+        """Open the data of a run, or take the data of an earlier one with the same; no sample is
+        read."""
         builder = setup.builder()
-        return cls(setup, builder, builder.data())
+        same = [one.data for one in earlier if one.data_config == _select_data(setup)]
+        return cls(setup, builder, same[0] if same else builder.data())
+
+    @cached_property
+    def data_config(self) -> dict[str, Any]:
+        """The part of the config that decides about the data."""
+        return _select_data(self.setup)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -157,6 +164,15 @@ class ComparedRun:
         if not len(tests):
             return self.plan.updates
         return self.plan.updates_before(int(tests[0]))
+
+
+def _select_data(setup: Setup) -> dict[str, Any]:
+    config = setup.config.plain()
+    phases = config["PHASES"]
+    return {
+        "sections": [config["DATA"], config["TASK"], phases["stages"], phases["overfit"]],
+        "run": [config["RUN"]["seed"], config["RUN"]["imports"]],
+    }
 
 
 def _list_names(item: Any) -> Iterator[str]:

@@ -33,6 +33,7 @@ from phasetrain.commands.sweep.prune.pruned_sweep import PrunedSweep
 from phasetrain.commands.sweep.prune.settings import PruneSettings
 from phasetrain.commands.sweep.prune.trial_plan import plan_trial
 from phasetrain.commands.sweep.results import Results
+from phasetrain.commands.sweep.shared_prefixes import SharedPrefixes
 from phasetrain.commands.sweep.study import StudySettings, Trials
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.override_text import quote_value
@@ -61,6 +62,7 @@ def sweep(
     command: Sequence[str] = COMMAND,
     terminal: Terminal | None = None,
     comparison: ComparisonSettings | None = None,
+    plan_only: bool = False,
 ) -> int:
     """Train every combination of the swept values, each in `{sweep folder}/{hash of overrides}`.
 
@@ -79,6 +81,7 @@ def sweep(
             appended.
         terminal: where the table is printed; standard output by default.
         comparison: how configs are compared that folds or seeds repeat.
+        plan_only: print the updates that runs share, and start nothing.
 
     Returns:
         0 if all jobs succeeded, 128 + n after signal n, else 1; failed jobs are listed on standard
@@ -108,16 +111,21 @@ def sweep(
     )
     monitor = job.monitor
     terminal = terminal or Terminal()
+    prefixes = None
+    if prune is None and (plan_only or _reuses_prefixes(configs[0])):
+        prefixes = _plan_prefixes(job, words, grid, config_dir, terminal)
+    if plan_only:
+        return _end_plan(job.folder, words, is_planned=prefixes is not None)
     with _lock_folder(job.folder):
         with handle_signals(lambda number, frame: job.stop.send(number)):
             if prune is not None:
                 monitor = _choose_pruning_monitor(words, job)
                 make_plan = partial(plan_trial, config_dir=config_dir)
-                launch = partial(_launch_pruned, job, words)
+                launch = partial(_launch_paused, job, words)
                 pruned = PrunedSweep(job, prune, monitor, make_plan, launch, terminal.say)
                 code = _run_pruned(pruned, words, grid)
             elif words.sweeper == "basic":
-                code = _run_grid(job, words, grid, check)
+                code = _run_grid(job, words, grid, check, prefixes)
             elif words.sweeper == "optuna":
                 trials = Trials(words, job, partial(_launch_runs, job, words))
                 code = trials.run()
@@ -160,7 +168,13 @@ def _lock_folder(folder: str) -> Iterator[None]:
                 path.parent.rmdir()
 
 
-def _run_grid(job: Job, words: SweepOverrides, grid: Sequence[Sequence[str]], check: Check) -> int:
+def _run_grid(
+    job: Job,
+    words: SweepOverrides,
+    grid: Sequence[Sequence[str]],
+    check: Check,
+    prefixes: SharedPrefixes | None,
+) -> int:
     """Run all combinations, except finished ones."""
     left: list[tuple[int, Sequence[str]]] = []
     for number, swept in enumerate(grid, start=1):
@@ -170,8 +184,44 @@ def _run_grid(job: Job, words: SweepOverrides, grid: Sequence[Sequence[str]], ch
             replace(record, exit_code=0, passed_over=True).write(job.folder)
         else:
             left.append((number, swept))
+    if left and prefixes is not None:
+        prefixes.write()
+        return prefixes.run([number - 1 for number, _ in left])
     if left:
         return _launch_runs(job, words, left, total=len(grid))
+    return 0
+
+
+def _reuses_prefixes(config: AttrDict | None) -> bool:
+    return config is not None and bool(config.get("RUN", {}).get("reuse_prefix"))
+
+
+def _plan_prefixes(
+    job: Job,
+    words: SweepOverrides,
+    grid: Sequence[Sequence[str]],
+    config_dir: str | Path | None,
+    terminal: Terminal,
+) -> SharedPrefixes | None:
+    """Find the updates that the runs of a grid share, and print them; None without a grid."""
+    if not grid:
+        return None
+    prefixes = SharedPrefixes(job, grid, config_dir, partial(_launch_paused, job, words))
+    for line in (prefixes.tree.summarize(), *prefixes.tree.format_lines()):
+        terminal.say(line)
+    return prefixes
+
+
+def _end_plan(folder: str, words: SweepOverrides, *, is_planned: bool) -> int:
+    """Leave no folder behind, because nothing is started."""
+    with suppress(OSError):
+        Path(folder).rmdir()
+    if not is_planned:
+        raise ConfigError(
+            f"{SWEEPER_KEY}={words.sweeper}: which runs are trained to their end is not known "
+            "before they start; only a grid without pruning can be planned",
+            code="sweep.not_planned",
+        )
     return 0
 
 
@@ -208,7 +258,7 @@ def _run_pruned(pruned: PrunedSweep, words: SweepOverrides, grid: Sequence[Seque
     return pruned.run_trials(words, count)
 
 
-def _launch_pruned(
+def _launch_paused(
     job: Job,
     words: SweepOverrides,
     runs: Sequence[tuple[int, Sequence[str]]],

@@ -67,6 +67,13 @@ class RunSection(Section):
         resume="free",
         ge=1,
     )
+    # Free, since a fork ends with the bits of the run from scratch.
+    reuse_prefix: bool = key(
+        False,
+        "start from a checkpoint of a run next to RUN.dir whose first updates are the same for "
+        "certain; a sweep trains updates that its runs share once",
+        resume="free",
+    )
     # Free, since the names of the parts count and not the module that registers them.
     imports: tuple[str, ...] = key(
         [],

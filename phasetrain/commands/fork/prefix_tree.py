@@ -1,0 +1,167 @@
+"""The tree of runs that share their first updates, and how much training it saves."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from phasetrain.commands.fork.compared_run import ComparedRun
+from phasetrain.commands.fork.first_difference import Difference, find_first_difference
+from phasetrain.runs.report.html import element, escape_text
+from phasetrain.runtime.format import format_percent
+
+ROW = 18
+WIDTH = 640
+LABEL = 220
+"""Sizes in the picture of a tree, in pixels: height of a run, width of all updates, and of labels
+next to them."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A run in a tree.
+
+    Attributes:
+        name: name of its folder.
+        label: the values in which runs differ, for people.
+        updates: updates of the whole run.
+        parent: place of the run that it is forked from; None if it starts from scratch.
+        fork: updates that it shares with that run; 0 if it starts from scratch.
+        key: the key for which it shares no more with any earlier run; empty for the first run.
+        reason: why, for people.
+    """
+
+    name: str
+    label: str
+    updates: int
+    parent: int | None = None
+    fork: int = 0
+    key: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """Runs that share their first updates; parents come before the runs forked from them."""
+
+    branches: tuple[Branch, ...]
+
+    @classmethod
+    def plan(cls, runs: Sequence[ComparedRun], labels: Sequence[tuple[str, str]]) -> "PrefixTree":
+        """Return the tree of some runs.
+
+        Args:
+            runs: the runs, in the order in which they would be trained.
+            labels: name of the folder and text for people, of each run.
+        """
+        branches: list[Branch] = []
+        for place, run in enumerate(runs):
+            parent = None
+            found = Difference(0)
+            for earlier in range(place):
+                difference = find_first_difference(runs[earlier], run)
+                if parent is None or difference.updates > found.updates:
+                    parent = earlier
+                    found = difference
+            # The run that trains an update is forked from nowhere later than that.
+            while parent is not None and found.updates <= branches[parent].fork:
+                parent = branches[parent].parent
+            if not found.updates:
+                parent = None
+            name, label = labels[place]
+            branches.append(
+                Branch(
+                    name,
+                    label,
+                    run.plan.updates,
+                    parent,
+                    found.updates,
+                    found.key,
+                    found.reason,
+                )
+            )
+        return cls(tuple(branches))
+
+    @property
+    def separate_updates(self) -> int:
+        """Updates of all runs, if each is trained from scratch."""
+        return sum(branch.updates for branch in self.branches)
+
+    @property
+    def shared_updates(self) -> int:
+        """Updates that are trained if shared ones are trained once."""
+        return sum(branch.updates - branch.fork for branch in self.branches)
+
+    def list_children(self, place: int) -> list[int]:
+        """Return the places of the runs that are forked from a run, the earliest fork first."""
+        found = [number for number, one in enumerate(self.branches) if one.parent == place]
+        return sorted(found, key=lambda number: self.branches[number].fork)
+
+    def summarize(self) -> str:
+        """Return how much is saved, in one line."""
+        share = self.shared_updates / max(self.separate_updates, 1)
+        return (
+            f"shared prefixes: {self.shared_updates:,} updates instead of "
+            f"{self.separate_updates:,} ({format_percent(share)}) for {len(self.branches)} runs"
+        )
+
+    def format_lines(self, most: int = 20) -> list[str]:
+        """Return the tree as text, a line per run: the updates that it trains itself, its values,
+        and why it shares no more."""
+        lines = []
+        for place, depth in self._walk():
+            one = self.branches[place]
+            why = ""
+            if place:
+                why = f"; {one.key}: {one.reason}"
+            span = f"{one.fork:,} to {one.updates:,}"
+            lines.append(f"{'  ' * depth}{span}  {one.label or 'no values'}{why}")
+        left = len(lines) - most
+        if left > 0:
+            lines = [*lines[:most], f"and {left} more runs, see prefixes.json"]
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tree as JSON data."""
+        return {
+            "separate_updates": self.separate_updates,
+            "shared_updates": self.shared_updates,
+            "runs": [asdict(branch) for branch in self.branches],
+        }
+
+    def draw(self) -> str:
+        """Return the tree as SVG: a line per run, from the update at which it is forked."""
+        longest = max((branch.updates for branch in self.branches), default=0) or 1
+        order = [place for place, _ in self._walk()]
+        rows = {place: ROW * (number + 0.75) for number, place in enumerate(order)}
+        marks = []
+        for place in order:
+            one = self.branches[place]
+            begin = LABEL + WIDTH * one.fork / longest
+            end = LABEL + WIDTH * one.updates / longest
+            line = f"M{begin:.1f} {rows[place]:.1f}H{end:.1f}"
+            if one.parent is not None:
+                line = f"M{begin:.1f} {rows[one.parent]:.1f}V{rows[place]:.1f}H{end:.1f}"
+            title = element("title", escape_text(f"{one.label}: {one.fork} to {one.updates}"))
+            path = {"d": line, "fill": "none", "stroke": "currentColor", "stroke_width": "1.5"}
+            marks.append(element("path", title, **path))
+            text = {"x": "0", "y": f"{rows[place] + 4:.1f}", "font_size": "11"}
+            marks.append(element("text", escape_text(one.label[:36]), fill="currentColor", **text))
+        height = ROW * (len(order) + 0.5)
+        return element(
+            "svg",
+            "".join(marks),
+            viewBox=f"0 0 {LABEL + WIDTH} {height:.0f}",
+            width="100%",
+            role="img",
+            aria_label=self.summarize(),
+        )
+
+    def _walk(self) -> list[tuple[int, int]]:
+        """Return place and depth of each run, each one behind the run that it is forked from."""
+        found: list[tuple[int, int]] = []
+        waiting = [(n, 0) for n, one in enumerate(self.branches) if one.parent is None][::-1]
+        while waiting:
+            place, depth = waiting.pop()
+            found.append((place, depth))
+            waiting += [(child, depth + 1) for child in reversed(self.list_children(place))]
+        return found
