@@ -33,8 +33,8 @@ def test_commented_defaults_are_the_defaults() -> None:
     text = commented_defaults()
     assert OmegaConf.to_container(OmegaConf.create(text)) == SCHEMA.defaults
     assert (
-        "  # seed from which all random streams of the run are derived (int >= 0; forbidden)\n"
-        in text
+        "  # seed from which all random streams of the run are derived; in a sweep, `seeds(5)` repeats each\n"
+        "  # config with the seeds 0 to 4 (int >= 0; forbidden)\n" in text
     )
 
 

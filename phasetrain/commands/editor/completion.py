@@ -87,6 +87,8 @@ def completion_script(
         if slot.only is None:
             keys += _list_parameters(slot)
             values += _list_values(slot)
+    # bash inserts a word as it is, and zsh escapes it
+    values.append("RUN.seed=seeds(5)" if shell == "zsh" else r"RUN.seed=seeds\(5\)")
     names = [command.name.replace(" ", ":") for command in commands]
     firsts = list(dict.fromkeys(name.partition(":")[0] for name in names))
     words = {

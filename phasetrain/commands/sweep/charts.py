@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import stdev
 
 import numpy as np
@@ -38,6 +38,9 @@ GRAY = 7
 SHIFT = 0.015
 """Distance of the dots of single runs from the mean, as a share of the axis: the bar of the mean
 would hide them."""
+
+MOST_SHIFT_STEP = 0.012
+"""Maximum distance of the bars of two colours at the same value, as a share of the axis."""
 
 LABEL_SIGNS = 84
 """Characters that fit below a plot; longer labels of configs are replaced by their ranks."""
@@ -130,11 +133,14 @@ def _make_key_charts(
         explained = note
         if by:
             explained += f", coloured by {by}"
-        lines = _make_lines(points, key, scale, by)
+        names = dict(scale.names)
+        lines = _make_lines(points, key, scale, by, names)
         if background and not by:
-            scale = scale.add_shifted(SHIFT)
-            lines = [_make_background(background, key, scale), *lines]
-        axis = Axis(key, scale.names, scale.marks)
+            beside = scale.shift(SHIFT)
+            names |= beside.names
+            lines = [_make_background(background, key, beside), *lines]
+            explained += "; dots are single runs"
+        axis = Axis(key, names, scale.marks)
         is_log = needs_log_axis(lines)
         found.append(Chart(f"by-{make_slug(key)}", metric, explained, lines, is_log, axis))
     return found
@@ -196,20 +202,17 @@ class _Scale:
         places: value as text -> position.
         names: position -> label.
         marks: positions of ticks.
-        shifted: value as text -> position of single runs next to their mean.
     """
 
     places: dict[str, float]
     names: dict[float, str]
     marks: Sequence[float]
-    shifted: Mapping[str, float] = field(default_factory=dict)
 
-    def add_shifted(self, share: float) -> "_Scale":
-        """Return the scale with positions that are shifted to the right by a share of the axis."""
+    def shift(self, share: float) -> "_Scale":
+        """Return the scale with values that are shifted to the right by a share of the axis."""
         distance = share * (max(self.places.values()) - min(self.places.values()))
-        shifted = {text: place + distance for text, place in self.places.items()}
-        names = {place: text for text, place in shifted.items()}
-        return _Scale(self.places, self.names | names, self.marks, shifted)
+        places = {text: place + distance for text, place in self.places.items()}
+        return _Scale(places, {place: text for text, place in places.items()}, self.marks)
 
     @classmethod
     def fit(cls, values: Sequence[str]) -> "_Scale | None":
@@ -245,15 +248,26 @@ class _Scale:
         return cls(places, labels | names, marks)
 
 
-def _make_lines(points: Sequence[_Point], key: str, scale: _Scale, by: str) -> list[Line]:
-    label = "runs"
-    if any(math.isfinite(one.low) for one in points):
-        label = "mean"
+def _make_lines(
+    points: Sequence[_Point], key: str, scale: _Scale, by: str, names: dict[float, str]
+) -> list[Line]:
+    """Return a line per value of the key `by`, and add the labels of shifted points to `names`."""
+    has_intervals = any(math.isfinite(one.low) for one in points)
+    colors = sorted({one.swept.get(by, "") for one in points if key in one.swept}, key=sort_key)
+    scales = dict.fromkeys(colors, scale)
+    if has_intervals and len(colors) > 1:  # bars at the same value would hide each other
+        step = min(MOST_SHIFT_STEP, 2 * SHIFT / (len(colors) - 1))
+        middle = (len(colors) - 1) / 2
+        scales = {color: scale.shift((place - middle) * step) for place, color in enumerate(colors)}
+        for shifted in scales.values():
+            names |= shifted.names
+    label = "mean" if has_intervals else "runs"
     groups: dict[str, list[tuple[float, float, float, float]]] = {}
     for one in points:
         if key in one.swept:
-            point = (scale.places[one.swept[key]], one.value, one.low, one.high)
-            groups.setdefault(one.swept.get(by, ""), []).append(point)
+            color = one.swept.get(by, "")
+            point = (scales[color].places[one.swept[key]], one.value, one.low, one.high)
+            groups.setdefault(color, []).append(point)
     # Several runs at one value would be joined by a vertical line, as if they had an order.
     alone = all(len({x for x, *_ in found}) == len(found) for found in groups.values())
     ordered = sorted(groups.items(), key=lambda item: sort_key(item[0]))
@@ -280,7 +294,7 @@ def _make_line(
 def _make_background(runs: Sequence[_Point], key: str, scale: _Scale) -> Line:
     """Return the single runs of configs as faint dots."""
     points = [
-        (scale.shifted[run.swept[key]], run.value)
+        (scale.places[run.swept[key]], run.value)
         for run in runs
         if run.swept.get(key) in scale.places
     ]

@@ -24,20 +24,28 @@ MOST_MISSING = 4
 INTERVAL = f"{100 * LEVEL:.0f} % interval"
 
 
-def make_mean_table(groups: Sequence[Group], metric: str) -> Table:
-    """Return the table of mean, spread and confidence interval of each config."""
+def make_mean_table(groups: Sequence[Group], metric: str, *, is_full: bool = False) -> Table:
+    """Return the table of mean, spread and confidence interval of each config.
+
+    Args:
+        groups: configs of a sweep.
+        metric: the metric that they are compared by.
+        is_full: whether to number the configs, as plots do.
+    """
     keys = _list_keys(groups)
+    rank = ["config"] if is_full else []
     rows = [
         [
+            *([f"#{place}"] if is_full else []),
             *_format_config(group, keys),
             group.spread,
             format_interval(group.low, group.high),
             f"{group.count}/{len(group.runs)}",
         ]
-        for group in groups
+        for place, group in enumerate(groups, start=1)
     ]
     title = f"mean and standard deviation over {', '.join(groups[0].over)}"
-    return title, [*keys, f"best {metric}".strip(), INTERVAL, "runs"], rows
+    return title, [*rank, *keys, f"best {metric}".strip(), INTERVAL, "runs"], rows
 
 
 def make_difference_table(
@@ -48,11 +56,16 @@ def make_difference_table(
     Args:
         groups: configs of a sweep.
         detect: difference for which the seeds needed are shown, instead of the measured one.
-        is_full: whether to show the standard deviation and the gain by pairing too.
+        is_full: whether to show the standard deviation and the gain by pairing too, and the numbers
+            of the configs, as in plots.
     """
     baseline = find_baseline(groups)
-    compared = [(group, group.difference) for group in groups if group.difference is not None]
-    if baseline is None or not any(difference.pairs for _, difference in compared):
+    compared = [
+        (place, group, group.difference)
+        for place, group in enumerate(groups, start=1)
+        if group.difference is not None
+    ]
+    if baseline is None or not any(difference.pairs for _, _, difference in compared):
         return None
     keys = _list_keys(groups)
     needed = f"{name_pairs(groups)} needed"
@@ -62,17 +75,19 @@ def make_difference_table(
     if is_full:
         columns += ["std of differences", "correlation", "variance paired / unpaired"]
     rows = []
-    for group, difference in compared:
-        cells = _format_difference(difference, detect)
+    for place, group, difference in compared:
+        row = [*_format_config(group, keys), *_format_difference(difference, detect)]
         if is_full:
-            cells += [
+            row = [
+                f"#{place}",
+                *row,
                 _format_optional(difference.std),
                 _format_optional(difference.correlation, "{:.2f}"),
                 _format_optional(difference.variance_ratio, "{:.3f}"),
             ]
-        rows.append([*_format_config(group, keys), *cells])
+        rows.append(row)
     title = f"difference from {shorten(baseline.words, 60)}, paired by {', '.join(baseline.over)}"
-    return title, [*keys, *columns], rows
+    return title, [*(["config"] if is_full else []), *keys, *columns], rows
 
 
 def make_needs_table(groups: Sequence[Group], detect: float | None = None) -> Table | None:
@@ -177,8 +192,10 @@ def _format_config(group: Group, keys: Sequence[str]) -> list[str]:
 def _format_difference(difference: Comparison, detect: float | None) -> list[str]:
     mean = "-"
     if difference.mean is not None:
-        sign = "+" if difference.mean > 0 else ""
-        mean = f"{sign}{format_metric(difference.mean)}"
+        # four decimals like the interval next to it, unless none of them would be left
+        mean = f"{difference.mean:+.4f}" if difference.mean else "0.0000"
+        if 0 < abs(difference.mean) < 1e-4 or abs(difference.mean) >= 1e5:
+            mean = f"{difference.mean:+.2g}"
     p_value = _format_optional(difference.p_adjusted, "{:.4f}")
     if difference.p_adjusted is not None and difference.p_adjusted < 1e-4:
         p_value = "<0.0001"

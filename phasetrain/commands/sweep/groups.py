@@ -260,8 +260,13 @@ def _make_group(
 
 
 def _compare_groups(groups: Sequence[Group], comparison: ComparisonSettings) -> list[Group]:
-    """Return the groups with their differences from a baseline, by default the first one."""
-    config: Mapping[str, str] | None = groups[0].swept
+    """Return the groups with their differences from a baseline, by default the best one.
+
+    A config of which runs have failed is the best one only if all have: the mean of the others may
+    owe its place to the seeds that are missing.
+    """
+    most = max(group.count for group in groups)
+    config: Mapping[str, str] | None = next(group.swept for group in groups if group.count == most)
     if comparison.baseline:
         config = find_config([group.swept for group in groups], comparison.baseline)
     baseline = next((group for group in groups if group.swept == config), None)

@@ -57,9 +57,15 @@ def show_results(results: Results, terminal: Terminal) -> None:
     written = write_results(results)
     if written:
         line = f"table and plots: {', '.join(written)}"
-        hidden = len(results.runs) - max(most, 0)
-        if hidden > 0:
-            line += f"; {hidden} more runs there"
+        hidden_runs = len(results.runs) - max(most, 0)
+        hidden_configs = len(results.groups) - MOST_CONFIGS
+        hidden = [
+            f"{count} more {noun}"
+            for count, noun in ((hidden_configs, "configs"), (hidden_runs, "runs"))
+            if count > 0
+        ]
+        if hidden:
+            line += f"; {' and '.join(hidden)} there"
         terminal.say(line)
 
 

@@ -76,7 +76,7 @@ def _render_groups(results: Results) -> dict[str, str]:
         element("p", escape_text(line), cls="note") for line in describe_missing(groups)
     )
     return {
-        "Folds and seeds": _render(make_mean_table(groups, results.metric)) + missing,
+        "Folds and seeds": _render(make_mean_table(groups, results.metric, is_full=True)) + missing,
         "Differences": _render(make_difference_table(groups, is_full=True)),
         "Seeds needed": _render(make_needs_table(groups, detect)),
     }
@@ -88,7 +88,7 @@ def _render(content: Table | None) -> str:
         return ""
     title, head, rows = content
     cells = [list(map(escape_text, row)) for row in rows]
-    return element("p", escape_text(title), cls="note") + table(head, cells, cls="wide")
+    return element("p", escape_text(title), cls="note") + table(head, cells, cls="configs")
 
 
 def _render_table(results: Results) -> str:

@@ -37,7 +37,11 @@ class RunSection(Section):
     )
     # Forbidden: initial weights, order of samples and augmentation all follow from it.
     seed: int = key(
-        0, "seed from which all random streams of the run are derived", resume="forbidden", ge=0
+        0,
+        "seed from which all random streams of the run are derived; in a sweep, `seeds(5)` repeats "
+        "each config with the seeds 0 to 4",
+        resume="forbidden",
+        ge=0,
     )
     resume: Literal["auto", "must", "never", "restart"] = key(
         "auto",

@@ -116,6 +116,7 @@ def make_script(shell: str) -> str:
         ("phasetrain report r", "runs/second", "no_run"),
         ("phasetrain export --for", "--format ", None),
         ("phasetrain completion z", "completion zsh ", None),
+        ("phasetrain sweep RUN.seed=se", r"RUN.seed=seeds\(5\) ", None),
     ],
 )
 @pytest.mark.slow

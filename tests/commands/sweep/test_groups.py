@@ -105,7 +105,11 @@ def test_values_are_held_by_seed_in_json() -> None:
 
 
 def test_pairs_are_made_of_the_seeds_that_both_configs_have() -> None:
-    results = make_results((0.5, 0.6, None, math.inf), (None, 0.57, 0.5, 0.3))
+    results = make_results(
+        (0.5, 0.6, None, math.inf),
+        (None, 0.57, 0.5, 0.3),
+        comparison=ComparisonSettings(("OPTIMIZER.lr=0.1",)),
+    )
     first, second = results.groups
     assert first.values == {"RUN.seed=0": 0.5, "RUN.seed=1": 0.6}
     assert first.missing == {"RUN.seed=2": "failed", "RUN.seed=3": "finished"}
@@ -127,6 +131,14 @@ def test_seeds_that_only_other_configs_have_are_missing() -> None:
         "RUN.seed=3": "not swept",
     }
     assert [group.count for group in groups] == [4, 2]
+
+
+def test_config_with_failed_seeds_is_no_baseline_by_default() -> None:
+    # without its worst seed, the second config has the better mean
+    results = make_results(FIRST, (None, 0.57, 0.69, 0.78))
+    assert [group.words for group in results.groups] == ["OPTIMIZER.lr=0.2", "OPTIMIZER.lr=0.1"]
+    assert [group.is_baseline for group in results.groups] == [False, True]
+    assert read_difference(results, 0).mean == pytest.approx(-0.02)
 
 
 def test_config_without_any_value_is_last_and_compared_with_nothing() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from raising import raises
 
-from phasetrain.commands.sweep import Check, hash_overrides, sweep
+from phasetrain.commands.sweep import Check, ComparisonSettings, hash_overrides, sweep
 from phasetrain.commands.sweep.page import write_plots
 from phasetrain.commands.sweep.prune.rungs import TrialPlan
 from phasetrain.config.attrdict import AttrDict
@@ -161,6 +161,35 @@ class TestTheTable:
         out = capsys.readouterr().out
         assert "2 runs in out: 1 finished, 1 failed" in out
         assert f"{hash_overrides(['LOSS=bad'])} (LOSS=bad): exit code 3" in out
+
+
+def test_configs_with_seeds_are_compared_on_one_screen(
+    program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["OPTIMIZER.lr=0.1,0.3,0.2", "RUN.seed=seeds(2)", "hydra.sweep.dir=out"]
+    assert sweep(words, check=settled, command=program) == 0
+    text = capsys.readouterr().out
+    lines = text[text.index("6 runs in out: 6 finished") :].splitlines()
+    assert len(lines) <= 25
+    start = lines.index("difference from OPTIMIZER.lr=0.3, paired by RUN.seed")
+    assert [line.split()[:2] for line in lines[start + 3 : start + 5]] == [
+        ["0.2", "-0.1000"],
+        ["0.1", "-0.2000"],
+    ]
+    found = json.loads(Path("out/results.json").read_text())["groups"]
+    assert [group["count"] for group in found] == [2, 2, 2]
+    with open("out/configs.csv", newline="") as file:
+        assert [row["OPTIMIZER.lr"] for row in csv.DictReader(file)] == ["0.3", "0.2", "0.1"]
+
+
+def test_baseline_that_is_no_config_of_the_sweep_is_rejected_before_it_starts(
+    program: list[str], settled: Check
+) -> None:
+    words = ["OPTIMIZER.lr=0.1,0.3", "RUN.seed=seeds(2)", "hydra.sweep.dir=out"]
+    settings = ComparisonSettings(("OPTIMIZER.lr=0.2",))
+    with raises(ConfigError, code="sweep.baseline"):
+        sweep(words, check=settled, command=program, comparison=settings)
+    assert not Path("out").exists()
 
 
 def test_values_keep_their_type_and_quotes(program: list[str]) -> None:
