@@ -43,9 +43,8 @@ class BitComparison:
         """The outcome in words."""
         if not self.is_identical:
             return f"different from update {self.update} on, first in: {self.component}"
-        names = ", with other names of the weights" if self.is_renamed else ""
         noun = "update" if self.updates == 1 else "updates"
-        return f"identical for {self.updates} {noun}{names}"
+        return f"identical for {self.updates} {noun}"
 
 
 def compare_bits(one: TrainedRun, other: TrainedRun) -> BitComparison:

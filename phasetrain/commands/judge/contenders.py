@@ -11,7 +11,7 @@ from pathlib import Path
 from phasetrain.commands.judge.facts import Facts, Order, read_facts
 from phasetrain.commands.judge.processes import Launch, WorkingFolder, read_last_line
 from phasetrain.config.compose.override_text import key_of
-from phasetrain.config.compose.sources import is_file_word
+from phasetrain.config.compose.sources import EXPERIMENT, is_file_word
 from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runtime.storage import open_storage
@@ -102,7 +102,11 @@ def parse_contenders(words: Sequence[str], place: WorkingFolder) -> list[Contend
 
 
 def _is_override(word: str) -> bool:
-    return "=" in word and len(word.split()) == 1 and not Path(word).is_dir()
+    key, sign, value = word.partition("=")
+    if Path(word).is_dir() or (key == EXPERIMENT and len(value.split()) > 1):
+        return False
+    # A value may have spaces; an experiment with overrides has one before the first sign.
+    return word.startswith("~") or (bool(sign) and len(key.split()) == 1)
 
 
 def _parse_contender(text: str, shared: Sequence[str], place: WorkingFolder) -> Contender:

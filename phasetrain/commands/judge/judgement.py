@@ -142,13 +142,12 @@ class Judgement:
         return self._describe_look(trial.look)
 
     def _describe_bits(self, trial: Trial, bits: BitComparison) -> str:
-        seed = self.baseline.facts.seed
+        text = f"is {bits.sentence} with seed {self.baseline.facts.seed}"
+        if bits.is_renamed:
+            text += " (the weights have other names)"
         if trial.is_whole:
-            return f"is {bits.sentence}: the whole run with seed {seed}"
-        return (
-            f"is {bits.sentence} with seed {seed}. That is what has been shown; --full compares "
-            "the whole run"
-        )
+            return f"{text}: the whole run"
+        return f"{text}. That is what has been shown; --full compares the whole run"
 
     def _describe_look(self, look: Look) -> str:
         level = f"{100 * (1 - self.rule.error_rate):.4g} %"

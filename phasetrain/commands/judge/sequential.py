@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean
 
 ERROR_RATE = 0.05
 """Default probability of any false verdict."""
@@ -137,7 +137,8 @@ def look_at(pairs: Sequence[tuple[float, float]], rule: Rule) -> Look:
     # Rounded values may have equal differences by chance. Their spread is not 0, which would make
     # every mean significant.
     resolution = estimate_resolution([score for pair in pairs for score in pair])
-    std = max(stdev(differences), resolution / 2)
+    squares = math.fsum((one - mean) ** 2 for one in differences)
+    std = max(math.sqrt(squares / (count - 1)), resolution / 2)
     critical = find_critical_value(count, rule.error_rate)
     if std == 0:
         return _look_at_equal_scores(count, rule)

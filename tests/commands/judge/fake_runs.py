@@ -22,6 +22,7 @@ class FakeRuns:
 
     Attributes:
         launched: words of the runs, without the folder.
+        places: their working directories.
         noise: standard deviation of the accuracy between runs of different learning rates and one
             seed.
         left: number of runs after which all others fail; None: none fails.
@@ -29,6 +30,7 @@ class FakeRuns:
 
     def __init__(self) -> None:
         self.launched: list[list[str]] = []
+        self.places: list[str] = []
         self.noise = 0.001
         self.left: int | None = None
 
@@ -42,6 +44,7 @@ class FakeRuns:
                 return 1
         given = dict(word.split("=", 1) for word in words if "=" in word)
         folder = Path(given.pop("RUN.dir").strip("'"))
+        self.places.append(place.path)
         self.launched.append([word for word in words[1:] if not word.startswith("RUN.dir")])
         self.write_run(folder, given)
         return 0

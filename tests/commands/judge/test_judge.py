@@ -9,9 +9,11 @@ from fake_runs import FakeRuns, cached_facts
 from omegaconf import OmegaConf
 from raising import raises
 
+from phasetrain.commands.judge.contenders import parse_contenders
 from phasetrain.commands.judge.facts import Order
 from phasetrain.commands.judge.judge import Settings, judge
 from phasetrain.commands.judge.judgement import UNDECIDED_CODE, WORSE_CODE, Judgement
+from phasetrain.commands.judge.processes import WorkingFolder
 from phasetrain.errors import ConfigError, PhasetrainError
 
 WORSE = "digits OPTIMIZER.lr=0.5"
@@ -145,6 +147,19 @@ class TestPairs:
         assert candidate["bits"]["component"] == "lr"
         assert candidate["score"]["count"] == 3
         assert [pair["seed"] for pair in candidate["pairs"]] == [0, 1, 2]
+
+
+class TestContenders:
+    def test_words_for_one_and_for_all(self) -> None:
+        transforms = "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"
+        words = ["digits", "experiment=wide MODEL.width=4", "a.yaml 'RUN.note=a b'", transforms]
+        found = parse_contenders([*words, "~HOOKS.report"], WorkingFolder())
+        shared = (transforms, "~HOOKS.report")
+        assert [one.words for one in found] == [
+            ("experiment=digits", *shared),
+            ("experiment=wide", "MODEL.width=4", *shared),
+            ("a.yaml", "RUN.note=a b", *shared),
+        ]
 
 
 class TestFinishedRuns:
