@@ -73,7 +73,7 @@ def make_difference_table(
         needed = f"{name_pairs(groups)} for {detect:g}"
     columns = ["difference", INTERVAL, "p (Holm)", "pairs", needed]
     if is_full:
-        columns += ["std of differences", "correlation", "variance paired / unpaired"]
+        columns += ["std", "correlation", "variance ratio"]
     rows = []
     for place, group, difference in compared:
         row = [*_format_config(group, keys), *_format_difference(difference, detect)]
@@ -87,6 +87,8 @@ def make_difference_table(
             ]
         rows.append(row)
     title = f"difference from {shorten(baseline.words, 60)}, paired by {', '.join(baseline.over)}"
+    if is_full:
+        title += "; variance ratio: of these differences over those of unpaired runs"
     return title, [*(["config"] if is_full else []), *keys, *columns], rows
 
 

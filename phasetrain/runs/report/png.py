@@ -103,7 +103,8 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
     axes.grid(visible=True, linewidth=0.4, alpha=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     if len(chart.lines) > 1:
-        axes.legend(frameon=False, fontsize=8)
+        # a ground behind the labels, which lines and intervals may cross
+        axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
     return figure
 
 
