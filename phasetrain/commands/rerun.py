@@ -13,7 +13,7 @@ from typing import Any
 from phasetrain.commands.engines import require_ranks
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.diff import LENGTH, diff, read_side
-from phasetrain.commands.setup import resolve_config
+from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.commands.stored.stored_config import StoredConfig, read_newest_command
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.override_text import key_of, quote_value
@@ -94,7 +94,9 @@ def repeat(
     original = read_original(folder, trust=trust)
     # before the repetition, which may take as long as the original
     _check_comparable(original)
-    result = run(repeat_overrides(original, overrides), original.stored)
+    words = repeat_overrides(original, overrides)
+    require_ranks(resolve_repetition(original, words))
+    result = run(words, original.stored)
     # Rank 0 compares: the files of a run are the same for all ranks.
     if find_placement(os.environ).rank:
         return Verdict("", result.exit_code, result.folder)
@@ -122,8 +124,16 @@ def read_original(folder: str, *, trust: bool = False) -> Original:
     return Original(replace(stored, is_trusted=trust), files.status())
 
 
-def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the overrides of the repetition, as changes of the config of the original."""
+def repeat_overrides(
+    original: Original, overrides: Sequence[str] = (), *, suffix: str = "again"
+) -> list[str]:
+    """Return the overrides of the repetition, as changes of the config of the original.
+
+    Args:
+        original: the run to repeat.
+        overrides: changes of its config.
+        suffix: what the default of RUN.dir adds to the name of its folder.
+    """
     words = []
     new = {key_of(word) for word in overrides}
     environment = original.stored.environment
@@ -131,12 +141,7 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     # The number of threads is part of the bits, and its default depends on the machine.
     if lookup(original.stored.values, "MACHINE.threads") is None and environment.threads:
         words.append(f"MACHINE.threads={environment.threads}")
-    setup = resolve_config(
-        [*words, *overrides],
-        stored=original.stored,
-        terminal=Terminal(io.StringIO(), live=False),  # the repetition itself prints these notes
-        place=find_placement(os.environ),
-    )
+    setup = resolve_repetition(original, [*words, *overrides])
     if setup.config.RUN.engine != "train":
         raise ConfigError(
             f"--from {original.folder} and RUN.engine = {setup.config.RUN.engine!r}: only a "
@@ -144,8 +149,7 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
             code="cli.conflict",
         )
     if "RUN.dir" in new:
-        _check_folder(original.folder, setup.config.RUN.dir)
-    require_ranks(setup)
+        _check_folder(original.folder, setup.config.RUN.dir, suffix)
     for line in original.deviations:
         log.warning(
             "%s differs from a run of its command alone, and the repetition may differ from it: %s",
@@ -161,8 +165,18 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
             size,
         )
     if "RUN.dir" not in new:
-        words.append(f"RUN.dir={quote_value(_find_free_folder(original.folder))}")
+        words.append(f"RUN.dir={quote_value(_find_free_folder(original.folder, suffix))}")
     return [*words, *overrides]
+
+
+def resolve_repetition(original: Original, words: Sequence[str]) -> Setup:
+    """Return the config of a repetition."""
+    return resolve_config(
+        words,
+        stored=original.stored,
+        terminal=Terminal(io.StringIO(), live=False),  # the repetition itself prints these notes
+        place=find_placement(os.environ),
+    )
 
 
 def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | None]:
@@ -238,7 +252,7 @@ def _check_comparable(original: Original) -> None:
     )
 
 
-def _check_folder(original: str, chosen: str) -> None:
+def _check_folder(original: str, chosen: str, suffix: str) -> None:
     """Reject a folder in which nothing would be trained."""
     is_same = original == chosen.rstrip("/")
     if "://" not in original + chosen:
@@ -249,14 +263,16 @@ def _check_folder(original: str, chosen: str) -> None:
     why = "is the folder of the original" if is_same else "contains a run that has finished"
     raise ConfigError(
         f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
-        f"repeated; give another folder, or remove RUN.dir for {_find_free_folder(original)}",
+        f"repeated; give another folder, or remove RUN.dir for "
+        f"{_find_free_folder(original, suffix)}",
         code="rerun.same_folder",
     )
 
 
-def _find_free_folder(folder: str) -> str:
+def _find_free_folder(folder: str, suffix: str) -> str:
     """Return the first folder name for a repetition that holds no finished run."""
-    names = chain([f"{folder}-again"], (f"{folder}-again-{number}" for number in count(2)))
+    first = f"{folder}-{suffix}"
+    names = chain([first], (f"{first}-{number}" for number in count(2)))
     return next(name for name in names if not _has_finished(name))
 
 

@@ -15,7 +15,7 @@ from phasetrain.errors import Problem, did_you_mean
 LENGTHS = ("epochs", "updates", "samples")
 """Keys of PHASES and of a stage; exactly one is set."""
 
-STAGE_KEYS = ("name", *LENGTHS)
+STAGE_KEYS = ("name", "continues", *LENGTHS)
 """Keys of a stage that are not sections."""
 
 CHANGES = (
@@ -97,6 +97,7 @@ def _find_problems(
     stage_key: str, stage: Mapping[str, Any], splits: Sequence[str]
 ) -> Iterator[Problem]:
     yield from _check_length(stage_key, stage)
+    yield from _check_continuation(stage_key, stage)
     if not isinstance(stage.get("name", ""), str):
         message = f"{stage_key}.name = {stage['name']!r}: expected str"
         yield Problem.from_message(message, "config.wrong_type", f"{stage_key}.name")
@@ -134,6 +135,23 @@ def _check_length(stage_key: str, stage: Mapping[str, Any]) -> Iterator[Problem]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             message = f"{stage_key}.{key} = {value!r}: expected int >= 1"
             yield Problem.from_message(message, "config.wrong_type", f"{stage_key}.{key}")
+
+
+def _check_continuation(stage_key: str, stage: Mapping[str, Any]) -> Iterator[Problem]:
+    continues = stage.get("continues", False)
+    key = f"{stage_key}.continues"
+    if not isinstance(continues, bool):
+        message = f"{key} = {continues!r}: expected bool"
+        yield Problem.from_message(message, "config.wrong_type", key)
+    elif continues and stage_key.endswith("[0]"):
+        message = f"{key} = true: there is no stage before the first one; leave it out"
+        yield Problem.from_message(message, "config.conflict", key)
+    elif continues and "sampler" in (stage.get("DATA") or {}).get("TRAIN", {}):
+        message = (
+            f"{stage_key}.DATA.TRAIN.sampler: the stage continues the epoch, whose order is "
+            "set by the stage before; leave out continues or the sampler"
+        )
+        yield Problem.from_message(message, "config.conflict", f"{stage_key}.DATA.TRAIN.sampler")
 
 
 def _may_change(path: str) -> bool:

@@ -228,8 +228,8 @@ class _Cursor:
         self.first = 0
         self.offset = 0
 
-    def next_stage(self) -> None:
-        if self.offset:
+    def next_stage(self, *, continues: bool) -> None:
+        if self.offset and not continues:
             self.next_epoch()
         self.stage += 1
         self.before = (self.epoch, self.updates, self.samples)
@@ -260,14 +260,17 @@ def _plan_phases(stages: Sequence[Stage], at: _Cursor) -> PhaseTable:
     found = PhaseTableBuilder()
     while True:
         is_last = at.stage + 1 == len(stages)
+        is_continued = not is_last and stages[at.stage + 1].continues
         cycles = _Cycles(stages[at.stage], found)
-        for phase in _divide_stage(stages[at.stage], at, cycles, is_last=is_last):
+        tests = () if is_continued else stages[at.stage].tests
+        ending = {split.name for split in tests if is_last or split.every is None}
+        for phase in _divide_stage(stages[at.stage], at, cycles, ending):
             found.append(phase)
             _limit_phases(found)
         _limit_phases(found)  # the stage may end with a repetition
         if is_last:
             return found.build()
-        at.next_stage()
+        at.next_stage(continues=is_continued)
 
 
 def _limit_phases(phases: PhaseTableBuilder) -> None:
@@ -368,8 +371,9 @@ class _Cycles:
         return min(counts)
 
 
-def _divide_stage(stage: Stage, at: _Cursor, cycles: _Cycles, *, is_last: bool) -> Iterator[Phase]:
-    """Yield the phases of a stage from `at` on, without those that `cycles` adds."""
+def _divide_stage(stage: Stage, at: _Cursor, cycles: _Cycles, ending: set[str]) -> Iterator[Phase]:
+    """Yield the phases of a stage from `at` on, without those that `cycles` adds; at its end the
+    splits `ending` are tested."""
     train = stage.splits[TRAIN]
     settings = stage.settings
     # A splice at the end of an epoch has moved to the next one; its test belongs to the one before.
@@ -389,7 +393,6 @@ def _divide_stage(stage: Stage, at: _Cursor, cycles: _Cycles, *, is_last: bool) 
             at.next_epoch()
         yield from _untested_phases(stage, at, _due_splits(stage, at, epoch), epoch)
         epoch += cycles.repeat(at)
-    ending = {split.name for split in stage.tests if is_last or split.every is None}
     yield from _untested_phases(stage, at, ending, epoch)
 
 

@@ -121,11 +121,14 @@ class Stage:
             tested, except that splits which are only tested at the end come last.
         settings: its length, and when to test.
         name: in words.
+        continues: begin in the middle of the epoch of the stage before, if that ends there, and
+            without a test.
     """
 
     splits: Mapping[str, Split]
     settings: PhaseSettings
     name: str = ""
+    continues: bool = False
 
     @cached_property
     def tests(self) -> tuple[Split, ...]:

@@ -102,6 +102,14 @@ def test_misspelt_keys_and_names_in_stages_get_suggestions() -> None:
             "OPTIMIZER.accumulate",
             "",
         ),
+        ("{epochs: 1, continues: 1}", "config.wrong_type", "PHASES.stages[0].continues", ""),
+        ("{epochs: 1, continues: true}", "config.conflict", "PHASES.stages[0].continues", ""),
+        (
+            "{epochs: 1}, {epochs: 1, continues: true, DATA: {TRAIN: {sampler: sequential}}}",
+            "config.conflict",
+            "PHASES.stages[1].DATA.TRAIN.sampler",
+            "",
+        ),
         (
             "{epochs: 1, DATA: {VALID: {transforms: []}}}",
             "config.unknown_split",

@@ -1,6 +1,7 @@
 """Stages, predicates, windows and averaged weights in the plan; for the rest see test_plan.py."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,25 @@ class TestStages:
             "1 train 1 0+2 x 10",
             "2 train 2 0+4 x 5",
         ]
+
+    @pytest.mark.parametrize("first", [1, 3, 4, 6])
+    def test_stage_that_continues_has_the_steps_of_a_run_without_stages(self, first: int) -> None:
+        alone = interleave([stage(5, epochs=2)])
+        parts = [stage(5, updates=first), replace(stage(5, updates=8 - first), continues=True)]
+        plan = interleave(parts)
+        assert [one for one in shown(plan) if "test" in one] == [
+            f"{int(first < 4)} test 0 0+1 x 4",
+            "1 test 1 0+1 x 4",
+        ]
+
+        def list_steps(plan: Plan) -> list[tuple[int, int]]:
+            trained = [one for one in plan.phases if one.is_train]
+            return [
+                (one.epoch, one.offset + 5 * step) for one in trained for step in range(one.steps)
+            ]
+
+        assert list_steps(plan) == list_steps(alone)
+        assert [at.begin for at in plan.stages] == [0, first]
 
     def test_progress_is_known_in_the_stage_and_in_the_run(self) -> None:
         plan = interleave(self.TWO)

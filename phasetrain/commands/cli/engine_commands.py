@@ -190,6 +190,25 @@ def add_rerun_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stop the recipe after its first epoch, and compare the weights there",
     )
+    parser.add_argument(
+        "--without",
+        metavar="IDS",
+        action="append",
+        help="what if: leave samples out; a file of ids, or ids such as 3,17",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        dest="settings",
+        help="what if: change a key that a stage may change, see --from-update",
+    )
+    parser.add_argument(
+        "--from-update", metavar="K", type=int, help="first update with the keys of --set"
+    )
+    parser.add_argument(
+        "--keep-until", metavar="K", type=int, help="train all updates after update K again"
+    )
     add_folder_flags(parser)
 
 
@@ -244,6 +263,8 @@ def run_rerun(call: Call) -> Outcome:
         raise ConfigError(
             "phasetrain rerun: expected the folder of a run, or --recipe NAME", code="cli.usage"
         )
+    if any(vars(call.flags).get(name) is not None for name in _WHAT_IF):
+        return _answer_what_if(call)
     from phasetrain.commands.engines import RanksNeededError, print_log, run_engine
     from phasetrain.commands.local_launch import launch_processes
     from phasetrain.commands.rerun import repeat
@@ -270,6 +291,46 @@ def run_rerun(call: Call) -> Outcome:
         "verdict": verdict.text,
     }
     return Outcome(verdict.exit_code, text=verdict.text, content=content, is_main=is_main)
+
+
+_WHAT_IF = ("without", "settings", "from_update", "keep_until")
+"""Flags of `rerun` that ask about a change of a run."""
+
+
+def _answer_what_if(call: Call) -> Outcome:
+    """Train a run again with a change, from the last checkpoint before it matters."""
+    from phasetrain.commands.engines import RanksNeededError, print_log, run_engine
+    from phasetrain.commands.local_launch import launch_processes
+    from phasetrain.commands.what_if import Question, answer
+    from phasetrain.runtime.terminal import Terminal
+
+    flags = call.flags
+    question = Question(
+        tuple(flags.without or ()),
+        tuple(flags.settings or ()),
+        flags.from_update,
+        flags.keep_until,
+    )
+    is_main = _is_main()
+    terminal = Terminal() if is_main else Terminal(io.StringIO(), live=False)
+    try:
+        with print_log(terminal):
+            result, receipt = answer(
+                flags.run_folder,
+                call.overrides,
+                question,
+                run=lambda words, stored: run_engine(
+                    words, config_dir=flags.config_dir, clock=call.clock, stored=stored
+                ),
+                trust=flags.trust,
+            )
+    except RanksNeededError as needed:
+        return Outcome(launch_processes(needed.processes, call.words), is_main=False)
+    if receipt is None:
+        text = f"{result.folder} has not finished ({result.reason}); the same command continues"
+        return Outcome(result.exit_code, text=text, content=result.to_json(), is_main=is_main)
+    content = receipt.to_json()
+    return Outcome(receipt.exit_code, text=receipt.to_text(), content=content, is_main=is_main)
 
 
 def add_certify_arguments(parser: argparse.ArgumentParser) -> None:

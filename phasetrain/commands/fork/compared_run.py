@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from phasetrain.commands.setup import SLOTS, Setup
 from phasetrain.config.registry import parameters
 from phasetrain.config.validation import find_part_names
-from phasetrain.engine.plan import Plan
+from phasetrain.data.samplers.locate import PassFinder
+from phasetrain.engine.plan import AVERAGED, TRAIN, Plan
 from phasetrain.engine.position import Position, RunState
 from phasetrain.optim import SCHEDULES
 from phasetrain.optim.schedules.param_schedules import HeldSchedule
 from phasetrain.tasks import Builder, SplitData
 from phasetrain.tasks.build.builder import collect_stage_facts
+from phasetrain.tasks.build.data_builder import build_loader
 from phasetrain.tasks.build.optimizer_builder import build_schedules, build_stage_options
 
 PLAN_FACTS = (
@@ -153,6 +155,21 @@ class ComparedRun:
             if len(found) == length:
                 break
         return found
+
+    @cached_property
+    def train_sampler(self) -> PassFinder:
+        """The draws of the training data, as one process would make them."""
+        return build_loader(self.builder.context, self.data[TRAIN], self.plan).sampler
+
+    def find_first_averaged_test(self) -> int:
+        """Return the number of updates before the first test of averaged weights; more than the run
+        has if there is none."""
+        phases = self.plan.phases
+        names = {place for place, name in enumerate(phases.splits) if AVERAGED in name}
+        tests = np.flatnonzero(np.isin(phases.column("split"), list(names)))
+        if not len(tests):
+            return self.plan.updates + 1
+        return self.plan.updates_before(int(tests[0]))
 
     def find_first_test(self, split: str) -> int:
         """Return the number of updates before the first test of a split; all if it has none."""

@@ -15,7 +15,8 @@ from phasetrain.commands.fork.compared_run import LONGEST_SHARED, PLAN_FACTS, Co
 from phasetrain.config.changes import Change, compare_configs
 from phasetrain.config.problems import format_value
 from phasetrain.config.stages import STAGE_KEYS
-from phasetrain.engine.phases import Phase
+from phasetrain.data.samplers.locate import find_updates
+from phasetrain.engine.phases import TRAIN, Phase
 from phasetrain.hooks import HOOKS
 from phasetrain.hooks.observers import is_observer
 from phasetrain.optim.schedules.durations import RunLength
@@ -157,6 +158,8 @@ def _judge_data(
 ) -> int:
     if len(names) > 1 and names[1] in LOADING:
         return end
+    if names == ["TRAIN", "exclude"]:
+        return _judge_excluded(one, other, end)
     if names[0] == "TRAIN":
         return 0
     if len(names) > 1 and names[1] == "every":
@@ -165,6 +168,18 @@ def _judge_data(
     # last one whose tests are the same.
     first = min(run.find_first_test(names[0].lower()) for run in (one, other))
     return max(first - 1, 0)
+
+
+def _judge_excluded(one: ComparedRun, other: ComparedRun, end: int) -> int:
+    """Return the number of updates before the first one with a sample that only one of the runs
+    excludes."""
+    mine = one.data[TRAIN].excluded_ids
+    changed = np.setxor1d(mine, other.data[TRAIN].excluded_ids)
+    updates = next(find_updates(one.plan, one.train_sampler, changed), end + 1) - 1
+    if len(changed):
+        # Tests of averaged weights compute the statistics of batch norms from training samples.
+        updates = min([updates, *(run.find_first_averaged_test() - 1 for run in (one, other))])
+    return max(updates, 0)
 
 
 def _judge_stages(
@@ -176,7 +191,7 @@ def _judge_stages(
 ) -> int:
     """Return the number of updates before the first stage that differs in more than its length."""
     if not old or not new:
-        return 0
+        return _judge_first_stage(*old, *new)
     for number, (first, second) in enumerate(zip(old, new, strict=False)):
         changed = [
             key
@@ -190,6 +205,17 @@ def _judge_stages(
     # A stage that only one of them has may freeze weights as well.
     rest = [*old[len(new) :], *new[len(old) :]]
     return 0 if any("MODEL" in stage for stage in rest) else end
+
+
+def _judge_first_stage(first: Mapping[str, Any], *later: Mapping[str, Any]) -> int:
+    """Return the number of updates that a run without stages shares with one that has stages."""
+    changes = [key for key in first if key not in STAGE_KEYS]
+    # What is frozen in all stages is no part of the optimizer, and a loss that changes has no
+    # wrapper.
+    is_wide = any({"MODEL", "LOSS"} & stage.keys() for stage in later)
+    if changes or is_wide or first.get("updates") is None:
+        return 0
+    return int(first["updates"])
 
 
 def _find_swa_start(run: ComparedRun) -> int:

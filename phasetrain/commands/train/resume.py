@@ -38,6 +38,7 @@ from phasetrain.runtime.format import format_percent
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.tasks import SplitData
+from phasetrain.tasks.build.data_builder import WITHOUT
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
 
 PACKAGES = (
@@ -219,9 +220,19 @@ def _changed_error(
 
 
 def check_data_changes(
-    setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, SplitData]
+    setup: Setup,
+    loaded: LoadedCheckpoint,
+    data: Mapping[str, SplitData],
+    *,
+    compares_excluded: bool = True,
 ) -> list[str]:
     """Return a line for each split whose data has changed since the checkpoint, if that is allowed.
+
+    Args:
+        setup: the resolved config.
+        loaded: the checkpoint.
+        data: split -> data.
+        compares_excluded: whether the samples of DATA.TRAIN.exclude have to be the same, too.
 
     Raises:
         ChangedError: a fingerprint differs, without RUN.allow=data; the message shows both.
@@ -231,6 +242,8 @@ def check_data_changes(
     for name, split in data.items():
         now = split.fingerprint()
         then = before.get(name)
+        if then is not None and not compares_excluded:
+            now, then = now.partition(WITHOUT)[0], then.partition(WITHOUT)[0]
         if then is None or now == then:
             continue  # a split that the run did not have until now has nothing to differ from
         key = f"DATA.{name.upper()}"

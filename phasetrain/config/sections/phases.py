@@ -53,7 +53,8 @@ class PhasesSection(Section):
         [],
         "consecutive parts of the training, each with `epochs`, `updates` or `samples`, optionally "
         "a `name`, and the keys that it changes: transforms, batch size, loss, frozen weights, "
-        "learning rate, schedules",
+        "learning rate, schedules; with `continues: true` it begins within the epoch, without a "
+        "test before it",
         resume="adjustable",
     )
     extend: Literal["continue", "stretch", "cycle"] = key(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch.utils.data import TensorDataset
 
 from phasetrain.config.attrdict import AttrDict
@@ -32,6 +33,7 @@ from phasetrain.data.mixture import SourceOrder
 from phasetrain.data.protocols import HasClasses, HasClassNames
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
 from phasetrain.data.samplers.overfit import OverfitOrder
+from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import (
     HasPassLength,
     SampleOrder,
@@ -66,6 +68,9 @@ from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
 """Functions of a `phasetrain.engine.plan.Progress` that return whether to test at this point."""
 
+
+WITHOUT = "-without:"
+"""Part of the fingerprint of a split before the digest of its excluded samples."""
 
 SHARED_FACTS = ("classes", "class_names", "tokenizer_digest")
 """Facts of the training data that test splits get: labels and tokens must mean the same in all."""
@@ -106,12 +111,19 @@ class SplitData:
             return self.stages[stage]
         return self
 
+    @property
+    def excluded_ids(self) -> Indices:
+        """Ids of the samples that updates leave out, int64 `(N,)`, ascending."""
+        if self.excluded is None:
+            return np.empty(0, dtype=np.int64)
+        return self.excluded.ids
+
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset and of the excluded samples."""
         found = find_fingerprint(self.section, self.reader.dataset)
         if self.excluded is not None:
             # The config may name a file, whose content can change.
-            return f"{found}-without:{self.excluded.digest()[:16]}"
+            return f"{found}{WITHOUT}{self.excluded.digest()[:16]}"
         return found
 
 
@@ -169,13 +181,17 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
     for number, config in enumerate(configs):
         where = f"PHASES.stages[{number}]" if names else "PHASES"
         _check_end(data[TRAIN].at(number), config, where)
+    continued = [stage.get("continues", False) for stage in context.config.PHASES.stages]
     return tuple(
         Stage(
             list_splits(context, data, number),
             replace(phase_settings(config), averaged=averaged),
             name,
+            continues,
         )
-        for number, (config, name) in enumerate(zip(configs, names or [""], strict=True))
+        for number, (config, name, continues) in enumerate(
+            zip(configs, names or [""], continued or [False], strict=True)
+        )
     )
 
 

@@ -103,6 +103,25 @@ def test_schedules_are_compared_by_their_values(one: str, other: str, updates: i
     assert (found.updates, found.key) == (updates, "OPTIMIZER.SCHEDULES.lr")
 
 
+def test_runs_share_the_updates_before_the_first_excluded_sample() -> None:
+    base = open_run()
+    first = base.train_sampler.find_pass(base.plan.phases[0])[0:120]
+    late, unused = (
+        int(first[3 * 24 + 5]),
+        int(base.train_sampler.find_pass(base.plan.phases[0])[130]),
+    )
+    assert compare((), (f"DATA.TRAIN.exclude=[{late}]",)).updates == 3
+    one, both = f"DATA.TRAIN.exclude=[{first[0]}]", f"DATA.TRAIN.exclude=[{first[0]}, {late}]"
+    assert compare((one,), (both,)).updates == 3
+    assert compare((), (one,)) == Difference(0, "DATA.TRAIN.exclude", f"null or [{first[0]}]")
+    assert compare((), (f"DATA.TRAIN.exclude=[{unused}]",)).updates >= 5
+
+
+def test_runs_share_the_updates_before_a_stage_that_continues() -> None:
+    stages = "PHASES.stages=[{updates: 7}, {updates: 8, continues: true, OPTIMIZER: {lr: 0.3}}]"
+    assert compare((), (stages,)).updates in (6, 7)
+
+
 def test_longer_run_shares_the_whole_short_one_if_its_schedule_allows() -> None:
     assert compare((FLAT,), (FLAT, "PHASES.epochs=5")).updates == 15
     assert compare((), ("PHASES.epochs=5",)).updates == 1  # cosine over the length of the run
