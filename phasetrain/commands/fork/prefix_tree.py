@@ -1,6 +1,6 @@
 """The tree of runs that share their first updates, and how much training it saves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,11 +9,17 @@ from phasetrain.commands.fork.first_difference import Difference, find_first_dif
 from phasetrain.runs.report.html import element, escape_text
 from phasetrain.runtime.format import format_percent
 
+TREE_FILE = "prefixes.json"
+"""File with the tree, in the folder of a sweep that trains shared updates once."""
+
 ROW = 18
 WIDTH = 640
 LABEL = 220
 """Sizes in the picture of a tree, in pixels: height of a run, width of all updates, and of labels
 next to them."""
+
+LABEL_LENGTH = 34
+"""Maximum number of characters of a label in the picture."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,11 @@ class PrefixTree:
             )
         return cls(tuple(branches))
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "PrefixTree":
+        """Return the tree that `to_json` has written."""
+        return cls(tuple(Branch(**one) for one in content["runs"]))
+
     @property
     def separate_updates(self) -> int:
         """Updates of all runs, if each is trained from scratch."""
@@ -145,7 +156,9 @@ class PrefixTree:
             path = {"d": line, "fill": "none", "stroke": "currentColor", "stroke_width": "1.5"}
             marks.append(element("path", title, **path))
             text = {"x": "0", "y": f"{rows[place] + 4:.1f}", "font_size": "11"}
-            marks.append(element("text", escape_text(one.label[:36]), fill="currentColor", **text))
+            # The end of the text: values in which runs differ often begin alike.
+            label = one.label[-LABEL_LENGTH:]
+            marks.append(element("text", escape_text(label), fill="currentColor", **text))
         height = ROW * (len(order) + 0.5)
         return element(
             "svg",

@@ -9,6 +9,7 @@ from phasetrain.checkpoint.promised import read_promised
 from phasetrain.commands.fork.compared_run import ComparedRun
 from phasetrain.commands.fork.first_difference import find_first_difference
 from phasetrain.commands.fork.fork_run import fork_run, list_fork_updates
+from phasetrain.commands.fork.prefix_tree import TREE_FILE
 from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.commands.stored.stored_config import read_newest_command
 from phasetrain.commands.train.resume import describe_environment, list_packages
@@ -20,9 +21,6 @@ from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
-
-TREE_FILE = "prefixes.json"
-"""A sweep has this file in its folder if it decides itself which run is forked from which."""
 
 
 def reuse_prefix(setup: Setup) -> None:
@@ -39,6 +37,7 @@ def reuse_prefix(setup: Setup) -> None:
     if not setup.config.RUN.reuse_prefix or storage.list_names(folder):
         return
     root = root or "."
+    # A sweep decides itself which run is forked from which.
     if storage.exists(f"{root}/{TREE_FILE}"):
         return
     # Compared on this rank alone: without a process group nothing waits for the others.

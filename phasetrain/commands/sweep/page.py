@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+from phasetrain.commands.fork.prefix_tree import TREE_FILE, PrefixTree
 from phasetrain.commands.sweep.charts import make_charts, make_mean_curves
 from phasetrain.commands.sweep.group_tables import (
     Table,
@@ -23,6 +24,7 @@ from phasetrain.runs.report.png import write_charts
 from phasetrain.runs.report.reading import RunReport, read_run
 from phasetrain.runs.report.svg import draw_figure
 from phasetrain.runs.report.tiles import badge
+from phasetrain.runtime.storage import open_storage
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ def render_sweep(results: Results) -> str:
     sections = {
         "Runs": _render_table(results),
         "Rungs": _render_rungs(results),
+        "Shared prefixes": _draw_prefixes(results),
         by_value: figures,
     }
     if results.groups:  # there are more runs than anybody reads
@@ -103,6 +106,21 @@ def _render_table(results: Results) -> str:
     if not any(one.error for one in results.runs):
         return table(results.list_columns(), (row[:-1] for row in rows), cls="wide")
     return table((*results.list_columns(), "error"), rows, cls="wide")
+
+
+def _draw_prefixes(results: Results) -> str:
+    """Return the tree of runs that share their first updates; empty if they do not."""
+    path = f"{results.folder}/{TREE_FILE}"
+    storage = open_storage(results.folder)
+    try:
+        content = storage.read_json(path)
+        tree = None if content is None else PrefixTree.from_json(content)
+    except (TypeError, KeyError, OSError) as error:
+        log.warning("%s cannot be read: %s", path, error)  # of another version
+        tree = None
+    if tree is None:
+        return ""
+    return element("p", escape_text(tree.summarize()), cls="note") + tree.draw()
 
 
 def _render_rungs(results: Results) -> str:

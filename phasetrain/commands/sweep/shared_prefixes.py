@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phasetrain.commands.fork.compared_run import ComparedRun
 from phasetrain.commands.fork.fork_run import fork_run, list_fork_updates
-from phasetrain.commands.fork.prefix_tree import PrefixTree
+from phasetrain.commands.fork.prefix_tree import TREE_FILE, PrefixTree
 from phasetrain.commands.setup import is_submitted, resolve_config
 from phasetrain.commands.sweep.jobs import Job, JobRecord
 from phasetrain.config.compose.override_text import quote_value
@@ -19,9 +19,6 @@ from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
-
-FILE = "prefixes.json"
-"""The tree, in the sweep folder."""
 
 Launch = Callable[[Sequence[tuple[int, Sequence[str]]], Mapping[str, int]], int]
 """Runs numbered lists of swept overrides; some pause at an update, by the name of the run."""
@@ -80,7 +77,7 @@ class SharedPrefixes:
 
     def write(self) -> None:
         """Write the tree into the sweep folder."""
-        path = f"{self.job.folder}/{FILE}"
+        path = f"{self.job.folder}/{TREE_FILE}"
         open_storage(self.job.folder).replace_json(path, self.tree.to_json(), durable=False)
 
     def run(self, left: Sequence[int]) -> int:

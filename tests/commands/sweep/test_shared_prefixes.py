@@ -9,8 +9,9 @@ import pytest
 from harness import SMALL, KillAfter, Killed, differences_of_runs, status, train
 from raising import raises
 
-from phasetrain.commands.sweep import sweep
+from phasetrain.commands.sweep import Results, sweep
 from phasetrain.commands.sweep.jobs import Job
+from phasetrain.commands.sweep.page import render_sweep
 from phasetrain.commands.sweep.shared_prefixes import SharedPrefixes
 from phasetrain.errors import ConfigError
 
@@ -164,3 +165,6 @@ def test_tree_is_in_the_folder(tmp_path: Path) -> None:
     study.shared.write()
     written = json.loads((tmp_path / "prefixes.json").read_text())
     assert (written["shared_updates"], written["runs"][2]["fork"]) == (22, 4)
+    assert "22 updates instead of 40" in render_sweep(Results.read(str(tmp_path)))
+    (tmp_path / "prefixes.json").write_text('{"runs": [{"other": 1}]}')
+    assert "updates instead of" not in render_sweep(Results.read(str(tmp_path)))
