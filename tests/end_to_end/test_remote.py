@@ -4,6 +4,7 @@ import io
 import json
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -27,13 +28,16 @@ from web_server import WebServer, quick_transfers, serve_files
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
+from phasetrain.commands.train.train import train as train_setup
 from phasetrain.data import DATASETS
+from phasetrain.distributed import World
 from phasetrain.errors import ChangedError, ConfigError, PhasetrainError
 from phasetrain.hooks import Hook
 from phasetrain.models import SmallCNN
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.testing.build import resolve_overrides
 
 SHARDS = 3
 
@@ -294,6 +298,11 @@ class TestRunFolder:
     def test_store_that_cannot_keep_a_run_is_refused(self, place: str) -> None:
         with raises(ConfigError, key="RUN.dir", code="storage.unsuitable"):
             RunFolder(place)
+
+    def test_memory_of_one_process_cannot_keep_a_run_of_several(self) -> None:
+        setup = resolve_overrides([*SMALL, "RUN.dir=memory://run"])
+        with raises(ConfigError, key="RUN.dir", code="storage.unsuitable"):
+            train_setup(replace(setup, world=World(rank=1, size=2)))
 
     def test_file_url_is_a_path(self, tmp_path: Path) -> None:
         train(Path("x"), f"RUN.dir=file://{tmp_path}/run", "PHASES.epochs=1")

@@ -1,6 +1,7 @@
 """Runs of sequence-to-sequence models: batches by length, weights by tokens, decoded error rates,
 with kills and other world sizes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def measures(folder: Path) -> list[dict[str, float]]:
 )
 def test_killed_run_resumes_exactly_with_other_workers(more: list[str]) -> None:
     assert_exact_resume([*WORDS, *more])
+
+
+def test_plan_counts_the_micro_batches_that_a_limit_of_tokens_makes(tmp_path: Path) -> None:
+    model = "MODEL={name: seq2seq_gru, width: 8}"
+    run([*WORDS, model, "RUN.engine=plan", "RUN.rehearse=false", f"RUN.dir={tmp_path}"])
+    found = json.loads((tmp_path / "plan.json").read_text())["processes"]
+    assert found["accumulate"] == 1
+    assert found["micro_batches"]["most"] > 1
+    assert 1 < found["micro_batches"]["mean"] < found["micro_batches"]["most"]
 
 
 @pytest.fixture(scope="module")

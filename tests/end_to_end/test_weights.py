@@ -85,6 +85,17 @@ class TestStart:
         with raises(ConfigError, key="MODEL.weights.path"):
             train(tmp_path / "killed", *words)
 
+    def test_file_that_was_changed_before_the_first_save_is_reported(
+        self, tmp_path: Path, path: Path
+    ) -> None:
+        words = (f"MODEL.weights={path}", "PHASES.epochs=1")
+        run_until_killed(tmp_path / "killed", *words, hooks={"kill": KillAfter(1)})
+        log = tmp_path / "killed" / "log.txt"
+        assert "has changed since the last attempt" not in log.read_text()
+        save_file(weights(8), path)
+        train(tmp_path / "killed", *words)
+        assert "has changed since the last attempt" in log.read_text()
+
     def test_other_start_weights_make_another_run(
         self, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -138,11 +138,11 @@ def _run(command: Command, call: Call, *, owns_process: bool) -> Outcome:
 
 
 def _help_as_command(words: Sequence[str]) -> list[str]:
-    """Return `--help [SECTION]`, in front of everything else, as `help [SECTION]`, and `GROUP
-    --help` as `help GROUP`."""
+    """Return `--help [SECTION]`, in front of everything else, as `help [SECTION]`, and a `GROUP`
+    without a command as `help GROUP`."""
     rest = list(words)
     plain = [word for word in rest if word not in ("-h", "--help", "--json")]
-    if len(plain) == 1 and len(plain) < len(rest) and list_group(plain[0]):
+    if len(plain) == 1 and list_group(plain[0]):
         rest = [word for word in rest if word not in ("-h", "--help")]
         return ["help", *rest]
     first = next((word for word in rest if word != "--json"), "")

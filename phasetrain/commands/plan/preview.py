@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from phasetrain.config.compose.merge import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.derive import list_non_defaults
 from phasetrain.config.stages import STAGE_KEYS
-from phasetrain.engine.plan import Phase, Plan
+from phasetrain.data.samplers.phase_sampler import SplitsBatches
+from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
@@ -55,6 +57,9 @@ SETTINGS = 8
 
 LISTED = 1000
 """The same for phases and checkpoints in plan.json, whose size must not grow with the run."""
+
+COUNTED_UPDATES = 100
+"""Updates of which the micro-batches are counted."""
 
 
 def preview(setup: Setup) -> dict[str, Any]:
@@ -146,6 +151,7 @@ def describe_plan(
             "batch_size": train.batch_size,
             "micro_batch_size": train.micro_batch_size,
             "accumulate": setup.config.OPTIMIZER.accumulate,
+            "micro_batches": _count_micro_batches(run_plan, parts),
         },
         "data": {
             name: _describe_split(split, parts.loaders[name].settings.workers, setup.config.PHASES)
@@ -292,6 +298,11 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
         f"{format_count(share['accumulate'], 'micro-batch')} of {share['micro_batch_size']} in "
         "each process"
     )
+    if (found := share["micro_batches"]) is not None:
+        setup.terminal.say(
+            f"max_tokens splits the micro-batches further: {found['mean']:.1f} per update, at most "
+            f"{found['most']}, in the first {format_count(found['updates'], 'update')}"
+        )
 
 
 def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
@@ -434,6 +445,18 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
             "the device, so each update waits until the device has checked that it is finite; a "
             "fused optimizer, or OPTIMIZER.on_nonfinite=ignore, does not wait"
         )
+
+
+def _count_micro_batches(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | None:
+    """Return the numbers of micro-batches of the first updates on this rank, if the order of the
+    samples splits batches by their tokens; else None."""
+    phase = next((phase for phase, _ in run_plan.plan.phases.kinds if phase.is_train), None)
+    order = run_plan.data[TRAIN].order if phase is not None else None
+    if phase is None or not isinstance(order, SplitsBatches) or not order.splits:
+        return None
+    steps = islice(parts.loaders[TRAIN].sampler.steps(phase), min(phase.steps, COUNTED_UPDATES))
+    counts = [len(draws) for draws in steps]
+    return {"updates": len(counts), "most": max(counts), "mean": sum(counts) / len(counts)}
 
 
 def _describe_split(split: SplitData, workers: int, phases: Mapping[str, Any]) -> dict[str, Any]:

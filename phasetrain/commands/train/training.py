@@ -321,6 +321,8 @@ class Training:
             if parts.weights is None:
                 # on a resume no weights are loaded: keep the record of the first attempt's
                 content["weights"] = before.get("weights")
+            else:
+                _warn_of_other_weights(before.get("weights"), parts.weights)
             content["optimizer_state"] = self._optimizer_state or before.get("optimizer_state")
             content["rehearsal"] = content["rehearsal"] or before.get("rehearsal")
             record_sample_shapes(content["data"], self.data)
@@ -436,6 +438,19 @@ class Training:
             code = 128 + signal.Signals[reason]
         state = "interrupted" if reason == "SIGINT" else "preempted"
         return replace(result, state=state, exit_code=code, reason=reason)
+
+
+def _warn_of_other_weights(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """Warn if files of MODEL.weights have changed since an attempt that left no checkpoint."""
+    # Nothing is lost, as that attempt has left nothing: the run starts over, with the new weights.
+    pairs = zip((before or {}).get("sources", ()), now.get("sources", ()), strict=False)
+    for old, new in pairs:
+        if old.get("digest") != new["digest"] and old.get("read") == new["read"]:
+            log.warning(
+                "MODEL.weights: %s has changed since the last attempt, which left no checkpoint: "
+                "the run starts over with the new weights",
+                new["read"],
+            )
 
 
 def _remaining_lr(task: Task, where: float) -> float:

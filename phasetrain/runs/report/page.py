@@ -142,8 +142,8 @@ def _curves_section(runs: Sequence[RunReport]) -> str:
     note = ""
     if not any("gradient norm" in run.steps for run in runs):
         text = (
-            "No gradient norm: it is computed only where OPTIMIZER.clip_norm is set; a large value "
-            "clips nothing."
+            "No gradient norm: it is computed only if OPTIMIZER.clip_norm is set. To see it "
+            "without clipping, set a norm that is never reached, such as 1e9."
         )
         note = element("p", escape_text(text), cls="note")
     return element("div", drawn, cls="charts") + note

@@ -193,7 +193,7 @@ class TestCommands:
         assert (command.name, others) == (name, rest)
 
 
-@pytest.mark.parametrize("words", [["runs", "--help"], ["runs", "-h"], ["help", "runs"]])
+@pytest.mark.parametrize("words", [["runs"], ["runs", "--help"], ["runs", "-h"], ["help", "runs"]])
 def test_group_of_commands_prints_the_usage_of_each(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
