@@ -154,8 +154,8 @@ def run_pack(call: Call) -> Outcome:
     return Outcome(text="\n".join(lines), content=content)
 
 
-def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare run or packed model, files and the form of the predictions."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare a run or a packed model, and how it is loaded."""
     parser.add_argument(
         "run_folder",
         metavar="RUN_FOLDER|MODEL.zip",
@@ -165,6 +165,19 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", metavar="NAME", help="latest (default), best or name")
     parser.add_argument("--weights", choices=get_args(WhichWeights), help="default: model")
     parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
+    parser.add_argument(
+        "--imports",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="custom code that a packed model needs",
+    )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run or packed model, files and the form of the predictions."""
+    add_model_arguments(parser)
     parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per sample")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once")
     parser.add_argument("--out", metavar="FILE", help="FILE.json or FILE.csv instead of a table")
@@ -178,16 +191,8 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         help="report files that cannot be read, and predict for the others",
     )
     parser.add_argument(
-        "--imports",
-        action="append",
-        default=[],
-        metavar="FILE.py",
-        help="custom code that a packed model needs",
-    )
-    parser.add_argument(
         "--digest", metavar="SHA256", help="reject a packed model with another digest"
     )
-    parser.add_argument("--trust", action="store_true", help=TRUST)
 
 
 def run_predict(call: Call) -> Outcome:

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from phasetrain.commands.cli.model_commands import reject_run_options
+from phasetrain.commands.cli.model_commands import add_model_arguments, reject_run_options
 from phasetrain.commands.cli.output import Outcome
-from phasetrain.commands.cli.parsing import TRUST, Call
+from phasetrain.commands.cli.parsing import Call
 
 
 def add_tokenize_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,11 +74,7 @@ def run_tokenize(call: Call) -> Outcome:
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare run, prompts and how tokens are drawn."""
-    parser.add_argument(
-        "run_folder",
-        metavar="RUN_FOLDER|MODEL.zip",
-        help="a run, one of its checkpoints, or a packed model",
-    )
+    add_model_arguments(parser)
     parser.add_argument(
         "--prompt",
         action="append",
@@ -106,21 +102,6 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="tokenizer.json (default: the one in the data of the run)",
     )
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
-    )
-    parser.add_argument(
-        "--weights", default="model", choices=["model", "ema", "swa"], help="default: model"
-    )
-    parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
-    parser.add_argument(
-        "--imports",
-        action="append",
-        default=[],
-        metavar="FILE.py",
-        help="custom code that a packed model needs",
-    )
-    parser.add_argument("--trust", action="store_true", help=TRUST)
 
 
 def run_generate(call: Call) -> Outcome:
@@ -140,8 +121,8 @@ def run_generate(call: Call) -> Outcome:
     else:
         task = load(
             flags.run_folder,
-            flags.checkpoint,
-            weights=flags.weights,
+            flags.checkpoint or "latest",
+            weights=flags.weights or "model",
             device=flags.device,
             changes=call.overrides,
             trust=flags.trust,

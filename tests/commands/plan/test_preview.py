@@ -189,6 +189,7 @@ def test_plan_describes_data_model_and_memory(tmp_path: Path) -> None:
     }  # fmt: skip
     assert content["processes"] == {
         "processes": 1, "strategy": "ddp", "batch_size": 24, "micro_batch_size": 24, "accumulate": 1,
+        "micro_batches": None,
     }  # fmt: skip
     assert content["modules"][0] == {
         "name": "", "kind": "SmallCNN", "parameters": 1030, "trained": 1030, "output": "(N, 10)", "output_bytes": 960,

@@ -69,7 +69,7 @@ def test_a_run_without_metrics() -> None:
 def test_how_to_get_a_gradient_norm(run_folder: Path) -> None:
     run = read_run(str(run_folder))
     del run.steps["gradient norm"]
-    assert "computed only where OPTIMIZER.clip_norm is set" in render_report([run])
+    assert "computed only if OPTIMIZER.clip_norm is set" in render_report([run])
 
 
 def test_nothing_of_a_run_folder_becomes_a_part_of_the_page(run_folder: Path) -> None:
