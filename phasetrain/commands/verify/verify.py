@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from phasetrain.commands.verify.evidence import Evidence, Finding, gather_evidence
@@ -209,6 +209,8 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
         notes += remarks
     environment = RunFiles(folder, storage).environment()
     segments = list_segments(evidence.saved, evidence.last, environment.changes)
+    if RunFiles(folder, storage).status().state == "failed":
+        segments = _leave_out_failure(segments)
     seed = options.seed
     if seed is None:
         # Not from the clock or the run: whoever forged it could have foreseen the choice.
@@ -231,6 +233,13 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
         seed,
         time.perf_counter() - began,
     )
+
+
+def _leave_out_failure(segments: Sequence[Segment]) -> list[Segment]:
+    """Return the segments of a run that failed: its last updates would fail again."""
+    return [
+        one if one.ends else replace(one, obstacle="the run failed after them") for one in segments
+    ]
 
 
 def _list_remarks(
