@@ -29,6 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     return read_ledger(tmp_path_factory.mktemp("base"))
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     "override",
     [
