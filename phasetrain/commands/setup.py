@@ -54,6 +54,7 @@ LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 _SLOTS = (
     Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
     Slot("TASK.teacher", MODELS, only=("TASK", "distillation")),
+    Slot("TASK.judge", MODELS, only=("TASK", "gan")),
     Slot("TASK.teacher", MODELS, only=("TASK", "self_supervised")),
     Slot("MODEL", MODELS, provided=frozenset({"make_model"})),
     Slot("MODEL.trunk", MODELS, only=("MODEL", "trunk_heads")),

@@ -115,6 +115,22 @@ class SequenceOutput(StepOutput):
     references: Tensor | None = None
 
 
+@dataclass(slots=True)
+class GeneratedOutput(StepOutput):
+    """The output of a step that generates a sample for each real one.
+
+    Attributes:
+        images: generated images `(N, C, H, W)`, which a report shows instead of the inputs; None:
+            the samples are no images.
+        features: features `(N, D)` of the generated samples.
+        real_features: features `(N, D)` of the real samples.
+    """
+
+    images: Tensor | None = None
+    features: Tensor | None = None
+    real_features: Tensor | None = None
+
+
 def require_output(out: StepOutput | None) -> StepOutput:
     """Return the output that a custom loop passed to `engine.finish`.
 

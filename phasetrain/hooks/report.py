@@ -3,13 +3,14 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets import Described
-from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.batch import Batch, GeneratedOutput, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
@@ -129,6 +130,8 @@ class Report(Hook):
         except (ValueError, IndexError):  # not a classifier
             return
         if batch is not None and run.world.is_main:
+            if isinstance(out, GeneratedOutput) and out.images is not None:
+                batch = replace(batch, input=out.images)
             self._keep_samples(batch, scores, self._count_shown(run, phase))
         self._is_watching = True
 

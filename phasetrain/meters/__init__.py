@@ -12,6 +12,7 @@ from phasetrain.meters.classification.per_class_accuracy import PerClassAccuracy
 from phasetrain.meters.classification.present_accuracy import PresentAccuracy
 from phasetrain.meters.dense.detection import MeanAveragePrecision
 from phasetrain.meters.dense.pixels import Dice, MeanIoU, PixelAccuracy
+from phasetrain.meters.frechet_distance import FrechetDistance
 from phasetrain.meters.loss import MeanLoss, MeanOfLogged
 from phasetrain.meters.perplexity import BitsPerByte, Perplexity
 from phasetrain.meters.regression import Regression
@@ -27,6 +28,7 @@ __all__ = [
     "BitsPerByte",
     "ConfusionMatrix",
     "Dice",
+    "FrechetDistance",
     "GroupedAUROC",
     "MeanAveragePrecision",
     "MeanIoU",

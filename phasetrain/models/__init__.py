@@ -7,6 +7,7 @@ from phasetrain.models.bridges import (
     find_torchvision_model,
     find_transformers_model,
 )
+from phasetrain.models.conditional_gan import ConditionalGAN
 from phasetrain.models.heads import HEADS, Embedding, TrunkHead
 from phasetrain.models.mlp import MLP
 from phasetrain.models.resnet import make_resnet
@@ -28,6 +29,7 @@ __all__ = [
     "MLP",
     "MODELS",
     "AlexNet",
+    "ConditionalGAN",
     "Decodes",
     "Embedding",
     "KeyValueCache",

@@ -5,6 +5,7 @@ from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.build.builder import Builder
 from phasetrain.tasks.build.data_builder import SplitData
 from phasetrain.tasks.distillation import Distillation
+from phasetrain.tasks.gan import GAN
 from phasetrain.tasks.language_model import LanguageModel
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.passes import GradientPass
@@ -14,6 +15,7 @@ from phasetrain.tasks.state import PerRank, SavedTask, Stateful
 from phasetrain.tasks.supervised import Supervised
 
 __all__ = [
+    "GAN",
     "TASKS",
     "Builder",
     "Distillation",

@@ -26,9 +26,11 @@ class Teacher:
 
     Args:
         model: on the device.
+        where: config path, for messages.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, where: str = TEACHER) -> None:
+        self.where = where
         self.model = model.eval().requires_grad_(requires_grad=False)
         self.digest = hash_model(model)
 
@@ -49,7 +51,7 @@ class Teacher:
         """
         if state["digest"] != self.digest:
             raise ValueError(
-                f"{TEACHER}.weights differ from the weights that the run has learned from so far "
+                f"{self.where}.weights differ from the weights that the run has used so far "
                 f"(sha256 {self.digest[:16]} instead of {state['digest'][:16]}); restore the old "
                 "file, or start a new run in another folder with RUN.dir=..."
             )
@@ -58,25 +60,33 @@ class Teacher:
 MakeModel = Callable[[Mapping[str, Any], str], nn.Module]
 
 
-def check_teacher(section: Mapping[str, Any]) -> None:
+def check_teacher(section: Mapping[str, Any], where: str = TEACHER) -> None:
     """Raise ConfigError unless TASK.teacher has weights."""
-    if not parse_sources(section.get("weights"), f"{TEACHER}.weights"):
+    if not parse_sources(section.get("weights"), f"{where}.weights"):
         raise ConfigError(
-            f"{TEACHER}.weights: a teacher needs trained weights; set it to a file, a run or a "
-            "checkpoint"
+            f"{where}.weights: a {where.rpartition('.')[2]} needs trained weights; set it to a "
+            "file, a run or a checkpoint"
         )
 
 
-def build_teacher(parts: Parts, make_model: MakeModel, section: Mapping[str, Any]) -> Teacher:
+def build_teacher(
+    parts: Parts, make_model: MakeModel, section: Mapping[str, Any], where: str = TEACHER
+) -> Teacher:
     """Return the teacher that TASK.teacher describes, with its weights, on the device.
+
+    Args:
+        parts: parts of the task.
+        make_model: makes models.
+        section: `name` of a model, its parameters, and `weights`.
+        where: config path of the section.
 
     Raises:
         ConfigError: it has no weights, or they cannot be loaded.
     """
-    check_teacher(section)
-    model = make_model({key: one for key, one in section.items() if key != "weights"}, TEACHER)
-    load_pretrained(model, parse_sources(section["weights"], f"{TEACHER}.weights"), parts.world)
-    return Teacher(model.to(parts.machine.device))
+    check_teacher(section, where)
+    model = make_model({key: one for key, one in section.items() if key != "weights"}, where)
+    load_pretrained(model, parse_sources(section["weights"], f"{where}.weights"), parts.world)
+    return Teacher(model.to(parts.machine.device), where)
 
 
 @TASKS.register("distillation")

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
+import torch
 from own_files import written
 from PIL import Image
 from raising import raises
@@ -14,6 +15,7 @@ from raising import raises
 from phasetrain.commands.api import run
 from phasetrain.config.compose.sources import RECIPES, ConfigFiles
 from phasetrain.errors import ConfigError
+from phasetrain.models import SmallCNN
 from phasetrain.runtime.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,9 @@ def fashion_files(folder: Path, option: str) -> list[str]:
         return [*words, "MODEL.weights=null"]
     if option == "fashion_swav":
         return [*words, "LOSS.frozen_updates=2"]
+    if option == "gan":
+        torch.save(SmallCNN(10, width=16).state_dict(), folder / "judge.pt")
+        return [*words, f"TASK.judge.weights.path={folder / 'judge.pt'}"]
     return words
 
 
@@ -69,7 +74,7 @@ def files_for(option: str, folder: Path) -> list[str]:
         return [*words, words[0].replace("TRAIN", "TEST"), "DATA.TRAIN.batch_size=4"]
     if option in ("transfer", "transfer_lora"):
         return ["MODEL.weights=null"]
-    if option.startswith("fashion"):
+    if option.startswith(("fashion", "gan")):
         return fashion_files(folder, option)
     if option == "segment":
         return written(

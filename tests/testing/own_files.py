@@ -10,10 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.models import SmallCNN
 
 FILES, EACH, CLASSES = 5, 30, 10
 
@@ -159,6 +161,12 @@ def webdataset(folder: Path, pictures: Pictures) -> None:
                     archive.addfile(member, io.BytesIO(content))
 
 
+def judge(folder: Path, pictures: Pictures) -> None:
+    """Write weights of a classifier."""
+    torch.manual_seed(0)
+    torch.save(SmallCNN(CLASSES, width=4).state_dict(), folder / "weights.pt")
+
+
 WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
     {
         one.__name__: one
@@ -175,6 +183,7 @@ WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
             lengths,
             cmudict,
             ucr,
+            judge,
             huggingface,
             webdataset,
         )

@@ -13,7 +13,7 @@ from segment_parts import WORDS as SEGMENTED
 
 from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.data import DATASETS, SAMPLERS, TRANSFORMS
-from phasetrain.engine.batch import SequenceOutput
+from phasetrain.engine.batch import GeneratedOutput, SequenceOutput
 from phasetrain.hooks import HOOKS
 from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS
@@ -59,6 +59,14 @@ PAIRS = [
     "OPTIMIZER={name: adam, lr: 0.02}",
     "MODEL={name: seq2seq_gru, width: 32, dropout: 0.1}",
 ]
+GAN = [
+    "TASK={name: gan, judge: {name: small_cnn, width: 4, weights: FILES/judge/weights.pt}}",
+    "MODEL={name: conditional_gan, size: 8, noise: 4, width: 4}",
+    "METERS={loss: null, accuracy: {}}",
+    "PHASES.train_meters=false",
+    "OPTIMIZER={name: adam, lr: 0.002}",
+    "OPTIMIZER.others.critic={name: adam, lr: 0.002, match: critic.*}",
+]
 SERIES = [
     *(
         f"DATA.{split}={{dataset: ucr, series: Waves, folder: FILES/ucr/}}"
@@ -72,6 +80,7 @@ MODEL_WORDS = {
         *("MODEL.widths=[8,8,8,8,8]", "OPTIMIZER.name=adam", "OPTIMIZER.lr=0.01"),
         *(f"DATA.{split}.transforms=[{{name: resize, size: 64}}]" for split in ("TRAIN", "TEST")),
     ],
+    "conditional_gan": GAN,
     "mlp": ["MODEL.dropout=0.2"],
     "resnet_cifar": [],
     "seq2seq_gru": PAIRS,
@@ -258,6 +267,7 @@ LEARNS_ELSEWHERE = {
         ),
         VIEWED,
     ),
+    "conditional_gan": "tests/tasks/test_gan.py::test_generator_learns_and_a_killed_run_resumes_exactly",
     "transformer": "tests/end_to_end/test_tasks.py::TestTextTiny::test_whole_experiment_reaches_its_metric",
 }
 """Parts whose loss of one batch does not come near 0: views of a batch stay what they are to each
@@ -291,7 +301,7 @@ OTHER_TARGETS = {
     "regression": (torch.arange(8.0), torch.arange(8.0) * 2),
 }
 """Outputs and targets of meters that do not take those of classification."""
-METER_WORDS = {"sequence_error_rate": PAIRS, "token_error_rate": PAIRS}
+METER_WORDS = {"frechet_distance": GAN, "sequence_error_rate": PAIRS, "token_error_rate": PAIRS}
 HOOK_WORDS = {
     "early_stopping": "monitor: test/accuracy",
     "metrics": "every_updates: 1",
@@ -485,9 +495,13 @@ def test_meters_save_their_counts(name: str) -> None:
         output, target = OTHER_TARGETS.get(name, (torch.randn(8, 10), torch.arange(8)))
         # With decoded sequences, which other meters do not look at.
         tokens = torch.arange(32).view(8, 4) % 3
-        out = SequenceOutput(torch.rand(()), 8.0, 8, output, target, ids=torch.arange(8))
+        out: Any = SequenceOutput(torch.rand(()), 8.0, 8, output, target, ids=torch.arange(8))
         out.decoded = tokens
         out.references = tokens.flip(0)[:, None]
+        if name == "frechet_distance":
+            features = torch.randn(2, 8, 3)
+            out = GeneratedOutput(torch.rand(()), 8.0, 8, features=features[0])
+            out.real_features = features[1]
         meter.update(out)
         return meter.compute()
 

@@ -73,6 +73,7 @@ class Config:
 
 ENTRIES: Mapping[str, type] = MappingProxyType(
     {
+        "TASK.judge": TeacherSection,
         "TASK.teacher": TeacherSection,
         "MODEL.trunk": TrunkSection,
         "MODEL.heads.*": HeadSection,

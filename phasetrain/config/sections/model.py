@@ -172,10 +172,10 @@ class ModelSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSection(Section):
-    """Keys of TASK.teacher next to the parameters of the model."""
+    """Keys of TASK.teacher and TASK.judge next to the parameters of the model."""
 
     weights: str | Mapping[str, Any] | tuple[Any, ...] | None = key(
-        None, "weights of the teacher, as for MODEL.weights", resume="forbidden"
+        None, "its trained weights, as for MODEL.weights", resume="forbidden"
     )
 
 
