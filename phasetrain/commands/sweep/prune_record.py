@@ -10,7 +10,7 @@ from typing import Any
 
 from phasetrain.commands.sweep.sweep_run import SweepRun
 from phasetrain.runs.records import READ_ERRORS
-from phasetrain.runtime.format import format_metric
+from phasetrain.runtime.format import format_metric, format_percent
 from phasetrain.runtime.storage import open_storage
 
 FILE = "prune.json"
@@ -77,10 +77,7 @@ def describe_spent(runs: Iterable[SweepRun]) -> str:
     pruned = [run for run in runs if run.rungs]
     spent = sum(run.updates for run in pruned)
     whole = sum(run.planned for run in pruned)
-    share = ""
-    if whole:
-        share = f" ({spent / whole:.0%})"
-    return f"{spent} of {whole} updates{share}"
+    return f"{spent} of {whole} updates ({format_percent(spent, whole) or '-'})"
 
 
 def make_rung_table(record: PruneRecord, metric: str) -> tuple[str, list[str], list[list[str]]]:

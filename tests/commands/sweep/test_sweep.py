@@ -406,10 +406,19 @@ class TestPruning:
 
         monkeypatch.setattr("phasetrain.commands.sweep.plan_trial", plan_trial)
 
+    @pytest.mark.by_default("basic")
+    @pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
     def test_runs_are_started_with_the_update_at_which_they_pause(
-        self, program: list[str], settled: Check, capfd: pytest.CaptureFixture[str]
+        self,
+        program: list[str],
+        settled: Check,
+        capfd: pytest.CaptureFixture[str],
+        launcher: str,
     ) -> None:
-        words = ["OPTIMIZER.lr=0.1,0.2,0.3", "hydra.sweep.dir=out"]
+        if launcher != "basic":
+            plugin = launcher.partition("_")[0]
+            pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
+        words = ["OPTIMIZER.lr=0.1,0.2,0.3", "hydra.sweep.dir=out", f"hydra/launcher={launcher}"]
         words.append("hydra.sweeper.prune={eta: 3, min: 2 updates}")
         assert sweep(words, check=settled, command=program) == 0
         names = {hash_overrides([f"OPTIMIZER.lr={lr}"]): lr for lr in ("0.1", "0.2", "0.3")}

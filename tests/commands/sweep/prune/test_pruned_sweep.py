@@ -139,7 +139,7 @@ def test_the_table_and_the_json_show_rungs_and_updates(tmp_path: Path) -> None:
     made, _ = sweep(tmp_path)
     run_grid(made)
     results = Results.read(str(tmp_path), "test/accuracy")
-    assert results.title().endswith("; 126 of 486 updates (26%)")
+    assert results.title().endswith("; 126 of 486 updates (26 %)")
     names, rows = results.make_table()
     assert [row[names.index("rung")] for row in rows] == ["3/3"] * 3 + ["2/3"] * 6 + ["1/3"] * 18
     content = json.loads(results.format_json())
