@@ -138,7 +138,8 @@ def make_harmless_change(number: int) -> tuple[str, str]:
     if kind == "renamed":
         net = write_net(f"net_{number}", f"a{number}", f"b{rng.randrange(99)}")
     elif kind == "workers":
-        config["DATA"] = {"TRAIN": {"batch_size": 32, "workers": 1 + number % 2, "prefetch": 3}}
+        train = {"batch_size": 32, "workers": 1 + number % 2, "prefetch": 3}
+        config["DATA"] = BASE["DATA"] | {"TRAIN": train}
     elif kind == "hooks":
         config["HOOKS"] = {"report": None, "console": None, "metrics": {"every_updates": 2}}
     elif kind == "checkpoints":

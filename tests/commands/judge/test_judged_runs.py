@@ -37,6 +37,7 @@ def judge_runs(*words: str, most_pairs: int = 2, short: int = 3) -> Judgement:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_harmless_changes_are_identical_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +61,7 @@ def test_harmless_changes_are_identical_and_others_are_not(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_killed_judgement_resumes_to_the_same_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
