@@ -7,8 +7,9 @@ Flips: in each trial one bit of one random entry is flipped in one random update
 of digits, in a weight at rest, in an activation of the forward pass, in a gradient, or in the
 optimizer's momentum. The same flip is planted twice: once with a recheck of just that update, which
 says whether the flip changes anything (rounding absorbs some), and once with rechecks at random
-moments, one per interval of about `--every` updates. A flip should be found as often as the share
-of updates that are computed twice predicts, and runs without flips never fail.
+moments, one per interval of `--every` updates. For these the clock is simulated, an update takes a
+second, so that the load of the machine does not matter. A flip should be found as often as the
+interval predicts, and runs without flips never fail.
 
 Cost: trainings with the default interval and without the hook take turns, of about `--seconds`
 each; the median of the ratios of CPU time per update is printed.
@@ -21,10 +22,12 @@ import logging
 import math
 import platform
 import random
+import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -35,6 +38,7 @@ from phasetrain.engine.phases import Phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import CorruptionError
 from phasetrain.hooks import Hook, Hooks, Recheck, Run
+from phasetrain.hooks.recheck import moments
 from phasetrain.hooks.recheck.state_copy import StateCopy
 from phasetrain.tasks import Builder
 
@@ -52,6 +56,28 @@ DIGITS = (*WORDS, "MODEL.name=mlp")
 IMAGES = (*WORDS, "MODEL={name: resnet_cifar, depth: 20}")
 PLACES = ("weight", "activation", "gradient", "momentum")
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class SimulatedClock:
+    """A clock on which each update takes one second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Simulated(Recheck):
+    """Checks one update per interval of simulated seconds."""
+
+    def __init__(self, every: float, clock: SimulatedClock) -> None:
+        super().__init__(every / 60)
+        self.clock = clock
+
+    def on_step(self, run: Run, phase: Phase, out: Any) -> None:
+        self.clock.now += 1
+        super().on_step(run, phase, out)
 
 
 class Checked(Recheck):
@@ -163,24 +189,28 @@ class Training:
 def measure_flips(trials: int, updates: int, every: float) -> dict[str, Any]:
     """Return the share of flips that are found, for each place, and the predicted share."""
     training = Training(DIGITS, updates)
-    training.run({})  # the first training is slower
-    seconds = median(training.run({})[2] for _ in range(5)) / updates
-    minutes = every * seconds / 60
-    checked, done, walls = 0, 0, 0.0
+    clock = SimulatedClock()
+    with patch.object(moments, "time", clock):
+        return _count_flips(training, clock, trials, updates, every)
+
+
+def _count_flips(
+    training: Training, clock: SimulatedClock, trials: int, updates: int, every: float
+) -> dict[str, Any]:
+    checked = 0
+    done = 0
     false_alarms = 0
     for _ in range(max(10, trials // 4)):
-        hook = Recheck(minutes)
+        hook = Simulated(every, clock)
         try:
-            made, _, wall = training.run({"recheck": hook})
+            done += training.run({"recheck": hook})[0]
         except CorruptionError:
             false_alarms += 1
             continue
         checked += hook.count
-        done += made
-        walls += wall
     found: dict[str, Any] = {
         "share_of_updates_checked": checked / done,
-        "share_by_interval": walls / done / (60 * minutes),
+        "share_by_interval": 1 / every,
         "false_alarms": false_alarms,
         "runs_without_flips": max(10, trials // 4),
         "places": {},
@@ -196,7 +226,7 @@ def measure_flips(trials: int, updates: int, every: float) -> dict[str, Any]:
                 {"recheck": Checked(update), "flip": Flip(place, update, seed)}
             )
             is_caught = training.fails(
-                {"recheck": Recheck(minutes), "flip": Flip(place, update, seed)}
+                {"recheck": Simulated(every, clock), "flip": Flip(place, update, seed)}
             )
             effective += has_effect
             caught += is_caught and has_effect
@@ -212,9 +242,10 @@ def measure_flips(trials: int, updates: int, every: float) -> dict[str, Any]:
 
 def print_flips(found: dict[str, Any]) -> None:
     """Print the table of flips."""
-    share = found["share_of_updates_checked"]
+    share = found["share_by_interval"]
+    checked = found["share_of_updates_checked"]
     print(
-        f"updates computed twice: {share:.1%} (by the interval: {found['share_by_interval']:.1%});"
+        f"updates computed twice: {checked:.1%} (by the interval: {share:.1%});"
         f" false alarms in {found['runs_without_flips']} runs without flips: "
         f"{found['false_alarms']}"
     )
@@ -276,6 +307,7 @@ def main() -> None:
     if flags.trials:
         content["flips"] = measure_flips(flags.trials, flags.updates, flags.every)
         print_flips(content["flips"])
+        sys.stdout.flush()
     for name, overrides in {"mlp": DIGITS, "resnet20": IMAGES}.items():
         if not flags.repetitions:
             break
