@@ -251,11 +251,11 @@ def _exclude_words(values: Mapping[str, Any], without: Sequence[str]) -> list[st
     entries: list[Any] = [before] if isinstance(before, str) else list(before)
     for word in without:
         parts = word.split(",")
-        if Path(word).exists() or not all(part.strip().lstrip("-").isdigit() for part in parts):
+        if all(part.strip().lstrip("-").isdigit() for part in parts):
+            entries += map(int, parts)
+        else:
             # Absolute: a resume may be started in another folder.
             entries.append(str(Path(word).absolute()))
-        else:
-            entries += map(int, parts)
     return [f"DATA.TRAIN.exclude={format_literal(entries, 'DATA.TRAIN.exclude')}"]
 
 

@@ -154,6 +154,7 @@ def test_command_prints_the_receipt(
         (Question(without=("1442",)), "data.unknown_id"),
         (Question(without=("-1",)), "data.unknown_id"),
         (Question(without=("3,3",)), "data.duplicate_id"),
+        (Question(without=(",".join(map(str, range(1400, 1500))),)), "data.unknown_id"),
         (Question(without=("three",)), "data.unreadable_ids"),
         (Question(settings=("OPTIMIZER.lr=1",)), "cli.usage"),
         (Question(from_update=3), "cli.usage"),
