@@ -53,8 +53,9 @@ def test_section_of_a_part_alone_has_only_a_name(section: str) -> None:
     assert set(SCHEMA.children(section)) == {"name"}
 
 
-def test_only_the_training_split_has_batch_transforms() -> None:
-    assert own_keys(TrainSplitSection) - own_keys(TestSplitSection) == {"batch_transforms"}
+def test_keys_that_only_the_training_split_has() -> None:
+    found = own_keys(TrainSplitSection) - own_keys(TestSplitSection)
+    assert found == {"batch_transforms", "exclude"}
 
 
 def test_typed_sections_have_the_defaults_of_the_schema() -> None:
