@@ -327,7 +327,9 @@ def _answer_what_if(call: Call) -> Outcome:
     except RanksNeededError as needed:
         return Outcome(launch_processes(needed.processes, call.words), is_main=False)
     if receipt is None:
-        text = f"{result.folder} has not finished ({result.reason}); the same command continues"
+        text = ""  # other ranks than 0 have none either, whatever has become of the run
+        if is_main:
+            text = f"{result.folder} has not finished ({result.reason}); the same command continues"
         return Outcome(result.exit_code, text=text, content=result.to_json(), is_main=is_main)
     content = receipt.to_json()
     return Outcome(receipt.exit_code, text=receipt.to_text(), content=content, is_main=is_main)
