@@ -57,6 +57,7 @@ def test_every_section_that_names_a_part_has_a_slot() -> None:
     assert PARTS.keys() <= {slot.path for slot in SLOTS}
     assert {slot.path for slot in SLOTS} == {
         "TASK",
+        "TASK.judge",
         "TASK.teacher",
         "MODEL",
         "MODEL.trunk",
