@@ -206,7 +206,8 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                 self.is_phase_begun = False
                 self.hooks.on_step(self, phase, require_output(self._out))
                 clock.switch_to("data")
-                if self.consensus.agree(pause=self._find_pause(phase)):
+                pause = "" if self.pause_at is None else self._find_pause(phase)
+                if self.consensus.agree(pause=pause):
                     if not self._begin_ending():
                         return
                     if phase.is_train:

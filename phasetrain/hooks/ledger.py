@@ -340,7 +340,7 @@ def _hash_initial_weights(run: Run) -> bytes:
     is_needed = run.world.is_main or run.task.shards_weights  # shards are gathered by all ranks
     if run.state.updates or not is_needed:
         return UNKNOWN_START
-    return bytes.fromhex(hash_state(run.task.shared_state()["model"]))
+    return bytes.fromhex(hash_state(run.task.shared_state("learned")["model"]))
 
 
 def truncate_ledger(

@@ -322,6 +322,8 @@ class Task(Passes, TaskState, Predictor):
 def _merge_steps(steps: list[Step]) -> Step:
     """Return whether no updater has moved its weights in a train step, and the sum of the losses;
     None if no strategy averages losses."""
+    if len(steps) == 1:  # nearly always, and this runs in every update
+        return steps[0]
     withheld: Withheld = True
     for one, _ in steps:
         withheld = _both_withheld(withheld, one)

@@ -20,8 +20,8 @@ class MicroBatchWeighting:
         weight_of: returns the weight of a micro-batch; None if samples count, which needs no
             communication between ranks.
         counted: sum of the weights of the last step over all ranks, if `weight_of` is set.
-        samples: samples of the last step over all ranks, if it may have had fewer than the plan
-            knows; else None.
+        samples: samples of the last step over all ranks, if they have been counted; else None,
+            and they are those of the plan.
         sums_samples: count samples over ranks, because a pass may have some of a step's
             micro-batches only.
     """
@@ -54,8 +54,7 @@ class MicroBatchWeighting:
             self.samples = None
             # Alone, own samples are all samples; `at.samples` is 0 outside of a plan.
             if own and (self._world.is_single_process or not at.samples):
-                if self._may_lack_samples(at):
-                    self.samples = own
+                self.samples = own
                 return own
             total = self._sum_samples(own, at)
         if self._strategy.averages_gradients:
@@ -79,7 +78,9 @@ class MicroBatchWeighting:
 
     def _sum_samples(self, own: int, at: Position) -> float:
         total: float = at.samples
-        may_lack = self._may_lack_samples(at)
+        loader = self._loaders.get(at.split)
+        # Dropped or excluded samples leave a step with fewer samples than the plan knows.
+        may_lack = loader is not None and loader.may_lack_samples
         if may_lack or self.sums_samples:
             total = self._world.all_reduce_sum(own)
         if may_lack:
@@ -92,12 +93,6 @@ class MicroBatchWeighting:
                 code="data.empty_step",
             )
         return total
-
-    def _may_lack_samples(self, at: Position) -> bool:
-        """Return whether dropped or excluded samples may leave a step with fewer samples than the
-        plan knows."""
-        loader = self._loaders.get(at.split)
-        return loader is not None and loader.may_lack_samples
 
     def _set_weights(self, batches: list[Batch]) -> None:
         assert self.weight_of is not None

@@ -207,8 +207,8 @@ class TestDifferences:
     def test_other_seeds_are_reported(self, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         right = Task.reseed
 
-        def wrong(self: Task, at: Position, micro: int = 0) -> None:
-            right(self, at, micro)
+        def wrong(self: Task, at: Position, micro: int = 0, stream: int = 0) -> None:
+            right(self, at, micro, stream)
             if at.updates >= 6:
                 reseed(at.updates)
 
