@@ -8,7 +8,7 @@ from raising import raises
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasetrain.distributed import World
-from phasetrain.engine.batch import SequenceOutput, StepOutput
+from phasetrain.engine.batch import GeneratedOutput, SequenceOutput, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
 from phasetrain.tasks.metering import compute_metrics
@@ -66,7 +66,16 @@ DECODED = [
     )
     for right in (1, 5, 2, 6)
 ]
+GENERATED = [
+    GeneratedOutput(
+        *(torch.zeros(()), 6.0, 6, torch.zeros(6, 3)),
+        features=torch.randn(6, 3, generator=RANDOM),
+        real_features=torch.randn(6, 3, generator=RANDOM),
+    )
+    for _ in range(4)
+]
 OTHERS = {
+    "frechet_distance": GENERATED,
     "regression": NUMBERS,
     "grouped_auroc": GROUPS,
     "multilabel_accuracy": LABELS,
