@@ -66,8 +66,8 @@ def start(work: Callable[[], int]) -> int:
     code = 1
     try:
         code = work()
-    except BaseException:  # noqa: BLE001 - printed here, because `os._exit` does not
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - printed here, because `os._exit` does not
+        traceback.print_exception(error)
     finally:
         # Without cleanup: buffers and exit handlers are copies of the parent's.
         os._exit(code)
