@@ -147,8 +147,8 @@ class TestFaultsInCode:
     ) -> None:
         right = Task.reseed
 
-        def wrong(self: Task, at: Position, micro: int = 0) -> None:
-            right(self, at, micro)
+        def wrong(self: Task, at: Position, micro: int = 0, stream: int = 0) -> None:
+            right(self, at, micro, stream)
             if at.updates >= 5:
                 reseed(at.updates)
 
