@@ -192,7 +192,7 @@ class Retrainer:
 
     def _open(self, known: list[LoadedCheckpoint]) -> tuple[Setup, Mapping[str, SplitData]]:
         """Return the config of a segment and its data."""
-        # Not by the whole config as composed: parsing config.yaml takes longer than a short segment.
+        # Not by the whole composed config: parsing config.yaml takes longer than a short segment.
         key = ""
         if known:
             key = json.dumps(known[0].promised["config"], sort_keys=True)
