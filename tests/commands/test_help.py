@@ -55,7 +55,11 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
         ("clip_norm", "  OPTIMIZER.clip_norm = null", "L2 norm"),
         ("CHECKPOINT.best", "  CHECKPOINT.best.monitor = null", "lower is better"),
         ("DATA.VALID.batch_size", "  DATA.VALID.batch_size = 256", "per step"),
-        ("MODEL.width", "MODEL.width is a parameter of", "small_cnn(width=32, dropout=0.0, grid=1)"),
+        (
+            "MODEL.width",
+            "MODEL.width is a parameter of",
+            "small_cnn(width=32, dropout=0.0, grid=1)",
+        ),
         ("METERS.x.topk", "METERS.x.topk is a parameter of", "  accuracy("),
         ("OPTIMIZER.others.b.match", "  OPTIMIZER.others.*.match = []", "patterns"),
         (
