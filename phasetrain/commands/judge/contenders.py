@@ -9,7 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from phasetrain.commands.judge.facts import Facts, Order, read_facts
-from phasetrain.commands.judge.processes import Launch, WorkingFolder, read_last_line
+from phasetrain.commands.judge.processes import Launch, WorkingFolder
+from phasetrain.commands.sweep.results import read_last_line
 from phasetrain.config.compose.override_text import key_of
 from phasetrain.config.compose.sources import EXPERIMENT, is_file_word
 from phasetrain.errors import ConfigError

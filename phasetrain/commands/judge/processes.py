@@ -14,9 +14,6 @@ from phasetrain.commands.sweep.jobs import handle_signals
 from phasetrain.errors import PhasetrainError
 from phasetrain.runtime.signals import is_in_foreground
 
-LOG_TAIL_BYTES = 1 << 14
-"""Bytes read from the end of a log."""
-
 
 @dataclass(frozen=True)
 class WorkingFolder:
@@ -90,14 +87,3 @@ def launch_process(words: Sequence[str], place: WorkingFolder, output: Path) -> 
         raise StoppedError(received[0])
     # Popen has -n after signal n, a shell 128 + n.
     return code if code >= 0 else 128 - code
-
-
-def read_last_line(path: Path) -> str:
-    """Return the last line of a log that is not empty; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from phasetrain.checkpoint.promised import read_promised
 from phasetrain.commands.judge.contenders import Contender
-from phasetrain.commands.judge.processes import Launch, read_last_line
+from phasetrain.commands.judge.processes import Launch
 from phasetrain.commands.stored.stored_config import read_yaml
+from phasetrain.commands.sweep.results import read_last_line
 from phasetrain.config.changes import compare_configs
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.config.schema import default_schema

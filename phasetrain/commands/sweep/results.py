@@ -249,7 +249,7 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
     # A config that is refused ends a run before it has a status: its last words are in the log.
     if record.exit_code and not error:
         meaning = EXIT_CODE_MEANINGS.get(record.exit_code, "")
-        last_line = _read_last_line(Path(folder, f"{name}.log"))
+        last_line = read_last_line(Path(folder, f"{name}.log"))
         error = last_line or f"exit code {record.exit_code}{meaning}"
     return SweepRun(
         name,
@@ -290,7 +290,8 @@ def _rank(run: SweepRun, objective: Objective) -> tuple[bool, int, float]:
     return False, -run.rung, -objective.direction.score(run.best)
 
 
-def _read_last_line(path: Path) -> str:
+def read_last_line(path: Path) -> str:
+    """Return the last line of a log that is not empty; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
