@@ -40,7 +40,12 @@ TASKS = {
         "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, {name: noise, std: 0.1}]",
     ),
     "tabular": ("experiment=tabular", "DATA.TRAIN.batch_size=30", "PHASES.epochs=4"),
-    "text": ("experiment=text_tiny", "PHASES.updates=40", "PHASES.test_every.updates=20"),
+    "text": (
+        "experiment=text_tiny",
+        "DATA.TRAIN.batch_size=30",
+        "PHASES.updates=40",
+        "PHASES.test_every.updates=20",
+    ),
 }
 SIZES = (1, 10, 100)
 

@@ -82,7 +82,7 @@ class PhasetrainError(Exception):
 
     Args:
         message: a sentence of the form `SECTION.key = value: what is expected`.
-        code: stable identifier of the kind of mistake; the default is that of the class.
+        code: stable identifier of the kind of mistake; the default is the code of the class.
         problems: the mistakes, if the error reports several.
     """
 

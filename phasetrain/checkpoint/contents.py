@@ -120,7 +120,7 @@ class LoadedCheckpoint:
         return self.read_state(None)
 
     def read_state(self, find_targets: FindTargets | None) -> dict[str, Any]:
-        """Return the states, with some of the tensors read into others, such as those of a model.
+        """Return the states, with some of the tensors read into others, such as a model's.
 
         Args:
             find_targets: chooses the tensors; None: all are read into new ones.

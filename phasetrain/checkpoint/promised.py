@@ -38,6 +38,7 @@ def find_checkpoints(reader: CheckpointReader, checkpoint: str) -> list[Saved]:
     newest_first = reader.list_checkpoints()[::-1]
     found = [one for one in newest_first if checkpoint in (one.name, one.manifest.facts.name)]
     if checkpoint == "latest":
+        # Stable: of the healthy ones, which come first, the newest is still in front.
         found = sorted(newest_first, key=lambda one: not one.manifest.facts.healthy)
     elif checkpoint == "best":
         monitor = _read_monitor(reader, newest_first)

@@ -1,14 +1,23 @@
 """Weights from a checkpoint, as a source for `MODEL.weights`."""
 
 import logging
+from collections.abc import Mapping
 from hashlib import sha256
+from typing import Any
 
 from phasetrain.checkpoint.commit import MANIFEST
 from phasetrain.checkpoint.contents import LoadedCheckpoint
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.checkpoint.reader import PROMISED, CheckpointReader
 from phasetrain.checkpoint.retention import Retention
-from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
+from phasetrain.config.registry import Registry
+from phasetrain.errors import (
+    ConfigError,
+    InvalidCheckpointError,
+    NoValidCheckpointError,
+    PhasetrainError,
+)
 from phasetrain.models.sources import FORMATS, SourceContent, WeightSource
 from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runtime.format import join_first
@@ -16,15 +25,27 @@ from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
 
+COMPLETIONS: Registry[Mapping[str, Any]] = Registry("completion of weights", "MODEL.weights.path")
+"""`run`: takes a checkpoint that does not hold the weights of a plain model, and which of them to
+return, and returns all of them. It builds the model of the run, so it is among the commands."""
+
+
+def holds_plain_weights(loaded: LoadedCheckpoint) -> bool:
+    """Return whether a checkpoint holds all weights of the model, and no adapters."""
+    section = loaded.promised.get("config", {}).get("MODEL", {})
+    return not excluded_digests(loaded) and section.get("adapters") is None
+
 
 @FORMATS.register("phasetrain")
 def read_checkpoint(source: WeightSource, storage: Storage) -> SourceContent:
     """Return the weights of the model in a checkpoint, or in the newest or best one of a run.
 
-    The files are verified first, as before a resume.
+    The files are verified first, as before a resume. Adapters are merged into the weights, and
+    weights that the checkpoint leaves out come from where the run had them.
 
     Raises:
-        ConfigError: there is no usable checkpoint.
+        ConfigError: there is no usable checkpoint, or the weights that it leaves out are not what
+            they were.
     """
     loaded = find_checkpoint(source, storage)
     learned = loaded.state["task"]
@@ -33,8 +54,35 @@ def read_checkpoint(source: WeightSource, storage: Storage) -> SourceContent:
             f"{loaded.path} was made without averaged weights; set {source.where}.which=model"
         )
     state = learned[source.which]
+    if not holds_plain_weights(loaded):
+        state = _complete_weights(source, loaded)
+    # The manifest has the digests of the weights that the checkpoint leaves out as well.
     digest = sha256(loaded.manifest.encode()).hexdigest()
     return SourceContent(flatten_tensors(state), "phasetrain", digest, loaded.path)
+
+
+def _complete_weights(source: WeightSource, loaded: LoadedCheckpoint) -> Mapping[str, Any]:
+    """Return the weights of the plain model of a checkpoint that does not hold them.
+
+    Raises:
+        ConfigError: the run has adapters, and its model cannot be built here.
+    """
+    try:
+        state = COMPLETIONS.find("run")(loaded, source.which)
+    except PhasetrainError as error:
+        reason = f"{loaded.path} does not hold all weights, and they cannot be completed: {error}"
+        if loaded.promised["config"]["MODEL"].get("adapters") is None:
+            # Another source may have the rest; if not, the tensors that are missing are an error.
+            log.warning("%s", reason)
+            stored: Mapping[str, Any] = loaded.state["task"][source.which]
+            return stored
+        raise source.make_error(
+            f"{reason}. Where the model of that run can be built, `phasetrain export {source.path} "
+            "merged.safetensors` writes its weights with the adapters merged; name that file",
+            code="weights.incomplete_run",
+        ) from error
+    log.info("%s: completed with the weights that it leaves out; adapters are merged", loaded.path)
+    return state
 
 
 def find_checkpoint(source: WeightSource, storage: Storage) -> LoadedCheckpoint:

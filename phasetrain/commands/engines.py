@@ -10,6 +10,7 @@ from traceback import format_exception
 from types import MappingProxyType
 from typing import Literal
 
+from phasetrain.commands import complete_weights  # noqa: F401 - registers itself
 from phasetrain.commands.extract.extract import extract
 from phasetrain.commands.find.find_batch_size import find_batch_size
 from phasetrain.commands.find.find_lr import find_lr

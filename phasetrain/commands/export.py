@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
-from phasetrain.checkpoint.excluded import excluded_digests
-from phasetrain.checkpoint.weights import find_checkpoint
+from phasetrain.checkpoint.weights import find_checkpoint, holds_plain_weights
+from phasetrain.commands.complete_weights import choose_split, complete_weights, read_batch
 from phasetrain.commands.load import FOR_INFERENCE, find_test_split, load_task
 from phasetrain.commands.native_folder import is_native, make_native_files
 from phasetrain.commands.setup import Setup, resolve_config
@@ -29,17 +28,16 @@ from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
 from phasetrain.config.trust import trust_only
 from phasetrain.data import SampleReader
-from phasetrain.engine.plan import make_test_phase
 from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 from phasetrain.hooks.observers import classify_hooks
-from phasetrain.models.adapters import make_peft_files, merge_adapters
+from phasetrain.models.adapters import make_peft_files
 from phasetrain.models.sources import WeightSource, parse_sources
 from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runs.paths import make_parent
+from phasetrain.runtime.name_patterns import filter_names
 from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
 from phasetrain.runtime.terminal import Terminal
-from phasetrain.tasks import Builder, Parts, SplitData
-from phasetrain.tasks.build.data_builder import build_input_transform, list_splits
+from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.input_transform import TransformedModel, describe_transform
 from phasetrain.tasks.misfits import shorten_misfit
 
@@ -71,7 +69,7 @@ class Exported:
         outside: transforms of the test split that it does not apply, in order, before those inside.
         input: type and shape of the input, such as `float32 (N, 3, 32, 32)`; empty for weights.
         output: the same of the output; empty also if it is not a single tensor.
-        class_names: what the columns of the output stand for; empty if that is not known.
+        class_names: classes of the columns of the output; empty if they are not known.
     """
 
     count: int
@@ -215,7 +213,7 @@ def _export_peft(source: WeightSource, out: str, *, trust: bool) -> Exported:
 
 @torch.no_grad()
 def _describe_file(built: BuiltModel, size: int) -> Exported:
-    """Return what is known of a file of `size` bytes with a model."""
+    """Return the known facts of a file of `size` bytes with a model."""
     made = Exported(size, built.inside, built.outside, _describe_batch(built.example))
     output = built.model(built.example)
     if not isinstance(output, Tensor):
@@ -274,7 +272,7 @@ def choose_format(out: str, form: str | None = None) -> str:
 
 
 def remove_partial(out: str, storage: Storage) -> None:
-    """Remove what exports to the same place have left that were killed while they wrote."""
+    """Remove the leftovers of exports to the same place that were killed while they wrote."""
     if not storage.keeps_files:
         return
     path = Path(storage.local_path(out.rstrip("/")))
@@ -306,11 +304,16 @@ def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
     if source.which not in learned:
         raise source.make_error(f"{loaded.path} has no averaged weights; expected which=model")
     state = learned[source.which]
-    if excluded_digests(loaded):
-        state = load_task(loaded, loaded.path, device="cpu", trust=trust).model.state_dict()
-    if loaded.promised["config"]["MODEL"].get("adapters") is not None:
-        state = _merge_adapters(loaded, state, trust=trust)
-    taken = _select_tensors(source, flatten_tensors(state))
+    if not holds_plain_weights(loaded):
+        state = complete_weights(loaded, source.which, trust=trust)
+    tensors = flatten_tensors(state)
+    taken = filter_names(
+        tensors,
+        source.include,
+        source.exclude,
+        lambda key, _, pattern: f"--{key} {pattern}: no tensor of the checkpoint has such a name",
+        code="export.unknown_tensor",
+    )
     config = loaded.promised["config"]
     manifest = loaded.manifest
     facts = {
@@ -323,49 +326,7 @@ def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
         "metrics": json.dumps(dict(manifest.facts.metrics)),
         "ledger": manifest.facts.ledger,
     }
-    return Weights(taken, facts, loaded, _list_transforms(config))
-
-
-def _merge_adapters(
-    loaded: LoadedCheckpoint, state: Mapping[str, Any], *, trust: bool
-) -> Mapping[str, Any]:
-    """Return the state of the base model with the adapters merged into its weights.
-
-    Raises:
-        ConfigError: the outputs for a batch of the test split differ, or the data is missing.
-    """
-    stored = read_loaded_config(loaded, loaded.path)
-    setup = resolve_config(
-        [*FOR_INFERENCE, "MACHINE.device=cpu"],
-        terminal=Terminal(io.StringIO(), live=False),
-        stored=replace(stored, is_trusted=trust),
-    )
-    with trust_only(setup.trusted_paths):
-        builder = setup.builder()
-        data = builder.data()
-        parts = builder.parts(data, builder.plan(data), train=False)
-        parts.model.load_state_dict(dict(state))
-        model = parts.model.eval()
-        name = _choose_split(setup, data)
-        example = _read_batch(builder, data, parts, name, data[name].at(0).reader)
-        merge_adapters(model, example)
-    return model.state_dict()
-
-
-def _choose_split(setup: Setup, data: Mapping[str, SplitData]) -> str:
-    """Return the name of the split whose inputs are the example."""
-    # Inputs of a test: training may crop images to another size.
-    split = find_test_split(setup.config.DATA)
-    return next(iter(data)) if split is None else split.lower()
-
-
-def _read_batch(
-    builder: Builder, data: Mapping[str, SplitData], parts: Parts, name: str, reader: Any
-) -> Any:
-    """Return the input of the first batch of a split."""
-    phase = make_test_phase(list_splits(builder.context, data)[name])
-    draw = parts.loaders[name].find_first_draw(phase)
-    return reader[draw].input
+    return Weights({name: tensors[name] for name in taken}, facts, loaded, _list_transforms(config))
 
 
 def _list_transforms(config: Mapping[str, Any]) -> list[str]:
@@ -426,7 +387,7 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
             code="checkpoint.other_model",
         ) from error
     split = find_test_split(setup.config.DATA)
-    name = _choose_split(setup, data)
+    name = choose_split(setup, data)
     reader = data[name].at(0).reader
     inside: Sequence[Any] = ()
     transform = None
@@ -436,7 +397,7 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
         rest, inside = transform.split_tensor_part()
         assert isinstance(reader, SampleReader), "only training data has sources"
         reader = reader.with_pipeline(rest.pipeline)
-    example = _read_batch(builder, data, parts, name, reader)
+    example = read_batch(builder, data, parts, name, reader).input
     if not isinstance(example, Tensor):
         raise ConfigError(
             f"the model takes a {type(example).__name__}, and only models of a single tensor can "
@@ -566,23 +527,6 @@ def _write_folder(out: str, files: Mapping[str, bytes]) -> None:
     except OSError:
         storage.abandon_folder(working, out.rstrip("/"))
         raise
-
-
-def _select_tensors(source: WeightSource, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    for key, patterns in (("include", source.include), ("exclude", source.exclude)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in tensors):
-                raise ConfigError(
-                    f"--{key} {pattern}: no tensor of the checkpoint has such a name"
-                    f"{did_you_mean(pattern, tensors) or '.'} It has {', '.join(tensors)}",
-                    code="export.unknown_tensor",
-                )
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if any(fnmatchcase(name, pattern) for pattern in source.include or ("*",))
-        and not any(fnmatchcase(name, pattern) for pattern in source.exclude)
-    }
 
 
 def without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -94,7 +94,7 @@ def topic_help(topic: str) -> str:
 
 
 def wrap_help(text: str, width: int) -> str:
-    """Return a text with lines of at most `width` characters; what continues a line is indented
+    """Return a text with lines of at most `width` characters; continuation lines are indented
     like the line."""
     lines = []
     for line in text.splitlines():

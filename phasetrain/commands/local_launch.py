@@ -110,6 +110,7 @@ def _forward_signals(
 
 def _send_all(processes: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
     for process in processes:
+        # It may end between Popen's look at it and the signal.
         with suppress(ProcessLookupError):
             process.send_signal(number)
 

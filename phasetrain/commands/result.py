@@ -133,6 +133,7 @@ def _draw_curve(history: History, metric: str) -> str:
     first = points[0][0]
     length = max(points[-1][0] - first, 1)
     low = min(y for _, y in points)
+    # A constant metric has no height to divide by.
     height = max(max(y for _, y in points) - low, 1e-12)
     places = " ".join(
         f"{(x - first) / length * CURVE_WIDTH:.1f},{(1 - (y - low) / height) * CURVE_HEIGHT:.1f}"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from phasetrain.errors import ConfigError, LaunchError
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.set_aside import set_aside
 
 if TYPE_CHECKING:
     from phasetrain.commands.setup import Setup
@@ -69,7 +70,7 @@ def submit(setup: "Setup") -> str:
         flags = ("--config-dir", str(Path(setup.config_dir).absolute()))
     if setup.config.RUN.resume == "restart" and RunFolder(run_folder).has_run():
         # Here, not in the job, whose logs are in the folder, and which may be requeued.
-        log.info("%s is kept as %s", run_folder, RunFolder(run_folder).set_aside())
+        log.info("%s is kept as %s", run_folder, set_aside(RunFolder(run_folder)))
     try:
         job = executor.submit(Training((*flags, *_job_words(setup))))
     except (RuntimeError, OSError) as error:  # submitit's own errors are RuntimeErrors
@@ -256,6 +257,7 @@ class Training:
         """Ask once: a second signal would stop the run at once."""
         if self._process is not None and not self._asked:
             self._asked = True
+            # It may have ended meanwhile.
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
 

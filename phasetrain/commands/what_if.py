@@ -26,7 +26,7 @@ from phasetrain.distributed import find_placement
 from phasetrain.engine.plan import TRAIN
 from phasetrain.errors import ConfigError
 from phasetrain.runs.history import read_history
-from phasetrain.runtime.format import format_percent
+from phasetrain.runtime.format import format_count, format_percent
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks.build.data_builder import WITHOUT
 
@@ -59,7 +59,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was changed, what was kept, and the digests of both models.
+    """The changes, the part of the run that was kept, and the digests of both models.
 
     Attributes:
         original: folder of the original.
@@ -120,7 +120,8 @@ class Receipt:
             ("training data", self.dataset),
         ]
         if self.excluded:
-            rows.append(("excluded", f"{self.excluded} samples, ids {self.excluded_digest[:16]}"))
+            count = format_count(self.excluded, "sample")
+            rows.append(("excluded", f"{count}, ids {self.excluded_digest[:16]}"))
         rows += [
             ("digest of the original", self.original_digest),
             ("digest now", f"{self.digest} ({same})"),
@@ -176,16 +177,24 @@ def answer(
     prepared = _prepare(original, overrides, question)
     limit = prepared.difference.updates
     if question.keep_until is not None:
+        last = prepared.one.plan.updates - 1
+        if not 0 <= question.keep_until <= last:
+            raise ConfigError(
+                f"--keep-until {question.keep_until}: expected an update from 0 to {last}, after "
+                "which updates are left to train again",
+                code="rerun.no_such_update",
+            )
         limit = min(limit, question.keep_until)
     start = max((one for one in list_fork_updates(original.folder) if one <= limit), default=0)
     target = str(prepared.other.setup.config.RUN.dir)
     # Ranks are started once the fork is there, so that none of them has to wait for it.
     if find_placement(os.environ).size == 1:
-        _fork(original.folder, prepared.other.setup, start)
+        _fork(original.folder, prepared.other.setup, start, limit)
         require_ranks(prepared.other.setup)
     elif not list_fork_updates(target):
         start = 0  # ranks that somebody else has started, without a fork
     result = run(prepared.words, original.stored)
+    # One rank writes the receipt, and a run that was stopped has none yet.
     if find_placement(os.environ).rank or result.state != "finished":
         return result, None
     receipt = _make_receipt(original, prepared, result, start)
@@ -212,6 +221,7 @@ def _check_original(original: Original) -> None:
 
 def _prepare(original: Original, overrides: Sequence[str], question: Question) -> _Prepared:
     """Find the words of the changed run, and how long it is the same."""
+    # Threads divide a sum, so their number decides about its last bits.
     keeps = [f"MACHINE.threads={n}" for n in [original.stored.environment.threads] if n]
     one = ComparedRun.open(resolve_repetition(original, keeps))
     _check_data(original.folder, one)
@@ -244,12 +254,17 @@ def _check_data(folder: str, run: ComparedRun) -> None:
 
 
 def _exclude_words(values: Mapping[str, Any], without: Sequence[str]) -> list[str]:
-    """Return the override that excludes samples in addition to those of the original."""
+    """Return the override that excludes samples in addition to the exclusions of the original."""
     if not without:
         return []
     before = lookup(values, "DATA.TRAIN.exclude") or []
     entries: list[Any] = [before] if isinstance(before, str) else list(before)
     for word in without:
+        if not word.strip():
+            raise ConfigError(
+                "--without: expected ids such as 3,17, or a file of them; it is empty",
+                code="cli.usage",
+            )
         parts = word.split(",")
         if all(part.strip().lstrip("-").isdigit() for part in parts):
             entries += map(int, parts)
@@ -312,7 +327,7 @@ def _format_tree(tree: Mapping[str, Any]) -> str:
 
 
 def _check_world_size(original: Original, config: Mapping[str, Any]) -> None:
-    """Reject a world size whose sums have other bits than those of the original."""
+    """Reject a world size whose sums have other bits than the sums of the original."""
     before = original.stored.environment.content.get("processes", 1)
     place = find_placement(os.environ)
     now = place.size
@@ -326,13 +341,24 @@ def _check_world_size(original: Original, config: Mapping[str, Any]) -> None:
         )
 
 
-def _fork(source: str, setup: Setup, start: int) -> None:
-    """Make the new folder from the checkpoint of the original after an update."""
+def _fork(source: str, setup: Setup, start: int, common: int) -> None:
+    """Make the new folder from a checkpoint of the original.
+
+    Args:
+        source: folder of the original.
+        setup: the new run.
+        start: updates of the checkpoint; 0: there is none to start from.
+        common: updates after which the two runs can differ.
+    """
+    if not common:
+        log.info("already the first update can change: the new run starts from scratch")
+        return
     if not start:
         log.warning(
-            "%s has no checkpoint before the first update that can change; the new run starts from "
-            "scratch. CHECKPOINT.keep_every.updates keeps some",
+            "%s has no checkpoint of the first %d updates, which both runs have in common; the new "
+            "run starts from scratch. A smaller CHECKPOINT.keep_every.updates keeps more of them",
             source,
+            common,
         )
         return
     target = str(setup.config.RUN.dir)

@@ -47,11 +47,11 @@ class GivenObject:
 
 @dataclass(frozen=True)
 class GivenObjects:
-    """The objects of a call, by name, and what else a config cannot say about it.
+    """The objects of a call, by name, and other facts about it that a config cannot hold.
 
     Attributes:
         by_name: name with the prefix -> object.
-        notes: sentences about what of the call no config records.
+        notes: sentences about the parts of the call that no config records.
     """
 
     by_name: Mapping[str, GivenObject] = field(default_factory=dict)

@@ -33,6 +33,9 @@ _OF_DATASET = MappingProxyType(
 """Parameter -> what else gives it a value."""
 
 MISSING_PARAMETER = "config.missing_parameter"
+
+IN_CONFIGS = (type(None), bool, int, float, str, list, tuple, Mapping)
+"""Types of values that a config can hold."""
 """Code of the error that a parameter has no value."""
 
 
@@ -233,8 +236,10 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             given |= given.pop("params", None) or {}
         else:
             for key in given.keys() - takes.keys():
+                # Without facts that no config can hold, such as a module.
+                settable = [one for one in takes if isinstance((facts or {}).get(one), IN_CONFIGS)]
                 raise ConfigError(
-                    unknown_parameter(where, key, name, takes), code="config.unknown_parameter"
+                    unknown_parameter(where, key, name, settable), code="config.unknown_parameter"
                 )
         # A value of the config wins over a fact of the data.
         for key in takes.keys() & (facts or {}).keys() - given.keys():
@@ -360,6 +365,7 @@ def source_of(thing: Callable[..., Any]) -> str:
     name = f"{unwrapped.__module__}.{unwrapped.__qualname__}"
     try:
         return f"{name} ({inspect.getsourcefile(unwrapped)}:{inspect.getsourcelines(unwrapped)[1]})"
+    # Built-in callables and code typed into a prompt have no source.
     except (OSError, TypeError):
         return name
 

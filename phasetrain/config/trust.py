@@ -17,6 +17,10 @@ from phasetrain.errors import ConfigError
 LIBRARIES = ("phasetrain", "torch", "torchvision", "torchmetrics", "timm", "transformers")
 """Packages whose classes need no trust, if they are of the expected kind."""
 
+BRIDGED = ("albumentations",)
+"""Packages of which names such as `albumentations.HorizontalFlip` need no trust, because a registry
+takes classes of one kind by them and nothing else."""
+
 BASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "model": ("torch.nn.modules.module.Module",),
@@ -58,9 +62,11 @@ def is_trusted(path: str) -> bool:
 
 
 def is_library_path(path: str) -> bool:
-    """Return whether a dotted path is in a public module of one of `LIBRARIES`."""
+    """Return whether a dotted path is in a public module of one of `LIBRARIES`, or a name of one of
+    `BRIDGED`."""
     package, *rest = path.split(".")
-    return package in LIBRARIES and not any(name.startswith("_") for name in rest)
+    is_known = package in LIBRARIES or (package in BRIDGED and len(rest) == 1)
+    return is_known and not any(name.startswith("_") for name in rest)
 
 
 def is_library_part(thing: Any, kind: str) -> bool:

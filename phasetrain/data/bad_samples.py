@@ -63,7 +63,7 @@ class BadSamples:
     """The distinct bad samples of one split in the batches that a run has used.
 
     Args:
-        policy: what is done with them, for the warnings.
+        policy: how they are handled, for the warnings.
         budget: maximum number of distinct bad samples before the run fails.
     """
 

@@ -161,12 +161,12 @@ class MixedDataset(Dataset[Any]):
         return np.concatenate(found)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts that all sources share; they must agree on `classes`, `class_names`
-        and `tokenizer_digest`.
+        """Return the facts that all sources share; they must agree on classes, tokens and lengths.
         With a batch size per source, the facts of the first source.
 
         Raises:
-            ValueError: sources have different classes.
+            ValueError: sources have different classes, or windows of different lengths.
+            ConfigError: they have different tokenizers.
         """
         if self.batches is not None:
             one = next(iter(self.sources.values()))
@@ -183,13 +183,18 @@ class MixedDataset(Dataset[Any]):
             return {}
         first, *others = known.values()
         for label, facts in known.items():
-            for key in ("classes", "class_names", "tokenizer_digest"):
+            tokenizers = [one.get("tokenizer_digest") for one in (facts, first)]
+            # First, because another tokenizer usually has another number of classes as well.
+            if None not in tokenizers:
+                _check_tokenizers(label, tokenizers)
+            for key in ("classes", "class_names", "context"):
                 if facts.get(key) != first.get(key):
                     raise ValueError(
-                        f"{key} of {label!r} are {shorten(str(facts.get(key)), 60)}, and "
+                        f"{label!r} has {key} = {shorten(str(facts.get(key)), 60)}, and it is "
                         f"{shorten(str(first.get(key)), 60)} in {self._labels[0]!r}; mixed "
-                        "datasets need the same classes and tokens"
+                        "datasets need the same"
                     )
+            _check_tokenizers(label, tokenizers)
         return {
             key: value
             for key, value in first.items()
@@ -204,6 +209,22 @@ class MixedDataset(Dataset[Any]):
             content = fingerprint_or_length(one)
             digest.update(f"{label}\0{content}\n".encode())
         return digest.hexdigest()
+
+
+def _check_tokenizers(label: str, digests: Sequence[str | None]) -> None:
+    """Reject a source with another tokenizer than the first source.
+
+    Args:
+        label: of the source.
+        digests: of its tokenizer and of the first source's; None: it is not known.
+    """
+    own, first = ("unknown" if one is None else one[:12] for one in digests)
+    if own != first:
+        raise ConfigError(
+            f"datasets.{label}: its tokenizer is {own}, and {first} in the first source, so tokens "
+            "have other meanings; write the token files of all sources with the same tokenizer",
+            code="tokens.other_tokenizer",
+        )
 
 
 def fingerprint_or_length(dataset: Samples) -> str:
@@ -332,6 +353,7 @@ def make_proportional(
             known = ", ".join(lengths)
             near = did_you_mean(label, list(lengths)) or ";"
             raise ValueError(f"proportions.{label}: no dataset has this label{near} known: {known}")
+    # The last sum is the total length, at which no dataset begins.
     begins = dict(zip(lengths, np.cumsum([0, *lengths.values()]).tolist(), strict=False))
     parts = [(begins[label], lengths[label]) for label in proportions]
     return ProportionalOrder(parts, schedule_turns(round_shares(proportions)), samples)
@@ -403,6 +425,7 @@ class SourceOrder(ProportionalOrder):
         begins = np.cumsum([0, *lengths.values()]).tolist()
         self.batch_size = batches.batch_size
         super().__init__(
+            # The last sum is the total length, at which no dataset begins.
             list(zip(begins, lengths.values(), strict=False)),
             schedule_turns(batches.shares),
             batches.count_batches(lengths) * batches.batch_size,

@@ -69,6 +69,7 @@ def reduce(world: World, value: Tensor, how: Reduction = "sum") -> Tensor:
     """Return a tensor reduced over all ranks elementwise, detached, on its device."""
     if world.is_single_process:
         return value.detach()
+    # A copy, since all_reduce works in place.
     result = value.detach().clone()
     operation = {
         "sum": dist.ReduceOp.SUM,

@@ -85,6 +85,8 @@ def join_process_group(
         raise cause from error
     finally:
         if is_owner:
+            # Other ranks may be gone already, and the error that ended the run must not be
+            # replaced.
             with suppress(RuntimeError, dist.DistError):
                 dist.destroy_process_group()
 

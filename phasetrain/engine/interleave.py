@@ -263,6 +263,8 @@ def _plan_phases(stages: Sequence[Stage], at: _Cursor) -> PhaseTable:
         is_continued = not is_last and stages[at.stage + 1].continues
         cycles = _Cycles(stages[at.stage], found)
         tests = () if is_continued else stages[at.stage].tests
+        # The end of the run tests every split; the end of another stage only those without an
+        # interval.
         ending = {split.name for split in tests if is_last or split.every is None}
         for phase in _divide_stage(stages[at.stage], at, cycles, ending):
             found.append(phase)

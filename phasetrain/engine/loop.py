@@ -126,7 +126,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         at: Position,
         events: Any,
     ) -> StepOutput:
-        """Run a train or test step, and add to its output what other code has logged meanwhile."""
+        """Run a train or test step, and add numbers that other code has logged to its output."""
         logged: Collected = {}
         token = collected.set(logged)
         try:

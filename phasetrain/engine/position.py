@@ -91,7 +91,7 @@ class Position(NamedTuple):
         stage: number of the stage.
         within: progress in the stage in [0, 1); 1 in the tests after its last update.
         epoch_start: `where` and `within` at the first update of the epoch, or where the rest of the
-            plan was made again within the epoch; None: those of the step.
+            plan was made again within the epoch; None: the values of the step.
     """
 
     split: str

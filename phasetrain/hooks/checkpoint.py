@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from phasetrain.checkpoint import (
 )
 from phasetrain.checkpoint.background import Background
 from phasetrain.config.sections import CheckpointSection
+from phasetrain.config.sections.checkpoint import list_epoch_intervals, list_update_intervals
 from phasetrain.distributed import is_lost_peer
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase, Plan
@@ -38,6 +39,44 @@ log = logging.getLogger(__name__)
 SHORTEST_INTERVAL = 30.0
 LONGEST_INTERVAL = 600.0
 """Bounds of the seconds between saves with every_minutes = auto."""
+
+
+class SaveTimer:
+    """Says when the next save by CHECKPOINT.every_minutes is due.
+
+    Args:
+        settings: section CHECKPOINT.
+        seconds_between_failures: expected time between interruptions, for every_minutes = auto.
+
+    Attributes:
+        next_save: moment of the next save on the monotonic clock; infinity if none is due.
+    """
+
+    def __init__(self, settings: CheckpointSection, seconds_between_failures: float) -> None:
+        self.next_save = math.inf
+        self._settings = settings
+        self._seconds_between_failures = seconds_between_failures
+        self._saves = 0
+        self._stalled = 0.0
+
+    def restart(self) -> None:
+        """Set the moment of the next save from now on."""
+        every = self._settings.every_minutes
+        if every is None or (every == "auto" and not has_rule(self._settings)):
+            return
+        if every == "auto":
+            stall = self._stalled / max(1, self._saves)
+            best = young_interval(stall, self._seconds_between_failures)
+            seconds = min(max(best, SHORTEST_INTERVAL), LONGEST_INTERVAL)
+        else:
+            seconds = 60 * every
+        self.next_save = time.monotonic() + seconds
+
+    def add_save(self, *, stall: float) -> None:
+        """Count a save, for which the training has waited `stall` seconds, and restart."""
+        self._saves += 1
+        self._stalled += stall
+        self.restart()
 
 
 class CheckpointHook(Hook):
@@ -73,6 +112,8 @@ class CheckpointHook(Hook):
     ) -> None:
         self.checkpointer = checkpointer
         self.settings = settings
+        # Once: they are needed in every step.
+        self._update_intervals = list_update_intervals(settings)
         self.signals = signals
         self.saves = 0
         self.failures = 0
@@ -91,10 +132,7 @@ class CheckpointHook(Hook):
         self._saved_at: tuple[int, int, str] | None = None
         self._writing: Background[Saved | None] = Background()
         self._save_seconds = 0.0
-        self._seconds_between_failures = seconds_between_failures
-        self._started = 0
-        self._stalled = 0.0  # seconds that the training has waited for saves
-        self._next_save = math.inf  # on the monotonic clock, for every_minutes
+        self._timer = SaveTimer(settings, seconds_between_failures)
         self._measured: tuple[int, dict[str, float]] = (0, {})
 
     def on_start(self, run: Run) -> None:
@@ -106,7 +144,7 @@ class CheckpointHook(Hook):
             self.checkpointer.retention = replace(
                 self.checkpointer.retention, monitor=self._monitor.name
             )
-        self._restart_timer()
+        self._timer.restart()
         self._plan = run.plan
         if run.task.shards_weights:
             # A process group for the writing thread alone: in the group of the training its
@@ -149,20 +187,19 @@ class CheckpointHook(Hook):
             # the signal yet: this rank has to join the save that they may agree on at this step.
             if run.world.is_single_process:
                 return
-        every = self.settings.every_updates
         if self.signals.save:
             self.signals.save = False
             run.consensus.ask("signal")
-        if time.monotonic() >= self._next_save:
+        if time.monotonic() >= self._timer.next_save:
             run.consensus.ask("minutes")
-            self._next_save = math.inf  # ask once; the save restarts the timer
+            self._timer.next_save = math.inf  # ask once; the save restarts the timer
         asked = run.consensus.take("signal")
         due = run.consensus.take("minutes")
         if name := run.consensus.take_save():
             self.save(run, "hook", name=name)
         elif asked:
             self.save(run, "signal")
-        elif every is not None and phase.is_train and run.state.updates % every == 0:
+        elif phase.is_train and _is_multiple(run.state.updates, self._update_intervals):
             self.save(run, "update")
         elif due:
             self.save(run, "minutes")
@@ -190,9 +227,8 @@ class CheckpointHook(Hook):
         if updates == run.state.updates:
             found = measured | found
         self._measured = run.state.updates, found
-        every = self.settings.every_epochs
         ends_epoch = phase.is_train and phase.ends_epoch
-        if every is not None and ends_epoch and (phase.epoch + 1) % every == 0:
+        if ends_epoch and _is_multiple(phase.epoch + 1, list_epoch_intervals(self.settings)):
             self.save(run, "epoch", epochs=phase.epoch + 1)
         elif (
             self._monitor
@@ -298,9 +334,7 @@ class CheckpointHook(Hook):
             self._writing.start(lambda: self._write_draft(run, draft))
             if not self.settings.background:
                 self._finish_save(run)
-        self._started += 1
-        self._stalled += time.perf_counter() - began
-        self._restart_timer()
+        self._timer.add_save(stall=time.perf_counter() - began)
         run.clock.switch_to(before)
 
     def _make_draft(self, run: Run, facts: Facts) -> Draft | None:
@@ -380,18 +414,6 @@ class CheckpointHook(Hook):
             effect = ". Training continues (CHECKPOINT.on_save_error = 'continue')"
         log.warning("%s%s", error, effect)
 
-    def _restart_timer(self) -> None:
-        every = self.settings.every_minutes
-        if every is None or (every == "auto" and not has_rule(self.settings)):
-            return
-        if every == "auto":
-            stall = self._stalled / max(1, self._started)
-            best = young_interval(stall, self._seconds_between_failures)
-            seconds = min(max(best, SHORTEST_INTERVAL), LONGEST_INTERVAL)
-        else:
-            seconds = 60 * every
-        self._next_save = time.monotonic() + seconds
-
 
 def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, dict[str, float]] | None:
     """Load the best weights into the model; the file `best` gets the path of the checkpoint.
@@ -424,9 +446,14 @@ def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, dict[str, floa
 
 def has_rule(settings: CheckpointSection) -> bool:
     """Return whether a rule saves, other than `every_minutes: auto`, which only adds to others."""
-    rules = (settings.every_updates, settings.every_epochs, settings.best.monitor)
+    by_interval = list_update_intervals(settings) or list_epoch_intervals(settings)
     by_minutes = settings.every_minutes not in (None, "auto")
-    return settings.at_end or by_minutes or any(rule is not None for rule in rules)
+    is_monitored = settings.best.monitor is not None
+    return settings.at_end or by_minutes or is_monitored or bool(by_interval)
+
+
+def _is_multiple(number: int, intervals: Sequence[int]) -> bool:
+    return any(number % every == 0 for every in intervals)
 
 
 def _check_last_save(is_saved: bool) -> None:  # noqa: FBT001 - called in one place

@@ -4,8 +4,7 @@ A replay and a comparison of two runs read from it at which update and in which 
 begin to differ.
 """
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -40,13 +39,9 @@ from phasetrain.runs.ledger import (
     SHARDED_WEIGHTS,
     SKIPPED,
     UNKNOWN_START,
-    InvalidLedgerError,
-    LedgerHeader,
     LedgerRecord,
 )
-from phasetrain.runtime.storage import LogFile
-
-log = logging.getLogger(__name__)
+from phasetrain.runs.ledger_writer import LedgerWriter
 
 Content = Literal["sampled", "full", "none"]
 
@@ -111,11 +106,9 @@ class LedgerHook(Hook):
         self.flush_every = flush_every
         self.deferred = deferred
         self._defers = False
-        self._file: LogFile | None = None
+        self._writer: LedgerWriter | None = None  # on rank 0 only
         self._is_main = True
-        self._records = 0
-        self._header = LedgerHeader()
-        self._link = b""
+        self._covered = 0  # records that the checkpoint covers
         self._pending: list[PendingRecord] = []
         self._skipped: set[int] = set()
         self._parameters: list[Tensor] = []
@@ -134,10 +127,7 @@ class LedgerHook(Hook):
         self._is_main = run.world.is_main
         start = _hash_initial_weights(run)
         if self._is_main:
-            self._file = run.folder.log(FILE)
-            self._records, self._header, self._link = truncate_ledger(
-                self._file, self._records, start
-            )
+            self._writer = LedgerWriter(run.folder.log(FILE), self._covered, start)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Hash the sample indices of a micro-batch, and its content as asked for."""
@@ -231,15 +221,15 @@ class LedgerHook(Hook):
     @property
     def root(self) -> str:
         """See the class."""
-        return self._link.hex() if self._header.is_chained else ""
+        return "" if self._writer is None else self._writer.root
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of records."""
-        return {"records": self._records}
+        return {"records": self._covered if self._writer is None else self._writer.records}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the number of records; `on_start` truncates the file."""
-        self._records = int(state["records"])
+        self._covered = int(state["records"])
 
     def _select_weights(self, updater: Updater, turn: int) -> list[Piece]:
         """Select entries of one trained parameter, and of one with more than one dimension.
@@ -265,69 +255,19 @@ class LedgerHook(Hook):
         self._hasher = None
 
     def _flush(self, run: Run, *, resolved: bool = False) -> None:
-        if (self._file is None and self._is_main) or not self._pending:
+        if (self._writer is None and self._is_main) or not self._pending:
             return
         if not resolved:
             run.task.updater.resolve()  # calls `on_skip` if the last update was skipped
         pending = self._pending
-        self._pending = []
-        # A collective call: ranks without a file take part before they return.
-        by_rank = run.world.gather(list(self._finish_records(pending)))
-        if self._file is None or by_rank is None:
-            return
-        lines = [self._encode(merge_ranks(records)) for records in zip(*by_rank, strict=True)]
-        self._file.write(b"".join(lines))
-        self._records += len(lines)
-        self._file.flush_or_warn()
-
-    def _encode(self, record: LedgerRecord) -> bytes:
-        """Return the bytes of the next record."""
-        if not self._header.is_chained:
-            return record.encode()
-        data, self._link = record.encode_linked(self._link)
-        return data
-
-    def _finish_records(self, pending: Sequence[PendingRecord]) -> Iterator[RankRecord]:
-        """Yield the records of this rank, with one copy per device and type for all of them."""
         skipped = self._skipped
+        self._pending = []
         self._skipped = set()
-        copied = pending if self._defers else []
-        scalars = [one for row in copied for one in (row.loss, row.norm)]
-        numbers = iter(copy_scalars([one for one in scalars if isinstance(one, Tensor)]))
-        pieces = [
-            piece
-            for row in copied
-            for kept in (row.content, row.weights)
-            if isinstance(kept, list)
-            for piece in kept
-        ]
-        blocks = iter(copy_bytes([piece for piece in pieces if isinstance(piece, Tensor)]))
-
-        def join_pieces(kept: list[Piece]) -> bytes:
-            return b"".join([next(blocks) if isinstance(one, Tensor) else one for one in kept])
-
-        for row in pending:
-            # The order of these reads is the order in which the lists above were made.
-            content = 0
-            if isinstance(row.content, int):
-                content = row.content
-            elif row.flags & SAMPLED:
-                content = hash_bytes(join_pieces(row.content))
-            ids = b"".join(row.ids)
-            record = LedgerRecord(
-                row.updates,
-                row.phase,
-                row.step,
-                row.samples,
-                row.flags | (SKIPPED if row.updates in skipped else 0),
-                hash_bytes(ids),
-                content,
-                hash_bytes(join_pieces(row.weights)),
-                next(numbers) if isinstance(row.loss, Tensor) else row.loss,
-                next(numbers) if isinstance(row.norm, Tensor) else row.norm,
-                row.lr,
-            )
-            yield record, ids
+        records = list(_finish_records(pending, skipped, has_copies=self._defers))
+        # A collective call: ranks without a file take part before they return.
+        by_rank = run.world.gather(records)
+        if self._writer is not None and by_rank is not None:
+            self._writer.write([merge_ranks(one) for one in zip(*by_rank, strict=True)])
 
 
 def _detach_scalar(value: Tensor) -> Tensor:
@@ -343,44 +283,53 @@ def _hash_initial_weights(run: Run) -> bytes:
     return bytes.fromhex(hash_state(run.task.shared_state("learned")["model"]))
 
 
-def truncate_ledger(
-    file: LogFile, covered: int, start: bytes = UNKNOWN_START
-) -> tuple[int, LedgerHeader, bytes]:
-    """Truncate a ledger to the records that a checkpoint covers.
+def _finish_records(
+    pending: Sequence[PendingRecord], skipped: Set[int], *, has_copies: bool
+) -> Iterator[RankRecord]:
+    """Yield the records of this rank.
 
     Args:
-        file: the ledger.
-        covered: number of records that the checkpoint covers.
-        start: digest of the initial weights, for the header of a ledger that begins.
-
-    Returns:
-        The number of records that it has, its header, and the link of its last record.
+        pending: their parts.
+        skipped: updates that were skipped.
+        has_copies: whether parts are on a device; one copy per device and type reads all of them.
     """
-    data = file.read() if covered and file.size else b""
-    header = None
-    with suppress(InvalidLedgerError):
-        header = LedgerHeader.decode(data)
-    complete = header.count_records(len(data)) if header else 0
-    if complete < covered:
-        found = f"{complete} records" if header else "no header that this version can read"
-        log.warning(
-            "%s has %s, and the checkpoint covers %d: earlier records are lost",
-            file.path,
-            found,
-            covered,
+    copied = pending if has_copies else []
+    scalars = [one for row in copied for one in (row.loss, row.norm)]
+    numbers = iter(copy_scalars([one for one in scalars if isinstance(one, Tensor)]))
+    pieces = [
+        piece
+        for row in copied
+        for kept in (row.content, row.weights)
+        if isinstance(kept, list)
+        for piece in kept
+    ]
+    blocks = iter(copy_bytes([piece for piece in pieces if isinstance(piece, Tensor)]))
+
+    def join_pieces(kept: list[Piece]) -> bytes:
+        return b"".join([next(blocks) if isinstance(one, Tensor) else one for one in kept])
+
+    for row in pending:
+        # The order of these reads is the order in which the lists above were made.
+        content = 0
+        if isinstance(row.content, int):
+            content = row.content
+        elif row.flags & SAMPLED:
+            content = hash_bytes(join_pieces(row.content))
+        ids = b"".join(row.ids)
+        record = LedgerRecord(
+            row.updates,
+            row.phase,
+            row.step,
+            row.samples,
+            row.flags | (SKIPPED if row.updates in skipped else 0),
+            hash_bytes(ids),
+            content,
+            hash_bytes(join_pieces(row.weights)),
+            next(numbers) if isinstance(row.loss, Tensor) else row.loss,
+            next(numbers) if isinstance(row.norm, Tensor) else row.norm,
+            row.lr,
         )
-    # A run that begins has the header of this version, whatever an attempt without a checkpoint
-    # has left; a run that continues keeps its version.
-    if header is None:
-        header = LedgerHeader(start=start)
-        file.truncate(0)
-        file.write(header.encode())
-        return 0, header, header.first_link
-    kept = min(covered, complete)
-    # This also cuts off a record that a kill has left torn.
-    file.truncate(header.size + kept * header.record_bytes)
-    link = header.read_link(data, kept) if header.is_chained else b""
-    return kept, header, link
+        yield record, ids
 
 
 def merge_ranks(records: Sequence[RankRecord]) -> LedgerRecord:

@@ -2,17 +2,21 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-
-from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets import Described
 from phasetrain.engine.batch import Batch, GeneratedOutput, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.hooks.dense_samples import (
+    encode_image,
+    find_dense_kind,
+    select_dense_samples,
+    select_evenly,
+)
 from phasetrain.hooks.error_policy import OnException
 from phasetrain.meters import ConfusionMatrix, Meter
 from phasetrain.meters.classification.class_scores import (
@@ -24,7 +28,6 @@ from phasetrain.meters.classification.class_scores import (
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.records import PREDICTIONS, RunFiles
 from phasetrain.runs.report import write_report
-from phasetrain.runs.report.images import make_data_url, normalize_pixels
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +43,9 @@ class Report(Hook):
     """Writes `report.html` after everything else is done, however the run ends, and never fails it.
 
     In tests of classifiers it counts confusions over all ranks, and keeps some samples, evenly
-    spaced over the test, with label and prediction, as small images if their inputs are images. It
-    does nothing in train steps.
+    spaced over the test, with label and prediction, as small images if their inputs are images. In
+    tests of segmentation and detection it keeps samples with the masks or boxes of target and
+    prediction. It does nothing in train steps.
 
     Args:
         samples: number of samples that are kept, and of mistakes in the first batch; 0 for none.
@@ -108,7 +112,7 @@ class Report(Hook):
             self._counts.load_state_dict({name: loaded[name] for name in ("counts", "outside")})
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
-        """Hold a batch of a test of which samples are shown until its predictions are known."""
+        """Hold a batch of a test with samples to show until its predictions are known."""
         if self._is_watching and (self._kept is None or self._count_shown(run, phase)):
             self._batch = batch
 
@@ -128,12 +132,25 @@ class Report(Hook):
                     self._counts = matrix.to(scores.scores.device)
                 self._counts.update(out)
         except (ValueError, IndexError):  # not a classifier
+            self._is_watching = self._watch_dense(run, phase, batch, out)
             return
         if batch is not None and run.world.is_main:
             if isinstance(out, GeneratedOutput) and out.images is not None:
                 batch = replace(batch, input=out.images)
             self._keep_samples(batch, scores, self._count_shown(run, phase))
         self._is_watching = True
+
+    def _watch_dense(self, run: Run, phase: Phase, batch: Batch | None, out: StepOutput) -> bool:
+        """Keep samples with masks or boxes; return whether the model predicts them."""
+        kind = find_dense_kind(out)
+        if kind is None or not self.samples:
+            return False
+        if batch is not None and run.world.is_main:
+            kept = self._kept or {kind: [], "classes": list(self._names or ())}
+            shown = self._count_shown(run, phase)
+            found = select_dense_samples(kind, batch, out, shown, self.pixels)
+            self._kept = {**kept, kind: [*kept[kind], *found][: self.samples]}
+        return True
 
     def _keep_samples(self, batch: Batch, scores: ClassScores, shown: int) -> None:
         if not self.samples:
@@ -217,21 +234,13 @@ class Report(Hook):
                 "label": names[int(target[place])],
                 "prediction": names[int(prediction[place])],
                 "confidence": round(float(confidence[place]), 4),
-                "image": self._encode_image(batch.input, place),
+                "image": encode_image(batch.input, place, self.pixels),
             }
 
         return {
-            "first": [describe_sample(place) for place in _select_evenly(places.tolist(), shown)],
+            "first": [describe_sample(place) for place in select_evenly(places.tolist(), shown)],
             "mistakes": [describe_sample(place) for place in wrong[:mistakes].tolist()],
         }
-
-    def _encode_image(self, inputs: Any, place: int) -> str | None:
-        if not isinstance(inputs, Tensor) or inputs.ndim not in (3, 4) or inputs.is_complex():
-            return None
-        pixels = normalize_pixels(inputs[place].detach().float().cpu().numpy(), self.pixels)
-        if pixels is None:
-            return None
-        return make_data_url(pixels)
 
     def _write_predictions(self, folder: RunFolder) -> None:
         self._written_at = time.monotonic()
@@ -255,11 +264,6 @@ class Report(Hook):
         if text not in self._warned:
             log.warning("HOOKS.report: " + text, *values)
         self._warned.add(text)
-
-
-def _select_evenly(places: Sequence[int], count: int) -> list[int]:
-    count = min(count, len(places))
-    return [places[number * len(places) // count] for number in range(count)]
 
 
 def write_last_report(folder: RunFolder) -> None:

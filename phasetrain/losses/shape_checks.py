@@ -14,7 +14,7 @@ def check_pair(loss: nn.Module, output: Any, target: Any) -> None:
     """Reject an output and a target that torch would misinterpret or fail on with an obscure error.
 
     Raises:
-        ValueError: the reason, and what to do.
+        ValueError: the reason, and a remedy.
     """
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return

@@ -222,6 +222,7 @@ class Meter(RankBuffers, ABC):
     def metric_names(self) -> tuple[str, ...] | None:
         """Return the names of several metrics, empty for a single one; None if they depend on
         data."""
+        # A copy, because the sums of the current phase must stay.
         empty = deepcopy(self)
         empty.reset()
         try:
@@ -306,7 +307,7 @@ def meters_of(meters: Mapping[str, Meter], split: str) -> dict[str, Meter]:
 def split_metric(name: str, meters: Mapping[str, Meter]) -> tuple[str, str]:
     """Split the name of a metric into the label of its meter and the name within the meter.
 
-    Both are empty if no meter has it: a task may add metrics of its own.
+    Both are empty if no meter has it: a task may add further metrics.
 
     Example:
         >>> split_metric("errors_r2", meters)

@@ -41,6 +41,10 @@ class TorchMetric(Meter):
     arguments of the metric's `update` by name; otherwise output and target are its first two
     arguments.
 
+    A metric that keeps a tensor per sample in each of its lists, such as mean average precision of
+    boxes, gets them in the order of the samples in the dataset, whatever the order of steps and the
+    number of ranks. Ties among scores are then broken in the same way.
+
     Args:
         metric: the metric.
         class_names: names of the values of a metric that returns one per class.
@@ -73,6 +77,7 @@ class TorchMetric(Meter):
             if one.default is one.empty and one.kind not in stars
         )
         self.add_sum("steps", dtype=torch.int64)
+        self.add_rows("ids", dtype=torch.int64)
         for state, kind in self._reductions_by_state.items():
             default = metric.metric_state[state]
             if kind in ("mean", "each") or isinstance(default, list):
@@ -94,6 +99,7 @@ class TorchMetric(Meter):
         metric.reset()
         vars(metric).update(self._prepare_states())
         metric.update(**arguments)
+        self._store_ids(metric.metric_state, out)
         self._store_states(metric.metric_state)
         self.steps.add_(1)
 
@@ -188,6 +194,17 @@ class TorchMetric(Meter):
             else:
                 self._buffers[name] = found.detach()
 
+    def _store_ids(self, states: Mapping[str, Any], out: StepOutput) -> None:
+        """Append the ids of the samples of a step if each list got one tensor per sample."""
+        if out.ids is None or set(self._reductions_by_state.values()) != {"list"}:
+            return
+        ids = out.ids
+        if out.mask is not None and len(out.mask) == len(ids):
+            ids = ids[out.mask.to(ids.device)]
+        # A list may stay empty, such as that of masks in a metric of boxes.
+        if {len(found) for found in states.values()} <= {0, len(ids)}:
+            self.append_rows("ids", ids)
+
     def _append_states(self, state: str, found: list[Any], *, lengths: bool) -> None:
         if not all(isinstance(piece, Tensor) for piece in found):
             raise ValueError(
@@ -208,10 +225,15 @@ class TorchMetric(Meter):
 
     def _combine_states(self) -> Iterator[tuple[str, Any]]:
         """Yield the states for `compute`."""
+        ids = self.get_buffer("ids")
+        order = ids.argsort(stable=True).tolist()
         for state, kind in self._reductions_by_state.items():
             held = self.get_buffer(f"state_{state}")
             if kind == "list":
-                yield state, list(torch.split(held, self.get_buffer(f"lengths_{state}").tolist()))
+                pieces = torch.split(held, self.get_buffer(f"lengths_{state}").tolist())
+                # With another number of tensors than samples, it is unknown whose they are.
+                by_sample = len(pieces) == len(ids)
+                yield state, [pieces[at] for at in order] if by_sample else list(pieces)
             elif kind == "mean":
                 yield state, held.mean(0)
             elif kind == "each":

@@ -120,6 +120,7 @@ def pool_output(output: Tensor, pool: Pool, what: str) -> Tensor:
                 "(N, T, D); set EXTRACT.pool to mean or none",
                 code="config.module_output",
             )
+        # A view would keep the whole output in memory.
         return output[:, 0].clone()
     if pool == "none" or output.ndim < 3:
         return output.clone()

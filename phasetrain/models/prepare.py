@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
@@ -17,13 +16,14 @@ from torch.utils.checkpoint import checkpoint
 from phasetrain.distributed import find_buffers
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import join_first
+from phasetrain.runtime.name_patterns import match_modules
 
 SHOWN = 12
 """Maximum number of modules in an error."""
 
 
 def require_shapes(module: nn.Module, where: str) -> None:
-    """Check that every weight and buffer has a shape, which those of lazy layers get in the first
+    """Check that every weight and buffer has a shape, which lazy layers get in the first
     forward pass only.
 
     Args:
@@ -52,7 +52,7 @@ def require_shapes(module: nn.Module, where: str) -> None:
 
 
 def copy_expanded_buffers(module: nn.Module) -> None:
-    """Replace buffers whose elements share memory, as those of `expand` do, by copies: no state
+    """Replace buffers whose elements share memory, as after `expand`, by copies: no state
     could be loaded into them."""
     for layer in module.modules():
         for name, buffer in layer.named_buffers(recurse=False):
@@ -116,11 +116,8 @@ def checkpoint_activations(model: nn.Module, rules: Sequence[str]) -> list[str]:
     }
     chosen: list[str] = []
     for number, rule in enumerate(rules):
-        found = [name for name, module in modules.items() if _matches_rule(rule, name, module)]
-        if not found:
-            where = f"MACHINE.activation_checkpointing[{number}] = {rule!r}"
-            raise ConfigError(_describe_no_match(where, rule, modules), code="config.no_match")
-        chosen += found
+        where = f"MACHINE.activation_checkpointing[{number}] = {rule!r}"
+        chosen += match_modules(rule, modules, f"{where}: it matches no name or class of a module")
     # Nested checkpoints would recompute the inner module twice, and save little more memory.
     outermost = [name for name in modules if name in chosen and not _is_inside(name, chosen)]
     for name in outermost:
@@ -163,8 +160,17 @@ def check_compilable(
                 )
 
 
+class PartNotCompiledError(ConfigError, AttributeError):
+    """A task calls a part of a compiled model (exit code 2).
+
+    `hasattr` takes it for a missing attribute.
+    """
+
+
 class CompiledModel(nn.Module):
     """Calls a model through torch.compile; the model and its state are unchanged.
+
+    Only calls of the whole model are compiled, so its parts are not accessible.
 
     Args:
         model: the model to call.
@@ -212,6 +218,24 @@ class CompiledModel(nn.Module):
             raise ConfigError(
                 f"MACHINE.compile: torch.compile rejects {settings}: {error}"
             ) from error
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain why a part of the model is missing here.
+
+        Raises:
+            PartNotCompiledError: the model has such an attribute.
+            AttributeError: it has none.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name != "model" and name in dir(self.model):
+                raise PartNotCompiledError(
+                    f"MACHINE.compile: the task uses {name!r} of the model in training, and only "
+                    "calls of the whole model are compiled; set MACHINE.compile=null",
+                    code="config.conflict",
+                ) from None
+            raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the model."""
@@ -317,19 +341,6 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _matches_rule(rule: str, name: str, module: nn.Module) -> bool:
-    return fnmatchcase(name, rule) or fnmatchcase(type(module).__name__, rule)
-
-
 def _is_inside(name: str, chosen: Sequence[str]) -> bool:
     parts = name.split(".")
     return any(".".join(parts[:end]) in chosen for end in range(1, len(parts)))
-
-
-def _describe_no_match(what: str, rule: str, modules: Mapping[str, nn.Module]) -> str:
-    classes = list(dict.fromkeys(type(module).__name__ for module in modules.values()))
-    near = did_you_mean(rule, [*modules, *classes])
-    return (
-        f"{what}: it matches no name or class of a module{near or '.'} Names: "
-        f"{join_first(modules, SHOWN)}; classes: {', '.join(classes)}"
-    )

@@ -1,7 +1,7 @@
 """A small convolutional network, for images of at least 4 x 4 pixels."""
 
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import avg_pool2d
 
 from phasetrain.config.checks import check_at_least, check_below_one
 from phasetrain.models.base import MODELS
@@ -20,10 +20,12 @@ class SmallCNN(nn.Module):
         width: channels after the first convolution.
         dropout: dropout probability of the features before the last layer.
         grid: height and width to which the features are pooled. With 1, the last layer sees the
-            mean over all positions; more tell it where in the image a feature is.
+            mean over all positions; more tell it where in the image a feature is. Images have at
+            least four times as many pixels in each direction.
 
     Raises:
-        ValueError: a size is below 1, or dropout is outside [0, 1).
+        ValueError: a size is below 1, or dropout is outside [0, 1); from `forward`: an image is too
+            small for the grid.
     """
 
     def __init__(
@@ -53,9 +55,25 @@ class SmallCNN(nn.Module):
         if self.grid == 1:
             features = features.mean(dim=(2, 3))
         else:
-            features = adaptive_avg_pool2d(features, self.grid).flatten(1)
+            features = _pool(features, self.grid).flatten(1)
         scores: Tensor = self.head(self.dropout(features))
         return scores
+
+
+def _pool(features: Tensor, grid: int) -> Tensor:
+    """Return the means of `grid` x `grid` windows of equal size, which may overlap.
+
+    `adaptive_avg_pool2d` has no deterministic backward pass on CUDA.
+    """
+    sizes = features.shape[2:]
+    if min(sizes) < grid:
+        raise ValueError(
+            f"MODEL.grid = {grid}: the features of these images have {sizes[0]} x {sizes[1]} "
+            f"positions; expected images of at least {4 * grid} x {4 * grid} pixels"
+        )
+    strides = [size // grid for size in sizes]
+    windows = [size - (grid - 1) * step for size, step in zip(sizes, strides, strict=True)]
+    return avg_pool2d(features, windows, strides)
 
 
 def _make_convolution(channels: int, width: int, stride: int) -> list[nn.Module]:

@@ -143,7 +143,7 @@ class TrunkHeads(nn.Module):
         """Return the input of a head.
 
         Args:
-            wanted: what the head takes.
+            wanted: input of the head.
             last: output of the trunk.
             taken: name of a module -> its output.
         """

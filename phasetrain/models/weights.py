@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 
 from phasetrain.distributed import World
 from phasetrain.distributed.dtensors import local_shard
-from phasetrain.errors import ConfigError, did_you_mean, nearest
+from phasetrain.errors import ConfigError, nearest
 from phasetrain.models.adapters.base import CHILD, list_adapted
 from phasetrain.models.sources import SourceContent, WeightSource, read_source
 from phasetrain.runtime.format import join_first
+from phasetrain.runtime.name_patterns import filter_names, match_names
 from phasetrain.runtime.storage.remote import redact_url
 from phasetrain.runtime.terminal import plain_table
 
@@ -235,8 +235,8 @@ class WeightMatcher:
         for source in sources:
             for number, pattern in enumerate(source.reinit):
                 what = f"{source.where}.reinit[{number}] = {pattern!r}"
-                self._reinit |= set(
-                    _match_names(pattern, own, f"{what}: no tensor of the model matches")
+                self._reinit.update(
+                    match_names(pattern, own, f"{what}: no tensor of the model matches")
                 )
 
     def add_source(self, number: int, source: WeightSource, content: SourceContent) -> None:
@@ -396,30 +396,15 @@ def _rename_tensors(
 
 
 def _filter_names(source: WeightSource, names: Mapping[str, str]) -> dict[str, str]:
-    taken = set(names)
-    for key, patterns in (("include", source.include), ("exclude", source.exclude)):
-        found: set[str] = set()
-        for number, pattern in enumerate(patterns):
-            what = (
-                f"{source.where}.{key}[{number}] = {pattern!r}: no name in {source.path!r} matches"
-            )
-            found |= set(_match_names(pattern, names, what))
-        if patterns and key == "include":
-            taken &= found
-        elif patterns:
-            taken -= found
-    return {name: old for name, old in names.items() if name in taken}
-
-
-def _match_names(pattern: str, names: Mapping[str, Any], otherwise: str) -> list[str]:
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
-        raise ConfigError(
-            f"{otherwise}{did_you_mean(pattern, names) or '.'} "
-            f"There are {join_first(names, SHOWN)}",
-            code="config.no_match",
-        )
-    return found
+    taken = filter_names(
+        names,
+        source.include,
+        source.exclude,
+        lambda key, number, pattern: (
+            f"{source.where}.{key}[{number}] = {pattern!r}: no name in {source.path!r} matches"
+        ),
+    )
+    return {name: names[name] for name in taken}
 
 
 def _memory_key(tensor: Tensor) -> tuple[Any, ...]:

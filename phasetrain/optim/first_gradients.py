@@ -8,7 +8,7 @@ from torch.optim.sgd import sgd
 
 
 def step_first_gradients(optimizer: torch.optim.SGD) -> None:
-    """Let fused SGD take weights whose first gradient comes later than those of others.
+    """Let fused SGD take weights whose first gradient comes later than for other weights.
 
     Models with an early exit, dropped layers or experts have such weights. They make the update
     that SGD makes without fusing; all other updates keep their bits.

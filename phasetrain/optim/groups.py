@@ -75,15 +75,16 @@ class ArrangesGroups(Protocol):
         ...
 
 
-def list_weights(*modules: nn.Module) -> list[Weight]:
-    """Return the parameters of modules that require a gradient, each once."""
+def list_weights(*modules: nn.Module, trained: bool = True) -> list[Weight]:
+    """Return the parameters of modules that require a gradient, each once; with `trained` = false
+    those that do not."""
     seen: set[int] = set()
     found = []
     for module in modules:
         for path, part in module.named_modules():
             for name, parameter in part.named_parameters(recurse=False):
                 # Tied weights have several names; an optimizer would step them once per name.
-                if parameter.requires_grad and id(parameter) not in seen:
+                if parameter.requires_grad is trained and id(parameter) not in seen:
                     seen.add(id(parameter))
                     full = f"{path}.{name}" if path else name
                     found.append(Weight(full, parameter, type(part).__name__))
@@ -97,6 +98,7 @@ def group_weights(
     lr: float,
     layer_decay: float | None = None,
     where: str = "OPTIMIZER.groups",
+    frozen: Sequence[Weight] = (),
 ) -> list[Group]:
     """Return the weights sorted into groups.
 
@@ -116,6 +118,7 @@ def group_weights(
             modules are the layers; everything before the list is one more layer, everything after
             it is the last one.
         where: config path, for messages.
+        frozen: weights that are not trained; a rule may select these alone.
 
     Raises:
         ConfigError: a rule selects nothing, or has no selector or no effect.
@@ -125,7 +128,8 @@ def group_weights(
         layers = _layers(weights)
     last = max(layers.values(), default=0)
     found = [
-        select_weights(rule, weights, f"{where}[{number}]") for number, rule in enumerate(rules)
+        select_weights(rule, weights, f"{where}[{number}]", frozen)
+        for number, rule in enumerate(rules)
     ]
     groups: dict[str, Group] = {}
     for weight in weights:
@@ -218,11 +222,14 @@ def patterns(value: str | Sequence[str]) -> list[str]:
     return list(value)
 
 
-def select_weights(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> set[str]:
+def select_weights(
+    rule: Mapping[str, Any], weights: Sequence[Weight], where: str, frozen: Sequence[Weight] = ()
+) -> set[str]:
     """Return the names of the weights that a rule selects.
 
     Raises:
-        ConfigError: the rule selects none, or has no selector or no effect.
+        ConfigError: the rule selects none, also none of the frozen ones, or has no selector or no
+            effect.
     """
     if not any(key in rule for key in SELECTORS):
         raise ConfigError(
@@ -234,6 +241,12 @@ def select_weights(rule: Mapping[str, Any], weights: Sequence[Weight], where: st
             "lr_scale or an option of the optimizer, such as weight_decay: 0.0"
         )
     _check_types(rule, where)
+    # A rule for biases or for the trunk is right for the experiment, although adapters or
+    # MODEL.freeze leave none of these weights to train.
+    if not any(_chooses(rule, weight) for weight in weights) and any(
+        _chooses(rule, weight) for weight in frozen
+    ):
+        return set()
     for pattern in patterns(rule.get("match", [])):
         names = [weight.name for weight in weights]
         if not any(fnmatchcase(name, pattern) for name in names):

@@ -37,7 +37,7 @@ class Muon(MultiOptimizer):
     of a rule of OPTIMIZER.groups chooses for the weights of the rule.
 
     Args:
-        params: groups of weights, each with the option `algorithm`; those of Muon come first.
+        params: groups of weights, each with the option `algorithm`; groups of Muon come first.
         lr: learning rate per update of both algorithms.
         momentum: decay of the momentum per update, in [0, 1), of Muon.
         weight_decay: share of a weight that is taken off per update and unit of learning rate.
@@ -109,7 +109,7 @@ class Muon(MultiOptimizer):
     def arrange_groups(
         cls, groups: Sequence[Group], lr: float, params: Mapping[str, Any], where: str
     ) -> list[Group]:
-        """Return the groups split by algorithm, those of Muon first.
+        """Return the groups split by algorithm, groups of Muon first.
 
         Args:
             groups: as the rules of the config make them.

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 import socket
 import threading
 import time
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError, FolderInUseError
-from phasetrain.runs.lock import EXPIRED_SECONDS, LEASE_SECONDS, FolderLock, Owner
+from phasetrain.runs.lock import FolderLock
+from phasetrain.runs.owner import EXPIRED_SECONDS, LEASE_SECONDS, Owner
 from phasetrain.runs.records import ATTEMPTS, PLAN, STATUS, StatusRecord
 from phasetrain.runtime.storage import TEMPORARY, LogFile, Storage, open_run_storage
 from phasetrain.runtime.storage.remote import redact_url, scheme_of
@@ -157,6 +157,37 @@ class DiskSpace:
         log.warning(sentence)
 
 
+class StatusBackup:
+    """The status and the history of attempts before an attempt, which may turn out to be refused.
+
+    Args:
+        folder: the run folder, with its lock held.
+    """
+
+    def __init__(self, folder: "RunFolder") -> None:
+        self._folder = folder
+        self._contents: dict[str, bytes | None] = {}
+        for name in (STATUS, ATTEMPTS):
+            self._contents[name] = None
+            with suppress(FileNotFoundError):
+                self._contents[name] = folder.storage.read(folder.file(name))
+
+    def restore(self) -> None:
+        """Put the files back, and leave nothing in a folder that had no run."""
+        folder = self._folder
+        # A full disk leaves the record of an attempt that was refused, and nothing worse.
+        with suppress(OSError):
+            for name, content in self._contents.items():
+                if content is not None:
+                    folder.storage.replace(folder.file(name), content)
+                else:
+                    folder.storage.remove(folder.file(name))
+            if self._contents[STATUS] is None and not folder.has_run():
+                # Without a run they would be foreign files for the next attempt.
+                for name in (*RUN_FILES, PLAN):
+                    folder.storage.remove(folder.file(name))
+
+
 class RunFolder:
     """A run folder under the lock of this process; of several ranks only rank 0 opens it.
 
@@ -192,9 +223,11 @@ class RunFolder:
         self._lock = FolderLock(self.root, self.storage)
         self._is_open = False
         self._closing = threading.Event()
+        # Held while status.json or the lock is written: the thread of the lease writes both as
+        # well.
         self._guard = threading.Lock()
         self._logs: list[LogFile] = []
-        self._before: dict[str, bytes | None] = {}
+        self._backup: StatusBackup | None = None
         self._is_withdrawn = False
 
     @property
@@ -246,7 +279,7 @@ class RunFolder:
                 holds foreign files (code `folder.foreign_files`).
             FolderInUseError: another process owns it.
         """
-        self._reject_foreign_files()
+        _reject_foreign_files(self)
         with self.writing():
             if Path(self.path).is_symlink():
                 # The folder behind a link was set aside, or its disk was replaced.
@@ -256,8 +289,8 @@ class RunFolder:
             before = self.read_status()
             self.status_file.begin(before)
             self._lock.take(Owner.here(self.attempt))
-            self._before = {name: self._read(name) for name in (STATUS, ATTEMPTS)}
-            self._remove_temporary()
+            self._backup = StatusBackup(self)
+            remove_temporary(self.root, self.storage)
             if before.attempt and self.space.has_spare():
                 _archive_attempt(self.file(ATTEMPTS), self.storage, before)
         except OSError as error:
@@ -265,26 +298,6 @@ class RunFolder:
             raise _not_writable(self.path, error) from error
         # A daemon: a run that ends without `close` must not wait for the next renewal.
         threading.Thread(target=self._renew_lease, name="phasetrain-lease", daemon=True).start()
-
-    def describe_store(self) -> None:
-        """Log what a run in an object store can rely on; nothing for one on this machine."""
-        if self.storage.keeps_files:
-            return
-        place = redact_url(self.path)
-        if scheme_of(self.path) == "memory":
-            log.warning(
-                "RUN.dir = %r: the run is in the memory of this process, and is gone when it ends; "
-                "no other process can resume or read it",
-                place,
-            )
-        log.info(
-            "RUN.dir = %r is in an object store: files change as a whole, logs with each "
-            "checkpoint; the lock is the object owner.json, which an owner on another host loses "
-            "%g s after its last renewal, and it holds if the store lists each object as soon as "
-            "it is written, as S3 does",
-            place,
-            EXPIRED_SECONDS,
-        )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -320,6 +333,8 @@ class RunFolder:
         with self._guard:
             self.status_file.update(state=state, **facts)
             self._write_status(durable=True)
+            # From now on the folder has a status, so that a missing one means that the folder was
+            # moved.
             self._is_open = self.rank == 0
 
     def note(self, **facts: Any) -> None:
@@ -335,49 +350,6 @@ class RunFolder:
             self.status_file.forget()
             self._is_withdrawn = True
 
-    def set_aside(self) -> str:
-        """Rename the folder to its path with the next free number, and return that path.
-
-        Raises:
-            ConfigError: the folder cannot be renamed (code `folder.not_renamed`).
-            FolderInUseError: another process owns it.
-        """
-        self._require_rename()
-        # A link stays, and the run starts over in the folder that it points to.
-        real = str(Path(self.path).resolve())
-        kept = _number_folder(real, self.storage)
-        before = self.read_status()
-        try:
-            self._lock.take(Owner.here(before.attempt + 1))
-            self._remove_temporary()
-            try:
-                self.storage.rename_folder(real, kept)
-            except OSError:
-                self._lock.release()
-                raise
-            self._lock.release_at(kept)
-        except OSError as error:
-            raise ConfigError(
-                f"RUN.dir = {self.path!r} cannot be renamed to {kept!r}: "
-                f"{error.strerror or error}; set RUN.dir to another folder",
-                code="folder.not_renamed",
-            ) from error
-        if Path(self.path).is_absolute():
-            return kept
-        return os.path.relpath(kept)
-
-    def unlock_kept(self) -> None:
-        """Remove the lock that a kill within `set_aside` has left in the folder that it kept."""
-        kept = _list_kept(str(Path(self.path).resolve()), self.storage)
-        if not self.storage.keeps_files or not kept:
-            return
-        lock = FolderLock(kept[max(kept)], self.storage)
-        # A run that was started in the kept folder keeps its lock.
-        if lock.has_files():
-            with suppress(FolderInUseError, OSError):
-                lock.take(Owner.here(0))
-                lock.release()
-
     def close(self) -> None:
         """Call `before_close`, close the logs, and release the lock."""
         # The lock is held until all files are complete: a process that waits for it reads them.
@@ -391,9 +363,9 @@ class RunFolder:
         with self._guard:
             while self._logs:
                 self._logs.pop().close()
-            # Empty on all ranks but rank 0, and before the lock was taken.
-            if self._is_withdrawn and self._before and not self.lost:
-                self._restore_files()
+            # None on all ranks but rank 0, and before the lock was taken.
+            if self._is_withdrawn and self._backup is not None and not self.lost:
+                self._backup.restore()
             try:
                 self._lock.release()
             except OSError as error:
@@ -402,57 +374,6 @@ class RunFolder:
                     "machine",
                     error,
                 )
-
-    def _remove_temporary(self) -> None:
-        """Remove files that a killed attempt was about to rename.
-
-        Under the lock only: an owner that is alive still needs its temporary files.
-        """
-        for name in self.storage.list_names(self.path):
-            if TEMPORARY.search(name):
-                self.storage.remove(self.file(name))
-
-    def _read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if it does not exist."""
-        with suppress(FileNotFoundError):
-            return self.storage.read(self.file(name))
-        return None
-
-    def _restore_files(self) -> None:
-        # A full disk leaves the record of an attempt that was refused, and nothing worse.
-        with suppress(OSError):
-            for name, content in self._before.items():
-                if content is not None:
-                    self.storage.replace(self.file(name), content)
-                else:
-                    self.storage.remove(self.file(name))
-            if self._before.get(STATUS) is None and not self.has_run():
-                # Without a run they would be foreign files for the next attempt.
-                for name in (*RUN_FILES, PLAN):
-                    self.storage.remove(self.file(name))
-
-    def _require_rename(self) -> None:
-        if not self.storage.keeps_files:
-            reason = "an object store cannot rename a folder"
-        elif Path.cwd().is_relative_to(Path(self.path).resolve()):
-            reason = "it is, or contains, the current folder"
-        else:
-            return
-        raise ConfigError(
-            f"RUN.resume = 'restart' and RUN.dir = {self.path!r}: {reason}; set RUN.dir to another "
-            "folder",
-            code="folder.not_renamed",
-        )
-
-    def _reject_foreign_files(self) -> None:
-        """Raise ConfigError for a folder without a run that has files which a run overwrites."""
-        foreign = [name for name in RUN_FILES if self.storage.exists(self.file(name))]
-        if foreign and not self.has_run():
-            raise ConfigError(
-                f"RUN.dir = {self.path!r} contains no run, but files that a run would overwrite: "
-                f"{', '.join(foreign)}; set RUN.dir to another folder, or move these files",
-                code="folder.foreign_files",
-            )
 
     def _renew_lease(self) -> None:
         while not self._closing.wait(LEASE_SECONDS):
@@ -479,17 +400,46 @@ class RunFolder:
             self.status_file.write(durable=durable)
 
 
-def _number_folder(path: str, storage: Storage) -> str:
-    """Return the path with the next number behind it: runs/base.3 after runs/base.2."""
-    return f"{path}.{max(_list_kept(path, storage), default=0) + 1}"
+def describe_store(folder: RunFolder) -> None:
+    """Log the guarantees for a run in an object store; nothing for a run on this machine."""
+    if folder.storage.keeps_files:
+        return
+    place = redact_url(folder.path)
+    if scheme_of(folder.path) == "memory":
+        log.warning(
+            "RUN.dir = %r: the run is in the memory of this process, and is gone when it ends; "
+            "no other process can resume or read it",
+            place,
+        )
+    log.info(
+        "RUN.dir = %r is in an object store: files change as a whole, logs with each "
+        "checkpoint; the lock is the object owner.json, which an owner on another host loses "
+        "%g s after its last renewal, and it holds if the store lists each object as soon as "
+        "it is written, as S3 does",
+        place,
+        EXPIRED_SECONDS,
+    )
 
 
-def _list_kept(path: str, storage: Storage) -> dict[int, str]:
-    """Return the folders that have this path and a number behind it, by number."""
-    parent, _, name = path.rpartition("/")
-    numbered = re.compile(rf"{re.escape(name)}\.([0-9]+)")
-    found = map(numbered.fullmatch, storage.list_names(parent or "/"))
-    return {int(match[1]): f"{parent}/{match[0]}" for match in found if match}
+def remove_temporary(path: str, storage: Storage) -> None:
+    """Remove files of a run folder that a killed attempt was about to rename.
+
+    Under the lock only: an owner that is alive still needs its temporary files.
+    """
+    for name in storage.list_names(path):
+        if TEMPORARY.search(name):
+            storage.remove(f"{path}/{name}")
+
+
+def _reject_foreign_files(folder: RunFolder) -> None:
+    """Raise ConfigError for a folder without a run that has files which a run overwrites."""
+    foreign = [name for name in RUN_FILES if folder.storage.exists(folder.file(name))]
+    if foreign and not folder.has_run():
+        raise ConfigError(
+            f"RUN.dir = {folder.path!r} contains no run, but files that a run would overwrite: "
+            f"{', '.join(foreign)}; set RUN.dir to another folder, or move these files",
+            code="folder.foreign_files",
+        )
 
 
 def _check_writable(path: str, storage: Storage) -> None:

@@ -6,7 +6,7 @@ equal bytes, however often they were killed.
 
 From version 2 on the records form a hash chain: each ends with a hash over itself and the hash of
 the record before it, and the first one over the header. The hash of the last record, the root,
-therefore stands for the initial weights and every update.
+therefore identifies the initial weights and every update.
 """
 
 import struct
@@ -104,7 +104,7 @@ class LedgerHeader:
 
     @property
     def first_link(self) -> bytes:
-        """The hash that stands in for the record before the first one."""
+        """The hash that takes the role of the record before the first one."""
         return blake2b(self.encode(), digest_size=LINK_BYTES).digest()
 
     def encode(self) -> bytes:
@@ -134,6 +134,18 @@ class LedgerHeader:
     def count_records(self, size: int) -> int:
         """Return the number of complete records in a file of `size` bytes."""
         return max(0, size - self.size) // self.record_bytes
+
+    def encode_record(self, record: "LedgerRecord", previous: bytes) -> tuple[bytes, bytes]:
+        """Return the bytes of the next record in a ledger with this header, and its link.
+
+        Args:
+            record: the record.
+            previous: link of the record before it, or `first_link`; not used in version 1, whose
+                records have the link b"".
+        """
+        if self.is_chained:
+            return record.encode_linked(previous)
+        return record.encode(), b""
 
     def read_link(self, data: bytes, count: int) -> bytes:
         """Return the hash of the first `count` records of a chained ledger with this content."""
@@ -295,7 +307,7 @@ class Ledger(Mapping[int, LedgerRecord]):
         return max(self._places, default=0)
 
     def root_at(self, updates: int) -> str:
-        """Return the hash of the chain up to an update, in hex; of 0 updates, that of the header.
+        """Return the hash of the chain up to an update, in hex; for 0 updates, over the header.
 
         Empty if the ledger has no chain, or no such update.
         """
@@ -380,9 +392,6 @@ def encode_ledger(records: Iterable[LedgerRecord], header: LedgerHeader | None =
     parts = [header.encode()]
     link = header.first_link
     for record in records:
-        if header.is_chained:
-            data, link = record.encode_linked(link)
-        else:
-            data = record.encode()
+        data, link = header.encode_record(record, link)
         parts.append(data)
     return b"".join(parts)

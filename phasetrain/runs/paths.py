@@ -10,7 +10,7 @@ def check_run_folder(path: str, storage: Storage) -> None:
     """Reject a path that is not a folder with something in it.
 
     Raises:
-        ConfigError: says what is there instead, and which folder has a similar name.
+        ConfigError: there is none; the message names a folder with a similar name.
     """
     if storage.list_names(path):
         return

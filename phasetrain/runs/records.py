@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.runs.direction import Direction, parse_directions
-from phasetrain.runs.lock import is_lease_expired
+from phasetrain.runs.owner import is_lease_expired
 from phasetrain.runtime.storage import Storage, open_storage
 
 STATUS = "status.json"
@@ -346,12 +346,14 @@ class PredictionsRecord:
         classes: names of the classes.
         confusion: one row of counts per true class; empty if there is none.
         samples: group (`first`, `mistakes`) -> samples with label, prediction and image.
+        pictures: kind (`masks`, `boxes`) -> samples with image, target and prediction.
     """
 
     updates: int
     classes: tuple[str, ...] = ()
     confusion: tuple[Any, ...] = ()
     samples: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    pictures: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, content: Any) -> "PredictionsRecord":
@@ -362,13 +364,15 @@ class PredictionsRecord:
         """
         groups = {
             group: tuple(dict(sample) for sample in content.get(group) or ())
-            for group in ("first", "mistakes")
+            for group in ("first", "mistakes", "masks", "boxes")
         }
+        pictures = {kind: groups.pop(kind) for kind in ("masks", "boxes")}
         return cls(
             updates=int(content["updates"]),
             classes=tuple(str(name) for name in content.get("classes") or ()),
             confusion=tuple(content.get("confusion") or ()),
             samples=groups,
+            pictures=pictures,
         )
 
 

@@ -226,6 +226,7 @@ def compute_t_tails(t: float, degrees: float) -> float:
     return compute_incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
 
 
+# A table asks for the same few quantiles again and again, and each takes a bisection.
 @lru_cache(maxsize=1024)
 def find_t_quantile(probability: float, degrees: float) -> float:
     """Return the quantile of Student's t distribution, correct to 9 digits or more.

@@ -108,6 +108,7 @@ def list_distributions(path: Iterable[str]) -> dict[str, str]:
     for folder in path:
         try:
             names = sorted(one.name for one in Path(folder or ".").iterdir())
+        # An entry of the path may be a zip file, or may not exist.
         except OSError:
             continue
         for name in names:

@@ -118,7 +118,7 @@ def format_count(number: int, noun: str) -> str:
     """
     if number == 1:
         return f"1 {noun}"
-    ending = "es" if noun.endswith(("s", "batch")) else "s"
+    ending = "es" if noun.endswith(("s", "batch", "box")) else "s"
     return f"{number:,} {noun}{ending}"
 
 

@@ -257,18 +257,16 @@ class LiveLines:
         self._console = console
         self._view = view
         self._live: rich.live.Live | None = None
-        self._say: Callable[[str], None] | None = None
         self._streams: tuple[object, ...] = ()
         self._is_paused = False
 
-    def start(self, say: Callable[[str], None]) -> None:
-        """Start to draw; lines that others print meanwhile are passed to `say`.
+    def start(self) -> None:
+        """Start to draw; lines that this process prints meanwhile appear above.
 
         The lines are removed while someone reads from the terminal, until `resume`.
         """
         from rich.live import Live
 
-        self._say = say
         # A new one after a pause: rich would erase as many lines as it has drawn before.
         self._live = Live(
             get_renderable=self._render,
@@ -282,7 +280,7 @@ class LiveLines:
         self._live.start(refresh=True)
         # rich hides the cursor; a killed run could not show it again.
         self._console.show_cursor(show=True)
-        redirect_output(say)
+        redirect_output(self._print_above)
         redirect_input(self._pause)
         # Kept alive, because `input()` has borrowed them when it asks for the descriptor: without
         # another reference Python crashes when they are replaced.
@@ -290,9 +288,9 @@ class LiveLines:
 
     def resume(self) -> None:
         """Draw again after someone has read from the terminal."""
-        if self._is_paused and self._say is not None:
+        if self._is_paused:
             self._is_paused = False
-            self.start(self._say)
+            self.start()
 
     def stop(self) -> None:
         """Remove the lines."""
@@ -310,6 +308,11 @@ class LiveLines:
         if self._live is not None:
             self._live.stop()
         restore_output(as_prompt=True)
+
+    def _print_above(self, line: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text.from_ansi(line), soft_wrap=True)
 
     def _render(self) -> "rich.console.RenderableType":
         from rich.text import Text

@@ -33,6 +33,7 @@ def is_in_foreground() -> bool:
     try:
         with Path("/dev/tty").open("rb") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    # A job of a cluster has no terminal.
     except OSError:
         return False
 
@@ -71,6 +72,7 @@ class Signals:
         return signal.Signals(self.stop).name
 
     def __enter__(self) -> "Signals":
+        # Python sets handlers in the main thread only; a run in another thread has no signals.
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 self._before[number] = signal.signal(number, self._on_stop)
@@ -80,6 +82,7 @@ class Signals:
 
     def __exit__(self, *error: object) -> None:
         if self.ended:
+            # The process has got out by itself: no SIGALRM is needed to end it.
             signal.alarm(0)
         for number, handler in self._before.items():
             signal.signal(number, handler)

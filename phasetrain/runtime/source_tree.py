@@ -162,6 +162,7 @@ def _wait_answer(query: "subprocess.Popen[bytes] | None") -> bytes | None:
     try:
         output, _ = query.communicate(timeout=GIT_SECONDS)
     except subprocess.TimeoutExpired:
+        # Killed and waited for, or it would stay as a zombie.
         query.kill()
         query.communicate()
         return None

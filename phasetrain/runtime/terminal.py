@@ -62,6 +62,7 @@ class Terminal:
         live: bool | None = None,
         verbosity: Verbosity = "normal",
     ) -> None:
+        # sys.stdout is None in a process without standard streams, such as a service.
         self.stream = LastingStream(stream or sys.stdout or io.StringIO())
         if live is None:
             live = self.stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
@@ -168,7 +169,7 @@ class Terminal:
         self.stop_live()
         if self._console is not None and self.verbosity != "quiet":
             self._lines = LiveLines(self._console, view)
-            self._lines.start(self._print_above)
+            self._lines.start()
 
     def resume_live(self) -> None:
         """Draw the live lines again if they were removed for input, such as for a debugger."""
@@ -195,12 +196,6 @@ class Terminal:
         if not self.live:
             text = f"{time.strftime('%H:%M:%S')} {text}"
         self.say(text, style=style)
-
-    def _print_above(self, line: str) -> None:
-        from rich.text import Text
-
-        assert self._console is not None
-        self._console.print(Text.from_ansi(line), soft_wrap=True)
 
     def _print_plain(self, text: str) -> None:
         self.stream.write(f"{text}\n")

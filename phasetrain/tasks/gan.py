@@ -10,6 +10,7 @@ from torch.nn.functional import softplus
 from phasetrain.engine.batch import Batch, GeneratedOutput, StepOutput
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError
+from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.machine import mix_seed, seed_of
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.distillation import MakeModel, build_teacher
@@ -48,8 +49,8 @@ class GAN(Task):
         generator_every: updates of the critic per update of the generator.
 
     Raises:
-        ConfigError: the model has no generator and critic, there is no optimizer for the critic,
-            the judge has no weights, or it has no such layer.
+        ConfigError: the model is compiled, it has no generator and critic, there is no optimizer
+            for the critic, the judge has no weights, or it has no such layer.
     """
 
     separate_updaters = True
@@ -69,6 +70,12 @@ class GAN(Task):
                 "TASK.name = 'gan' trains; use conditional_gan",
                 code="config.misfit",
             )
+        if isinstance(parts.train_model, CompiledModel):
+            raise ConfigError(
+                "MACHINE.compile: the task gan calls generator and critic by themselves, and only "
+                "calls of the whole model are compiled; set MACHINE.compile=null",
+                code="config.conflict",
+            )
         if parts.updater is not None and "critic" not in parts.other_updaters:
             raise ConfigError(
                 "OPTIMIZER.others: the critic needs an optimizer of its own; set "
@@ -87,6 +94,7 @@ class GAN(Task):
         self.begin_update(at)
         done = self.gradient_pass(batches, at, events, forward=self._critic_loss, updater="critic")
         self.step_updater(self.updaters["critic"], done, at, events)
+        # By the number of the update and not by a counter, so that a resume needs no state.
         if (at.updates + 1) % self.generator_every == 0:
             done += self.gradient_pass(
                 done.batches, at, events, forward=self._generator_loss, first=False, stream=1
@@ -125,11 +133,14 @@ class GAN(Task):
 
     def _critic_loss(self, batch: Batch) -> StepOutput:
         with torch.no_grad():
+            # The critic's update has no use for the gradient of the generator.
             images = self._generate(batch)
         loss = self._compare(batch, images)
         return StepOutput(loss, batch.size, batch.size, logs={"critic": loss.detach()})
 
     def _generator_loss(self, batch: Batch) -> StepOutput:
+        # Only the generator learns from it: a pass leaves gradients on the weights of its updater
+        # alone.
         loss = softplus(-self._networks.critic(self._generate(batch), batch.target).float()).mean()
         return StepOutput(loss, batch.size, batch.size, logs={"generator": loss.detach()})
 
@@ -149,6 +160,7 @@ class GAN(Task):
     def _noise_of(self, batch: Batch) -> Tensor:
         """Return noise that is a function of the samples; zeros for those that do not count."""
         noise = torch.zeros(len(batch.input), self._networks.generator.noise)
+        # On the CPU: each kind of device would draw other numbers from the same seed.
         generator = torch.Generator()
         counted = torch.ones(len(noise), dtype=torch.bool)
         if batch.mask is not None:

@@ -72,6 +72,8 @@ class LogMeans:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`."""
         names = state["names"]
+        # A copy: `unbind` returns views, through which later sums would change the tensor of the
+        # caller.
         self._totals = dict(zip(names, state["totals"].clone().unbind(), strict=True))
         self._weights = dict(zip(names, state["weights"].tolist(), strict=True))
 

@@ -196,10 +196,12 @@ class InputReader:
                 "such files out",
                 code="predict.unreadable",
             ) from error
-        known = ", ".join((*EXTENSIONS, *ARRAYS, *TABLES, *TEXTS))
+        known = [*EXTENSIONS, *ARRAYS]
+        if "channels" not in self.facts:
+            known += [*TABLES, *TEXTS]
         raise ConfigError(
             f"{file}: no file for the dataset {self.section.get('dataset')!r} of the run; expected "
-            f"one of {known}",
+            f"one of {', '.join(known)}",
             code="predict.unknown_kind",
         )
 
@@ -272,7 +274,7 @@ def _parse_rows(lines: Iterable[str]) -> list[Tensor]:
 def _read_or_skip(
     read: Callable[[str], Sequence[T]], path: str, on_unreadable: OnUnreadable | None
 ) -> Sequence[T]:
-    """Return what `read` finds at a path; nothing if that fails and the path may be skipped."""
+    """Return the result of `read` for a path; nothing if it fails and the path may be skipped."""
     try:
         return read(path)
     except ConfigError as error:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import takewhile
-from math import cos, pi
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from phasetrain.data import SampleReader, SourcesReader
 from phasetrain.data.batch_transforms import EachView
 from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
-from phasetrain.distributed import Ordered
 from phasetrain.engine.batch import Batch, StepOutput, mapped
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
@@ -29,11 +27,11 @@ from phasetrain.losses import (
     TeacherLoss,
 )
 from phasetrain.meters import Meter
-from phasetrain.models import Embedding
 from phasetrain.runtime.machine import seed_of
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.distillation import MakeModel, Teacher, build_teacher
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
+from phasetrain.tasks.momentum_teacher import MomentumTeacher
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.passes import GradientPass
 from phasetrain.tasks.state import Stateful
@@ -95,7 +93,6 @@ class SelfSupervised(Task):
             )
         self._has_teacher = teacher is not None or momentum is not None
         self._momentum = momentum
-        self._momentum_end = momentum_end
         self._teacher_views = teacher_views
         self._scheduled_losses = [
             part for part in parts.loss.modules() if isinstance(part, ScheduledLoss)
@@ -107,7 +104,11 @@ class SelfSupervised(Task):
             part for part in parts.loss.modules() if isinstance(part, MemoryLoss)
         ]
         self._check_parts()
-        self.teacher = None if momentum is None else self._new_teacher()
+        self._momentum_teacher: MomentumTeacher | None = None
+        self.teacher: nn.Module | None = None
+        if momentum is not None:
+            self._momentum_teacher = MomentumTeacher(parts, momentum, momentum_end)
+            self.teacher = self._momentum_teacher.model
         self.trained_teacher: Teacher | None = None
         if teacher is not None:
             assert make_model is not None
@@ -149,10 +150,10 @@ class SelfSupervised(Task):
         """Set the options of the update, and move the teacher."""
         super().begin_update(at)
         self._advance(at.where, at.updates)
-        if self.teacher is not None:
+        if self._momentum_teacher is not None:
             # Before the forward pass, so the teacher is a function of weights that were saved: a
             # resume at this update starts from the same two models.
-            self._move_teacher(at.where)
+            self._momentum_teacher.move(at.where)
 
     def update(self, done: GradientPass, at: Position, events: StepEvents) -> StepOutput:
         """Update all weights but those that the loss freezes."""
@@ -236,52 +237,6 @@ class SelfSupervised(Task):
     def _advance(self, where: float, updates: int) -> None:
         for part in self._scheduled_losses:
             part.advance(where, updates)
-
-    @torch.no_grad()
-    def _move_teacher(self, where: float) -> None:
-        assert self._momentum is not None
-        assert self.teacher is not None
-        momentum = (
-            self._momentum_end - (self._momentum_end - self._momentum) * (cos(pi * where) + 1) / 2
-        )
-        weights = dict(self.parts.model.named_parameters())
-        named = list(self.teacher.named_parameters())
-        # By name: parameters of a teacher made by `as_teacher` may be a subset of the model's. One
-        # private foreach call instead of a kernel per weight.
-        torch._foreach_lerp_(
-            [weight for _, weight in named], [weights[name] for name, _ in named], 1 - momentum
-        )
-
-    def _new_teacher(self) -> nn.Module:
-        if self._strategy.shards_weights:
-            raise ConfigError(
-                f"TASK.momentum = {self._momentum}: the teacher is a copy of the model, and with "
-                "this DISTRIBUTED.strategy no rank has the whole model; use the strategy ddp or "
-                "zero"
-            )
-        if isinstance(self._strategy, Ordered):
-            raise ConfigError(
-                f"TASK.momentum = {self._momentum} and DISTRIBUTED.reduction = 'ordered': ordered "
-                "reduction computes a batch in parts, and does not handle the running statistics "
-                "of a teacher; set DISTRIBUTED.reduction=native"
-            )
-        if self.parts.updater is not None and self.parts.updater.sam is not None:
-            raise ConfigError(
-                f"TASK.momentum = {self._momentum} and OPTIMIZER.sam: the second pass of an update "
-                "would change the running statistics of the teacher again; leave one of the two "
-                "out"
-            )
-        model = self.parts.model
-        if isinstance(model, Embedding):
-            teacher = model.as_teacher()  # without the parts that only the student needs
-        else:
-            teacher = deepcopy(model)
-        teacher.requires_grad_(requires_grad=False)
-        if self.parts.updater is not None:
-            # It moves before the forward pass that may turn out not finite, so a skipped update has
-            # to put it back.
-            self.parts.updater.guard.protect(lambda: [*teacher.parameters(), *teacher.buffers()])
-        return teacher
 
     def _check_parts(self) -> None:
         loss = type(self.parts.loss).__name__

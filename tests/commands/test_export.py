@@ -325,4 +325,4 @@ def test_command_prints_what_goes_in_and_out(
 
 def test_the_page_names_all_formats() -> None:
     page = (ROOT / "docs" / "model.md").read_text("utf-8")
-    assert [form for form in FORMATS if f"- `{form}`: " not in page] == []
+    assert [form for form in FORMATS if f"\n| `{form}` | " not in page] == []

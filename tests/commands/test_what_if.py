@@ -160,6 +160,9 @@ def test_command_prints_the_receipt(
         (Question(from_update=3), "cli.usage"),
         (Question(settings=("OPTIMIZER.lr=1",), from_update=11), "rerun.no_such_update"),
         (Question(settings=("OPTIMIZER.lr=1",), from_update=1), "rerun.no_such_update"),
+        (Question(keep_until=10), "rerun.no_such_update"),
+        (Question(keep_until=-1), "rerun.no_such_update"),
+        (Question(without=("",)), "cli.usage"),
         (Question(settings=("MODEL.width=9",), from_update=3), "config.unchangeable"),
     ],
 )

@@ -169,6 +169,13 @@ def test_bad_parameters_are_rejected(
         losses.build("focal", params, where="METERS.x")
 
 
+def test_parameters_that_no_config_can_hold_are_not_listed(losses: Registry[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"It takes: gamma\.$"):
+        losses.build("focal", {"gama": 1}, facts={"classes": object()})
+    with pytest.raises(ConfigError, match=r"It takes: gamma, classes\.$"):
+        losses.build("focal", {"gama": 1}, facts={"classes": 10})
+
+
 def test_config_error_of_a_part_is_not_wrapped(losses: Registry[Any]) -> None:
     def fails() -> None:
         raise ConfigError("LOSS.gamma: told")

@@ -41,6 +41,7 @@ class Strike(Hook):
         times: number of attempts in which it happens.
         event: hook event at which it happens.
         split: split in whose phases it happens.
+        after: number of steps of the phase before it happens.
     """
 
     main_only = False
@@ -55,6 +56,7 @@ class Strike(Hook):
         times: int = 1,
         event: str = "step",
         split: str = "train",
+        after: int = 0,
     ) -> None:
         self.rank = rank
         self.update = update
@@ -63,6 +65,7 @@ class Strike(Hook):
         self.times = times
         self.event = event
         self.split = split
+        self.after = after
 
     def on_start(self, run: Run) -> None:
         self._at("start", run, self.split)
@@ -82,7 +85,7 @@ class Strike(Hook):
     def _at(self, event: str, run: Run, split: str) -> None:
         if (event, split) != (self.event, self.split) or self.rank not in (-1, run.world.rank):
             return
-        if run.state.updates != self.update:
+        if run.state.updates != self.update or run.state.step < self.after:
             return
         assert run.folder is not None
         marker = Path(f"{run.folder.path}.struck-{run.world.rank}-{self.update}")

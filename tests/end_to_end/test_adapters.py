@@ -13,6 +13,7 @@ from harness import (
     differences_of_runs,
     newest,
     run_until_killed,
+    save_start_weights,
     train,
 )
 from processes import Launcher
@@ -31,14 +32,7 @@ SHORT = ("PHASES.epochs=1", "PHASES.limit.test=1", "HOOKS.report=null")
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """Weights to start from, with statistics of batch norm that are not the initial ones."""
-    torch.manual_seed(7)
-    state = SmallCNN(10, width=4).state_dict()
-    for name, tensor in state.items():
-        if name.endswith("running_mean"):
-            tensor.normal_()
-    save_file(state, tmp_path / "base.safetensors")
-    return tmp_path / "base.safetensors"
+    return save_start_weights(tmp_path / "base.safetensors")
 
 
 def words(base: Path) -> tuple[str, ...]:
@@ -84,6 +78,45 @@ def test_export_merges_the_adapters(tmp_path: Path, base: Path) -> None:
     assert float(difference.abs().max()) > 1e-3
 
 
+def test_run_with_adapters_is_a_source_of_weights_with_its_adapters_merged(
+    tmp_path: Path, base: Path
+) -> None:
+    train(tmp_path / "tuned", *words(base), *SHORT, "OPTIMIZER.lr=0.5")
+    export(str(tmp_path / "tuned"), str(tmp_path / "merged.safetensors"))
+    again = (LORA, *SHORT)
+    train(tmp_path / "file", f"MODEL.weights={tmp_path}/merged.safetensors", *again)
+    train(tmp_path / "run", f"MODEL.weights={tmp_path}/tuned", *again)
+    one, other = (newest(tmp_path / name).state["task"]["model"] for name in ("file", "run"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    # The adapters of the second run are in addition to those of the first one.
+    task: Any = phasetrain.load(tmp_path / "run")
+    merged = load_file(tmp_path / "merged.safetensors")
+    assert torch.equal(task.model.features[0].weight, merged["features.0.weight"])
+    assert not torch.equal(merged["features.0.weight"], load_file(base)["features.0.weight"])
+
+
+@pytest.mark.slow
+def test_source_with_adapters_needs_its_base(tmp_path: Path, base: Path) -> None:
+    train(tmp_path / "tuned", *words(base), *SHORT)
+    base.unlink()
+    with raises(ConfigError, code="weights.incomplete_run", key="MODEL.weights.path"):
+        train(tmp_path / "run", f"MODEL.weights={tmp_path}/tuned", *SHORT)
+
+
+@pytest.mark.slow
+def test_source_that_leaves_out_frozen_weights_is_completed(tmp_path: Path, base: Path) -> None:
+    frozen = ("MODEL.freeze=[features]", "CHECKPOINT.exclude=['features.*']")
+    train(tmp_path / "frozen", f"MODEL.weights={base}", *frozen, *SHORT)
+    train(tmp_path / "one", f"MODEL.weights={tmp_path}/frozen", *SHORT)
+    moved = base.rename(tmp_path / "moved.safetensors")
+    train(tmp_path / "two", f"MODEL.weights=[{moved},{tmp_path}/frozen]", *SHORT)
+    one, two = (newest(tmp_path / name).state["task"]["model"] for name in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    with raises(ConfigError, code="weights.missing_tensors"):
+        train(tmp_path / "three", f"MODEL.weights={tmp_path}/frozen", *SHORT)
+
+
 @pytest.mark.slow
 class TestWhole:
     @pytest.mark.parametrize("save_base", ["true", "false"])
@@ -114,7 +147,7 @@ class TestWhole:
         program = torch.export.load(tmp_path / "model.pt2")
         assert program.state_dict.keys() == SmallCNN(10, width=4).state_dict().keys()
 
-    @pytest.mark.parametrize("strategy", ["ddp", "zero", "fsdp"])
+    @pytest.mark.parametrize("strategy", ["ddp", "zero", "sharded_ddp", "fsdp"])
     def test_two_ranks_resume_exactly(
         self, launcher: Launcher, tmp_path: Path, base: Path, strategy: str
     ) -> None:
@@ -130,6 +163,18 @@ class TestWhole:
         one, other = (
             phasetrain.load(tmp_path / name).model.state_dict() for name in ("unbroken", "run")
         )
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+    def test_source_with_adapters_is_read_by_rank_0(
+        self, launcher: Launcher, tmp_path: Path, base: Path
+    ) -> None:
+        train(tmp_path / "tuned", *words(base), *SHORT, "OPTIMIZER.lr=0.5")
+        export(str(tmp_path / "tuned"), str(tmp_path / "merged.safetensors"))
+        own = (*SMALL, ONE, LORA, "RUN.imports=[process_parts]", "PHASES.epochs=1")
+        for name, source in (("run", "tuned"), ("file", "merged.safetensors")):
+            ended = launcher.run(tmp_path / name, 2, *own, f"MODEL.weights={tmp_path / source}")
+            assert ended.codes == [0, 0], ended.outputs
+        one, other = (newest(tmp_path / name).state["task"]["model"] for name in ("run", "file"))
         assert all(torch.equal(one[name], other[name]) for name in one)
 
     def test_format_of_peft_needs_adapters(self, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from harness import (
     newest,
     records,
     run_until_killed,
+    save_start_weights,
     status,
     train,
 )
@@ -29,7 +30,6 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook, Run
-from phasetrain.models import SmallCNN
 from phasetrain.testing import assert_exact_resume
 
 FROZEN = ("MODEL.freeze=[features]", "MODEL.dropout=0")
@@ -39,14 +39,7 @@ SHORT = ("PHASES.epochs=1", "PHASES.limit.train=3", "PHASES.limit.test=1", "HOOK
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Weights to start from, with statistics of batch norm that are not the initial ones."""
-    torch.manual_seed(7)
-    state = SmallCNN(10, width=4).state_dict()
-    for name, tensor in state.items():
-        if name.endswith("running_mean"):
-            tensor.normal_()
-    save_file(state, tmp_path / "start.safetensors")
-    return tmp_path / "start.safetensors"
+    return save_start_weights(tmp_path / "start.safetensors")
 
 
 def words(path: Path) -> tuple[str, ...]:

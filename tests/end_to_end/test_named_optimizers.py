@@ -108,6 +108,45 @@ class TestTwoRanks:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero", "sharded_ddp"])
+@pytest.mark.parametrize("words", EACH[2:4])
+def test_sharded_state_of_libraries_has_the_bits_of_ddp(
+    launcher: Launcher, tmp_path: Path, words: tuple[str, ...], strategy: str
+) -> None:
+    words = (*SMALL, ONE, PARTS, *words)
+    unbroken = launcher.run(tmp_path / "unbroken", 2, *words)
+    assert unbroken.codes == [0, 0], unbroken.outputs
+    words = (*words, "CHECKPOINT.every_updates=2", f"DISTRIBUTED.strategy={strategy}")
+    strike = "HOOKS.strike={rank: 1, update: 8}"
+    killed = launcher.run(tmp_path / "run", 2, *words, strike)
+    assert killed.codes[1] == -9, killed.outputs
+    ended = launcher.run(tmp_path / "run", 2, *words)
+    assert ended.codes == [0, 0], ended.outputs
+    assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        pytest.param(EIGHT_BIT, "zero", id="8 bit, zero"),
+        pytest.param(EIGHT_BIT, "sharded_ddp", id="8 bit, sharded_ddp"),
+        pytest.param(EIGHT_BIT, "fsdp", id="8 bit, fsdp"),
+        pytest.param(SOAP, "fsdp", id="SOAP, fsdp"),
+        pytest.param(SHAMPOO, "fsdp", id="Shampoo, fsdp"),
+    ],
+)
+def test_state_that_cannot_be_sharded_is_rejected_before_the_first_step(
+    launcher: Launcher, tmp_path: Path, words: tuple[str, ...], strategy: str
+) -> None:
+    words = (*SMALL, ONE, PARTS, *words, f"DISTRIBUTED.strategy={strategy}")
+    ended = launcher.run(tmp_path / "run", 2, *words)
+    assert ended.codes == [2, 2], ended.outputs
+    assert "OPTIMIZER.name: " in ended.outputs[0]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("words", EACH[2:])
 def test_two_ranks_resume_exactly(
     launcher: Launcher, tmp_path: Path, words: tuple[str, ...]

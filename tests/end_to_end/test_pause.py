@@ -99,6 +99,14 @@ def test_next_command_on_the_folder_does_not_pause_again(tmp_path: Path) -> None
     assert "pause_at" not in (tmp_path / "reproduce.sh").read_text()
 
 
+def test_pause_keeps_the_bits_of_weights_with_channels_last(tmp_path: Path) -> None:
+    words = (*TWO, "MODEL={name: small_cnn, width: 4, ema: {}}", "MACHINE.channels_last=true")
+    train(tmp_path / "one", *words)
+    train(tmp_path / "two", *words, "RUN.pause_at=3")
+    train(tmp_path / "two", *words)
+    assert differences_of_runs(tmp_path / "one", tmp_path / "two") == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [3, 5])
 def test_paused_run_of_two_ranks_continues_with_the_same_bits(

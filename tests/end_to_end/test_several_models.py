@@ -1,5 +1,6 @@
 """The examples of docs/several-models.md resume exactly: several networks with an optimizer each, a
-policy with its value, losses with learned weights, gradients that are combined."""
+policy with its value, losses with learned weights, gradients that are combined. So does the task
+`gan` on several ranks."""
 
 import io
 import re
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gan_parts
 import pytest
 import torch
 from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest, records
@@ -183,6 +185,31 @@ class TestSeveralRanks:
         for number in (1, size):
             assert launch(launcher, place / f"{number}", number, *words) == [0] * number
         assert 0 < largest_difference(place / "1", place / f"{size}") < 1e-5
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_task_gan_killed_in_training_and_in_a_test_resumes_exactly(
+        self, launcher: Launcher, tmp_path: Path, size: int
+    ) -> None:
+        words = [*gan_parts.make_words(tmp_path), *gan_parts.SHORT, "RUN.imports=[process_parts]"]
+        words += ["TASK.generator_every=2", "MODEL.ema={decay: 0.9, match: [generator.*]}"]
+        words += ["PHASES.limit.test=6"]
+        assert launcher.run(tmp_path / "whole", size, *words).codes == [0] * size
+        killed = [*words, "CHECKPOINT.every_updates=2"]
+        killed += ["HOOKS.save={name: phasetrain.testing.SaveEachStep}"]
+        killed += ["HOOKS.strike={rank: 1, update: 7}"]
+        killed += ["HOOKS.again={name: strike, rank: 0, update: 10, split: test, after: 6}"]
+        struck = launcher.run(tmp_path / "run", size, *killed)
+        assert struck.codes[1] == -9, struck.outputs
+        again = launcher.run(tmp_path / "run", size, *killed)
+        assert again.codes[0] == -9, again.outputs
+        position = newest(tmp_path / "run").manifest.state
+        # Each epoch has two tests, of the weights and of their average.
+        assert (position["phase"], position["updates"]) == (4, 10)
+        assert position["step"] >= 1
+        ended = launcher.run(tmp_path / "run", size, *killed)
+        assert ended.codes == [0] * size, ended.outputs
+        assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])

@@ -36,8 +36,10 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Screen:
 
 
 def test_a_default_run_leaves_at_most_25_lines(default: Screen) -> None:
-    lines = default.lines
-    assert (default.code, len([line for line in lines if line])) <= (0, 25), default.text
+    # After 10 s of training, which this run takes on a busy machine only, it says what is left.
+    lines = [line for line in default.lines if not line.endswith(" to go")]
+    assert default.code == 0, default.text
+    assert len([line for line in lines if line]) <= 25, default.text
     assert max(map(len, lines)) <= 80
     first = [line.split()[0] for line in lines]
     assert first[:6] == [

@@ -28,7 +28,7 @@ def saves(folder: Path, *words: str) -> list[str]:
     return watch.seen
 
 
-@pytest.mark.by_default("words1-seen1", "words3-seen3", "words4-seen4")
+@pytest.mark.by_default("words1-seen1", "words3-seen3", "words4-seen4", "words5-seen5")
 @pytest.mark.parametrize(
     ("words", "seen"),
     [
@@ -39,6 +39,10 @@ def saves(folder: Path, *words: str) -> list[str]:
         (
             ("CHECKPOINT.every_epochs=null", "CHECKPOINT.every_updates=4"),
             ["0.4 4", "2.3 8", "4.2 12", "6.0 15 end"],
+        ),
+        (
+            ("CHECKPOINT.every_epochs=2", "CHECKPOINT.keep_every={updates: 6, epochs: 3}"),
+            ["2.1 6", "3.0 10", "4.2 12", "5.0 15", "6.0 15 end"],
         ),
         (("CHECKPOINT.every_updates=5", "PHASES.epochs=1"), ["0.5 5", "1.0 5", "2.0 5 end"]),
         (

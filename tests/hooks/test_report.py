@@ -1,16 +1,21 @@
 """The hook `report`: what it keeps of tests, the report at every kind of end, and that it never
 harms a run."""
 
+import base64
 import errno
 import io
 import json
 from pathlib import Path
 from typing import Any
 
+import detection_parts
+import numpy as np
 import pytest
+import segment_parts
 import torch
 from failpoints import refused
 from harness import SMALL, KillAfter, differences_of_runs, records, run_until_killed, status, train
+from PIL import Image
 
 from phasetrain.commands.api import run
 from phasetrain.engine.batch import Batch
@@ -211,6 +216,51 @@ def test_a_task_that_tells_no_classes(tmp_path: Path) -> None:
     words = ("LOSS.name=MSELoss", "METERS=null", "PHASES.epochs=1")
     assert train(tmp_path, *words, hooks={"soft": Soft()}).state == "finished"
     assert not (tmp_path / "predictions.json").exists()
+
+
+SHORT = (
+    "PHASES={epochs: 1, limit: {train: 2, test: 2}}",
+    "DATA.TRAIN.batch_size=24",
+    "DATA.TEST.batch_size=20",
+    "CHECKPOINT.best.monitor=null",
+)
+
+
+def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
+    train(tmp_path, *segment_parts.WORDS, *SHORT)
+    found = predictions(tmp_path)["test"]
+    assert found["classes"] == ["nothing", "rectangle", "ring"]
+    # Spread over two batches, although samples of one would be enough.
+    assert [one["index"] for one in found["masks"]] == [0, 3, 6, 10, 13, 16, 20, 23, 26, 30, 33, 36]
+    first = found["masks"][0]
+    truth = read_pixels(first["target"])
+    mask = segment_parts.DrawnMasks(first=10000)[0]["mask"].numpy()
+    assert truth.shape == (16, 16, 3)
+    assert not truth[mask < 0].any()
+    # The colors are blended with gray values, so blue and orange stay apart.
+    assert (truth[mask == 0][:, 2] > truth[mask == 0][:, 0]).all()
+    assert (truth[mask == 1][:, 2] < truth[mask == 1][:, 0]).all()
+    assert 0 <= first["right"] <= 1
+    assert "Masks of the test" in (tmp_path / "report.html").read_text()
+
+
+def test_samples_of_detection_have_both_boxes(tmp_path: Path) -> None:
+    train(tmp_path, *detection_parts.WORDS, *SHORT)
+    found = predictions(tmp_path)["test"]
+    dataset = detection_parts.DrawnBoxes(first=10000)
+    assert len(found["boxes"]) == 12
+    for one in found["boxes"]:
+        expected = dataset[one["index"]]
+        assert [box["box"] for box in one["target"]] == expected["boxes"].tolist()
+        assert [box["class"] for box in one["target"]] == expected["labels"].tolist()
+        scores = [box["score"] for box in one["prediction"]]
+        assert scores == sorted(scores, reverse=True)
+        assert (one["size"], len(scores)) == ([16, 16], 16)
+    assert "Boxes of the test" in (tmp_path / "report.html").read_text()
+
+
+def read_pixels(image: str) -> Any:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2]))))
 
 
 class Soft(Hook):

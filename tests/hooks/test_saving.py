@@ -31,12 +31,10 @@ from raising import raises
 
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.api import run
-from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks import CheckpointHook, Hook
-from phasetrain.runs.folder import RunFolder
+from phasetrain.hooks.checkpoint import SaveTimer
 from phasetrain.runtime.clock import DAY
-from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
@@ -403,17 +401,10 @@ class TestWhen:
     ) -> None:
         monkeypatch.setattr("phasetrain.hooks.checkpoint.time.monotonic", lambda: 0.0)
         setup = resolve_overrides([*SMALL, "RUN.dir=x", *words])
-        hook = CheckpointHook(
-            build_checkpointer(setup, RunFolder("x")),
-            setup.config.CHECKPOINT,
-            Signals(),
-            {},
-            seconds_between_failures=between,
-        )
-        hook._started = 2
-        hook._stalled = 2 * stall
-        hook._restart_timer()
-        assert hook._next_save == pytest.approx(seconds, abs=0.1)
+        timer = SaveTimer(setup.config.CHECKPOINT, between)
+        timer.add_save(stall=stall)
+        timer.add_save(stall=stall)
+        assert timer.next_save == pytest.approx(seconds, abs=0.1)
 
     def test_run_shorter_than_an_epoch_saves_by_default(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,9 @@
 import math
+from functools import partial
 
 import pytest
 import torch
+from measuring import seen as seen_in_steps
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 from phasetrain.engine.batch import StepOutput
@@ -14,21 +16,7 @@ TARGET = OUTPUT * torch.tensor([1.0, 0.5, 2.0]) + torch.randn(
     100, 3, generator=GENERATOR, dtype=torch.float64
 )
 
-
-def seen(meter, output, target, mask=None, steps=4):
-    for n in range(steps):
-        at = slice(n, None, steps)
-        meter.update(
-            StepOutput(
-                torch.tensor(0.0),
-                1.0,
-                1,
-                output[at],
-                target[at],
-                None if mask is None else mask[at],
-            )
-        )
-    return meter.compute()
+seen = partial(seen_in_steps, steps=4)
 
 
 def theirs(output, target, weights=None):

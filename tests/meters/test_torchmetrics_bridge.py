@@ -189,6 +189,7 @@ def test_states_become_buffers():
         name: (buffer.dtype, tuple(buffer.shape)) for name, buffer in meter.named_buffers()
     } == {
         "steps": (torch.int64, ()),
+        "ids": (torch.int64, (0,)),
         "state_preds": (torch.float32, (32, 4)),
         "state_target": (torch.int64, (32,)),
     }
@@ -225,6 +226,52 @@ def test_tensors_of_a_list_are_kept_apart():
     assert merged.compute() == {"images": 5.0, "exact": 3.0}
     fewer.update(step(found, true, torch.tensor([False, True, True])))
     assert fewer.compute() == {"images": 2.0, "exact": 1.0}
+
+
+class FirstBoxes(Boxes):
+    """A metric that depends on the order of its images."""
+
+    def compute(self):
+        return {f"{at}": float(found[0, 0]) for at, found in enumerate(self.found)}
+
+
+class TestOrder:
+    FOUND = [{"boxes": torch.full((1 + at % 2, 4), float(at))} for at in range(6)]
+
+    def rank(self, *ids, mask=None, known=True):
+        meter = metric_as_meter(FirstBoxes)()
+        for pair in zip(ids[::2], ids[1::2], strict=True):
+            found = [self.FOUND[at] for at in pair]
+            out = step(found, found, mask)
+            meter.update(replace(out, ids=torch.tensor(pair)) if known else out)
+        return meter
+
+    def merged(self, *ranks):
+        meter = metric_as_meter(FirstBoxes)()
+        meter.merge_buffers([dict(rank.named_buffers()) for rank in ranks])
+        return meter
+
+    def test_images_of_ranks_are_in_the_order_of_the_dataset(self):
+        whole = {f"{at}": float(at) for at in range(6)}
+        ranks = [self.rank(4, 5), self.rank(2, 0), self.rank(3, 1)]
+        assert self.merged(*ranks).compute() == whole
+        assert self.merged(*ranks[::-1]).compute() == whole
+        assert self.rank(4, 5, 2, 0, 3, 1).compute() == whole
+
+    def test_without_ids_the_order_is_that_of_the_ranks(self):
+        ranks = [self.rank(4, 5, known=False), self.rank(2, 0, known=False)]
+        assert list(self.merged(*ranks).compute().values()) == [4, 5, 2, 0]
+
+    def test_ids_of_masked_samples_are_dropped(self):
+        mask = torch.tensor([False, True])
+        assert list(self.rank(5, 3, 4, 1, mask=mask).compute().values()) == [1, 3]
+
+    def test_lists_with_another_number_of_tensors_keep_their_order(self):
+        meter = metric_as_meter(torchmetrics.retrieval.RetrievalMAP)()
+        for out in STEPS["queries"]:
+            meter.update(replace(out, ids=torch.arange(16).flip(0)))
+        assert len(meter.get_buffer("ids")) == 0
+        assert len(meter.get_buffer("lengths_preds")) == 5
 
 
 def test_values_per_class_have_the_class_names():

@@ -239,6 +239,14 @@ class TestCompiled:
         for seed in (1, 2):
             assert equal(step(plain, plain, seed)[0], step(compiled, network, seed)[0])
 
+    def test_part_of_the_model_is_not_compiled(self) -> None:
+        compiled: Any = CompiledModel(cnn(), CompileSettings("eager"))
+        with raises(ConfigError, code="config.conflict", key="MACHINE.compile"):
+            compiled.head(IMAGES)
+        assert not hasattr(compiled, "head")
+        with pytest.raises(AttributeError, match="no attribute 'haed'"):
+            compiled.haed(IMAGES)
+
     def test_more_shapes_than_the_limit_are_rejected(self) -> None:
         # Libraries that other tests import may raise torch's limit for the whole process.
         with torch._dynamo.config.patch(recompile_limit=3, accumulated_recompile_limit=256):

@@ -34,7 +34,18 @@ def test_grid_keeps_where_a_feature_is():
     assert grid.head.in_features == 64 * 49
     torch.testing.assert_close(mean(moved), mean(image))
     assert (grid(moved) - grid(image)).abs().max() > 1e-3
-    assert grid(torch.zeros(2, 1, 33, 17)).shape == (2, 10)
+    assert grid(torch.zeros(2, 1, 33, 28)).shape == (2, 10)
+    with pytest.raises(ValueError, match=r"MODEL.grid = 7.* 9 x 5 "):
+        grid(torch.zeros(2, 1, 33, 17))
+
+
+@pytest.mark.parametrize(("size", "grid"), [((28, 28), 7), ((28, 28), 3), ((32, 24), 2)])
+def test_grid_has_the_means_of_adaptive_windows(size: tuple[int, int], grid: int) -> None:
+    torch.manual_seed(0)
+    model = SmallCNN(4, width=4, grid=grid).eval()
+    batch = torch.rand(2, 1, *size)
+    means = torch.nn.functional.adaptive_avg_pool2d(model.features(batch), grid)
+    torch.testing.assert_close(model(batch), model.head(means.flatten(1)))
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,20 @@ def test_option_of_the_wrong_type_is_rejected_before_the_first_step(
     )
     with raises(ConfigError, key="OPTIMIZER.groups"):
         check_options(groups, optimizer)
+
+
+def test_rule_that_selects_frozen_weights_alone_has_no_effect() -> None:
+    net = model()
+    net.requires_grad_(False)
+    net.head.weight.requires_grad_(True)
+    trained, frozen = list_weights(net), list_weights(net, trained=False)
+    assert [weight.name for weight in trained] == ["head.weight"]
+    assert len(frozen) == len(NAMES) - 1
+    for rule in ({"max_ndim": 1, "weight_decay": 0.0}, {"match": "head.bias", "lr": 1.0}):
+        assert plain(group_weights(trained, [rule], lr=0.1, frozen=frozen)) == [
+            ({}, ["head.weight"])
+        ]
+        with pytest.raises(ConfigError, match=r"groups\[0\]"):
+            group_weights(trained, [rule], lr=0.1)
+    with pytest.raises(ConfigError, match="haed"):
+        group_weights(trained, [{"match": "haed.*", "lr": 1.0}], lr=0.1, frozen=frozen)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
 from raising import raises
-from torch import Tensor, nn
+from torch import nn
 from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
+from updating import UPDATES, batch, equal, run, weights
 
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError
@@ -21,17 +22,10 @@ from phasetrain.optim.multi_optimizer import MAIN, MultiOptimizer, assign_weight
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.updater import Updater
 
-UPDATES = 6
-
 
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 2))
-
-
-def batch(number: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(number)
-    return torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
 
 
 def parts(net: nn.Sequential) -> dict[str, Optimizer]:
@@ -46,22 +40,6 @@ def parts(net: nn.Sequential) -> dict[str, Optimizer]:
 def fused(net: nn.Sequential) -> dict[str, Optimizer]:
     rest = [*net[2].parameters(), *net[4].parameters()]
     return {MAIN: parts(net)[MAIN], "others": torch.optim.Adam(rest, lr=0.01, fused=True)}
-
-
-def weights(net: nn.Module) -> list[Tensor]:
-    return [tensor.clone() for tensor in net.state_dict().values()]
-
-
-def equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def run(net: nn.Module, updater: Updater, numbers: range = range(UPDATES)) -> None:
-    for number in numbers:
-        inputs, targets = batch(number)
-        updater.schedule(number / UPDATES)
-        updater.backward(mse_loss(net(inputs), targets))
-        updater.step()
 
 
 def by_hand(

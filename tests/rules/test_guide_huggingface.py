@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from guide_tables import ROOT, check_counterparts, compare_names, read_table, write_files
+from guide_tables import (
+    ROOT,
+    check_counterparts,
+    code_spans,
+    compare_names,
+    read_table,
+    write_files,
+)
 
 from phasetrain.data.samplers.phase_sampler import SAMPLERS
 from phasetrain.testing import assert_exact_resume
@@ -72,7 +79,7 @@ def test_table_has_every_name_of_the_installed_version(
 
 
 def test_methods_exist() -> None:
-    names = [row[0].strip("`") for row in read_table(PAGE, "Methods")]
+    names = [name for row in read_table(PAGE, "Methods") for name in code_spans(row[0])]
     assert [name for name in names if name not in trainer_methods()] == []
     overridden = {"compute_loss", "training_step", "prediction_step", "predict", "push_to_hub"}
     assert overridden <= set(names)

@@ -20,7 +20,7 @@ from raising import raises
 from phasetrain.errors import ConfigError
 from phasetrain.runs import folder as module
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.lock import Owner
+from phasetrain.runs.owner import Owner
 from phasetrain.runs.records import StatusRecord
 from phasetrain.runtime.storage import Storage
 

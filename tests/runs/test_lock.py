@@ -20,7 +20,8 @@ import pytest
 from phasetrain.errors import FolderInUseError
 from phasetrain.runs import lock
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.lock import LEASE_SECONDS, FolderLock, Owner, process_age, process_start
+from phasetrain.runs.lock import FolderLock
+from phasetrain.runs.owner import LEASE_SECONDS, Owner, process_age, process_start
 from phasetrain.runtime.storage import Storage, open_storage
 from phasetrain.testing import MemoryHandler
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phasetrain.runs.lock import EXPIRED_SECONDS
+from phasetrain.runs.owner import EXPIRED_SECONDS
 from phasetrain.runs.records import (
     EnvironmentRecord,
     Heartbeat,

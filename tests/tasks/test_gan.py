@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gan_parts import SHORT, make_words
 from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest, records
 from raising import raises
 
@@ -16,33 +17,14 @@ from phasetrain.commands.api import run
 from phasetrain.engine.batch import Batch, GeneratedOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
-from phasetrain.models import SmallCNN
 from phasetrain.runs.records import PREDICTIONS
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import build_run
 
 
-def words(folder: Path) -> list[str]:
-    """Return the words of a run on digits, whose judge has random weights."""
-    torch.manual_seed(0)
-    torch.save(SmallCNN(10, width=4).state_dict(), folder / "judge.pt")
-    return [
-        f"TASK={{name: gan, judge: {{name: small_cnn, width: 4, weights: {folder / 'judge.pt'}}}}}",
-        "MODEL={name: conditional_gan, size: 8, noise: 4, width: 8}",
-        "METERS={loss: null, accuracy: {splits: [TEST]}}",
-        "METERS.frechet={name: frechet_distance, splits: [TEST]}",
-        "DATA.TRAIN.transforms=[]",
-        "OPTIMIZER={name: adam, lr: 0.003}",
-        "OPTIMIZER.others.critic={name: adam, lr: 0.003, match: critic.*}",
-        "MACHINE.threads=1",
-    ]
-
-
 def train(folder: Path, hooks: Mapping[str, Hook] | None = None) -> Path:
     """Train for three epochs of five updates, until a hook kills the run; return its folder."""
-    short = ["PHASES={epochs: 3, limit: {train: 5, test: 2}}", "DATA.TRAIN.batch_size=24"]
-    quiet = ["DATA.TEST.batch_size=32", "HOOKS.console=null", "RUN.rehearse=false"]
-    given = ["experiment=digits", *words(folder.parent), *short, *quiet, f"RUN.dir={folder}"]
+    given = [*make_words(folder.parent), *SHORT, f"RUN.dir={folder}"]
     with suppress(Killed):
         run(given, hooks=hooks, terminal=Terminal(io.StringIO(), live=False))
     return folder
@@ -63,7 +45,7 @@ def test_generator_learns_and_a_killed_run_resumes_exactly(tmp_path: Path) -> No
 
 
 def test_generated_images_depend_on_the_samples_alone(tmp_path: Path) -> None:
-    task: Any = build_run(["experiment=digits", *words(tmp_path)]).task
+    task: Any = build_run(make_words(tmp_path)).task
     task.model.eval()
     torch.manual_seed(0)
     inputs, labels, ids = torch.rand(4, 1, 8, 8), torch.arange(4), torch.tensor([7, 3, 11, 5])
@@ -89,11 +71,12 @@ def test_generated_images_depend_on_the_samples_alone(tmp_path: Path) -> None:
         ("TASK.layer=haed", {"code": "config.no_match", "key": "TASK.layer", "given": "'haed'"}),
         ("TASK.judge.weights=null", {"key": "TASK.judge.weights"}),
         ("TASK.generator_every=0", {"key": "TASK.generator_every"}),
+        ("MACHINE.compile=eager", {"key": "MACHINE.compile", "code": "config.conflict"}),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, change: str, problem: dict[str, str]) -> None:
-    given = words(tmp_path)
+    given = make_words(tmp_path)
     if change.startswith("MODEL="):
         given = [word for word in given if not word.startswith(("MODEL", "OPTIMIZER.others"))]
     with raises(ConfigError, **problem):
-        build_run(["experiment=digits", *given, change])
+        build_run([*given, change])

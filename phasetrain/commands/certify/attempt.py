@@ -35,7 +35,7 @@ FAILED = "failed: "
 
 @dataclass(frozen=True)
 class Order:
-    """What an attempt has to do.
+    """The task of an attempt.
 
     Attributes:
         overrides: the run.

@@ -51,7 +51,7 @@ NOT_LOADED = "load_state_dict does not restore the state that state_dict returne
 
 @dataclass(frozen=True)
 class PhaseLabel:
-    """What a message says about a phase: its split, its epoch, its steps, whether it trains."""
+    """The facts of a phase in a message: its split, its epoch, its steps, whether it trains."""
 
     split: str
     epoch: int

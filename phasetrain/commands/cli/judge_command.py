@@ -7,7 +7,7 @@ from phasetrain.commands.cli.parsing import TRUST, Call
 
 
 def add_judge_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what is judged, and how."""
+    """Declare the arguments of the judgement."""
     parser.add_argument(
         "words",
         nargs="*",

@@ -21,7 +21,7 @@ from phasetrain.commands.cli.output import (
 from phasetrain.commands.cli.parsing import Call, Command, parse_flags, split_command
 from phasetrain.commands.cli.table import COMMANDS, list_group
 from phasetrain.errors import PhasetrainError, list_problems
-from phasetrain.runs.lock import process_age
+from phasetrain.runs.owner import process_age
 from phasetrain.runtime.clock import Clock
 
 log = getLogger(__name__)

@@ -107,7 +107,7 @@ def run_export(call: Call) -> Outcome:
 
 
 def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare run, file and what the card says."""
+    """Declare run, file and the facts of the card."""
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, or one of its checkpoints")
     parser.add_argument("out", metavar="MODEL.zip", help="file to write; it must not exist")
     parser.add_argument(

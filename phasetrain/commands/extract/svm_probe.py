@@ -134,6 +134,7 @@ def _classify_few(
     """Return the best cost for a number of samples per class, and its mean average precisions."""
     means = np.empty((settings.draws, len(settings.costs)))
     for draw in range(settings.draws):
+        # A draw depends on its number and on k alone, not on the other values of `shots`.
         random = np.random.default_rng(seed_of(settings.seed, "shots", shots, draw))
         table = draw_shots(targets, expected.shape[1], shots, random)
         for place, cost in enumerate(settings.costs):
@@ -227,6 +228,7 @@ def _make_svm(cost: float, settings: SvmSettings) -> Any:
             'run: pip install "phasetrain[svm]"',
             code="config.missing_library",
         ) from error
+    # The weights and the limit of iterations are VISSL's.
     return LinearSVC(
         C=cost, class_weight={True: 2, False: 1}, max_iter=2000, random_state=settings.seed
     )
@@ -264,6 +266,7 @@ def _read_features(path: str, layer: str) -> tuple[Array, Array]:
         )
     if targets.ndim == 2:
         return features, targets.astype(np.int64)
+    # A negative class means that it is unknown.
     known = targets >= 0
     return features[known], targets[known]
 

@@ -92,7 +92,7 @@ class ComparedRun:
 
     @cached_property
     def has_own_schedules(self) -> bool:
-        """Whether all schedules are those of phasetrain."""
+        """Whether phasetrain defines all schedules."""
         sections = [self.config, *self.config["PHASES"]["stages"]]
         optimizers = [one.get("OPTIMIZER", {}) for one in sections]
         optimizers += (self.config["OPTIMIZER"].get("others") or {}).values()
@@ -136,7 +136,9 @@ class ComparedRun:
                 schedule = own or whole.get(path)
                 if schedule is None:
                     continue
+                # A schedule of a stage runs over its stage, and one of the run over the whole run.
                 progress = (at.where, at.within)
+                # It keeps the value of the beginning of the epoch.
                 if isinstance(schedule, HeldSchedule) and at.epoch_start is not None:
                     progress = at.epoch_start
                 values[update] = schedule(progress[own is not None])

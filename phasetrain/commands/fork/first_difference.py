@@ -192,6 +192,7 @@ def _judge_stages(
     """Return the number of updates before the first stage that differs in more than its length."""
     if not old or not new:
         return _judge_first_stage(*old, *new)
+    # Stages that only one of them has are judged below.
     for number, (first, second) in enumerate(zip(old, new, strict=False)):
         changed = [
             key

@@ -106,6 +106,7 @@ def fork_run(source: str, update: int, target: str, *, setup: Setup | None = Non
         promise = here.read_promise(last)
         _check_promise(here.folder, promise)
         _clear_target(here, there)
+        # The logs first: a folder counts as a run as soon as it has a checkpoint.
         _copy_logs(here, there, last, promise)
         run = uuid4().hex
         # The earlier ones too: one of them may be the best by a metric.
@@ -252,12 +253,14 @@ def _copy_checkpoint(
     if setup is not None:
         promise["config"] = Redaction({}).redact_config(setup.asked)
         promise["observers"] = list(list_observers(setup.asked))
+    # Each file is verified as it is read: a damaged one would get a new and valid digest.
     contents: dict[str, bytes | bytearray] = {
         name: source.read_part(saved, name) for name in before.files if name != PROMISED
     }
     contents[PROMISED] = json.dumps(promise).encode()
 
     def describe(files: dict[str, FileRecord]) -> Manifest:
+        # The new run may be longer, and a finished one would end at once.
         state = {**before.state, "finished": ""}
         return replace(before, run=run, parent=None, state=state, files=files)
 

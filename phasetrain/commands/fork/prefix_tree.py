@@ -6,20 +6,10 @@ from typing import Any
 
 from phasetrain.commands.fork.compared_run import ComparedRun
 from phasetrain.commands.fork.first_difference import Difference, find_first_difference
-from phasetrain.runs.report.html import element, escape_text
 from phasetrain.runtime.format import format_percent
 
 TREE_FILE = "prefixes.json"
 """File with the tree, in the folder of a sweep that trains shared updates once."""
-
-ROW = 18
-WIDTH = 640
-LABEL = 220
-"""Sizes in the picture of a tree, in pixels: height of a run, width of all updates, and of labels
-next to them."""
-
-LABEL_LENGTH = 34
-"""Maximum number of characters of a label in the picture."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +99,9 @@ class PrefixTree:
 
     def summarize(self) -> str:
         """Return how much is saved, in one line."""
-        share = self.shared_updates / max(self.separate_updates, 1)
+        if self.shared_updates == self.separate_updates:
+            return f"shared prefixes: none, the {len(self.branches)} runs differ from the start"
+        share = self.shared_updates / self.separate_updates
         return (
             f"shared prefixes: {self.shared_updates:,} updates instead of "
             f"{self.separate_updates:,} ({format_percent(share)}) for {len(self.branches)} runs"
@@ -139,42 +131,21 @@ class PrefixTree:
             "runs": [asdict(branch) for branch in self.branches],
         }
 
-    def draw(self) -> str:
-        """Return the tree as SVG: a line per run, from the update at which it is forked."""
-        longest = max((branch.updates for branch in self.branches), default=0) or 1
-        order = [place for place, _ in self._walk()]
-        rows = {place: ROW * (number + 0.75) for number, place in enumerate(order)}
-        marks = []
-        for place in order:
-            one = self.branches[place]
-            begin = LABEL + WIDTH * one.fork / longest
-            end = LABEL + WIDTH * one.updates / longest
-            line = f"M{begin:.1f} {rows[place]:.1f}H{end:.1f}"
-            if one.parent is not None:
-                line = f"M{begin:.1f} {rows[one.parent]:.1f}V{rows[place]:.1f}H{end:.1f}"
-            title = element("title", escape_text(f"{one.label}: {one.fork} to {one.updates}"))
-            path = {"d": line, "fill": "none", "stroke": "currentColor", "stroke_width": "1.5"}
-            marks.append(element("path", title, **path))
-            text = {"x": "0", "y": f"{rows[place] + 4:.1f}", "font_size": "11"}
-            # The end of the text: values in which runs differ often begin alike.
-            label = one.label[-LABEL_LENGTH:]
-            marks.append(element("text", escape_text(label), fill="currentColor", **text))
-        height = ROW * (len(order) + 0.5)
-        return element(
-            "svg",
-            "".join(marks),
-            viewBox=f"0 0 {LABEL + WIDTH} {height:.0f}",
-            width="100%",
-            role="img",
-            aria_label=self.summarize(),
-        )
+    def list_by_latest_fork(self) -> list[int]:
+        """Return the places of all runs, each one after the run that it is forked from, and of the
+        runs forked from the same one the latest fork first."""
+        return [place for place, _ in self._walk(earliest_first=False)]
 
-    def _walk(self) -> list[tuple[int, int]]:
-        """Return place and depth of each run, each one behind the run that it is forked from."""
+    def _walk(self, *, earliest_first: bool = True) -> list[tuple[int, int]]:
+        """Return place and depth of each run, each one after the run that it is forked from."""
         found: list[tuple[int, int]] = []
+        # A stack, whose last entry is taken first: runs are pushed in reverse order.
         waiting = [(n, 0) for n, one in enumerate(self.branches) if one.parent is None][::-1]
         while waiting:
             place, depth = waiting.pop()
             found.append((place, depth))
-            waiting += [(child, depth + 1) for child in reversed(self.list_children(place))]
+            children = self.list_children(place)
+            if earliest_first:  # the last one that is waiting comes next
+                children.reverse()
+            waiting += [(child, depth + 1) for child in children]
         return found

@@ -9,7 +9,7 @@ from phasetrain.commands.judge.contenders import Contender
 from phasetrain.commands.judge.sequential import Look, Rule, Verdict, forecast_pairs
 from phasetrain.commands.judge.trained_runs import TrainedRun, Which
 from phasetrain.runs.direction import Direction, Objective
-from phasetrain.runtime.format import format_metric
+from phasetrain.runtime.format import format_count, format_metric
 
 WORSE_CODE = 8
 UNDECIDED_CODE = 9
@@ -126,9 +126,10 @@ class Judgement:
             for run in (pair.baseline, pair.candidate)
             if run.is_found
         }
-        line = f"{self.updates} updates, {self.trained} runs trained now, in {self._join_folders()}"
+        trained = f"{format_count(self.trained, 'run')} trained now"
+        line = f"{format_count(self.updates, 'update')}, {trained}, in {self._join_folders()}"
         if found:
-            line += f"; {len(found)} finished runs were there already"
+            line += f"; reused: {format_count(len(found), 'finished run')}"
         return "\n".join([*lines, line])
 
     def _join_folders(self) -> str:
@@ -147,7 +148,7 @@ class Judgement:
             text += " (the weights have other names)"
         if trial.is_whole:
             return f"{text}: the whole run"
-        return f"{text}. That is what has been shown; --full compares the whole run"
+        return f"{text}. Later updates were not compared; --full compares whole runs"
 
     def _describe_look(self, look: Look) -> str:
         level = f"{100 * (1 - self.rule.error_rate):.4g} %"

@@ -82,6 +82,7 @@ def find_commit(name: str, folder: str) -> str:
         ConfigError: there is no such revision (code `judge.unknown_revision`).
     """
     try:
+        # ^{commit} follows a tag to its commit; a name that begins with a dash is no option.
         return run_git(["rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}"], folder)
     except ConfigError as error:
         raise ConfigError(
@@ -145,6 +146,7 @@ def _remove_leftovers(top: str) -> None:
 
 
 def _link_ignored(top: str, tree: Path) -> None:
+    # -z: names end with a zero byte, since git would quote unusual characters in lines.
     words = ["ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
     for entry in run_git(words, top).split("\0"):
         path = entry.rstrip("/")

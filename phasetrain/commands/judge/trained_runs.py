@@ -18,7 +18,7 @@ from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError, PhasetrainError, did_you_mean
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runs.history import History, read_history
-from phasetrain.runs.lock import find_owner
+from phasetrain.runs.owner import find_owner
 from phasetrain.runs.records import RunFiles, read_status
 from phasetrain.runtime.storage import open_storage
 

@@ -140,6 +140,7 @@ def convert_feature(trunk: Trunk, name: str, pool: Sequence[Any]) -> Params:
         found["pool"] = {"size": args[0], "kind": "max"}
     elif kind in ("AvgPool2d", "MaxPool2d"):
         names = ("kernel", "stride", "padding")
+        # The arguments of torch's pooling are optional from the end.
         found["pool"] = dict(zip(names, args, strict=False))
         if kind == "MaxPool2d":
             found["pool"]["kind"] = "max"

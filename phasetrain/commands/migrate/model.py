@@ -162,7 +162,7 @@ def _write_plain_classifier(
         draft: takes the model.
         trunk: the trunk.
         heads: heads of VISSL, each on the one before it.
-        named: write a trunk with a head, whose modules have names of their own, in any case.
+        named: write a trunk with a head, whose modules have separate names, in any case.
     """
     if len(heads) > 1:
         if any("dims" not in params for _, params in heads):

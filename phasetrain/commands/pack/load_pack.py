@@ -3,7 +3,8 @@ example."""
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ NUMERICS = ("precision", "test_precision")
 
 @dataclass(frozen=True)
 class Description:
-    """What `pack.json` says of a model.
+    """The facts of a model in `pack.json`.
 
     Attributes:
         split: key in DATA of the test split whose transforms are packed.
@@ -284,13 +285,30 @@ def open_pack(
     # Before the config is resolved, which looks the parts up.
     names = import_needed_code(path, description.code, config, imports)
     objects = _provide_model(path, config, model)
-    with provide_objects(objects):
+    with provide_objects(objects), _reject_foreign_parts(path):
         setup = _resolve(path, config, names, device)
         with trust_only(setup.trusted_paths):
             parts, predictor = _build(archive, setup, description)
     verification = _repeat_example(archive, predictor, description.tolerance)
     log.info("%s: example %s", path, verification.describe())
     return PackedModel(archive, parts, predictor, verification)
+
+
+@contextmanager
+def _reject_foreign_parts(path: str) -> Iterator[None]:
+    """Reject a function of a library as a part: there is no source that the user could review and
+    name, as for custom code."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.code != "trust.needed":
+            raise
+        key, _, rest = str(error).partition(" = ")
+        raise ConfigError(
+            f"{path}: {key} = {rest.partition(' ')[0]} is not a class that a packed model may "
+            "name; get the original file",
+            code="pack.unsafe",
+        ) from error
 
 
 def _select_config(archive: Archive, description: Description) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.snapshot import DTYPES, Snapshot
+from phasetrain.commands.complete_weights import complete_weights, takes_several_inputs
 from phasetrain.commands.export import remove_partial, without_tied
 from phasetrain.commands.load import (
     FOR_INFERENCE,
@@ -51,7 +52,7 @@ from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
-from phasetrain.models.adapters import merge_adapters
+from phasetrain.models.adapters import merge_adapters, remove_adapters
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
@@ -70,7 +71,7 @@ HERE = frozenset({"world", "device", "precision"})
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What to pack, see the arguments of `pack`."""
+    """The selection for a pack, see the arguments of `pack`."""
 
     checkpoint: str
     weights: WhichWeights
@@ -179,7 +180,12 @@ def _make_archive(
     samples = _read_samples(loaded, folder, split, predictor, options)
     if config["MODEL"].get("adapters") is not None:
         # Before the output is computed: the sums of the weights are rounded.
-        merge_adapters(task.model, predictor.transform(samples))
+        if takes_several_inputs(task.model):
+            state = complete_weights(loaded, options.weights, trust=options.trust)
+            remove_adapters(task.model)
+            task.model.load_state_dict(state)
+        else:
+            merge_adapters(task.model, predictor.transform(samples))
     with torch.no_grad():
         output = to_plain_output(predictor.compute_output(samples, "example"))
     form = predictor.form

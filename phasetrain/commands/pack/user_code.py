@@ -222,10 +222,12 @@ def _import_file(module: str, file: Path) -> None:
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no Python source")
     made = module_from_spec(spec)
+    # Before it is executed, as Python's own import does: dataclasses look their module up there.
     sys.modules[module] = made
     try:
         spec.loader.exec_module(made)
     except BaseException:
+        # A later import would find the half of it that was executed.
         del sys.modules[module]
         raise
 

@@ -1,4 +1,4 @@
-"""The load by other processes during a rehearsal, and what it means for the estimated duration."""
+"""The load by other processes during a rehearsal, and its effect on the estimated duration."""
 
 import os
 import time

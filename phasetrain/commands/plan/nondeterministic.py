@@ -1,4 +1,4 @@
-"""The operators that torch cannot compute deterministically, and what can replace them.
+"""The operators that torch cannot compute deterministically, and their replacements.
 
 From the documentation of `torch.use_deterministic_algorithms`: the operations that raise an error
 in that mode. The operations that it makes deterministic are not here: they only become slower.
@@ -25,7 +25,7 @@ class Operation:
     Attributes:
         name: as torch documents it.
         operators: names of ATen operators of the forward pass, without overload.
-        replacement: what computes the same, or nearly so, deterministically.
+        replacement: a deterministic way to compute the same, or nearly so.
         devices: types of devices without a deterministic kernel.
         needs_grad: only the backward pass has none.
         applies: whether it concerns a call with these arguments.

@@ -41,7 +41,7 @@ class Finding:
         operator: name of the ATen operator.
         modules: names of the modules that call it.
         devices: types of devices without a deterministic kernel.
-        replacement: what to use instead.
+        replacement: advice on an operator to use instead.
         is_replaced: torch itself uses something slower if MACHINE.deterministic is true.
     """
 

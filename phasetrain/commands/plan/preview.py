@@ -22,6 +22,7 @@ from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.merge import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.derive import list_non_defaults
+from phasetrain.config.sections.checkpoint import list_epoch_intervals, list_update_intervals
 from phasetrain.config.stages import STAGE_KEYS
 from phasetrain.data.samplers.phase_sampler import SplitsBatches
 from phasetrain.engine.plan import TRAIN, Phase, Plan
@@ -220,7 +221,7 @@ def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
 
 
 def _show_summary(setup: Setup, content: Mapping[str, Any]) -> None:
-    """Print what the config does not say: length, duration, memory, disk space and warnings."""
+    """Print facts that are not in the config: length, duration, memory, disk space and warnings."""
     length = ", ".join(
         (
             format_count(content["updates"], "update"),
@@ -405,17 +406,17 @@ def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
 def list_checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
     """Yield (updates, reason) of every checkpoint that the rules of section CHECKPOINT save."""
     section = setup.config.CHECKPOINT
-    every = section.every_updates
     trained = plan.phases.select(plan.phases.is_train)
     is_saved = np.zeros(len(trained), dtype=np.bool_)
-    if section.every_epochs is not None:
-        is_saved = trained.ends_epoch & ((trained.column("epoch") + 1) % section.every_epochs == 0)
+    for every in list_epoch_intervals(section):
+        is_saved |= trained.ends_epoch & ((trained.column("epoch") + 1) % every == 0)
     updates = 0
     # Numbers rather than phases, of which there may be a million.
     for end, saves in zip(trained.updates_before[1:].tolist(), is_saved.tolist(), strict=True):
-        if every is not None:
-            first = updates + every - updates % every
-            yield from ((at, "update") for at in range(first, end + 1, every))
+        due: set[int] = set()
+        for every in list_update_intervals(section):
+            due.update(range(updates + every - updates % every, end + 1, every))
+        yield from ((at, "update") for at in sorted(due))
         updates = end
         if saves:
             yield updates, "epoch"

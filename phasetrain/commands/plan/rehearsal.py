@@ -162,7 +162,7 @@ def prepare_parts(
     Args:
         run_plan: the run.
         is_preview: whether the run will not be trained.
-        is_usual: whether the steps of the run are those of the task alone, without a custom loop
+        is_usual: whether the task alone makes the steps of the run, without a custom loop
             or hooks that change them; otherwise a short run is not rehearsed.
 
     Raises:
@@ -368,6 +368,7 @@ def _inspect_model(task: Task, phase: Phase) -> Inspection | None:
         task.reseed(Position(phase.split, 0, phase.first, 0.0))
         try:
             return inspect(task, phase, batch)
+        # Its message already says what to change.
         except ConfigError:
             raise
         except Exception as error:

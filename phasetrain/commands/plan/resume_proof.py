@@ -296,6 +296,7 @@ def _copy_to_cpu(state: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError(
             f"this run could not be saved: {error}", code="checkpoint.not_encodable"
         ) from error
+    # Cloned: on the CPU, `cpu()` returns the tensor of the task, which the next step changes.
     copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors}
     found: Mapping[str, Any] = assemble_state(tree, copies)
     return found

@@ -249,6 +249,7 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
     found += _list_unused_launch(setup)
     if not plan.updates:
         return found
+    beyond("RUN.pause_at", config.RUN.pause_at, plan.updates, "updates")
     beyond("CHECKPOINT.every_updates", save.every_updates, plan.updates, "updates")
     beyond("CHECKPOINT.every_epochs", save.every_epochs, complete, "complete epochs")
     beyond("CHECKPOINT.keep_every.updates", save.keep_every.updates, plan.updates, "updates")
@@ -341,7 +342,9 @@ class _Survey:
         if model is not None and loss is not None:
             self._try(lambda: freeze_parameters(context, model, loss))
             if trained := list_weights(model, loss):
-                self._try(lambda: list_optimizer_specs(self.setup.config.OPTIMIZER, trained))
+                frozen = list_weights(model, loss, trained=False)
+                section = self.setup.config.OPTIMIZER
+                self._try(lambda: list_optimizer_specs(section, trained, frozen))
                 self._try(lambda: build_updaters(context, model, loss, facts))
         self._build_hooks()
         if data is None or plan is None or self.found:
@@ -377,7 +380,7 @@ class _Survey:
             self._try(partial(build_hook, self.setup, label, section))
 
     def _try(self, make: Callable[[], T], provided: Collection[str] | None = None) -> T | None:
-        """Return what `make` returns; None if it fails.
+        """Return the result of `make`; None if it fails.
 
         Args:
             make: builds a part.

@@ -91,7 +91,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """What the output of a model means.
+    """The meaning of the output of a model.
 
     Attributes:
         classes: number of classes that the data has; None if it is not known.
@@ -135,7 +135,7 @@ class OutputForm:
 
 
 def find_output_form(task: Task, reader: InputReader) -> OutputForm:
-    """Return what the output of a task's model means."""
+    """Return the meaning of the output of a task's model."""
     classes = reader.facts.get("classes")
     parts = (task.loss, *task.parts.meters.values())
     names = list_token_names(reader) or tuple(task.class_names)
@@ -163,7 +163,7 @@ class FilePredictor:
         predictor: has the model.
         transform: makes batches of samples.
         reader: reads files as samples.
-        form: what outputs mean.
+        form: meaning of the outputs.
     """
 
     predictor: Predictor
@@ -209,7 +209,7 @@ class FilePredictor:
         return _split_output(inputs, output)
 
     def compute_output(self, samples: Sequence[Any], name: str) -> Any:
-        """Return the output for samples, for a text of bytes that of its last position.
+        """Return the output for samples; for a text of bytes, the output at its last position.
 
         Args:
             samples: as the dataset gives them.
@@ -295,7 +295,7 @@ def predict(
 
 
 def make_file_predictor(task: Task, reader: InputReader, split: str) -> FilePredictor:
-    """Return what predicts for files with a task.
+    """Return a predictor for files with a task.
 
     Args:
         task: from `phasetrain.load`.

@@ -171,6 +171,7 @@ def find_files(config_dir: str | None = None) -> dict[str, Path]:
     if config_dir is not None:
         folders.append(Path(config_dir, RECIPES))
     for folder in folders:
+        # A later folder wins: users may replace a recipe of the package.
         found |= {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     return dict(sorted(found.items()))
 

@@ -184,6 +184,7 @@ def _run_step(task: Task, dump: StepDump, folder: str, seen: _NonFiniteValues) -
         task.updater.resolve()
         if seen.made:
             seen.loss = float(out.loss)
+    # Expected: the dump is of an update that was not finite, and `seen` has what was found.
     except NumericsError:
         pass
 

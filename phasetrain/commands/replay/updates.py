@@ -45,7 +45,7 @@ class ReplayStart:
         state: position before the first update.
         machine: device and numerics of the run.
         loaded: the checkpoint; None for the initial weights.
-        warnings: how the machine differs from that of the checkpoint.
+        warnings: how the machine differs from the one of the checkpoint.
     """
 
     plan: Plan

@@ -141,7 +141,7 @@ class Difference:
         """Return everything as text.
 
         Args:
-            results: text about what the runs have reached. It follows the keys of the config that
+            results: text about the results of the runs. It follows the keys of the config that
                 differ, and the first different update comes last.
         """
         rows = [

@@ -214,6 +214,7 @@ def _plan_prefixes(
 
 def _end_plan(folder: str, words: SweepOverrides, *, is_planned: bool) -> int:
     """Leave no folder behind, because nothing is started."""
+    # Only an empty folder can be removed: the folder of an earlier sweep has files, and stays.
     with suppress(OSError):
         Path(folder).rmdir()
     if not is_planned:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import stdev
 
 import numpy as np
@@ -11,7 +11,7 @@ from phasetrain.commands.sweep.group_tables import INTERVAL, find_baseline
 from phasetrain.commands.sweep.groups import Group, sort_key
 from phasetrain.commands.sweep.override_text import is_repeated
 from phasetrain.commands.sweep.results import Results
-from phasetrain.commands.sweep.sweep_run import name_values
+from phasetrain.commands.sweep.sweep_run import label_values, name_configs, name_values
 from phasetrain.runs.records import parse_number
 from phasetrain.runs.report.charts import (
     Axis,
@@ -24,7 +24,6 @@ from phasetrain.runs.report.charts import (
 )
 from phasetrain.runs.report.reading import Array, Curve, RunReport
 from phasetrain.runs.report.svg import abbreviate, place_decades, place_ticks
-from phasetrain.runtime.format import shorten
 
 COLORED = 8
 """Maximum number of values of a key that may colour the points of a plot by another key."""
@@ -54,19 +53,21 @@ class _Point:
         swept: swept overrides, key -> value as text.
         value: of the metric.
         low, high: bounds of its interval; NaN for none.
+        is_partial: whether the run has not been trained to its end.
     """
 
     swept: Mapping[str, str]
     value: float
     low: float = math.nan
     high: float = math.nan
+    is_partial: bool = False
 
 
 def make_charts(results: Results) -> list[Chart]:
     """Return a plot of the metric for each key that has more than one value, and of the differences
     between configs that folds or seeds repeat."""
     runs = [
-        _Point(run.swept, run.best)
+        _Point(run.swept, run.best, is_partial=run.state != "finished")
         for run in results.runs
         if run.best is not None and run.metric == results.metric
     ]
@@ -140,7 +141,7 @@ def _make_key_charts(
             names |= beside.names
             lines = [_make_background(background, key, beside), *lines]
             explained += "; dots are single runs"
-        axis = Axis(key, names, scale.marks)
+        axis = Axis(key, names, scale.marks, scale.room)
         is_log = needs_log_axis(lines)
         found.append(Chart(f"by-{make_slug(key)}", metric, explained, lines, is_log, axis))
     return found
@@ -156,7 +157,8 @@ def _make_difference_charts(groups: Sequence[Group], metric: str) -> list[Chart]
     ]
     if baseline is None or not compared:
         return []
-    names = {float(place): name_values(group.swept) for place, group, _ in compared}
+    labels = name_configs([group.swept for group in groups])
+    names = {float(place): labels[place - 1] for place, _, _ in compared}
     if sum(map(len, names.values())) > LABEL_SIGNS:
         names = {place: f"#{place:.0f}" for place in names}
     points = [
@@ -202,17 +204,27 @@ class _Scale:
         places: value as text -> position.
         names: position -> label.
         marks: positions of ticks.
+        is_ordered: whether the values are numbers.
     """
 
     places: dict[str, float]
     names: dict[float, str]
     marks: Sequence[float]
+    is_ordered: bool = True
+
+    @property
+    def room(self) -> float:
+        """Room at both ends, as a share of the axis; labels of text need more."""
+        if self.is_ordered:
+            return 0.05
+        return 0.5 / (len(self.places) - 1)
 
     def shift(self, share: float) -> "_Scale":
         """Return the scale with values that are shifted to the right by a share of the axis."""
         distance = share * (max(self.places.values()) - min(self.places.values()))
         places = {text: place + distance for text, place in self.places.items()}
-        return _Scale(places, {place: text for text, place in places.items()}, self.marks)
+        names = {place: text for text, place in places.items()}
+        return _Scale(places, names, self.marks, self.is_ordered)
 
     @classmethod
     def fit(cls, values: Sequence[str]) -> "_Scale | None":
@@ -223,11 +235,9 @@ class _Scale:
         numbers = [_parse_finite(text) for text in texts]
         if any(value is None for value in numbers):
             places = {text: float(place) for place, text in enumerate(texts)}
-            return cls(
-                places,
-                {place: shorten(text, 24) for text, place in places.items()},
-                list(places.values()),
-            )
+            short = label_values(texts)
+            shown = {place: short[text] for text, place in places.items()}
+            return cls(places, shown, list(shown), is_ordered=False)
         known = [value for value in numbers if value is not None]
         by_logarithm = min(known) > 0 and max(known) / min(known) >= SPREAD
         places = {
@@ -262,19 +272,25 @@ def _make_lines(
         for shifted in scales.values():
             names |= shifted.names
     label = "mean" if has_intervals else "runs"
-    groups: dict[str, list[tuple[float, float, float, float]]] = {}
+    groups: dict[tuple[str, bool], list[tuple[float, float, float, float]]] = {}
     for one in points:
         if key in one.swept:
             color = one.swept.get(by, "")
             point = (scales[color].places[one.swept[key]], one.value, one.low, one.high)
-            groups.setdefault(color, []).append(point)
+            groups.setdefault((color, one.is_partial), []).append(point)
     # Several runs at one value would be joined by a vertical line, as if they had an order.
-    alone = all(len({x for x, *_ in found}) == len(found) for found in groups.values())
-    ordered = sorted(groups.items(), key=lambda item: sort_key(item[0]))
-    return [
-        _make_line(f"{by}={value}" if by else label, sorted(found), place, joined=alone)
-        for place, (value, found) in enumerate(ordered)
-    ]
+    alone = scale.is_ordered and all(
+        len({x for x, *_ in found}) == len(found) for found in groups.values()
+    )
+    lines = []
+    for number, color in enumerate(colors):
+        name = f"{by}={color}" if by else label
+        if found := groups.get((color, False)):
+            lines.append(_make_line(name, sorted(found), number, joined=alone))
+        if found := groups.get((color, True)):
+            line = _make_line(f"{name}, not finished", sorted(found), number, joined=False)
+            lines.append(replace(line, hollow=True))
+    return lines
 
 
 def _make_line(

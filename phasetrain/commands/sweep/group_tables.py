@@ -170,7 +170,7 @@ def find_baseline(groups: Sequence[Group]) -> Group | None:
 
 
 def name_pairs(groups: Sequence[Group]) -> str:
-    """Return what forms pairs: seeds, or pairs if folds are swept too."""
+    """Return the word for the members of pairs: seeds, or pairs if folds are swept too."""
     if all(key.endswith("seed") for key in groups[0].over):
         return "seeds"
     return "pairs"

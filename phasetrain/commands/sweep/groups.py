@@ -94,7 +94,7 @@ class Comparison:
         p_value: of the paired t test; None with fewer than two pairs.
         p_adjusted: the same after Holm's correction for all configs of the sweep.
         correlation: of the paired values.
-        variance_ratio: variance of the paired differences over that of unpaired ones; with 0.1, an
+        variance_ratio: variance of the paired differences over the unpaired one; with 0.1, an
             unpaired comparison needs ten times as many runs.
         pairs_needed: pairs with which a test at level 0.05 finds a difference as large as the mean
             one with a probability of 0.8; None without a difference or without a spread.
@@ -176,6 +176,7 @@ def group_runs(
     for run in runs:
         shared = tuple((key, value) for key, value in run.swept.items() if key not in over)
         found.setdefault(shared, []).append(run)
+    # Of all configs together: a run that one of them lacks is listed as missing.
     repetitions = _list_repetitions(runs, over)
     groups = [
         _make_group(dict(shared), over, each, objective, repetitions)
@@ -331,6 +332,7 @@ def _rank_mean(group: Group, objective: Objective) -> tuple[bool, float]:
 def _is_same(first: str, second: str) -> bool:
     """Return whether two values are equal as numbers or as text."""
     one = parse_number(first)
+    # False for NaN, which stands for text that is no number.
     if one == one:
         return one == parse_number(second)
     return first.strip("'\"") == second.strip("'\"")

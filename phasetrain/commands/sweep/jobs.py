@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from phasetrain.commands.sweep.override_text import hash_overrides, split_words, strip_prefixes
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import FolderInUseError
-from phasetrain.runs.lock import Owner, find_owner, process_start
+from phasetrain.runs.owner import Owner, find_owner, process_start
 from phasetrain.runs.records import process_exists
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.signals import is_in_foreground, stop_signals

@@ -265,7 +265,7 @@ def _combine(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def _is_listed(override: Override) -> bool:
-    """Return whether the values can be listed: not those of an interval, nor random ones."""
+    """Return whether the values can be listed: not an interval, nor random values."""
     return bool(override.is_discrete_sweep())
 
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+from phasetrain.commands.fork.draw_tree import draw_tree
 from phasetrain.commands.fork.prefix_tree import TREE_FILE, PrefixTree
 from phasetrain.commands.sweep.charts import make_charts, make_mean_curves
 from phasetrain.commands.sweep.group_tables import (
@@ -15,7 +16,7 @@ from phasetrain.commands.sweep.group_tables import (
 )
 from phasetrain.commands.sweep.prune_record import make_rung_table
 from phasetrain.commands.sweep.results import Results
-from phasetrain.commands.sweep.sweep_run import SweepRun, name_values
+from phasetrain.commands.sweep.sweep_run import SweepRun, name_configs
 from phasetrain.errors import ConfigError
 from phasetrain.runs.report.charts import run_charts
 from phasetrain.runs.report.html import element, escape_text, table
@@ -120,7 +121,9 @@ def _draw_prefixes(results: Results) -> str:
         tree = None
     if tree is None:
         return ""
-    return element("p", escape_text(tree.summarize()), cls="note") + tree.draw()
+    named = zip(results.runs, name_configs([run.swept for run in results.runs]), strict=True)
+    picture = draw_tree(tree, {run.name: label for run, label in named})
+    return element("p", escape_text(tree.summarize()), cls="note") + picture
 
 
 def _render_rungs(results: Results) -> str:
@@ -134,9 +137,10 @@ def _draw_curves(results: Results) -> dict[str, str]:
     if results.groups:
         by_name = {run.name: run for run in results.runs}
         best = [group for group in results.groups if group.values][:COMPARED]
+        labels = name_configs([group.swept for group in best])
         configs = [
-            (name_values(group.swept), _read_runs([by_name[name] for name in group.runs]))
-            for group in best
+            (label, _read_runs([by_name[name] for name in group.runs]))
+            for label, group in zip(labels, best, strict=True)
         ]
         charts = make_mean_curves(configs)
         return {f"Curves of the best {len(best)} configs": _wrap_figures(map(draw_figure, charts))}
@@ -148,13 +152,14 @@ def _draw_curves(results: Results) -> dict[str, str]:
 def _read_runs(runs: Sequence[SweepRun]) -> list[RunReport]:
     """Read the folders of some runs, each named after its swept values."""
     found = []
-    for one in runs:
+    labels = name_configs([one.swept for one in runs])
+    for one, label in zip(runs, labels, strict=True):
         try:
             record = read_run(one.folder)
         except ConfigError as error:  # its folder was deleted meanwhile, or it never started
             log.debug("%s is skipped: %s", one.folder, error)
             continue
-        record.name = name_values(one.swept)
+        record.name = label
         found.append(record)
     return found
 

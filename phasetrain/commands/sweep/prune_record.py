@@ -89,7 +89,8 @@ def make_rung_table(record: PruneRecord, metric: str) -> tuple[str, list[str], l
     """
     settings = record.settings
     title = f"{settings['name']} with eta {settings['eta']}, first rung: {settings['min']}"
-    columns = ["rung", "runs", "continue", f"best {metric}", "last that continues", "first paused"]
+    columns = ["rung", "at update", "runs", "continue"]
+    columns += [f"best {metric}", "last that continues", "first paused"]
     has_brackets = any(decision["bracket"] > 1 for decision in record.decisions)
     rows = []
     for decision in record.decisions:
@@ -97,7 +98,8 @@ def make_rung_table(record: PruneRecord, metric: str) -> tuple[str, list[str], l
         values = list(decision["values"].items())
         kept = [value for name, value in values if name in promoted]
         paused = [value for name, value in values if name not in promoted]
-        row = [f"{decision['rung']}/{record.levels + 1}", str(len(values)), str(len(kept))]
+        row = [f"{decision['rung']}/{record.levels + 1}", _format_updates(record, decision)]
+        row += [str(len(values)), str(len(kept))]
         row += [_format_first(kept), _format_first(kept[::-1]), _format_first(paused)]
         if has_brackets:
             row.insert(0, str(decision["bracket"]))
@@ -105,6 +107,16 @@ def make_rung_table(record: PruneRecord, metric: str) -> tuple[str, list[str], l
     if has_brackets:
         columns.insert(0, "bracket")
     return title, columns, rows
+
+
+def _format_updates(record: PruneRecord, decision: Mapping[str, Any]) -> str:
+    """Return the update of a rung; runs of different lengths have different ones."""
+    number = decision["rung"] - 1
+    rungs = [record.rungs[name] for name in decision["values"] if name in record.rungs]
+    updates = sorted({updates[number] for updates in rungs if number < len(updates)})
+    if len(updates) > 1:
+        return f"{updates[0]} to {updates[-1]}"
+    return str(updates[0]) if updates else "-"
 
 
 def _format_first(values: list[float | None]) -> str:

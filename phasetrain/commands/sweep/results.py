@@ -271,6 +271,7 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
 
 def shorten_number(value: str) -> str:
     """Return a swept value with at most six significant digits; files hold all of them."""
+    # A short value stays as the user wrote it: 1e-3, not 0.001.
     if len(value) <= DIGITS:
         return value
     try:
@@ -294,6 +295,7 @@ def read_last_line(path: Path) -> str:
     """Return the last line of a log that is not empty; empty if there is none."""
     try:
         with path.open("rb") as file:
+            # Only the end of a log that may be large; the cut may fall within a character.
             file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:

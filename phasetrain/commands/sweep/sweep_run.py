@@ -1,9 +1,12 @@
-"""A run of a sweep: what was swept, and what it has reached."""
+"""A run of a sweep: its swept values and its results."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from phasetrain.runtime.format import shorten
+
+LABEL_LENGTH = 24
+"""Maximum number of characters of a value in plots."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,37 @@ class SweepRun:
 
 def name_values(swept: Mapping[str, str]) -> str:
     """Return swept values with the last words of their keys, for plots: `lr=0.1, width=8`."""
-    return ", ".join(
-        f"{key.rpartition('.')[2]}={shorten(value, 24)}" for key, value in swept.items()
-    )
+    return name_configs([swept])[0]
+
+
+def name_configs(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a name for each of several configs, as in `name_values`, in which mappings are reduced
+    to what tells them apart."""
+    keys = dict.fromkeys(key for swept in configs for key in swept)
+    labels = {key: label_values([one[key] for one in configs if key in one]) for key in keys}
+    return [
+        ", ".join(f"{key.rpartition('.')[2]}={labels[key][text]}" for key, text in swept.items())
+        for swept in configs
+    ]
+
+
+def label_values(values: Iterable[str]) -> dict[str, str]:
+    """Return a short label for each value of a key.
+
+    Mappings such as `{name:wsd,decay:0.2}` begin alike, so only the entries that differ are shown.
+    """
+    entries = {text: _split_mapping(text) for text in values}
+    mappings = [set(found) for found in entries.values() if found]
+    common = set.intersection(*mappings) if mappings else set()
+    return {
+        text: shorten(",".join(one for one in found if one not in common) or text, LABEL_LENGTH)
+        for text, found in entries.items()
+    }
+
+
+def _split_mapping(text: str) -> list[str]:
+    """Return the entries of `{a:1,b:2}`; none if it is something else, or nested."""
+    inside = text[1:-1]
+    if not (text.startswith("{") and text.endswith("}")) or set(inside) & set("{}[]()'\""):
+        return []
+    return inside.split(",")

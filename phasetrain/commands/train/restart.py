@@ -17,7 +17,7 @@ REQUEUES = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
 def describe_restart(setup: Setup) -> dict[str, Any] | None:
-    """Return what status.json keeps of a command that starts over; None for other commands."""
+    """Return the facts of a command that starts over, for status.json; None for other commands."""
     if setup.config.RUN.resume == "restart":
         return {"job": _job_id()}
     return None

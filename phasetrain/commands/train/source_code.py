@@ -35,7 +35,7 @@ def list_source_changes(setup: Setup, promised: Mapping[str, Any]) -> list[str]:
 
     Args:
         setup: of this attempt.
-        promised: what the checkpoint keeps for later attempts, see `build_promise`.
+        promised: facts in the checkpoint for later attempts, see `build_promise`.
     """
     recorded = promised.get("code", {})
     paths = _list_modules(setup)
@@ -75,6 +75,8 @@ def _list_part_modules(value: Any) -> Iterator[str]:
     if isinstance(value, list):
         for item in value:
             yield from _list_part_modules(item)
+    # Only modules that building the parts has imported: other texts with a dot are paths or
+    # numbers.
     elif isinstance(value, str) and value.rpartition(".")[0] in sys.modules:
         yield value.rpartition(".")[0]
 
@@ -116,6 +118,7 @@ def _read_bytes(path: str) -> bytes | None:
         return None
 
 
+# Cached by content too: in a notebook the user edits a module between two runs of one process.
 @lru_cache(maxsize=1024)
 def _list_imports(name: str, path: str, content: bytes) -> tuple[str, ...]:
     """Return the modules that the source of a module may import, with their parent packages."""

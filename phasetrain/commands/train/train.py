@@ -25,7 +25,8 @@ from phasetrain.errors import ConfigError, FolderInUseError, NumericsError, Phas
 from phasetrain.hooks import Hook
 from phasetrain.hooks.report import write_last_report
 from phasetrain.models.digest import hash_state
-from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.folder import RunFolder, describe_store
+from phasetrain.runs.set_aside import set_aside, unlock_kept
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.format import format_count
 from phasetrain.runtime.signals import Signals
@@ -87,11 +88,12 @@ def train(
             with ExitStack() as stack:
                 stack.enter_context(log_to_folder(folder))
                 if world.is_main:
-                    folder.describe_store()
+                    describe_store(folder)
                 if folder.storage.keeps_files:
                     stack.enter_context(stacks_on_signal(folder.file(NAME)))
                 training = Training(setup, builder, data, folder, checkpointer, signals, clock)
                 return training.run(hooks or {}, loop)
+        # SystemExit and KeyboardInterrupt as well: status.json has to say how the attempt ended.
         except BaseException as error:
             cause = _find_cause(setup, folder, signals, error)
             _add_advice(cause, checkpointer)
@@ -122,7 +124,7 @@ def _find_cause(
 
 
 def _add_advice(error: BaseException, checkpointer: Checkpointer) -> None:
-    """Add to the error of an unreadable sample what a run with a checkpoint needs as well."""
+    """Add advice for a run with a checkpoint to the error of an unreadable sample."""
     # The reader, which may run in a worker process, does not know of checkpoints.
     if not isinstance(error, PhasetrainError) or error.code != "data.unreadable_sample":
         return
@@ -142,9 +144,9 @@ def _open_run(
             code="resume.not_allowed",
         )
     if is_restart_due(setup, folder, checkpointer, data):
-        log.info("%s is kept as %s: the run starts over", folder.path, folder.set_aside())
+        log.info("%s is kept as %s: the run starts over", folder.path, set_aside(folder))
     elif setup.config.RUN.resume == "restart":
-        folder.unlock_kept()
+        unlock_kept(folder)
     # Without the lock, so that a finished run can be asked for in a read-only folder.
     done = _finished_result(setup, checkpointer, data)
     if done is not None:

@@ -140,7 +140,11 @@ class Retrainer:
                 state = end.manifest.state
                 # Several checkpoints at one place have the same content.
                 looks[int(state["phase"]), int(state["step"])] = partial(
-                    _compare_state, end, differing, only_learned=processes > 1
+                    _compare_state,
+                    end,
+                    differing,
+                    only_learned=processes > 1,
+                    is_old=not ledger.header.is_chained,
                 )
         found = replay_updates(
             setup,
@@ -258,6 +262,7 @@ class Platform:
 
 def _match_threads(setup: Setup, promised: Mapping[str, Any]) -> Machine:
     threads = promised.get("environment", {}).get("threads")
+    # Threads divide a sum, so their number decides about its last bits.
     if setup.machine.threads is None and isinstance(threads, int):
         return replace(setup.machine, threads=threads)
     return setup.machine
@@ -341,6 +346,7 @@ def _compare_state(
     state: Mapping[str, Any],
     *,
     only_learned: bool,
+    is_old: bool,
 ) -> None:
     """Add the names of the tensors of a checkpoint that are not in a state, bit for bit.
 
@@ -348,10 +354,13 @@ def _compare_state(
         end: the checkpoint.
         differing: gets the names, by name of the checkpoint.
         state: the state of the run trained again.
-        only_learned: leave out sums of metrics, of which each rank has its own.
+        only_learned: leave out sums of metrics, which differ between ranks.
+        is_old: compare only what the checkpoint has: those of 0.1 lack some entries.
     """
     # Hooks that only observe are not called again, so they have no state to compare.
     labels = state["hooks"].keys() & end.state["hooks"].keys()
+    if is_old:
+        state = _drop_new_keys(state, end.state)
     before_tree, before = _flatten(end.state, labels, only_learned=only_learned)
     now_tree, now = _flatten(state, labels, only_learned=only_learned)
     found = [one for one in {**before, **now} if not is_same(before.get(one), now.get(one))]
@@ -359,6 +368,13 @@ def _compare_state(
     if not found and before_tree != now_tree:
         found = ["state without tensors (optimizer, schedules or hooks)"]
     differing[end.path.rpartition("/")[2]] = found
+
+
+def _drop_new_keys(state: Any, old: Any) -> Any:
+    """Return a state without the keys that another one does not have, at any depth."""
+    if not isinstance(state, Mapping) or not isinstance(old, Mapping):
+        return state
+    return {key: _drop_new_keys(state[key], old[key]) for key in state if key in old}
 
 
 def _flatten(

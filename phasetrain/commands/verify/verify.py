@@ -161,10 +161,13 @@ class Verification:
 
     def _explain(self) -> str:
         if self.verdict == "bit-identical":
-            return (
+            text = (
                 "bit-identical: every update that was trained again, and the weights after it, "
-                "are those of the run; the other updates were not trained again"
+                "are those of the run"
             )
+            if self.updates < self.evidence.last:
+                text += "; the other updates were not trained again"
+            return text
         if self.verdict == "different":
             first = min(self.findings, key=lambda one: one.update)
             return f"DIFFERENT: {', '.join(first.components)} at update {first.update}"
@@ -250,11 +253,12 @@ def _list_remarks(
         for one in segments
         if one.obstacle
     ]
-    if choice.too_long:
-        updates = sum(one.updates for one in choice.too_long)
+    left_out = [one for one in choice.too_long if one not in choice.chosen]
+    if left_out:
+        updates = sum(one.updates for one in left_out)
         notes.append(
             f"{format_count(updates, 'update')} lie in segments that are longer than the share "
-            f"asked for, the longest of {max(one.updates for one in choice.too_long)}: choose "
+            f"asked for, the longest of {max(one.updates for one in left_out)}: choose "
             "--segments N or a larger --fraction, or keep more checkpoints "
             "(CHECKPOINT.keep_every.epochs=1 or keep_every.updates)"
         )

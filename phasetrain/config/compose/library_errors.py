@@ -1,4 +1,4 @@
-"""Errors of Hydra, OmegaConf and PyYAML, as sentences about what is written in the config.
+"""Errors of Hydra, OmegaConf and PyYAML, as sentences about the text of the config.
 
 Their messages name classes and tokens of the libraries. Each function returns what is wrong, and
 what to do; what it does not know keeps the first line of the library's message.
@@ -174,7 +174,10 @@ def _hint_at_value(key: str, value: str) -> str:
     if value.startswith("="):
         return f"one '=' is enough: {key}{value}"
     if value.startswith("seeds("):
-        return f"expected n seeds from 0 or another one on, as in {key}=seeds(5,start=100)"
+        return (
+            f"expected a number of seeds, 1 or more, and perhaps the first one, 0 or more, as in "
+            f"{key}=seeds(5,start=100)"
+        )
     if value.startswith("(") and value.endswith(")"):
         return f"a list is written in brackets: {key}=[{value[1:-1]}]"
     if unclosed := find_unclosed(value):

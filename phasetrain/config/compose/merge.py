@@ -228,7 +228,7 @@ class Merged:
 
 
 def _read_short_form(schema: Schema, here: str, new: Any) -> Any:
-    """Return the value that a short form stands for.
+    """Return the full form of a short value.
 
     A boolean is `on` or `off` for a key that takes these words and no booleans: YAML reads them as
     true and false. A text is a list of one for a key that takes lists of texts and no text:

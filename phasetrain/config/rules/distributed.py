@@ -21,6 +21,17 @@ def check_distributed(draft: ConfigDraft, world_size: int) -> None:
             "MACHINE.compile and DISTRIBUTED.strategy = 'sharded_ddp': fairscale does not support "
             "torch.compile; use the strategy zero or ddp, or leave out MACHINE.compile",
         )
+    if (
+        draft.config["MACHINE"]["channels_last"]
+        and world_size > 1
+        and section["strategy"] == "fsdp"
+    ):
+        draft.reject(
+            "MACHINE.channels_last",
+            "MACHINE.channels_last = true and DISTRIBUTED.strategy = 'fsdp': torch shards weights "
+            "in the usual layout only; use the strategy zero or ddp, or leave out "
+            "MACHINE.channels_last",
+        )
     if section["sync_batch_norm"] and world_size > 1 and device != "cuda":
         draft.reject(
             _SYNC,

@@ -8,14 +8,17 @@ from phasetrain.config.sections.keys import Section, group, key
 
 @dataclass(frozen=True, kw_only=True)
 class KeepEverySection(Section):
-    """Checkpoints that are never deleted. A checkpoint NAME is not deleted either while there is a
-    file NAME.pinned next to it."""
+    """Checkpoints that are saved and never deleted. A checkpoint NAME is not deleted either while
+    there is a file NAME.pinned next to it."""
 
     updates: int | None = key(
-        None, "keep checkpoints at multiples of this number of updates", resume="free", ge=1
+        None,
+        "save and keep checkpoints at multiples of this number of updates",
+        resume="free",
+        ge=1,
     )
     epochs: int | None = key(
-        None, "keep checkpoints at the end of every n-th epoch", resume="free", ge=1
+        None, "save and keep checkpoints at the end of every n-th epoch", resume="free", ge=1
     )
 
 
@@ -105,3 +108,13 @@ class CheckpointSection(Section):
         "what to verify before a checkpoint is loaded: digests, file sizes, or nothing",
         resume="free",
     )
+
+
+def list_update_intervals(section: CheckpointSection) -> list[int]:
+    """Return the numbers of updates at whose multiples a checkpoint is saved."""
+    return [every for every in (section.every_updates, section.keep_every.updates) if every]
+
+
+def list_epoch_intervals(section: CheckpointSection) -> list[int]:
+    """Return the numbers of epochs at whose multiples a checkpoint is saved."""
+    return [every for every in (section.every_epochs, section.keep_every.epochs) if every]

@@ -56,6 +56,12 @@ class MachineSection(Section):
         resume="forbidden",
         fields=CompileSection,
     )
+    channels_last: bool = key(
+        False,
+        "store the weights of convolutions with their channels last, which is often faster: on "
+        "CUDA with bf16 or fp16, and on CPUs",
+        resume="forbidden",
+    )
     activation_checkpointing: tuple[str, ...] = key(
         [],
         "names (with `*`) or classes of modules whose activations are recomputed in the backward "

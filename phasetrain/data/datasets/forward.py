@@ -78,7 +78,7 @@ class ForwardDataset(Dataset[Any]):
             an object with `__getitem__` for any index from 0 on.
         seed: seed of the random numbers of an iterable.
         length: number of samples in a pass; None: passes follow one another without end.
-        shard: the iterable yields the samples of one rank only; None: those of all ranks.
+        shard: the iterable yields the samples of one rank only; None: the samples of all ranks.
 
     Attributes:
         saves_position: whether positions are saved and restored; false for an iterable without, and
@@ -226,6 +226,7 @@ class ForwardDataset(Dataset[Any]):
     def _copy_state(self) -> Any:
         if not self.saves_position or not isinstance(self.dataset, SavesPosition):
             return None
+        # A copy, because a dataset may return the state that its next sample changes.
         return deepcopy(self.dataset.state_dict())
 
     def _read_next(self) -> Any:

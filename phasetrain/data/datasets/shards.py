@@ -39,7 +39,7 @@ class IndexedFile:
         time: time of the last change, in nanoseconds.
         samples: number of samples.
         places: byte at which each stride of samples begins, after decompression.
-        identity: of a file elsewhere, what the server says about the content, such as its ETag;
+        identity: of a file elsewhere, the server's mark of the content, such as its ETag;
             `time` is 0 then.
         digest: of a file elsewhere, the SHA-256 of the content, hexadecimal.
     """

@@ -56,6 +56,7 @@ def _stack_inputs(inputs: Sequence[Any]) -> Any:
     try:
         return _collate_values(inputs, "inputs")
     except RuntimeError:
+        # Only now: comparing the shapes of every batch would cost time in each step.
         _check_shapes(inputs)
         raise
 
@@ -168,7 +169,7 @@ class PadCollate:
         value: float | Mapping[str, float],
         default: float,
     ) -> dict[str, Any]:
-        """Return the batch of mappings; `default` pads what `value` does not name."""
+        """Return the batch of mappings; `default` pads the entries that `value` does not name."""
         found: dict[str, Any] = {}
         by_name = value if isinstance(value, Mapping) else {}
         for key in by_name:

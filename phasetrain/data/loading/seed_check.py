@@ -108,7 +108,7 @@ def check_position(dataset: ForwardDataset, where: str) -> None:
 
 
 def _restores_position(dataset: ForwardDataset) -> bool:
-    """Return whether the samples after saved positions are those of an iteration that goes on."""
+    """Return whether an iteration continues at saved positions with the same samples."""
     try:
         expected = [dataset[index] for index in range(CHECKED_POSITIONS)]
         for begin in (1, CHECKED_POSITIONS // 2):
@@ -206,6 +206,7 @@ def read_first_target(reader: SampleReader) -> Any:
     try:
         (first,) = _read_samples(reader, [index])
     except SampleError:
+        # A misspelt field is the likelier cause, and its message says more; else the error stands.
         _check_fields(reader)
         raise
     if isinstance(first, Unreadable):

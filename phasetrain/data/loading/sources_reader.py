@@ -40,6 +40,7 @@ class SourcesReader(Dataset[Batch]):
         self.on_bad_sample = on_bad_sample
         self._shares = dict(zip(readers, shares, strict=True))
         begins = np.cumsum([0, *dataset.source_lengths.values()]).tolist()
+        # The last sum is the total length, at which no source begins.
         self._begins = dict(zip(dataset.source_lengths, begins, strict=False))
 
     @property

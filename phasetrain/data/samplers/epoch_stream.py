@@ -43,12 +43,14 @@ class ChunkedPass:
         begin, end, step = ordinals.indices(self._length)
         if begin >= end:
             return np.empty(0, dtype=np.int64)
+        # Chunks begin at multiples of their size, so that any two slices share them.
         starts = range(begin - begin % self._chunk, end, self._chunk)
         parts = [self._get_chunk(start)[max(begin - start, 0) : end - start] for start in starts]
         return np.concatenate(parts)[::step]
 
     def _get_chunk(self, start: int) -> Indices:
         if start not in self._chunks:
+            # A dict keeps the order of insertion, so this drops the chunk that was computed first.
             if len(self._chunks) == KEPT:
                 del self._chunks[next(iter(self._chunks))]
             self._chunks[start] = self._compute(start, min(start + self._chunk, self._length))

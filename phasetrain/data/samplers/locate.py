@@ -52,6 +52,7 @@ def find_positions(found: SlicedPass, indices: Indices) -> Indices:
         return np.sort(found.find(indices))
     parts = []
     for begin in range(0, len(found), BLOCK):
+        # In blocks, because a pass may be longer than the memory.
         block = found[begin : begin + BLOCK]
         parts.append(begin + np.flatnonzero(np.isin(block, indices)))
     if not parts:

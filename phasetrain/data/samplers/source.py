@@ -209,6 +209,7 @@ def _slice_fold(total: int, subset: Subset) -> tuple[int, int]:
         raise ValueError(f"{given}: the dataset has {total} samples")
     if subset.samples is not None or subset.skip or subset.balanced:
         raise ValueError(f"{given}: folds divide all samples; leave out samples, skip and balanced")
+    # In integers: folds computed with fractions could overlap, or miss a sample, by rounding.
     begin = total * subset.fold // folds
     return total * (subset.fold + 1) // folds - begin, begin
 

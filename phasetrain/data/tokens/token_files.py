@@ -69,7 +69,7 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder of tokens holds.
+    """The content of a folder of tokens.
 
     Attributes:
         dtype: `uint16` or `uint32`.
@@ -169,6 +169,7 @@ class TokenFiles:
         """Return the end of each document in the stream, in tokens, int64 `(documents,)`."""
         ends = [
             np.fromfile(self._file(shard, "documents"), dtype="<i8") + begin
+            # The last of these sums is the number of all tokens, at which no shard begins.
             for shard, begin in zip(self.manifest.shards, self._begins, strict=False)
         ]
         return np.concatenate(ends).astype(np.int64)

@@ -64,7 +64,7 @@ def _read_hints(kind: type[Any]) -> dict[str, Any]:
 class FieldAugmentation(BatchTransform, JointTransform):
     """A transform of Albumentations, whose generators are seeded from the key of each sample.
 
-    Images are float32 in [0, 1], which is what Albumentations takes as well.
+    Images are float32 in [0, 1], as Albumentations expects as well.
 
     Args:
         transform: the transform.

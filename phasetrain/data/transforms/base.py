@@ -136,7 +136,7 @@ class BatchTransform(ABC):
 class TargetTransform(BatchTransform):
     """A transform that also makes the target of each sample, for self-supervised tasks.
 
-    It stands in the list of the split, not within another transform. Inference leaves it out.
+    It belongs into the list of the split, not within another transform. Inference leaves it out.
     """
 
     @abstractmethod

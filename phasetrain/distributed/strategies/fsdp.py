@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -23,7 +22,8 @@ from phasetrain.distributed.strategies.base import (
 )
 from phasetrain.distributed.strategies.state import StateAdapter, Target
 from phasetrain.distributed.world import World
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError
+from phasetrain.runtime.name_patterns import match_modules
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -223,23 +223,20 @@ class FullyShard(GradientAveraging):
 
     def _modules_to_wrap(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Yield the modules that match a pattern, inner ones before outer ones."""
-        patterns = self.wrap or []
-        modules = [(name, module) for name, module in model.named_modules() if name]
-        names = [name for name, _ in modules]
-        classes = sorted({type(module).__name__ for _, module in modules})
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in (*names, *classes)):
-                suggestion = did_you_mean(pattern, [*names, *classes]) or "."
-                raise ConfigError(
-                    f"DISTRIBUTED.wrap = [{pattern}]: no module of the model has a name or a "
-                    f"class that matches{suggestion} Its classes are "
-                    f"{', '.join(classes) or 'none'}; its modules {', '.join(names[:20])}",
-                    code="distributed.no_such_module",
-                )
+        modules = {name: module for name, module in model.named_modules() if name}
+        chosen = {
+            name
+            for pattern in self.wrap or ()
+            for name in match_modules(
+                pattern,
+                modules,
+                f"DISTRIBUTED.wrap = [{pattern}]: it matches no name or class of a module",
+                code="distributed.no_such_module",
+            )
+        }
         # fully_shard on an outer module claims all weights that no inner one has claimed before.
-        for name, module in reversed(modules):
-            known_as = (name, type(module).__name__)
-            if any(fnmatchcase(one, pattern) for one in known_as for pattern in patterns):
+        for name, module in reversed(modules.items()):
+            if name in chosen:
                 yield name, module
 
     def make_optimizer(self, make: MakeOptimizer, groups: Groups) -> Optimizer:

@@ -73,6 +73,7 @@ class Ordered(Strategy):
     @contextmanager
     def _shard(self, *, last: bool, counts: bool) -> Iterator[None]:
         is_first = not self._tree
+        # Every shard starts from the same running statistics, so their order does not matter.
         if is_first:
             self._buffers_before = [buffer.clone() for buffer in self._buffers()]
         else:
@@ -97,6 +98,7 @@ class Ordered(Strategy):
         """Return the loss of an update, added along the same tree as the gradients."""
         tree = ReductionTree()
         for loss in losses:
+            # A copy, because the tree adds in place.
             tree.add([loss.detach().reshape(1).clone()])
         return AsyncMean(self._add_over_ranks(tree.take())[0].reshape(()))
 

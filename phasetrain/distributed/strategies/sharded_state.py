@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from phasetrain.distributed.strategies.state import StateAdapter, Target
 from phasetrain.distributed.world import World
+from phasetrain.errors import ConfigError
 
 
 class ShardedOptimizerState(StateAdapter):
@@ -33,7 +34,20 @@ class ShardedOptimizerState(StateAdapter):
         self._inner: Optimizer
 
     def attach(self, optimizer: Optimizer, inner: Optimizer) -> Optimizer:
-        """Note the inner optimizer of `optimizer`, and return `optimizer`."""
+        """Note the inner optimizer of `optimizer`, and return `optimizer`.
+
+        Raises:
+            ConfigError: it saves its state in a form of its own.
+        """
+        # As in the optimizers of bitsandbytes: what is in `state` is not what they save and load,
+        # so shards would not form the state that another strategy can resume from.
+        if type(inner).state_dict is not Optimizer.state_dict:
+            raise ConfigError(
+                f"OPTIMIZER.name: {type(inner).__name__} saves its state in a form of its own, "
+                "which strategies that shard the state of the optimizer cannot split and join; set "
+                "DISTRIBUTED.strategy=ddp, or use another optimizer",
+                code="config.conflict",
+            )
         self._inner = inner
         self.parameters = [one for group in optimizer.param_groups for one in group["params"]]
         # The outer optimizer does not know the defaults, which schedules and summaries read.

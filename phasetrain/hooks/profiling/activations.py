@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -14,20 +13,17 @@ from torch.utils.hooks import RemovableHandle
 
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.ledger_content import find_tensors
 from phasetrain.hooks.metrics import Metrics, describe_position, record_line
 from phasetrain.models.prepare import CompiledModel
-from phasetrain.runtime.format import join_first
+from phasetrain.runtime.name_patterns import match_modules
 
 log = logging.getLogger(__name__)
 
 BINS = 20
 """Bins of a histogram."""
-
-LISTED_MODULES = 12
-"""Maximum number of modules that an error message lists."""
 
 ROOT_NAME = "model"
 """Name of a model that is a single module."""
@@ -180,20 +176,11 @@ def select_modules(model: nn.Module, rules: Sequence[str]) -> dict[str, nn.Modul
     innermost = {name for name, module in modules.items() if next(module.children(), None) is None}
     selected: set[str] = set()
     for rule in rules:
-        matching = [
-            name
-            for name, one in modules.items()
-            if any(fnmatchcase(w, rule) for w in (name, type(one).__name__))
-        ]
-        if not matching:
-            classes = list(dict.fromkeys(type(module).__name__ for module in modules.values()))
-            near = did_you_mean(rule, [*modules, *classes])
-            raise ConfigError(
-                f"HOOKS.activations.modules = [{rule}]: no module of the model has such a name or "
-                f"class{near or '.'} Names: {join_first(modules, LISTED_MODULES)}; "
-                f"classes: {', '.join(classes)}",
-                code="config.no_match",
-            )
+        matching = match_modules(
+            rule,
+            modules,
+            f"HOOKS.activations.modules = [{rule}]: it matches no name or class of a module",
+        )
         has_wildcard = any(sign in rule for sign in "*?[")
         inner = [name for name in matching if name in innermost]
         selected.update(inner if inner and has_wildcard else matching)

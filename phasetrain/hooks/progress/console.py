@@ -235,7 +235,7 @@ class ConsoleView(Hook):
 def _omit_long_meters(
     metrics: Mapping[str, float], meters: Mapping[str, Meter]
 ) -> dict[str, float]:
-    """Return the metrics without those of meters that have a value per class or the like."""
+    """Return the metrics, except of meters that have a value per class or the like."""
     owners = {name: split_metric(name, meters)[0] for name in metrics}
     counts = Counter(label for label in owners.values() if label)
     return {

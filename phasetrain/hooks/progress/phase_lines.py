@@ -112,7 +112,7 @@ class PhaseLines:
     def _expect_columns(
         self, columns: tuple[str, ...], waiting: list[CompletedPhase]
     ) -> tuple[str, ...]:
-        """Return the columns, and those of the other splits with the same metrics."""
+        """Return the columns, and the columns of the other splits with the same metrics."""
         names = dict.fromkeys(name for one in waiting for name in one.metrics)
         others = (f"{split}/{name}" for split in self.splits for name in names)
         return tuple(dict.fromkeys((*columns, *others)))

@@ -216,6 +216,7 @@ class Recheck(Hook):
             trace = self._repeat(run, step)
             found += step.trace.compare(trace) + self._after.compare(task)
             every = run.world.all_gather(sort_findings(found))
+            # On all ranks: one that went on alone would wait for the others forever.
             if any(every):
                 raise self._report(run, step, every)
             self.count += 1
@@ -279,6 +280,7 @@ class Recheck(Hook):
 
     def _judge(self, run: Run, step: CheckedStep) -> str:
         """Return which computation was wrong, decided by a third one; all ranks call it."""
+        # The task has the result of the second computation now; the third is compared with both.
         second = StateCopy()
         second.copy(run.task)
         self._repeat(run, step)

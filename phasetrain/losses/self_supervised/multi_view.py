@@ -57,7 +57,7 @@ class ScheduledLoss(Protocol):
 
 @runtime_checkable
 class FreezingLoss(Protocol):
-    """A loss that freezes some of its own parameters for a time."""
+    """A loss that freezes some of its parameters for a time."""
 
     def frozen_parameters(self) -> Sequence[nn.Parameter]:
         """Return the parameters that the current update must not change."""

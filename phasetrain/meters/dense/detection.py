@@ -29,11 +29,12 @@ class MeanAveragePrecision(Meter):
     """Average precision of boxes as COCO defines it, over classes and overlaps (mAP).
 
     Takes a list with the boxes `(K, 4)`, scores `(K,)` and labels `(K,)` of each image, as the
-    detectors of torchvision return it, and targets with boxes and labels: a list as well, or a
-    mapping of padded tensors `(N, K, ...)` with the mask of real boxes. Boxes are x1, y1, x2, y2 in
-    pixels. Metrics: `mean`, over overlaps from 0.5 to 0.95 and the classes that have boxes; `at_50`
-    and `at_75`, at one overlap; with `per_class` also `of_NAME`. COCO's areas and crowds are not
-    distinguished, and an image that a phase has twice counts as one image. Keeps 56 bytes per box.
+    detectors of torchvision return it, and targets with boxes and labels: a list as well, a mapping
+    of lists, or a mapping of padded tensors `(N, K, ...)` with the mask of real boxes. Boxes are
+    x1, y1, x2, y2 in pixels. Metrics: `mean`, over overlaps from 0.5 to 0.95 and the classes that
+    have boxes; `at_50` and `at_75`, at one overlap; with `per_class` also `of_NAME`. COCO's areas
+    and crowds are not distinguished, and an image that a phase has twice counts as one image. Keeps
+    56 bytes per box.
 
     Args:
         most: number of boxes per image that count, the ones with the highest scores.
@@ -71,8 +72,8 @@ class MeanAveragePrecision(Meter):
 
     def update(self, out: StepOutput) -> None:
         """Append the boxes of one step."""
-        found = _split_images(out.output, self.mask, "outputs")
-        true = _split_images(out.target, self.mask, "targets")
+        found = split_boxes(out.output, self.mask, "outputs")
+        true = split_boxes(out.target, self.mask, "targets")
         if len(found) != len(true) or out.ids is None:
             raise ValueError(
                 f"mean_average_precision takes boxes of the same images, not of {len(found)} and "
@@ -143,12 +144,24 @@ class MeanAveragePrecision(Meter):
         return classes, np.array(values).reshape(-1, len(THRESHOLDS))
 
 
-def _split_images(value: Any, mask: str, what: str) -> list[Boxes]:
-    """Return the boxes of each image."""
-    if isinstance(value, Mapping) and isinstance(value.get("boxes"), Tensor):
-        # Without a mask every image has the same number of boxes.
-        real = value.get(mask)
+def split_boxes(value: Any, mask: str, what: str) -> list[Boxes]:
+    """Return the boxes of each image.
+
+    Args:
+        value: a list of mappings, or a mapping of lists or of padded tensors.
+        mask: name of the mask of real boxes in a mapping of padded tensors.
+        what: name of the value, for messages.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(value, Mapping) and isinstance(value.get("boxes"), Tensor | list):
         names = [name for name in ("boxes", "labels", "scores") if name in value]
+        # Without a mask every image has the same number of boxes. Lists are not padded, so a mask
+        # next to them is that of other fields.
+        real = None
+        if isinstance(value["boxes"], Tensor):
+            real = value.get(mask)
         return [
             {name: value[name][at] if real is None else value[name][at][real[at]] for name in names}
             for at in range(len(value["boxes"]))
@@ -158,7 +171,7 @@ def _split_images(value: Any, mask: str, what: str) -> list[Boxes]:
         return list(value)
     raise ValueError(
         f"mean_average_precision takes {what} with boxes and labels, as a list of mappings or a "
-        f"mapping of padded tensors, not {type(value).__name__}"
+        f"mapping of lists or padded tensors, not {type(value).__name__}"
     )
 
 

@@ -21,7 +21,7 @@ from phasetrain.meters.classification.class_scores import (
 class PixelMeter(Meter):
     """Counts which class is predicted for pixels of which class, over all images of a phase.
 
-    Takes scores `(N, C, ...)`, the highest of which is the prediction, and classes `(N, ...)`. The
+    Takes scores `(N, C, ...)`, whose highest one is the prediction, and classes `(N, ...)`. The
     counts are integers, so that the order of steps and ranks does not matter.
 
     Args:
@@ -69,7 +69,9 @@ class PixelMeter(Meter):
         inside = (target >= 0) & (target < self.classes)
         # Raising here would wait for the device in every step; `compute` raises at the end.
         self.outside.add_((counted & ~inside).sum())
+        # Clamped, since an index outside would fail on the device; these pixels are added as 0.
         pairs = target.clamp(0, self.classes - 1) * self.classes + predicted
+        # Not bincount, which waits for the device to learn the length of its result.
         self.counts.view(-1).index_add_(0, pairs.flatten(), (counted & inside).flatten().long())
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor, nn
 
 from phasetrain.config.registry import Registry
 from phasetrain.config.sections import AdapterSection, part_parameters
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError
 from phasetrain.runtime.format import join_first
+from phasetrain.runtime.name_patterns import match_names
 
 WHERE = "MODEL.adapters"
 CHILD = "adapter"
@@ -107,17 +107,13 @@ def list_base_parameters(model: nn.Module, section: Mapping[str, Any]) -> frozen
 def _match_modules(model: nn.Module, patterns: str | Sequence[str], where: str) -> set[str]:
     """Return the names of the modules that patterns select."""
     names = [name for name, _ in model.named_modules() if name]
-    found: set[str] = set()
-    for pattern in _as_list(patterns):
-        matched = {name for name in names if fnmatchcase(name, pattern)}
-        if not matched:
-            raise ConfigError(
-                f"{where} = [{pattern}]: no module of the model has such a name"
-                f"{did_you_mean(pattern, names) or '.'} Names are {join_first(names, 8)}",
-                code="config.no_match",
-            )
-        found |= matched
-    return found
+    return {
+        name
+        for pattern in _as_list(patterns)
+        for name in match_names(
+            pattern, names, f"{where} = [{pattern}]: no module of the model has such a name"
+        )
+    }
 
 
 def _match_layers(model: nn.Module, patterns: Sequence[str], trained: set[str]) -> list[str]:
@@ -137,7 +133,7 @@ def _match_layers(model: nn.Module, patterns: Sequence[str], trained: set[str]) 
         raise ConfigError(
             f"{WHERE}.match = [{', '.join(patterns)}]: it matches "
             f"{join_first(sorted(matched), 4)}, and none of these is a layer with a weight "
-            "matrix; name layers, such as blocks.*.attention.*",
+            f"matrix outside of {WHERE}.train; name layers, such as blocks.*.attention.*",
             code="config.no_match",
         )
     return found

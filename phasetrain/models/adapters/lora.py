@@ -46,7 +46,8 @@ class LoRA(Adapter):
         scale: factor of the product.
 
     Raises:
-        ValueError: a rank below 1, a dropout outside [0, 1), or a layer of another kind.
+        ValueError: a rank below 1, an alpha that is not above 0, a dropout outside [0, 1), or a
+            layer of another kind.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class LoRA(Adapter):
         super().__init__()
         check_at_least(1, rank=rank)
         check_below_one(dropout=dropout)
+        if not alpha > 0:
+            raise ValueError(f"alpha = {alpha}: expected a number above 0")
         self.rank = rank
         self.alpha = alpha
         self.dropout = dropout

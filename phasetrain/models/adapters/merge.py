@@ -1,5 +1,6 @@
 """Merges adapters into the weights of their layers."""
 
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -15,22 +16,23 @@ TOLERANCE = 1e-6
 
 
 @torch.no_grad()
-def merge_adapters(model: nn.Module, example: Any) -> None:
+def merge_adapters(model: nn.Module, *example: Any, **keywords: Any) -> None:
     """Merge all adapters into the weights of their layers and remove them, in place.
 
     Args:
         model: in test mode.
-        example: input of the model, for the comparison of its outputs in float64.
+        example, keywords: arguments of the model, for the comparison of its outputs in float64.
 
     Raises:
         ConfigError: the outputs differ: the model uses a weight in another place as well.
     """
+    # In float64, in which a difference shows a mistake and not rounding.
     exact = deepcopy(model).double()
     merged = deepcopy(exact)
     for layer in list_adapted(merged).values():
         _merge_layer(layer)
-    value = tree_map(_to_double, example)
-    pairs = zip(_list_outputs(exact, value), _list_outputs(merged, value), strict=True)
+    call = tree_map(_to_double, (example, keywords))
+    pairs = zip(_list_outputs(exact, *call), _list_outputs(merged, *call), strict=True)
     for before, after in pairs:
         difference = float((before - after).abs().max())
         if not difference <= TOLERANCE * max(float(before.abs().max()), 1e-30):
@@ -75,5 +77,8 @@ def _to_double(value: Any) -> Any:
     return value
 
 
-def _list_outputs(model: nn.Module, value: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(model(value)) if isinstance(one, Tensor)]
+def _list_outputs(
+    model: nn.Module, example: Sequence[Any], keywords: Mapping[str, Any]
+) -> list[Tensor]:
+    outputs = tree_leaves(model(*example, **keywords))
+    return [one for one in outputs if isinstance(one, Tensor)]

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 OF_ALL = ("num_labels", "attn_implementation")
 """Settings that every config class accepts without listing them."""
 
+OF_A_HUB = ("hf-hub:", "hf_hub:")
+"""Prefixes of models that timm, which some models of transformers use, gets from a hub."""
+
 
 @MODELS.bridge("transformers", "transformers")
 def find_transformers_model(name: str) -> Factory[nn.Module] | None:
@@ -59,7 +62,7 @@ def find_transformers_model(name: str) -> Factory[nn.Module] | None:
 
         Called with one positional argument, as tasks do, it returns `output`; a mapping is passed
         as keyword arguments. Called with keywords, as `generate` and other code of the library do,
-        it returns what it would without phasetrain.
+        it returns the same as without phasetrain.
 
         Args:
             config: config of the model, as in its config.json; Auto classes need `model_type`.
@@ -117,9 +120,30 @@ def _make_config(
                 f"It has {', '.join(sorted(known))}",
                 code="config.unknown_key",
             )
+    _reject_downloads(settings, "MODEL.config")
     facts = {} if classes is None else {"num_labels": classes}
     try:
         return kind(**{**facts, **settings})
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"MODEL.config: {kind.__name__} rejects it: {reason}") from error
+
+
+def _reject_downloads(value: Any, path: str) -> None:
+    """Reject kernels and models of a hub: transformers would download and execute the former.
+
+    Raises:
+        ConfigError: there is one, at any depth.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _reject_downloads(item, f"{path}.{key}")
+    if not isinstance(value, str):
+        return
+    # `OWNER/NAME` instead of the name of an implementation is a kernel.
+    if value.startswith(OF_A_HUB) or ("implementation" in path and "/" in value):
+        raise ConfigError(
+            f"{path} = {value!r}: it is on a hub, and no code or model is downloaded while a run "
+            "is built; use what is installed, such as sdpa or eager for attn_implementation",
+            code="config.download",
+        )

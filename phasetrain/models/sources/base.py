@@ -87,8 +87,9 @@ class WeightSource:
             if error.code != "remote.unknown_scheme":
                 raise
             known = ", ".join(f"{name}://" for name in (*HANDLERS, "http", "https", "s3"))
+            near = did_you_mean(prefix, HANDLERS) or "."
             raise self.make_error(
-                f"no path handler is registered for {prefix}://{did_you_mean(prefix, HANDLERS)} "
+                f"no path handler is registered for {prefix}://{near} "
                 f"Known: {known}; register an iopath handler with "
                 f"@phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a module of "
                 "RUN.imports, or copy the file to this machine"
@@ -182,6 +183,7 @@ def _parse_source(value: Any, where: str) -> WeightSource:
     values["path"] = strip_file_scheme(values["path"])
     if is_url(values["path"]):
         values["path"], digest = split_digest(values["path"])
+        # The key counts if the digest is given in the URL as well.
         values.setdefault("sha256", digest)
     found = WeightSource(**values, where=where)
     if found.format != "auto":

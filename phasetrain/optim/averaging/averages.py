@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from fnmatch import fnmatchcase
 from math import ceil, floor
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from phasetrain.distributed import find_buffers
 from phasetrain.distributed.dtensors import is_dtensor, local_shard
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError
 from phasetrain.optim.averaging.average_settings import (
     EMASettings,
     ScheduleFreeSettings,
@@ -23,6 +22,7 @@ from phasetrain.optim.averaging.average_settings import (
 )
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
+from phasetrain.runtime.name_patterns import match_names
 
 Withheld = bool | Tensor
 """Whether an update was not made; or a 0-d tensor on the device that is not 0 then."""
@@ -69,7 +69,7 @@ class Average(ABC):
                     "small steps of an average, so it would not move; keep the weights in float32 "
                     "and set MACHINE.precision=bf16"
                 )
-        chosen = self._choose(model, match)
+        chosen = _choose_parameters(model, match, f"MODEL.{self.name}.match")
         self._averaged: list[tuple[Tensor, Tensor]] = []
         self._copied: list[tuple[Tensor, Tensor]] = []
         for name, pair in zip(dict(model.named_parameters()), pairs, strict=True):
@@ -84,22 +84,6 @@ class Average(ABC):
         # The dicts that hold buffers, not the tensors: a module may replace a buffer, or set it to
         # None.
         self._buffers = [(own, buffers, name) for (own, _), (buffers, name) in both]
-
-    def _choose(self, model: nn.Module, match: Sequence[str]) -> set[str]:
-        """Return the names of the parameters that are averaged."""
-        names = [name for name, _ in model.named_parameters()]
-        for pattern in match:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise ConfigError(
-                    f"MODEL.{self.name}.match = {pattern!r}: no parameter of the model has such a "
-                    f"name{did_you_mean(pattern, names) or '.'}",
-                    code="config.no_match",
-                )
-        return {
-            name
-            for name in names
-            if not match or any(fnmatchcase(name, pattern) for pattern in match)
-        }
 
     @abstractmethod
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
@@ -141,6 +125,20 @@ class Average(ABC):
                 copied.append((before, now))
         _lerp([own for own, _ in averaged], [now for _, now in averaged], share)
         _copy([own for own, _ in copied], [now for _, now in copied], share)
+
+
+def _choose_parameters(model: nn.Module, patterns: Sequence[str], where: str) -> set[str]:
+    """Return the names of the parameters that are averaged; without patterns, of all."""
+    names = [name for name, _ in model.named_parameters()]
+    if not patterns:
+        return set(names)
+    return {
+        name
+        for pattern in patterns
+        for name in match_names(
+            pattern, names, f"{where} = {pattern!r}: no parameter of the model has such a name"
+        )
+    }
 
 
 class EMA(Average):

@@ -72,7 +72,7 @@ class NonFinite:
         updates: number of the update in the run, counted from 1 as in metrics.jsonl; 0 if unknown.
         split, step, where: position of the update, see `phasetrain.tasks.Position`.
         ids: indices of its samples in their dataset.
-        bad_inputs, bad_targets: those of them whose input or target is not finite.
+        bad_inputs, bad_targets: indices of the ones whose input or target is not finite.
         dump: folder to which a hook has written the step, or empty.
     """
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from phasetrain.distributed import AsyncMean, Strategy, World
-from phasetrain.distributed.strategies.base import sum_losses
+from phasetrain.distributed import Strategy, World
 from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
 from phasetrain.optim.update.gradients import GradientPipeline, GradientSettings
 from phasetrain.optim.update.nonfinite import (
@@ -28,6 +27,7 @@ from phasetrain.optim.update.state import (
     restore_strides,
 )
 from phasetrain.optim.update.steppers import make_stepper
+from phasetrain.optim.update.update_loss import UpdateLoss
 
 
 class Updater:
@@ -92,9 +92,7 @@ class Updater:
             {name: deepcopy(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ]
-        self._own_loss: Tensor | None = None
-        self._shares: list[Tensor] = []
-        self._means: list[AsyncMean] = []
+        self._update_loss = UpdateLoss(self.strategy)
         # Adding up the loss costs a kernel per micro-batch, so it is done only for a reader.
         self._needs_loss = self.strategy.has_global_loss or self.guard.watches
         self._is_second_pass = False
@@ -156,7 +154,7 @@ class Updater:
             loss = loss * share
         # The loss of an update is that of SAM's first pass.
         if self._needs_loss and not self._is_second_pass:
-            self._note_loss(loss.detach(), last=last)
+            self._update_loss.add(loss.detach(), last=last)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
@@ -171,7 +169,8 @@ class Updater:
         """
         assert self.sam is not None, "there is no ascent without OPTIMIZER.sam"
         if self.strategy.has_global_loss:
-            self._collect()
+            self.strategy.collect_gradients()
+            self.loss = self._update_loss.collect()
         self.gradients.drop_frozen()
         # With a lag the host must not wait here either; `climb` then marks the second gradient
         # instead.
@@ -202,7 +201,8 @@ class Updater:
         if self.sam is not None:
             self.sam.require_ascent()
         if self.strategy.has_global_loss:
-            self._collect()
+            self.strategy.collect_gradients()
+            self.loss = self._update_loss.collect()
         # Dropped after the ranks have exchanged gradients (all must reduce the same buckets), and
         # before the norm is taken: weights that do not move must not count in clipping.
         if self.gradients.frozen:
@@ -210,11 +210,11 @@ class Updater:
         if self.gradients.settings.sparse:
             self.gradients.coalesce()
         try:
-            self.withheld = self.stepper.step(self._own_loss, on_skip)
+            self.withheld = self.stepper.step(self._update_loss.total, on_skip)
         finally:
             # Also if the run stops: a gradient left behind would be added to the next update of a
             # caller who catches the error and continues.
-            self._own_loss = None
+            self._update_loss.total = None
             self.has_gradient = False
             self.gradients.drop()
 
@@ -224,6 +224,7 @@ class Updater:
         self.gradients.norm = None
         self.withheld = True
         self.loss = None
+        self._update_loss.mean = None
 
     def drop_gradients(self) -> None:
         """Set every gradient to None."""
@@ -308,29 +309,3 @@ class Updater:
         """
         self.stepper.forget()
         load_optimizer(self.strategy, self.optimizer, self.gradients.parameters, saved, {})
-
-    def _note_loss(self, loss: Tensor, *, last: bool) -> None:
-        if self.strategy.has_global_loss:
-            self._shares.append(loss)
-            # Started before the last backward pass, so that the reduction over ranks overlaps with
-            # it.
-            if last:
-                # One mean for each pass: ordered reduction adds the shards of a pass along one
-                # tree.
-                self._means.append(self.strategy.mean_loss(self._shares))
-                self._shares = []
-        elif self._own_loss is None:
-            self._own_loss = loss
-        else:
-            self._own_loss = self._own_loss + loss
-
-    def _collect(self) -> None:
-        """Receive shards of gradients and the mean loss from other ranks."""
-        self.strategy.collect_gradients()
-        if self._shares:  # a caller who does not say which micro-batch is the last one
-            self._means.append(self.strategy.mean_loss(self._shares))
-            self._shares = []
-        if self._means:
-            self.loss = sum_losses([mean.wait() for mean in self._means])
-            self._own_loss = self.loss
-            self._means = []

@@ -48,6 +48,7 @@ class Line:
         dash: number of its dash pattern; 0 is solid.
         faint: whether it is the background of a smoothed line.
         joined: whether its points are joined.
+        hollow: whether its points are rings, for values that are not final.
         low, high: bounds of an interval around each point, float64 `(N,)`, NaN for none; drawn as a
             band over updates, as bars over another axis.
     """
@@ -58,6 +59,7 @@ class Line:
     dash: int = 0
     faint: bool = False
     joined: bool = True
+    hollow: bool = False
     low: Array | None = None
     high: Array | None = None
 
@@ -75,11 +77,13 @@ class Axis:
         label: name of its values.
         names: position -> label, of every point and of every tick.
         marks: positions of ticks.
+        room: room at both ends, as a share of the axis; keeps points and labels off the edges.
     """
 
     label: str
     names: Mapping[float, str]
     marks: Sequence[float]
+    room: float = 0.05
 
 
 @dataclass(frozen=True)

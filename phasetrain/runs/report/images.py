@@ -1,9 +1,10 @@
-"""Encodes images as PNG, for reports and TensorBoard.
+"""Encodes images as PNG, for reports and TensorBoard, and colors their pixels by class.
 
 The format needs 20 lines for 8-bit pixels; Pillow would be a core dependency for them.
 """
 
 import base64
+import colorsys
 import struct
 import zlib
 from typing import Any
@@ -11,6 +12,19 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+# Okabe and Ito, https://jfly.uni-koeln.de/color/: colors that color-blind people can tell apart.
+COLORS = (
+    (0, 114, 178),
+    (230, 159, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (240, 228, 66),
+    (86, 180, 233),
+    (213, 94, 0),
+    (130, 130, 130),
+)
+"""RGB of the first classes in masks and boxes."""
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 GREY = 0
@@ -51,6 +65,40 @@ def normalize_pixels(image: Array, largest: int = 64) -> Array | None:
         scale = 255.0 / (high - low)
     scaled = np.where(has, values - low, 0.0) * scale
     return np.rint(scaled).astype(np.uint8)
+
+
+def resize_nearest(values: Array, size: tuple[int, int]) -> Array:
+    """Return `(H, W)` values in another size, without new values."""
+    rows = np.arange(size[0]) * values.shape[0] // size[0]
+    columns = np.arange(size[1]) * values.shape[1] // size[1]
+    resized: Array = values[rows[:, None], columns[None]]
+    return resized
+
+
+def class_color(number: int) -> tuple[int, int, int]:
+    """Return the RGB of a class in masks and boxes."""
+    if number < len(COLORS):
+        return COLORS[number]
+    # The golden ratio spreads any number of hues evenly.
+    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.7, 0.9)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def blend_classes(pixels: Array, classes: Array) -> Array:
+    """Return an image with the colors of classes over it, uint8 `(H, W, 3)`.
+
+    Args:
+        pixels: the image, uint8 `(H, W)` or `(H, W, 3)`.
+        classes: class of each pixel, `(H, W)`; pixels with a negative one become black.
+    """
+    image = pixels.astype(np.float64)
+    if image.ndim == 2:
+        image = image[..., None].repeat(3, axis=2)
+    blended = np.zeros_like(image)
+    for number in np.unique(classes[classes >= 0]).tolist():
+        chosen = classes == number
+        blended[chosen] = 0.4 * image[chosen] + 0.6 * np.array(class_color(number))
+    return np.rint(blended).astype(np.uint8)
 
 
 def encode_png(pixels: Array) -> bytes:

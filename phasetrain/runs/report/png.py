@@ -71,6 +71,7 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
     for line in chart.lines:
         linestyle = "none"  # unjoined points
         marker = ""
+        color = COLORS[line.color % len(COLORS)]
         style = {"alpha": 1.0, "linewidth": 1.3}
         if line.joined:
             linestyle = DASHES[line.dash % len(DASHES)]
@@ -82,9 +83,10 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
             line.curve.x,
             line.curve.y,
             linestyle=linestyle,
-            color=COLORS[line.color % len(COLORS)],
+            color=color,
             marker=marker,
             markersize=2.5,
+            markerfacecolor="white" if line.hollow else color,
             label=line.label,
             **style,
         )
@@ -94,6 +96,7 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
         axes.set_xlabel("updates")
     else:
         axes.set_xlabel(chart.axis.label)
+        axes.margins(x=chart.axis.room)
         axes.set_xticks(
             list(chart.axis.marks), [chart.axis.names[place] for place in chart.axis.marks]
         )

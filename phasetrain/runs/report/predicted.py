@@ -9,6 +9,7 @@ import numpy as np
 from phasetrain.runs.records import PredictionsRecord, parse_number
 from phasetrain.runs.report.html import element, escape_text, table
 from phasetrain.runs.report.images import PREFIX
+from phasetrain.runs.report.overlays import draw_pictures
 from phasetrain.runs.report.reading import SECTION_ERRORS, Array, RunReport
 
 MAX_DRAWN_CLASSES = 40
@@ -40,6 +41,7 @@ def predictions_section(run: RunReport) -> str:
             content = _draw_matrix(found, short)
             if groups:
                 content += element("div", groups, cls="groups")
+            content += draw_pictures(found)
             at = f"after {found.updates:,} updates"
         except SECTION_ERRORS as error:
             run.problems.append(f"predictions.json: the entry of {split} cannot be read ({error}).")

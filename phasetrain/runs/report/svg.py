@@ -83,17 +83,14 @@ class _Scales:
         y: tuple[float, float],
         *,
         logarithmic: bool,
-        apart: bool = False,
+        room: float = 0.0,
     ) -> None:
         self.logarithmic = logarithmic
         self.x = x
         if x[0] == x[1]:  # a single update: an axis of no length would divide by zero
             self.x = (x[0] - 1, x[1] + 1)
-        if apart:  # keeps points off the edges of the picture
-            self.x = (
-                self.x[0] - 0.05 * (self.x[1] - self.x[0]),
-                self.x[1] + 0.05 * (self.x[1] - self.x[0]),
-            )
+        margin = room * (self.x[1] - self.x[0])
+        self.x = (self.x[0] - margin, self.x[1] + margin)
         low, high = (
             math.log10(one) if logarithmic else max(-MAX_DRAWN_VALUE, min(MAX_DRAWN_VALUE, one))
             for one in y
@@ -116,7 +113,8 @@ class _Scales:
         y = find_extent(values)
         if x is None or y is None:
             return None
-        return cls(x, y, logarithmic=chart.logarithmic, apart=chart.axis is not None)
+        room = chart.axis.room if chart.axis is not None else 0.0
+        return cls(x, y, logarithmic=chart.logarithmic, room=room)
 
     def to_json(self) -> dict[str, Any]:
         return {"x": self.x, "y": self.y, "log": self.logarithmic, "box": self.box()}
@@ -235,15 +233,18 @@ def _name_style(line: Line) -> str:
     """Return the classes of a line in report.css."""
     style = f"s{line.color % COLORS} d{line.dash % DASHES}"
     if line.faint:
-        return f"{style} faint"
+        style += " faint"
+    if line.hollow:
+        style += " hollow"
     return style
 
 
 def _draw_key(number: int, line: Line) -> str:
-    sample = (
-        f'<svg class="key {_name_style(line)}" viewBox="0 0 22 8" aria-hidden="true">'
-        '<path d="M1 4h20"/></svg>'
-    )
+    shape = '<circle cx="11" cy="4" r="2.5"/>'
+    if line.joined and len(line.curve.x) > 1:
+        shape = '<path d="M1 4h20"/>'
+    style = _name_style(line)
+    sample = f'<svg class="key {style}" viewBox="0 0 22 8" aria-hidden="true">{shape}</svg>'
     return element(
         "button",
         sample + escape_text(line.label),

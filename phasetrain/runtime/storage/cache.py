@@ -49,7 +49,7 @@ class CachedFile:
         path: the copy; read-only.
         size: bytes.
         digest: SHA-256 of the content, hexadecimal.
-        identity: what the server said about the content, see `RemoteStat`.
+        identity: the server's mark of the content, see `RemoteStat`.
     """
 
     path: str
@@ -75,7 +75,7 @@ def fetch(url: str, digest: str = "") -> CachedFile:
 
     Args:
         url: where the file is.
-        digest: expected SHA-256, hexadecimal; empty accepts what the server has now.
+        digest: expected SHA-256, hexadecimal; empty accepts any content.
 
     Raises:
         ConfigError: the file does not exist or must not be read, its content differs from the
@@ -259,6 +259,7 @@ class _Cache:
         used: dict[str, float] = {}
         for record in self._urls.glob("*.json"):
             digest = str(_read_json(record).get("digest", ""))
+            # Another process may have deleted it since it was listed.
             with suppress(FileNotFoundError):
                 used[digest] = max(used.get(digest, 0.0), record.stat().st_mtime)
         sizes = {path.name: path.stat().st_size for path in self._contents.iterdir()}

@@ -246,7 +246,7 @@ class CachedObjects(ObjectAccess):
 
     Args:
         path: the file or folder; a URL.
-        digest: expected SHA-256 of the file; empty accepts what is there now.
+        digest: expected SHA-256 of the file; empty accepts any content.
         before: see `StorageReader`.
     """
 

@@ -73,6 +73,7 @@ class StorageReader:
     def free_bytes(self, folder: str) -> int | None:
         """Return the free bytes on the file system of `folder`; None if unknown."""
         with suppress(OSError):
+            # Fails for a folder that does not exist yet.
             return shutil.disk_usage(folder).free
         return None
 

@@ -1,4 +1,4 @@
-"""Files elsewhere, by URL: one door to fsspec, with retries and errors that say what to do."""
+"""Files elsewhere, by URL: one door to fsspec, with retries and errors with advice."""
 
 import errno
 import os
@@ -59,7 +59,7 @@ class RemoteError(PhasetrainError):
 
 @dataclass(frozen=True)
 class RemoteStat:
-    """What a server says about a file.
+    """The facts of a file on a server.
 
     Attributes:
         size: bytes; None if it does not say.
@@ -164,7 +164,7 @@ def find_system(scheme: str) -> Any:
 
     Raises:
         ConfigError: the scheme is unknown (code `remote.unknown_scheme`), or a package is missing
-            (code `remote.missing_package`); the message names what to install.
+            (code `remote.missing_package`); the message names the package to install.
     """
     # Imported late: `import phasetrain` must stay light, and most runs read local files only.
     import fsspec
@@ -312,7 +312,7 @@ class TruncatedError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """What an error of a transfer means.
+    """The meaning of an error of a transfer.
 
     Attributes:
         code: stable code of the error.
@@ -350,7 +350,7 @@ class Failure:
 
 
 def classify(error: BaseException) -> Failure:
-    """Return what an error of fsspec or of its clients means."""
+    """Return the meaning of an error of fsspec or of its clients."""
     chain = list(_list_causes(error))
     for one in chain:
         status = _status_of(one)

@@ -388,6 +388,9 @@ def prepare_modules(
     # Before all else: an optimizer or a copy made on the CPU would refer to other tensors.
     model.to(context.machine.device)
     loss.to(context.machine.device)
+    if context.config.MACHINE.channels_last:
+        # A convolution takes the layout from its weights, so inputs need no conversion.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     over = context.config.DISTRIBUTED.sync_batch_norm
     if over and not context.world.is_single_process:
         group = subgroup(context.world, partition(context.world, over))

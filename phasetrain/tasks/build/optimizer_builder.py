@@ -154,10 +154,9 @@ def _list_specs(
     # torch's fused SGD fails if only some weights of a group have a momentum buffer, and a frozen
     # weight gets its first update later than the others.
     notes = describe_freezes(context, model, facts)
-    return [
-        replace(spec, groups=split_by_note(spec.groups, notes))
-        for spec in list_optimizer_specs(context.config.OPTIMIZER, list_weights(model, loss))
-    ]
+    frozen = list_weights(model, loss, trained=False)
+    specs = list_optimizer_specs(context.config.OPTIMIZER, list_weights(model, loss), frozen)
+    return [replace(spec, groups=split_by_note(spec.groups, notes)) for spec in specs]
 
 
 def _build_updater(
@@ -291,7 +290,7 @@ def _build_unheld(
 
 
 def _find_interval(item: Any, where: str) -> str | None:
-    """Return `every` of a schedule; None if it has none, or as a parameter of its own."""
+    """Return `every` of a schedule; None if it has none, or as a parameter of the schedule."""
     if not isinstance(item, Mapping) or "every" not in item:
         return None
     if "every" in parameters(SCHEDULES.find(item["name"], f"{where}.name")):

@@ -58,9 +58,14 @@ class OptimizerSpec:
 
 
 def list_optimizer_specs(
-    section: Mapping[str, Any], trained: Sequence[Weight]
+    section: Mapping[str, Any], trained: Sequence[Weight], frozen: Sequence[Weight] = ()
 ) -> list[OptimizerSpec]:
     """Return every optimizer of section OPTIMIZER with its weights, the main one first.
+
+    Args:
+        section: OPTIMIZER.
+        trained: weights of the run.
+        frozen: weights that the run does not train; rules of groups may select these alone.
 
     Raises:
         ConfigError: a rule selects nothing, or two rules select one weight; see `group_weights`
@@ -69,7 +74,11 @@ def list_optimizer_specs(
     others = section["others"]
     weights = assign_weights(trained, others) if others else {MAIN: list(trained)}
     groups = group_weights(
-        weights[MAIN], section["groups"], lr=section["lr"], layer_decay=section["layer_decay"]
+        weights[MAIN],
+        section["groups"],
+        lr=section["lr"],
+        layer_decay=section["layer_decay"],
+        frozen=frozen,
     )
     params = parameters_of(section, OPTIMIZER_KEYS)
     found = [OptimizerSpec(MAIN, "OPTIMIZER", section["name"], section["lr"], params, groups, {})]
@@ -77,7 +86,7 @@ def list_optimizer_specs(
         where = f"OPTIMIZER.others.{label}"
         lr = other.get("lr", section["lr"])
         groups = group_weights(
-            weights[label], other.get("groups", ()), lr=lr, where=f"{where}.groups"
+            weights[label], other.get("groups", ()), lr=lr, where=f"{where}.groups", frozen=frozen
         )
         params = parameters_of(other, OTHER_KEYS)
         schedules = other.get("SCHEDULES") or {}

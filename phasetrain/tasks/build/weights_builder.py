@@ -1,14 +1,13 @@
 """Freezes weights and builds averages (MODEL.freeze, freeze_updates, ema and swa)."""
 
 from collections.abc import Collection, Iterable, Mapping
-from fnmatch import fnmatchcase
 from math import ceil
 from typing import Any
 
 from torch import Tensor, nn
 
 from phasetrain.distributed import Strategy
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError
 from phasetrain.models.adapters import list_base_parameters
 from phasetrain.models.freeze import (
     NOTHING,
@@ -37,6 +36,7 @@ from phasetrain.optim.averaging.averages import (
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.runtime.format import join_first
+from phasetrain.runtime.name_patterns import match_names
 from phasetrain.tasks.build.sections import BuildContext
 
 EXCLUDE = "CHECKPOINT.exclude"
@@ -86,15 +86,12 @@ def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -
     state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
     found: list[str] = []
     for pattern in patterns:
-        matched = [name for name in state if fnmatchcase(name, pattern)]
-        if not matched:
-            raise ConfigError(
-                f"{EXCLUDE} = [{pattern}]: it matches no name in the model's state_dict"
-                f"{did_you_mean(pattern, state) or '.'} Names are {join_first(state, 6)}; patterns "
-                "cover whole names, such as trunk.*",
-                code="config.no_match",
-            )
-        found += matched
+        found += match_names(
+            pattern,
+            state,
+            f"{EXCLUDE} = [{pattern}]: patterns cover whole names, such as trunk.*, and this one "
+            "matches no name in the model's state_dict",
+        )
     always = intersect_frozen(find_frozen(context, model))
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     changing = [

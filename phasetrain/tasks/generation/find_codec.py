@@ -46,8 +46,10 @@ class TextSource:
         else:
             codec = load_codec(tokenizer, self.end)
         if codec is None:
+            names = sorted({str(section.get("dataset")) for section in self.sections})
             raise ConfigError(
-                "tokenizer: the data of the run names none that exists here; give the path of its "
+                f"tokenizer: the data of the run ({', '.join(names)}) names none that exists here; "
+                "only a language model continues texts: if this is one, give the path of its "
                 "tokenizer.json (--tokenizer FILE)",
                 code="generate.no_tokenizer",
             )

@@ -168,7 +168,7 @@ class TestFinishedRuns:
         found = judge_quietly(runs, "digits", WORSE, short=0)
         folders = [pair.baseline.folder for pair in found.trials[0].pairs]
         assert folders[1] == "runs/mine"
-        assert "1 finished runs were there already" in found.text
+        assert "; reused: 1 finished run" in found.text
 
     @pytest.mark.parametrize("word", ["OPTIMIZER.lr=0.2", "DATA.TRAIN.batch_size=32"])
     def test_run_with_another_config_is_not_used(self, runs: FakeRuns, word: str) -> None:

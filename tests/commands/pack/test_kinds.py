@@ -212,6 +212,23 @@ def test_task_that_decodes_is_part_of_the_prediction(tmp_path: Path) -> None:
     assert (expected.dtype, found.card["code"]) == (torch.int64, [])
 
 
+@pytest.mark.slow
+def test_adapters_of_a_model_that_reads_targets_are_merged(tmp_path: Path) -> None:
+    data = "{dataset: reversed_tokens, collate: pad, batch_size: 12, transforms: []}"
+    words = ["RUN.imports=[sequence_parts]", "TASK={name: sequence_to_sequence, max_length: 6}"]
+    splits = [f"DATA.TRAIN={data}", f"DATA.TEST={data}", "METERS={loss: {}}"]
+    length = ["PHASES={epochs: null, updates: 1}", "RUN.rehearse=false"]
+    lora = "adapters: {match: ['*linear*'], rank: 2}"
+    model = f"MODEL={{name: seq2seq_transformer, width: 8, heads: 2, depth: 1, {lora}}}"
+    phasetrain.run([*words, *splits, *length, model, f"RUN.dir={tmp_path}/run"])
+    phasetrain.pack(tmp_path / "run", tmp_path / "a.zip")
+    samples = [torch.tensor([1, 2, 3]), torch.tensor([2, 1])]
+    expected = phasetrain.load(tmp_path / "run").predict(samples, transform=True)
+    found = phasetrain.load_pack(tmp_path / "a.zip")
+    assert found.predict(samples).equal(expected)
+    assert not any("adapter" in name for name in found.model.state_dict())
+
+
 BLOBS = """
 import torch
 from phasetrain.data import DATASETS

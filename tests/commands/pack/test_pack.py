@@ -205,6 +205,10 @@ def _name_transform(_index: dict[str, Any], members: Members) -> None:
     change_config(members, DATA={"TEST": {"transforms": [call], "collate": "stack"}})
 
 
+def _name_function_of_a_library(_index: dict[str, Any], members: Members) -> None:
+    change_config(members, MODEL={"name": "torch.hub.load", "repo_or_dir": ".", "model": "x"})
+
+
 def _import_module(_index: dict[str, Any], members: Members) -> None:
     change_config(members, RUN={"imports": ["this"]})
 
@@ -244,6 +248,7 @@ def _break_index(index: dict[str, Any], _members: Members) -> None:
     [
         (_name_model, "pack.code_needed"),
         (_name_transform, "pack.code_needed"),
+        (_name_function_of_a_library, "pack.unsafe"),
         (_read_environment, "config.rejected_by_part"),
         (_claim_header, "pack.damaged"),
         (_claim_shape, "pack.damaged"),

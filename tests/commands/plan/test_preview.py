@@ -117,6 +117,7 @@ def test_no_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (),
         ("CHECKPOINT.every_updates=4",),
         ("CHECKPOINT.every_epochs=2", "CHECKPOINT.at_end=false"),
+        ("CHECKPOINT.every_updates=4", "CHECKPOINT.keep_every={updates: 3, epochs: 1}"),
     ],
 )
 def test_the_run_saves_where_the_plan_says(tmp_path: Path, words: tuple[str, ...]) -> None:

@@ -35,6 +35,7 @@ from phasetrain.testing.build import build_run, resolve_overrides
             ["CHECKPOINT.every_epochs = 4: the run ends after 3 complete epochs"],
         ),
         (("CHECKPOINT.keep_every.updates=99",), ["CHECKPOINT.keep_every.updates = 99"]),
+        (("RUN.pause_at=16",), ["RUN.pause_at = 16: the run ends after 15 updates"]),
         (
             ("PHASES.test_every.epochs=5",),
             ["PHASES.test_every.epochs = 5: the run ends after 3 epochs"],

@@ -250,8 +250,10 @@ def test_files_that_cannot_be_read_are_named(folder: Path, tmp_path: Path) -> No
             predict(str(folder), [str(tmp_path / name)])
         assert name in str(caught.value)
     (tmp_path / "words.txt").write_text("words")
-    with raises(ConfigError, code="predict.unknown_kind"):
+    with raises(ConfigError, code="predict.unknown_kind") as unknown:
         predict(str(folder), [str(tmp_path / "words.txt")])
+    assert ".png" in str(unknown.value)
+    assert not str(unknown.value).endswith(".text")
 
 
 def test_unreadable_files_are_skipped_on_request(

@@ -19,7 +19,7 @@ from phasetrain.commands.sweep.jobs import (
     read_job_records,
 )
 from phasetrain.commands.sweep.override_text import hash_overrides
-from phasetrain.runs.lock import Owner, process_start
+from phasetrain.runs.owner import Owner, process_start
 from phasetrain.runtime.terminal import IN_SWEEP
 
 

@@ -8,7 +8,7 @@ import pytest
 from phasetrain.commands.sweep.charts import make_charts
 from phasetrain.commands.sweep.page import render_sweep, write_plots
 from phasetrain.commands.sweep.results import Results
-from phasetrain.commands.sweep.sweep_run import SweepRun
+from phasetrain.commands.sweep.sweep_run import SweepRun, label_values, name_configs
 
 
 def results(
@@ -55,6 +55,7 @@ def test_values_that_are_no_numbers_stand_side_by_side() -> None:
     found = results(({"LOSS": "focal"}, 0.5), ({"LOSS": "mse"}, 0.25))
     assert points(found) == [("runs", [0, 1], [0.5, 0.25])]
     assert names(found) == ["focal", "mse"]
+    assert not make_charts(found)[0].lines[0].joined
 
 
 def test_many_numbers_get_round_marks() -> None:
@@ -77,6 +78,33 @@ def test_several_runs_with_one_value_are_not_joined() -> None:
     (line,) = make_charts(results(*runs))[0].lines
     assert not line.joined
     assert line.marked
+
+
+def test_runs_that_have_not_finished_are_rings() -> None:
+    runs = [
+        SweepRun("0", {"A.x": "1"}, "finished", "test/accuracy", 0.5),
+        SweepRun("1", {"A.x": "2"}, "finished", "test/accuracy", 0.25),
+        SweepRun("2", {"A.x": "3"}, "paused", "test/accuracy", 0.125),
+    ]
+    found = Results("out", "test/accuracy", runs)
+    assert points(found) == [("runs", [1, 2], [0.5, 0.25]), ("runs, not finished", [3], [0.125])]
+    done, paused = make_charts(found)[0].lines
+    assert (done.joined, done.hollow, paused.joined, paused.hollow) == (True, False, False, True)
+    assert render_sweep(found).count("s0 d0 hollow") == 2  # the points and the legend
+
+
+def test_mappings_are_named_by_the_entries_that_differ() -> None:
+    values = ["{name:wsd,decay:0.2}", "{name:wsd,decay:0.4}", "{name:cosine}", "{a:[1,2]}", "null"]
+    assert list(label_values(values).values()) == [
+        "name:wsd,decay:0.2",
+        "name:wsd,decay:0.4",
+        "name:cosine",
+        "{a:[1,2]}",
+        "null",
+    ]
+    swept = [{"A.lr": value, "B.width": "8"} for value in values[:2]]
+    assert name_configs(swept) == ["lr=decay:0.2, width=8", "lr=decay:0.4, width=8"]
+    assert name_configs(swept[:1]) == ["lr={name:wsd,decay:0.2}, width=8"]
 
 
 def test_a_key_with_one_value_has_no_plot_and_runs_without_a_value_are_left_out() -> None:

@@ -469,6 +469,12 @@ class TestSharing:
         problem = find_problem(f"DISTRIBUTED.communication={method}")
         assert (problem.code, problem.given) == ("config.wrong_value", repr(method))
 
+    def test_fsdp_with_channels_last_is_rejected_on_several_ranks_only(self) -> None:
+        words = ("MACHINE.channels_last=true", "DISTRIBUTED.strategy=fsdp")
+        problem = find_problem(*words, processes=2)
+        assert is_conflict(problem, "MACHINE.channels_last", "DISTRIBUTED.strategy")
+        self.derived(*words, processes=1)
+
     def test_fairscale_with_compilation_is_rejected(self) -> None:
         words = ("MACHINE.compile=eager", "DISTRIBUTED.strategy=sharded_ddp")
         problem = find_problem(*words, processes=2)

@@ -4,6 +4,7 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 from raising import raises
 
 from phasetrain.data import DATASETS, Tokens
-from phasetrain.data.datasets import IGNORED
+from phasetrain.data.datasets import IGNORED, load_digits
+from phasetrain.data.mixture import MixedDataset
 from phasetrain.data.tokens.token_files import TokenFiles
 from phasetrain.errors import ConfigError
 
@@ -56,6 +58,36 @@ def test_facts_and_fingerprint(write: Write) -> None:
 def test_another_tokenizer_than_that_of_the_training_is_rejected(write: Write) -> None:
     with raises(ConfigError, code="tokens.other_tokenizer"):
         DATASETS.build("tokens", {"path": write()}, facts={"tokenizer_digest": "0" * 64})
+
+
+def test_sources_of_a_mixture_need_the_same_tokens_and_windows(write: Write) -> None:
+    first, longer = Tokens(write("one"), 8), Tokens(write("two"), 9)
+    with pytest.raises(ValueError, match="'b' has context = 9, and it is 8 in 'a'"):
+        MixedDataset({"a": first, "b": longer}).facts()
+    with pytest.raises(ValueError, match="'b' has classes"):
+        MixedDataset({"a": first, "b": load_digits("test")}).facts()
+    with raises(ConfigError, code="tokens.other_tokenizer"):
+        MixedDataset(
+            {"a": first, "b": _Described(first.facts() | {"tokenizer_digest": "0"})}
+        ).facts()
+    facts = {key: value for key, value in first.facts().items() if key != "tokenizer_digest"}
+    with raises(ConfigError, code="tokens.other_tokenizer"):
+        MixedDataset({"a": first, "b": _Described(facts)}).facts()
+    assert MixedDataset({"a": first, "b": Tokens(write("three"), 8)}).facts()["context"] == 8
+
+
+class _Described:
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+    def facts(self) -> dict[str, Any]:
+        return self._facts
 
 
 def test_a_billion_tokens_are_not_read(

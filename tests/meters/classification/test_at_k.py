@@ -1,18 +1,13 @@
 import pytest
 import torch
+from measuring import seen
 from sklearn.metrics import top_k_accuracy_score
 
-from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, PrecisionAtK, RecallAtK
 
 SCORES = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4], [0.1, 0.2, 0.7]])
 LABELS = torch.tensor([[0, 1, 1], [0, 1, 0], [1, 0, 1]])
-
-
-def seen(meter, output, target, mask=None):
-    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(output), output, target, mask))
-    return meter.compute()
 
 
 def test_multilabel_values_equal_hand_computed_ones():

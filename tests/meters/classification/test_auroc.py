@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
+from measuring import seen
 from sklearn.metrics import roc_auc_score
 
-from phasetrain.engine.batch import StepOutput
 from phasetrain.meters import AUROC, GroupedAUROC
 from phasetrain.meters.classification.ranking import compute_auroc
 
@@ -14,11 +14,6 @@ CLASSES = torch.randint(4, (150,), generator=GENERATOR)
 LABELS = torch.rand(150, 4, generator=GENERATOR) < 0.4
 BINARY = torch.randint(2, (150,), generator=GENERATOR)
 GROUP = torch.randint(20, (150,), generator=GENERATOR)
-
-
-def seen(meter, output, target, mask=None):
-    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(output), output, target, mask))
-    return meter.compute()
 
 
 def test_one_vs_rest_equals_scikit_learn():

@@ -1,11 +1,12 @@
 import math
+from functools import partial
 
 import pytest
 import torch
+from measuring import seen as seen_in_steps
 from raising import raises
 from sklearn.metrics import average_precision_score
 
-from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, AveragePrecision
 
@@ -14,21 +15,7 @@ SCORES = torch.randn(120, 5, generator=GENERATOR)
 LABELS = torch.rand(120, 5, generator=GENERATOR) < 0.3
 CLASSES = torch.randint(5, (120,), generator=GENERATOR)
 
-
-def seen(meter, output, target, mask=None, steps=4):
-    for n in range(steps):
-        at = slice(n, None, steps)
-        meter.update(
-            StepOutput(
-                torch.tensor(0.0),
-                1.0,
-                1,
-                output[at],
-                target[at],
-                None if mask is None else mask[at],
-            )
-        )
-    return meter.compute()
+seen = partial(seen_in_steps, steps=4)
 
 
 def test_multilabel_equals_scikit_learn():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from measuring import seen
 from raising import raises
 from sklearn.metrics import (
     balanced_accuracy_score,
@@ -12,7 +13,6 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
-from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import F1, METERS, ConfusionMatrix, PerClassAccuracy
 
@@ -23,11 +23,6 @@ LABELS = torch.rand(200, 4, generator=GENERATOR) < 0.4
 BINARY = torch.randint(2, (200,), generator=GENERATOR)
 NAMES = ("cat", "dog", "cow", "hen")
 PREDICTED = SCORES.argmax(1)
-
-
-def seen(meter, output, target, mask=None):
-    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(output), output, target, mask))
-    return meter.compute()
 
 
 def near(values):

@@ -1,18 +1,13 @@
 import pytest
 import torch
+from measuring import seen
 from sklearn.metrics import accuracy_score, hamming_loss
 
-from phasetrain.engine.batch import StepOutput
 from phasetrain.meters import MultilabelAccuracy
 
 GENERATOR = torch.Generator().manual_seed(15)
 SCORES = torch.randn(80, 3, generator=GENERATOR)
 LABELS = torch.rand(80, 3, generator=GENERATOR) < 0.4
-
-
-def seen(meter, output, target, mask=None):
-    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(output), output, target, mask))
-    return meter.compute()
 
 
 def test_values_equal_scikit_learn():

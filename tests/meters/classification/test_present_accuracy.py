@@ -1,8 +1,8 @@
 import pytest
 import torch
+from measuring import seen
 from raising import raises
 
-from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import Accuracy, PresentAccuracy
 
@@ -10,11 +10,6 @@ SCORES = torch.tensor(
     [[0.1, 0.7, 0.2, 0.6], [0.9, 0.1, 0.4, 0.5], [0.1, 0.8, 0.7, 0.0], [0.6, 0.9, 0.1, 0.5]]
 )
 CLASSES = torch.tensor([3, 3, 2, 2])
-
-
-def seen(meter, output, target, mask=None):
-    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(output), output, target, mask))
-    return meter.compute()
 
 
 def test_only_present_classes_can_be_predicted():

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters import MeanAveragePrecision, Meter
+from phasetrain.meters.dense import detection
 
 
 def make_boxes(count: int, generator: torch.Generator) -> Tensor:
@@ -65,12 +66,15 @@ def test_values_are_those_of_pycocotools() -> None:
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_order_of_steps_and_ranks_does_not_matter() -> None:
+def test_order_of_steps_and_ranks_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = update(MeanAveragePrecision(), list(range(40))).compute()
     ranks = [update(MeanAveragePrecision(), list(range(rank, 40, 3))) for rank in (2, 0, 1)]
     merged = MeanAveragePrecision()
     merged.merge_buffers([dict(one.named_buffers()) for one in ranks])
     assert merged.compute() == whole
+    # Among equal scores the first box counts, so this holds for sorted images only.
+    monkeypatch.setattr(detection, "_sort_by_image", lambda rows: rows.numpy())
+    assert merged.compute() != whole
 
 
 def test_padding_batches_do_not_count() -> None:
@@ -93,6 +97,15 @@ def test_padded_targets_have_the_values_of_lists() -> None:
         mask[at, :count] = True
     padded = {"boxes": boxes, "labels": labels, "mask": mask}
     found = update(MeanAveragePrecision(), ids, target=padded).compute()
+    assert found == update(MeanAveragePrecision(), ids).compute()
+
+
+def test_mappings_of_lists_have_the_values_of_lists() -> None:
+    ids = list(range(40))
+    lists = {name: [one[name] for one in TRUE] for name in ("boxes", "labels")}
+    # The mask is that of other, padded fields.
+    target = {**lists, "mask": torch.zeros(40, 2, dtype=torch.bool)}
+    found = update(MeanAveragePrecision(), ids, target=target).compute()
     assert found == update(MeanAveragePrecision(), ids).compute()
 
 

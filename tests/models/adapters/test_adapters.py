@@ -84,10 +84,10 @@ class TestAttach:
             ({"match": "norm"}, {"code": "config.no_match"}),
             ({"match": "*", "train": "tail"}, {"key": "MODEL.adapters.train"}),
             ({"match": "*", "rank": 0}, {"code": "config.rejected_by_part"}),
+            ({"match": "*", "alpha": 0.0}, {"code": "config.rejected_by_part"}),
             ({"match": "*", "ranc": 2}, {"code": "config.unknown_parameter"}),
             ({"match": "*", "name": "lore"}, {"code": "config.unknown_part"}),
         ],
-        ids=["unknown layer", "norm", "unknown module", "rank 0", "misspelt key", "misspelt name"],
     )
     def test_wrong_section_is_rejected(
         self, section: dict[str, Any], problem: dict[str, str]

@@ -169,6 +169,13 @@ def test_bad_parameters_are_rejected(
         MODELS.build(f"transformers.{name}", params)
 
 
+@pytest.mark.parametrize("given", ["owner/kernel", {"text": "owner/kernel@v1:name"}])
+def test_code_of_a_hub_is_rejected(given: Any) -> None:
+    with raises(ConfigError, code="config.download"):
+        MODELS.build(CLASSIFIER, {"config": BERT | {"attn_implementation": given}})
+    MODELS.build(CLASSIFIER, {"config": BERT | {"attn_implementation": "eager"}})
+
+
 def test_positions_that_begin_again_keep_documents_apart() -> None:
     config = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 11, "n_positions": 8}
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
+from updating import equal, weights
 
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.optim import GradientSettings
@@ -34,14 +35,6 @@ def normed() -> nn.Sequential:
 def batch(number: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(number)
     return (torch.randn(8, size, generator=generator, dtype=torch.float64) for size in (4, 2))  # type: ignore[return-value]
-
-
-def weights(net: nn.Module) -> list[Tensor]:
-    return [tensor.clone() for tensor in net.state_dict().values()]
-
-
-def equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def updater_of(net: nn.Module, sam: SamSettings | None, **options: Any) -> Updater:

@@ -9,6 +9,7 @@ from raising import raises
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from updating import equal, weights
 
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError
@@ -61,14 +62,6 @@ def run(net: Words, updater: Updater, numbers: range = range(UPDATES)) -> list[T
         updater.backward(net(tokens(number)).square().sum())
         updater.step()
     return weights(net)
-
-
-def weights(net: nn.Module) -> list[Tensor]:
-    return [tensor.clone() for tensor in net.state_dict().values()]
-
-
-def equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 class TestAgainstPlainTorch:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
+from updating import UPDATES, batch, equal, run, weights
 
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError, NumericsError
@@ -20,7 +21,6 @@ from phasetrain.optim import GradientSettings, Schedules
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.updater import Updater
 
-UPDATES = 6
 Make = Callable[[Any], Optimizer]
 
 OPTIMIZERS: dict[str, Make] = {
@@ -38,27 +38,6 @@ GATED: dict[str, Make] = {
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-
-
-def batch(number: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(number)
-    return torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
-
-
-def weights(net: nn.Module) -> list[Tensor]:
-    return [tensor.clone() for tensor in net.state_dict().values()]
-
-
-def equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def run(net: nn.Module, updater: Updater, numbers: range = range(UPDATES)) -> None:
-    for number in numbers:
-        inputs, targets = batch(number)
-        updater.schedule(number / UPDATES)
-        updater.backward(mse_loss(net(inputs), targets))
-        updater.step()
 
 
 def by_hand(

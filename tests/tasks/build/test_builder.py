@@ -412,6 +412,19 @@ class TestPrepare:
         parts = built("MODEL={name: small_cnn, width: 4}", "DISTRIBUTED.sync_batch_norm=true")[0]
         assert not any(isinstance(part, nn.SyncBatchNorm) for part in parts.model.modules())
 
+    @pytest.mark.parametrize(
+        ("word", "stride"), [("true", (36, 1, 12, 4)), ("false", (36, 9, 3, 1))]
+    )
+    @pytest.mark.parametrize("train", [True, False])
+    def test_weights_of_convolutions_have_the_layout_of_the_config(
+        self, word: str, stride: tuple[int, ...], train: bool
+    ) -> None:
+        model = "MODEL={name: small_cnn, width: 4, ema: {}}"
+        parts = built(model, f"MACHINE.channels_last={word}", train=train)[0]
+        assert parts.model.get_parameter("features.3.weight").stride() == stride
+        mean = parts.averages["ema"].module
+        assert mean.get_parameter("features.3.weight").stride() == stride
+
     def test_parts_for_a_test_are_not_compiled_or_checkpointed(self) -> None:
         parts = built(
             "MACHINE.compile=aot_eager",

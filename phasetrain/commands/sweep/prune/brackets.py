@@ -106,7 +106,7 @@ def decide(bracket: Bracket, rungs: int, eta: int, look_up: Lookup) -> Standing:
 
 
 def make_brackets(settings: PruneSettings, levels: int, runs: Sequence[str]) -> list[Bracket]:
-    """Divide runs into brackets: a single one for `halving`, else those of Hyperband.
+    """Divide runs into brackets: a single one for `halving`, else the brackets of Hyperband.
 
     Args:
         settings: how the sweep is pruned.

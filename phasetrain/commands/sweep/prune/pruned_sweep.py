@@ -184,6 +184,7 @@ class PrunedSweep:
         for first, size in sorted(sizes.items()):
             name = f"{self.settings.name} {first + 1}"
             study = _RungTrials(self, first, words, name, size)
+            # The trials of a sweep that was killed, before the study adds others.
             for swept in study.list_runs():
                 self.add_trial(swept)
             code = study.run()
@@ -199,6 +200,7 @@ class PrunedSweep:
 
     def look_up(self, name: str, rung: int) -> Outcome:
         """Return the outcome of a run at a rung."""
+        # A run that has failed keeps its results at earlier rungs, on which decisions were based.
         if rung >= self._failed.get(name, rung + 1):
             return FAILED
         trial = self.trials[name]
@@ -339,6 +341,7 @@ class PrunedSweep:
         if not found:
             return None
         updates, value = found[-1]
+        # An earlier value counts only for a run that ended by itself, as by early stopping.
         if (updates != end and not is_over) or not math.isfinite(value):
             return None
         return objective.direction.score(float(value))

@@ -18,7 +18,7 @@ from phasetrain.errors import ConfigError
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What pruning needs to know about a run before it starts.
+    """The facts about a run that pruning needs before the run starts.
 
     Attributes:
         updates: updates of the whole run.
@@ -42,20 +42,25 @@ def place_rungs(plan: TrialPlan, settings: PruneSettings, levels: int) -> tuple[
         levels: number of rungs if `min` is not set.
 
     Raises:
-        ConfigError: there is no test at or after a rung, or two rungs have the same test
-            (`sweep.prune_no_test`).
+        ConfigError: there is no test at or after a rung, two rungs have the same test, or the run
+            ends before its first rung (`sweep.prune_no_test`).
     """
     wanted = _list_targets(plan, settings, levels)
+    if not wanted:
+        raise ConfigError(
+            f"{PRUNE_KEY}.min = {settings.describe_min()}: the run ends before, after "
+            f"{plan.updates} updates; choose a smaller one, or train longer",
+            code="sweep.prune_no_test",
+        )
     tests = [_find_test(plan, target) for target in wanted]
     if settings.min is not None:
         # A last rung without a test before the end is the end itself.
         while len(tests) > 1 and tests[-1] >= plan.updates:
             tests.pop()
-    first = tests[0] if tests else plan.updates
-    if first >= plan.updates:
+    if tests[0] >= plan.updates:
         raise ConfigError(
             f"{PRUNE_KEY}.min = {settings.describe_min()}: the run has {plan.updates} updates and "
-            f"no test between its first rung (update {wanted[0] if wanted else '-'}) and its end; "
+            f"no test between its first rung (update {wanted[0]}) and its end; "
             "test more often with PHASES.test_every, or train longer",
             code="sweep.prune_no_test",
         )

@@ -1,4 +1,4 @@
-"""Scenes of cut-out pictures on photographs, with the mask of what was pasted."""
+"""Scenes of cut-out pictures on photographs, with the mask of the pasted pictures."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -191,7 +191,7 @@ def _select_split(files: Sequence[Path], *, is_test: bool) -> list[Path]:
 
 
 def _read_cutout(file: Path, size: int) -> "Image":
-    """Return a picture with its transparency, cropped to what is visible."""
+    """Return a picture with its transparency, cropped to its visible part."""
     from PIL import Image
 
     with Image.open(file) as opened:
