@@ -196,10 +196,11 @@ def measure_identical(base: str, changes: int) -> None:
         print(f"  {kind}: {dict(verdicts)}", flush=True)
 
 
-def measure_planted(net: str, repetitions: int, cap: int) -> None:
+def measure_planted(net: str, shares: Sequence[float], repetitions: int, cap: int) -> None:
     """Print the verdicts on effects of known size, each judged with seeds and weights of its own."""
     print("wrong on purpose | fewer | better | worse | undecided | pairs | mean difference, sd")
-    for index, wrong in enumerate(PLANTED):
+    for wrong in shares:
+        index = PLANTED.index(wrong)
         verdicts: Counter = Counter()
         differences: list[float] = []
         spent = 0
@@ -227,6 +228,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=2000, help="judgements per row; 0: none")
     parser.add_argument("--identical", type=int, default=100, help="harmless changes of real runs")
     parser.add_argument("--planted", type=int, default=10, help="real judgements per planted size")
+    parser.add_argument(
+        "--wrong", type=float, nargs="+", choices=PLANTED, default=PLANTED, help="only these sizes"
+    )
     parser.add_argument("--pairs", type=int, default=12, help="cap on the pairs of real runs")
     parser.add_argument("--folder", default="judge-benchmark", help="keeps the real runs")
     flags = parser.parse_args()
@@ -240,7 +244,7 @@ def main() -> None:
         if flags.identical:
             measure_identical(f"base.yaml MODEL=null MODEL.name={net}", flags.identical)
         if flags.planted:
-            measure_planted(net, flags.planted, flags.pairs)
+            measure_planted(net, flags.wrong, flags.planted, flags.pairs)
 
 
 if __name__ == "__main__":

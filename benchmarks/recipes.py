@@ -80,7 +80,8 @@ def run_seed(variant: Variant, seed: int, folder: Path, kill: tuple[str, int] | 
 
     is_resumed = any(folder.rglob("status.json"))
     # RUN.dir comes last among the words, where `run` finds the stage.
-    found = run_variant(variant, seed=seed, overrides=[f"RUN.dir={folder}"], run=run)
+    overrides = ["MACHINE.cpu_capability=AVX2", f"RUN.dir={folder}"]
+    found = run_variant(variant, seed=seed, overrides=overrides, run=run)
     if found.state != "finished":
         sys.exit(found.exit_code or 1)
     cpu_seconds = sum(os.times()[:4])  # of this process and of workers that have ended

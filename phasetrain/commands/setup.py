@@ -35,7 +35,12 @@ from phasetrain.models.sources import parse_sources
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
 from phasetrain.runs.direction import choose_split
 from phasetrain.runtime.format import join_first
-from phasetrain.runtime.machine import Machine, check_threads, resolve_device
+from phasetrain.runtime.machine import (
+    Machine,
+    check_threads,
+    limit_cpu_capability,
+    resolve_device,
+)
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import TASKS, Builder
 from phasetrain.tasks.build.builder import RUN_FACTS
@@ -451,6 +456,8 @@ def _derive(composed: Composed, schema: Schema, place: Placement) -> Derived:
 
 
 def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
+    # Before anything is computed.
+    limit_cpu_capability(config.MACHINE.cpu_capability)
     device = config.MACHINE.device
     if is_submitted(config) or (is_started_here(config) and place.size == 1):
         device = "cpu"  # the machine that submits may have no GPU, and does not train
@@ -463,6 +470,7 @@ def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
         config.MACHINE.threads,
         config.MACHINE.deterministic,
         config.MACHINE.test_precision,
+        config.MACHINE.cpu_capability,
     )
 
 

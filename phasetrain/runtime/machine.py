@@ -15,6 +15,7 @@ import torch
 from phasetrain.errors import ConfigError
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+CpuCapability = Literal["AVX2", "AVX512"]
 MAX_THREADS = 256
 """Number of threads that is always allowed, also on a machine with few cores."""
 
@@ -25,6 +26,9 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 GLOBAL_GENERATORS = frozenset({"torch", "numpy", "python"})
 """The libraries whose global generators a run seeds."""
+
+CAPABILITY_VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+"""Environment variables that keep torch and oneDNN from using AVX-512."""
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -170,16 +174,22 @@ def preserve_generators() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-def has_bf16_units(cpuinfo: str = "/proc/cpuinfo") -> bool | None:
-    """Return whether this CPU computes in bf16; None if that is unknown."""
+def read_cpu_flags(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str] | None:
+    """Return the extensions of this CPU; None if they are unknown."""
     try:
         text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    flags = next((line for line in text.splitlines() if line.startswith(CPU_FLAGS)), "")
-    if not flags:
+    line = next((line for line in text.splitlines() if line.startswith(CPU_FLAGS)), "")
+    return frozenset(line.split()) or None
+
+
+def has_bf16_units(cpuinfo: str = "/proc/cpuinfo") -> bool | None:
+    """Return whether this CPU computes in bf16; None if that is unknown."""
+    flags = read_cpu_flags(cpuinfo)
+    if flags is None:
         return None
-    return not BF16_FLAGS.isdisjoint(flags.split())
+    return not BF16_FLAGS.isdisjoint(flags)
 
 
 @dataclass(frozen=True)
@@ -193,6 +203,7 @@ class Machine:
         test_precision: the same for tests; None: as in training.
         threads: CPU threads of torch in this process; None leaves torch's default.
         deterministic: allow only deterministic kernels.
+        cpu_capability: instructions that CPU kernels use at most, see `limit_cpu_capability`.
     """
 
     device: torch.device
@@ -200,6 +211,7 @@ class Machine:
     threads: int | None = None
     deterministic: bool = True
     test_precision: Precision | None = None
+    cpu_capability: CpuCapability | None = None
 
     def uses_autocast(self, *, train: bool = True) -> bool:
         """Tell whether activations have another dtype than weights."""
@@ -228,7 +240,12 @@ class Machine:
 
     @contextmanager
     def apply_settings(self) -> Iterator[None]:
-        """Set precision, threads and determinism, and restore the previous settings on exit."""
+        """Set precision, threads and determinism, and restore the previous settings on exit.
+
+        Raises:
+            ConfigError: torch's kernels use other instructions than MACHINE.cpu_capability.
+        """
+        check_cpu_capability(self.cpu_capability)
         threads = torch.get_num_threads()
         fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -260,6 +277,53 @@ class Machine:
             torch.backends.cudnn.allow_tf32 = tf32
             torch.set_float32_matmul_precision(matmul)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def limit_cpu_capability(capability: CpuCapability | None) -> None:
+    """Limit the instructions of the CPU kernels of this process and of those that it starts.
+
+    torch chooses its kernels when it computes for the first time, and keeps them, so this has to
+    come before, and lasts; later it has no effect. MKL is not limited: on AMD's CPUs it uses AVX2
+    in any case.
+    """
+    # torch does not check whether the CPU has what the variable says.
+    if capability != "AVX2" or "avx512f" not in (read_cpu_flags() or ()):
+        return
+    before = {name: os.environ.get(name) for name in CAPABILITY_VARIABLES}
+    os.environ.update(CAPABILITY_VARIABLES)
+    if torch.backends.cpu.get_cpu_capability() == capability:
+        return
+    # Too late here, and other processes would compute with other kernels than this one.
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+def check_cpu_capability(capability: CpuCapability | None) -> None:
+    """Check that torch's kernels use the instructions of MACHINE.cpu_capability.
+
+    Raises:
+        ConfigError: the CPU lacks them, or torch has computed with others before.
+    """
+    found = torch.backends.cpu.get_cpu_capability()
+    if capability in (None, found):
+        return
+    given = f"MACHINE.cpu_capability = {capability!r}: torch's kernels use {found} in this process"
+    if capability == "AVX2" and found == "AVX512":
+        variables = " ".join(f"{name}={value}" for name, value in CAPABILITY_VARIABLES.items())
+        raise ConfigError(
+            f"{given}, where torch has computed before; set {variables} in the environment before "
+            "this process starts",
+            code="machine.cpu_capability",
+        )
+    raise ConfigError(
+        f"{given}, because this CPU has no more or the environment variable ATEN_CPU_CAPABILITY "
+        "says so; use a machine with such a CPU, or MACHINE.cpu_capability=null, whose results "
+        "differ in the last bits",
+        code="machine.cpu_capability",
+    )
 
 
 def check_threads(threads: int | None) -> None:

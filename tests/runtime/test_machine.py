@@ -1,6 +1,7 @@
 """Seeds are hashed, generators are set at once, and what a run changes of the process is put
 back."""
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from phasetrain.commands.setup import resolve_config
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import on
 from phasetrain.runtime.machine import (
+    CpuCapability,
     Machine,
+    check_cpu_capability,
     check_threads,
     has_bf16_units,
+    limit_cpu_capability,
     preserve_generators,
     reseed,
     reseed_all,
@@ -201,6 +205,53 @@ def test_bf16_units_are_read_from_the_flags_of_the_cpu(
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(cpuinfo)
     assert has_bf16_units(str(tmp_path / "cpuinfo")) is found
+
+
+class TestCpuCapability:
+    """Kernels of this process have been chosen long ago, so that a limit comes too late."""
+
+    @pytest.fixture(autouse=True)
+    def _computed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+        monkeypatch.setattr("phasetrain.runtime.machine.read_cpu_flags", lambda: {"avx512f"})
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", "")
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+
+    def test_late_limit_leaves_the_environment_alone(self) -> None:
+        limit_cpu_capability("AVX2")
+        assert os.environ["ATEN_CPU_CAPABILITY"] == ""
+        assert "ONEDNN_MAX_CPU_ISA" not in os.environ
+
+    def test_limit_in_time_holds_for_other_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+        limit_cpu_capability("AVX2")
+        assert os.environ["ATEN_CPU_CAPABILITY"] == "avx2"
+        assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+    def test_cpu_without_avx512_needs_no_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("phasetrain.runtime.machine.read_cpu_flags", lambda: {"avx2"})
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+        limit_cpu_capability("AVX2")
+        assert os.environ["ATEN_CPU_CAPABILITY"] == ""
+
+    def test_late_limit_is_rejected_with_the_variables(self) -> None:
+        machine = Machine(CPU, cpu_capability="AVX2")
+        with (
+            raises(ConfigError, code="machine.cpu_capability", given="'AVX2'") as caught,
+            machine.apply_settings(),
+        ):
+            pass
+        assert "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2" in str(caught.value)
+
+    def test_cpu_that_has_less_is_rejected(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+        with raises(ConfigError, code="machine.cpu_capability", given="'AVX512'"):
+            check_cpu_capability("AVX512")
+
+    @pytest.mark.parametrize("capability", [None, "AVX512"])
+    def test_what_the_kernels_use_is_accepted(self, capability: CpuCapability | None) -> None:
+        with Machine(CPU, cpu_capability=capability).apply_settings():
+            pass
 
 
 @pytest.mark.parametrize(("units", "hints"), [(False, True), (True, False), (None, False)])

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
+import torch
+
 from phasetrain.commands.recipes.facts import Variant
 from phasetrain.commands.recipes.first_epoch import FirstEpoch, read_first_epoch
 from phasetrain.commands.result import RunResult
@@ -12,6 +14,7 @@ from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.hooks import Hook
 from phasetrain.runs.history import read_history
 from phasetrain.runs.records import RunFiles, read_status
+from phasetrain.runtime.machine import limit_cpu_capability
 
 RUNS = "runs/recipes"
 """Folder of the runs of recipes."""
@@ -103,7 +106,7 @@ def run_variant(
     folders = {stage: stage_folder(folder, stage) for stage in variant.stages}
     seconds = 0.0
     for stage in variant.stages:
-        words = [*stage_words(variant, stage, seed, folders), *changes]
+        words = [*stage_words(variant, stage, seed, folders), *limit_to_measured(variant), *changes]
         result = run(words, {"first_epoch": FirstEpoch(stops=first_epoch)})
         seconds += sum(read_status(folders[stage]).run_seconds.values())
         # The next stage needs the finished weights of this one.
@@ -125,6 +128,17 @@ def run_variant(
         is_first_epoch=first_epoch,
         seconds=seconds,
     )
+
+
+def limit_to_measured(variant: Variant) -> list[str]:
+    """Limit this process to AVX2 if the variant was measured with it, and return the override that
+    does this in a resume; none if it was not, or if it is too late."""
+    if variant.measured is None or variant.measured.platform.get("capability") != "AVX2":
+        return []
+    limit_cpu_capability("AVX2")
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return []
+    return ["MACHINE.cpu_capability=AVX2"]
 
 
 def last_words(variant: Variant, seed: int, overrides: Sequence[str]) -> list[str]:

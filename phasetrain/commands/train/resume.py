@@ -83,7 +83,6 @@ def build_promise(
         "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
         "environment": describe_environment(setup, run_plan.machine),
         "packages": list_packages(),
-        # Not compared by a resume: `phasetrain verify` says on which machine the bits were made.
         "platform": describe_platform(run_plan.machine.device.type),
         "code": hash_sources(setup),
         "observers": list(list_observers(setup.asked)),
@@ -364,11 +363,23 @@ def match_machine(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list
         and not (key == "processes" and now["strategy"] == "ordered")
     }
     sharding = [changed.pop(key) for key in SHARDING if key in changed]
+    processors = loaded.promised.get("platform", {})
+    here = describe_platform(machine.device.type)
+    changed |= {
+        key: f"{key} {format_value(processors[key])} -> {format_value(value)}"
+        for key, value in here.items()
+        if key in processors and processors[key] != value
+    }
     lines = []
     if changed:
         lines.append(
             "equal bits are promised on equal machines only; since the checkpoint: "
             f"{', '.join(changed.values())}"
+        )
+    if "cpu_capability" in changed:
+        lines.append(
+            "CPUs with AVX2 and with AVX512 give equal bits if all attempts of a run have "
+            "MACHINE.cpu_capability=AVX2"
         )
     if sharding:
         lines.append(

@@ -240,7 +240,7 @@ class Platform:
         return cls(*found)
 
     def list_differences(self, now: "Platform") -> list[str]:
-        """Return how another platform differs from this one, in facts that this one has."""
+        """Return how another platform differs from this one, or may differ."""
         pairs = [
             (
                 {name: self.environment[name] for name in COMPARED if name in self.environment},
@@ -252,12 +252,15 @@ class Platform:
             ),
             (self.processors, now.processors),
         ]
-        return [
+        found = [
             f"{name} was {value}, here it is {here.get(name)}"
             for before, here in pairs
             for name, value in before.items()
             if value != here.get(name)
         ]
+        if not self.processors:
+            found.append("the cpu was not recorded")
+        return found
 
 
 def _match_threads(setup: Setup, promised: Mapping[str, Any]) -> Machine:

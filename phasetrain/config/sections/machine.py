@@ -44,6 +44,12 @@ class MachineSection(Section):
         resume="free",
         ge=1,
     )
+    cpu_capability: Literal["AVX2", "AVX512"] | None = key(
+        None,
+        "instructions that CPU kernels use at most, on x86: different CPUs then give equal bits; "
+        "null: all that the CPU has",
+        resume="free",
+    )
     deterministic: bool = key(
         True,
         "use deterministic kernels only; otherwise identical runs may differ in the last bits",

@@ -14,7 +14,12 @@ from raising import raises
 from phasetrain.commands.cli import main
 from phasetrain.commands.engines import run_engine
 from phasetrain.commands.recipes.facts import Measurement, Variant, find_variant
-from phasetrain.commands.recipes.run_recipe import Repetition, choose_folder, run_variant
+from phasetrain.commands.recipes.run_recipe import (
+    Repetition,
+    choose_folder,
+    limit_to_measured,
+    run_variant,
+)
 from phasetrain.commands.recipes.verdict import compare
 from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
@@ -196,6 +201,22 @@ class TestVerdict:
         ["f", "g", "h", "i", "j"],
         PLATFORM,
     )
+
+    @pytest.mark.parametrize(
+        ("measured", "here", "words"),
+        [
+            ("AVX2", "AVX2", ["MACHINE.cpu_capability=AVX2"]),
+            ("AVX2", "AVX512", []),  # the limit came too late
+            ("AVX512", "AVX2", []),
+        ],
+    )
+    def test_repetition_is_limited_to_the_instructions_of_the_measurement(
+        self, monkeypatch: pytest.MonkeyPatch, measured: str, here: str, words: list[str]
+    ) -> None:
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: here)
+        monkeypatch.setattr("phasetrain.runtime.machine.read_cpu_flags", lambda: set())
+        found = replace(self.measured, platform=PLATFORM | {"capability": measured})
+        assert limit_to_measured(Variant("r", "v", "t", {"": []}, {}, measured=found)) == words
 
     def verdict(
         self, value: float, digest: str = "x", *, tolerance: float = 0.0, **changes: Any

@@ -30,6 +30,7 @@ from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.resume import describe_environment, match_machine
 from phasetrain.distributed import World
 from phasetrain.errors import ChangedError
+from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.terminal import Terminal
 
 
@@ -382,6 +383,21 @@ class TestEnvironment:
         monkeypatch.setattr("torch.__version__", "9.9.9")
         (found,) = [line for line in run_and_capture(killed).splitlines() if "warning: " in line]
         assert re.search(r"torch 2\.\S+ -> 9\.9\.9$", found)
+
+    def test_another_cpu_is_a_warning(self, killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = describe_platform("cpu")
+        other = {**before, "cpu": "Other 9000", "cpu_capability": "DEFAULT"}
+        monkeypatch.setattr(
+            "phasetrain.commands.train.resume.describe_platform", lambda kind: other
+        )
+        first, second = [
+            line for line in run_and_capture(killed).splitlines() if "warning: " in line
+        ]
+        assert first.endswith(
+            f"cpu {before['cpu']!r} -> 'Other 9000', "
+            f"cpu_capability {before['cpu_capability']!r} -> 'DEFAULT'"
+        )
+        assert second.endswith("MACHINE.cpu_capability=AVX2")
 
     def test_the_number_of_threads_is_taken_over(
         self, tmp_path: Path, killed_with_two_threads: Path

@@ -168,7 +168,9 @@ def test_terminal_shows_updates_and_metrics(tmp_path: Path) -> None:
 
 def test_memory_of_cpu_is_formatted() -> None:
     # Between 10 MiB and 9 GiB: how much depends on the tests that this process has run before.
-    assert re.fullmatch(r"(\d\d|\d\d\d|1,0\d\d)\.\d MiB|\d\.\d GiB", format_memory(torch.device("cpu")))
+    assert re.fullmatch(
+        r"(\d\d|\d\d\d|1,0\d\d)\.\d MiB|\d\.\d GiB", format_memory(torch.device("cpu"))
+    )
 
 
 def test_settings_are_checked() -> None:

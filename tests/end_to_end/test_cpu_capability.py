@@ -1,0 +1,55 @@
+"""MACHINE.cpu_capability: the bits of a CPU with AVX2 on one with AVX-512."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import SMALL
+
+from phasetrain.runs.records import read_status
+from phasetrain.runtime.machine import CAPABILITY_VARIABLES, read_cpu_flags
+
+FLAGS = read_cpu_flags() or frozenset()
+WORDS = [*SMALL, "MODEL=small_cnn", "MACHINE.threads=1", "HOOKS.report=null", "PHASES.epochs=1"]
+
+
+def train(folder: Path, *words: str, **variables: str) -> str:
+    """Train in a new process, in which torch has not computed yet, and return its output."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in CAPABILITY_VARIABLES
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "phasetrain", *WORDS, f"RUN.dir={folder}", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment | variables,
+    )
+    return done.stdout + done.stderr
+
+
+def read_capability(folder: Path) -> str:
+    content = json.loads((folder / "environment.json").read_text())
+    return str(content["switches"]["cpu_capability"])
+
+
+@pytest.mark.skipif("avx2" not in FLAGS, reason="needs an x86 CPU with AVX2")
+def test_limited_run_has_the_bits_of_a_cpu_with_avx2(tmp_path: Path) -> None:
+    train(
+        tmp_path / "avx2", "MODEL.width=16", **CAPABILITY_VARIABLES
+    )  # as on a CPU without AVX-512
+    train(tmp_path / "limited", "MODEL.width=16", "MACHINE.cpu_capability=AVX2")
+    assert read_capability(tmp_path / "limited") == "AVX2"
+    assert read_status(tmp_path / "limited").digest == read_status(tmp_path / "avx2").digest
+    # The other kernels, which CPUs without AVX-512 do not have.
+    train(tmp_path / "free", "MODEL.width=16")
+    is_equal = read_status(tmp_path / "free").digest == read_status(tmp_path / "avx2").digest
+    assert is_equal == ("avx512f" not in FLAGS)
+    words = ("MODEL.width=16", "PHASES.epochs=2", "RUN.allow=PHASES")
+    text = train(tmp_path / "avx2", *words)
+    assert ("cpu_capability 'AVX2' -> 'AVX512'" in text) == ("avx512f" in FLAGS)
+    text = train(tmp_path / "limited", *words, "MACHINE.cpu_capability=AVX2")
+    assert "cpu_capability" not in text
