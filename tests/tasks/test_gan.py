@@ -14,9 +14,11 @@ from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest
 from raising import raises
 
 from phasetrain.commands.api import run
+from phasetrain.config.compose.composed import compose
 from phasetrain.engine.batch import Batch, GeneratedOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
+from phasetrain.models import SmallCNN
 from phasetrain.runs.records import PREDICTIONS
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import build_run
@@ -42,6 +44,24 @@ def test_generator_learns_and_a_killed_run_resumes_exactly(tmp_path: Path) -> No
     assert newest(tmp_path / "run").manifest.state["updates"] == 10
     train(tmp_path / "run")
     assert differences_of_runs(whole, tmp_path / "run") == []
+
+
+def test_weights_of_the_judge_experiment_fit_the_judge() -> None:
+    """The two stages of the recipe `gan`, which nothing else compares without Fashion-MNIST."""
+    trained = compose(["experiment=gan_judge"]).config["MODEL"]
+    judge = compose(["experiment=gan"]).config["TASK"]["judge"]
+    chosen = ("width", "grid")
+    shapes = [
+        {
+            name: tensor.shape
+            for name, tensor in SmallCNN(10, **{key: one[key] for key in chosen if key in one})
+            .state_dict()
+            .items()
+        }
+        for one in (trained, judge)
+    ]
+    assert (trained["name"], judge["name"]) == ("small_cnn", "small_cnn")
+    assert shapes[0] == shapes[1]
 
 
 def test_generated_images_depend_on_the_samples_alone(tmp_path: Path) -> None:
