@@ -20,7 +20,7 @@ from phasetrain.commands.replay.updates import (
 )
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup, without_derived
-from phasetrain.commands.train.resume import is_allowed
+from phasetrain.commands.train.resume import is_allowed, limit_to_checkpoint
 from phasetrain.config.changes import compare_configs
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError, ConfigError
@@ -77,6 +77,8 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
             "run",
             code="run.not_found",
         )
+    if setup.machine.cpu_capability is None:
+        limit_to_checkpoint(folder.storage, folder.path)
     ledger = read_ledger(folder.storage, folder.path)
     dump = f"{folder.file(ROOT)}/{folder_name(number)}"
     kept = None

@@ -16,6 +16,7 @@ import torch
 
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.promised import read_promised
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.longer import LENGTH_KEYS, warn_before_longer
@@ -29,14 +30,15 @@ from phasetrain.engine.interleave import splice
 from phasetrain.engine.plan import Plan, Stage
 from phasetrain.engine.position import RunState
 from phasetrain.engine.repeats import decode_plan, encode_plan
-from phasetrain.errors import ChangedError, Problem
+from phasetrain.errors import ChangedError, PhasetrainError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
 from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import format_percent
-from phasetrain.runtime.machine import Machine
+from phasetrain.runtime.machine import Machine, limit_cpu_capability
 from phasetrain.runtime.redaction import Redaction
+from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.data_builder import WITHOUT
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
@@ -340,6 +342,19 @@ def _explain_freedom(change: Change) -> str:
     if change.path.startswith("MACHINE."):
         return "free: the bits are the same on equal machines only"
     return "free: the trajectory stays the same"
+
+
+def limit_to_checkpoint(storage: Storage, folder: str) -> None:
+    """Limit this process to AVX2 if the newest checkpoint of a run was made with it.
+
+    For runs without MACHINE.cpu_capability, and before anything is computed. The other direction is
+    impossible, and `match_machine` warns.
+    """
+    try:
+        promised = read_promised(folder, "latest", storage)
+    except PhasetrainError:
+        return  # no checkpoint, or none that can be read, as the resume says
+    limit_cpu_capability(promised.get("platform", {}).get("cpu_capability"))
 
 
 def match_machine(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list[str]]:

@@ -15,7 +15,11 @@ from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.attempt import INTERRUPTED, log_to_folder, write_error
 from phasetrain.commands.train.given_objects import list_other_weights
 from phasetrain.commands.train.restart import is_restart_due
-from phasetrain.commands.train.resume import check_config_changes, check_data_changes
+from phasetrain.commands.train.resume import (
+    check_config_changes,
+    check_data_changes,
+    limit_to_checkpoint,
+)
 from phasetrain.commands.train.source_code import list_source_changes
 from phasetrain.commands.train.summary import has_checkpoint
 from phasetrain.commands.train.training import Loop, Training, nothing_to_resume
@@ -72,6 +76,8 @@ def train(
             # A signal interrupts a wait for data. Several ranks must not: one that leaves the wait
             # alone would hang the others in the next collective.
             signals.reads = lambda frame: clock.kind == "data" and is_reading_here(frame)
+        if setup.machine.cpu_capability is None:
+            limit_to_checkpoint(folder.storage, folder.path)
         builder = setup.builder()
         # Data is opened before the folder is, so that a mistake in DATA leaves no run behind.
         with report_all_problems(setup):

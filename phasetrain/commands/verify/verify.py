@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from phasetrain.commands.train.resume import limit_to_checkpoint
 from phasetrain.commands.verify.evidence import Evidence, Finding, gather_evidence
 from phasetrain.commands.verify.retrain import Retrained, Retrainer
 from phasetrain.commands.verify.segments import Choice, Segment, choose_segments, list_segments
@@ -203,6 +204,7 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
     folder = folder.rstrip("/") or "/"
     storage = open_storage(folder)
     check_run_folder(folder, storage)
+    limit_to_checkpoint(storage, folder)
     evidence = gather_evidence(folder, storage)
     findings = list(evidence.findings)
     notes = list(evidence.notes)

@@ -47,7 +47,7 @@ class MachineSection(Section):
     cpu_capability: Literal["AVX2", "AVX512"] | None = key(
         None,
         "instructions that CPU kernels use at most, on x86: different CPUs then give equal bits; "
-        "null: all that the CPU has",
+        "null: all that the CPU has, or on resume AVX2 if the checkpoint has it",
         resume="free",
     )
     deterministic: bool = key(
