@@ -53,7 +53,7 @@ WRONG = 0.08
 
 PLANTED = (0.04, 0.06, 0.075, 0.08, 0.085, 0.1, 0.12)
 """The same of contenders. A share that is smaller by x improves the accuracy by x times the accuracy
-of the network alone, which is about 0.7 here."""
+of the network alone, which is about 0.8 here."""
 
 NET = """
 from torch import Tensor, nn

@@ -117,7 +117,7 @@ def _parse_contender(text: str, shared: Sequence[str], place: WorkingFolder) -> 
     else:
         first, *rest = shlex.split(text)
     check_words(rest)
-    words = (*rest, *shared)
+    words = (*shared, *rest)  # its own come last, and win
     if Path(first).is_dir():
         check_run_folder(first, open_storage(first))
         return Contender(text, words, stored=first.rstrip("/"), place=place)

@@ -225,6 +225,9 @@ class _Session:
                     f"{', '.join(known)}",
                     code="judge.no_metric",
                 )
+            # With overrides, it may measure more than the folder has.
+            if one.stored and not one.words and not self.settings.is_fresh:
+                check_metric(one.stored, Objective.parse(self.metric).metric)
         for trial in self.trials:
             trial.changes = list_config_changes(
                 self.baseline.facts.config,
@@ -319,7 +322,7 @@ class _Session:
         the runs."""
         objective = Objective.parse(self.metric)
         for run in (baseline, candidate):
-            check_metric(run, objective.metric)
+            check_metric(run.folder, objective.metric)
         if objective.direction is Direction.LARGER:
             found = [find_direction(run, objective.metric) for run in (baseline, candidate)]
             # One run may be older than records of directions; two different records are an error.

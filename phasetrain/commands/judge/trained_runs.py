@@ -244,17 +244,17 @@ def check_stored(contender: Contender) -> None:
             )
 
 
-def check_metric(run: TrainedRun, metric: str) -> None:
+def check_metric(folder: str, metric: str) -> None:
     """Reject a run that has not measured a metric.
 
     Raises:
         ConfigError: names those that it has measured (code `judge.no_metric`).
     """
-    last = read_history(run.folder).last
+    last = read_history(folder).last
     if metric not in last:
         near = did_you_mean(metric, last) or "."
         raise ConfigError(
-            f"--metric {metric}: {run.folder} has no such metric{near} It has "
+            f"--metric {metric}: {folder} has no such metric{near} It has "
             f"{', '.join(last) or 'none'}",
             code="judge.no_metric",
         )

@@ -153,7 +153,7 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
         ChangedError: a forbidden key has changed, or an adjustable one without RUN.allow; the
             message shows both values.
     """
-    found = _list_changes(setup, loaded)
+    found = list_config_changes(setup, loaded.promised)
     allowed = tuple(setup.config.RUN.allow)
     rejected = [
         change for change in found if change.resume != "free" and not is_allowed(change, allowed)
@@ -163,12 +163,13 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
     return [change for change in found if change.resume == "adjustable"]
 
 
-def _list_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]:
+def list_config_changes(setup: Setup, promised: Mapping[str, Any]) -> list[Change]:
+    """Return how a config differs from that of a checkpoint with this promise."""
     # Both redacted: a secret is no part of the run, and may be shown in no message.
     clean = Redaction({})
-    before = clean.redact_config(loaded.promised["config"])
+    before = clean.redact_config(promised["config"])
     asked = clean.redact_config(setup.asked)
-    recorded = loaded.promised.get("observers", ())
+    recorded = promised.get("observers", ())
     schema = classify_hooks(setup.schema, before, asked, recorded=recorded)
     found = compare_configs(before, asked, schema)
     paths = {change.path for change in found}
@@ -310,7 +311,7 @@ def restore_position(
 def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     """Return a line for each difference since the checkpoint that a resume may have: free keys,
     packages, code."""
-    changes = _list_changes(setup, loaded)
+    changes = list_config_changes(setup, loaded.promised)
     lines = [
         f"{change.path}: {format_value(change.old)} -> {format_value(change.new)} "
         f"({_explain_freedom(change)})"

@@ -12,7 +12,7 @@ from torch import Tensor
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.codec import flatten_state
 from phasetrain.checkpoint.commit import Saved
-from phasetrain.checkpoint.promised import FOLDER
+from phasetrain.checkpoint.promised import FOLDER, read_promised
 from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.commands.replay.updates import (
     Place,
@@ -27,12 +27,18 @@ from phasetrain.commands.stored.stored_config import (
     read_loaded_config,
     read_newest_command,
 )
-from phasetrain.commands.train.resume import check_data_changes, describe_environment, list_packages
+from phasetrain.commands.train.resume import (
+    check_data_changes,
+    describe_environment,
+    list_config_changes,
+    list_packages,
+)
 from phasetrain.commands.train.source_code import list_source_changes
-from phasetrain.commands.verify.evidence import Evidence, Finding
+from phasetrain.commands.verify.evidence import Evidence, Finding, count_updates
 from phasetrain.commands.verify.segments import Segment
 from phasetrain.commands.verify.weights_file import is_same
 from phasetrain.config.compose.override_text import quote_value
+from phasetrain.config.problems import format_value
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError
@@ -181,6 +187,31 @@ class Retrainer:
             tuple(dict.fromkeys(excuses)),
         )
 
+    def check_config(self) -> None:
+        """Reject a finished run whose config.yaml is not the config of its last checkpoint.
+
+        Raises:
+            ChangedError: with code `verify.config_changed`.
+        """
+        if not self.evidence.saved or count_updates(self.evidence.saved[-1]) < self.evidence.last:
+            return  # a later attempt may have changed the config, and saved nothing yet
+        folder = self.evidence.folder
+        promised = read_promised(folder, "latest", self.evidence.storage)
+        changed = [
+            change
+            for change in list_config_changes(self._resolve(self._read_command()), promised)
+            if change.resume != "free"
+        ]
+        if changed:
+            listed = ", ".join(
+                f"{one.path} = {format_value(one.new)} (the checkpoint has {format_value(one.old)})"
+                for one in changed
+            )
+            raise ChangedError(
+                f"{folder}/config.yaml is not the config of this run: {listed}; restore the file",
+                code="verify.config_changed",
+            )
+
     def _load(self, reader: CheckpointReader, saved: Saved | None) -> LoadedCheckpoint | None:
         if saved is None:
             return None
@@ -205,18 +236,21 @@ class Retrainer:
                 stored = read_loaded_config(known[0], known[0].path)
             else:
                 stored = self._read_command()
-            setup = resolve_config(
-                [
-                    f"RUN.dir={quote_value(self.evidence.folder)}",
-                    "LAUNCH.cluster=null",
-                    "LAUNCH.processes=1",
-                ],
-                stored=replace(stored, is_trusted=self.trust),
-                terminal=Terminal(io.StringIO(), live=False),
-            )
+            setup = self._resolve(stored)
             with trust_only(setup.trusted_paths):
                 self._opened[key] = setup, setup.builder().data()
         return self._opened[key]
+
+    def _resolve(self, stored: StoredConfig) -> Setup:
+        return resolve_config(
+            [
+                f"RUN.dir={quote_value(self.evidence.folder)}",
+                "LAUNCH.cluster=null",
+                "LAUNCH.processes=1",
+            ],
+            stored=replace(stored, is_trusted=self.trust),
+            terminal=Terminal(io.StringIO(), live=False),
+        )
 
 
 @dataclass(frozen=True)

@@ -162,10 +162,11 @@ class Verification:
 
     def _explain(self) -> str:
         if self.verdict == "bit-identical":
-            text = (
-                "bit-identical: every update that was trained again, and the weights after it, "
-                "are those of the run"
-            )
+            text = "bit-identical: every update that was trained again is that of the run"
+            if all(one.segment.ends for one in self.retrained):
+                text += ", and so are the weights after it"
+            else:
+                text += ", and so are the weights after it as far as they are known"
             if self.updates < self.evidence.last:
                 text += "; the other updates were not trained again"
             return text
@@ -222,6 +223,8 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
         seed = secrets.randbits(32)
     choice = choose_segments(segments, options.fraction, options.segments, seed)
     retrainer = Retrainer(evidence, options.trust)
+    if RunFiles(folder, storage).status().state == "finished":
+        retrainer.check_config()
     retrained = tuple(retrainer.retrain(one) for one in choice.chosen)
     findings += [finding for one in retrained for finding in one.findings]
     notes += [excuse for one in retrained for excuse in one.excuses]

@@ -155,10 +155,11 @@ class TestContenders:
         words = ["digits", "experiment=wide MODEL.width=4", "a.yaml 'RUN.note=a b'", transforms]
         found = parse_contenders([*words, "~HOOKS.report"], WorkingFolder())
         shared = (transforms, "~HOOKS.report")
+        # Own words come last, where they win.
         assert [one.words for one in found] == [
             ("experiment=digits", *shared),
-            ("experiment=wide", "MODEL.width=4", *shared),
-            ("a.yaml", "RUN.note=a b", *shared),
+            ("experiment=wide", *shared, "MODEL.width=4"),
+            ("a.yaml", *shared, "RUN.note=a b"),
         ]
 
 
@@ -237,6 +238,12 @@ class TestRejected:
     def test_metric_that_no_run_has(self, runs: FakeRuns) -> None:
         with raises(ConfigError, code="judge.no_metric", suggestion="test/accuracy"):
             judge_quietly(runs, "digits", WORSE, metric="test/acuracy")
+
+    def test_metric_that_a_finished_run_has_not_measured(self, runs: FakeRuns) -> None:
+        finish_run(runs, "mine")
+        with raises(ConfigError, code="judge.no_metric", suggestion="test/accuracy"):
+            judge_quietly(runs, "mine", WORSE, metric="test/acuracy")
+        assert runs.launched == []
 
     def test_metric_without_a_direction(self, runs: FakeRuns) -> None:
         with raises(ConfigError, code="judge.no_direction"):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -409,6 +410,14 @@ class TestRejected:
         # Another torch may compute other bits, which then are excused; other parts are not missing.
         assert (found.updates, found.verdict) in ((20, "bit-identical"), (20, "undecided"))
         assert not any("task.logs" in each for one in found.findings for each in one.components)
+
+    def test_edited_config(self, copy: Path) -> None:
+        text = (copy / "config.yaml").read_text()
+        edited, count = re.subn(r"(?m)^  lr: .*$", "  lr: 0.777", text)
+        assert count == 1
+        (copy / "config.yaml").write_text(edited)
+        with raises(ChangedError, code="verify.config_changed"):
+            verify(str(copy), VerifyOptions(segments=1, seed=0))
 
     def test_changed_data(self, honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(SplitData, "fingerprint", lambda self: "other")
