@@ -10,6 +10,7 @@ import termios
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -124,7 +125,8 @@ def _forked(
         code = main(list(words)) if call is None else call()
         sys.stdout.flush()
     except BaseException as error:  # noqa: BLE001 - a fork must not go on with what its parent was about to do
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        with suppress(OSError):  # the terminal is closed
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
     time.sleep(0.05)  # what was written last is read before the terminal closes
     return code
 

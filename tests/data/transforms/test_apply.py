@@ -68,7 +68,9 @@ def test_mistakes_name_the_place():
 
 def test_random_apply_of_torchvision_builds_transforms_by_name():
     pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
-    items = {"transforms": [{"name": "torchvision.GaussianBlur", "kernel_size": 3}], "p": 1.0}
+    # A fixed sigma: with a random one that is small, the blur leaves the image as it is.
+    blur = {"name": "torchvision.GaussianBlur", "kernel_size": 3, "sigma": 1.0}
+    items = {"transforms": [blur], "p": 1.0}
     found = TRANSFORMS.build("torchvision.RandomApply", items)(torch.eye(4)[None])
     assert found[0, 0, 0] < 1
 
