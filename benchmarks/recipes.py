@@ -84,6 +84,8 @@ def run_seed(variant: Variant, seed: int, folder: Path, kill: tuple[str, int] | 
     found = run_variant(variant, seed=seed, overrides=overrides, run=run)
     if found.state != "finished":
         sys.exit(found.exit_code or 1)
+    if missing := [name for name in variant.metrics if name not in found.metrics]:
+        sys.exit(f"{variant.full_name} does not measure {', '.join(missing)}, which its file names")
     cpu_seconds = sum(os.times()[:4])  # of this process and of workers that have ended
     content = {
         "metrics": {name: found.metrics[name] for name in variant.metrics},
