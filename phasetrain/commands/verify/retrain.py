@@ -292,7 +292,7 @@ class Platform:
             for name, value in before.items()
             if value != here.get(name)
         ]
-        if not self.processors:
+        if not self.processors:  # by a version that did not
             found.append("the cpu was not recorded")
         return found
 

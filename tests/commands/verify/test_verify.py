@@ -21,6 +21,7 @@ from phasetrain.checkpoint.commit import MANIFEST, Manifest
 from phasetrain.commands.cli import main
 from phasetrain.commands.export import export
 from phasetrain.commands.pack.pack import pack
+from phasetrain.commands.train import resume
 from phasetrain.commands.verify import retrain
 from phasetrain.commands.verify.evidence import gather_evidence
 from phasetrain.commands.verify.segments import choose_segments, list_segments
@@ -271,6 +272,21 @@ class TestOtherMachine:
         found = verify(str(copy), WHOLE)
         assert (found.verdict, found.exit_code) == ("undecided", 9)
         assert [one.update for one in found.findings] == [3]
+
+    def test_unknown_cpu_may_be_another_one(self) -> None:
+        here = retrain.Platform({"torch": "2"}, {}, {"cpu": "c"})
+        assert retrain.Platform({"torch": "2"}, {}, {}).list_differences(here) == [
+            "the cpu was not recorded"
+        ]
+        assert here.list_differences(here) == []
+
+    def test_kernels_are_limited_to_those_of_the_checkpoint(
+        self, honest: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limits: list[str | None] = []
+        monkeypatch.setattr(resume, "limit_cpu_capability", limits.append)
+        verify(str(honest), VerifyOptions(segments=1, seed=0))
+        assert limits[0] == torch.backends.cpu.get_cpu_capability()
 
     def test_broken_chain_is_different_on_any_machine(self, copy: Path) -> None:
         data = bytearray((copy / FILE).read_bytes())
