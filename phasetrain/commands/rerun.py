@@ -119,7 +119,7 @@ def read_original(folder: str, *, trust: bool = False) -> Original:
     try:
         stored = read_newest_command(folder)
     except ConfigError as error:
-        raise ConfigError(f"--from {error}", code="rerun.no_run") from error
+        raise ConfigError(str(error), code="rerun.no_run") from error
     files = RunFiles(stored.folder, open_storage(stored.folder))
     return Original(replace(stored, is_trusted=trust), files.status())
 
@@ -144,7 +144,7 @@ def repeat_overrides(
     setup = resolve_repetition(original, [*words, *overrides])
     if setup.config.RUN.engine != "train":
         raise ConfigError(
-            f"--from {original.folder} and RUN.engine = {setup.config.RUN.engine!r}: only a "
+            f"{original.folder} and RUN.engine = {setup.config.RUN.engine!r}: only a "
             "training can be repeated; remove RUN.engine",
             code="cli.conflict",
         )
@@ -245,7 +245,7 @@ def _check_comparable(original: Original) -> None:
     except ConfigError as error:
         reason = f" ({error})"
     raise ConfigError(
-        f"--from {original.folder}: it has not finished, and there is no update in its {FILE} "
+        f"{original.folder}: the run has not finished, and there is no update in its {FILE} "
         f"and no line in its metrics.jsonl to compare with{reason}; resume it first: "
         f"phasetrain resume {original.folder}",
         code="rerun.nothing_to_compare",
@@ -262,7 +262,7 @@ def _check_folder(original: str, chosen: str, suffix: str) -> None:
         return
     why = "is the folder of the original" if is_same else "contains a run that has finished"
     raise ConfigError(
-        f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
+        f"{original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
         f"repeated; give another folder, or remove RUN.dir for "
         f"{_find_free_folder(original, suffix)}",
         code="rerun.same_folder",

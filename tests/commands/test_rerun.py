@@ -331,4 +331,4 @@ class TestNotARun:
 
     def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--from", str(tmp_path)]) == 2
-        assert f"--from '{tmp_path}'" in capsys.readouterr().err
+        assert f"'{tmp_path}'" in capsys.readouterr().err
