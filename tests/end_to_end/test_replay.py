@@ -16,6 +16,7 @@ from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
+from phasetrain.commands.train import resume
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ChangedError, ConfigError, NumericsError
 from phasetrain.hooks import HOOKS, Hook
@@ -99,6 +100,15 @@ def test_100_random_updates(tmp_path: Path) -> None:
     codes = [replayed(tmp_path, step, *words)[0] for step in steps]
     print(f"replay: {codes.count(0)} of {len(codes)} random updates have equal bits")  # noqa: T201
     assert codes == [0] * 100
+
+
+def test_kernels_are_limited_to_those_of_the_checkpoint(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[str | None] = []
+    monkeypatch.setattr(resume, "limit_cpu_capability", limits.append)
+    assert replayed(trained, 5)[0] == 0
+    assert limits == [torch.backends.cpu.get_cpu_capability()]
 
 
 class TestInputsOfReplay:
