@@ -47,6 +47,12 @@ class EMASection(Section):
         "the others are copied; []: all",
         resume="forbidden",
     )
+    statistics: Literal["copy", "average"] = key(
+        "average",
+        "running statistics of batch norms: `average` them like the weights, or `copy` those of "
+        "the model, which fit averaged weights worse",
+        resume="forbidden",
+    )
     test: bool = key(True, "test the average next to the trained weights", resume="forbidden")
 
 

@@ -31,15 +31,16 @@ Withheld = bool | Tensor
 class Average(ABC):
     """A copy of a model that follows its weights.
 
-    Parameters are averaged; buffers, including running statistics, are copied from the model.
+    Parameters are averaged; buffers are copied from the model.
 
     Args:
         model: model whose weights are averaged.
         module: a copy of it, see `copy_model`; sharded in the same way as the model.
         match: patterns for the names of parameters to average; the others are copied. Empty: all.
-        name: name of the average, for messages.
+        average_statistics: average the running statistics of batch norms as well.
 
     Attributes:
+        name: name of the average, for messages.
         module: the average, as a model that can be called.
         norms: batch norms that take statistics for the average before it is tested.
         batches: number of training batches for these statistics.
@@ -51,7 +52,14 @@ class Average(ABC):
     name: str
     settings: Settings
 
-    def __init__(self, model: nn.Module, module: nn.Module, match: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        module: nn.Module,
+        match: Sequence[str] = (),
+        *,
+        average_statistics: bool = False,
+    ) -> None:
         self.module = module
         self.norms: list[_BatchNorm] = []
         self.batches = 0
@@ -84,6 +92,8 @@ class Average(ABC):
         # The dicts that hold buffers, not the tensors: a module may replace a buffer, or set it to
         # None.
         self._buffers = [(own, buffers, name) for (own, _), (buffers, name) in both]
+        # Other buffers may be masks or queues, which have no mean.
+        self._norms = {id(one._buffers) for one in list_norms(module) if average_statistics}
 
     @abstractmethod
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
@@ -121,6 +131,8 @@ class Average(ABC):
                 own[name] = None
             elif before is None or before.shape != now.shape or before.dtype != now.dtype:
                 own[name] = now.detach().clone()
+            elif id(own) in self._norms and name in ("running_mean", "running_var"):
+                averaged.append((before, now))
             else:
                 copied.append((before, now))
         _lerp([own for own, _ in averaged], [now for _, now in averaged], share)
@@ -156,7 +168,8 @@ class EMA(Average):
     name = "ema"
 
     def __init__(self, model: nn.Module, module: nn.Module, settings: EMASettings) -> None:
-        super().__init__(model, module, settings.match)
+        average_statistics = settings.statistics == "average"
+        super().__init__(model, module, settings.match, average_statistics=average_statistics)
         self.settings: EMASettings = settings
 
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
@@ -319,7 +332,7 @@ class ScheduleFree(Average):
                     group["train_mode"] = True
 
 
-def list_norms(module: nn.Module, frozen: Collection[str]) -> list[_BatchNorm]:
+def list_norms(module: nn.Module, frozen: Collection[str] = ()) -> list[_BatchNorm]:
     """Return the batch norms with running statistics, without the frozen modules."""
     return [
         part

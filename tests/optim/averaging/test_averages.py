@@ -179,7 +179,7 @@ class TestEMA:
         model = net()
         model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
         model.register_buffer("queue", torch.zeros(2))
-        average = ema(model, decay=0.9, warmup=False)
+        average = ema(model, decay=0.9, warmup=False, statistics="copy")
         moved(model, 0)
         model.queue += 5.0  # type: ignore[operator]
         average.update(1)
@@ -187,6 +187,18 @@ class TestEMA:
         assert torch.equal(average.module[1].running_mean, model[1].running_mean)
         assert average.module.mask.tolist() == [0.0, -torch.inf]
         assert average.module.queue.tolist() == [5.0, 5.0]
+
+    def test_statistics_are_averaged(self) -> None:
+        model = net()
+        model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        average = ema(model, decay=0.9, warmup=False)
+        moved(model, 0)
+        average.update(1)
+        for name, before in (("running_mean", 0.0), ("running_var", 1.0)):
+            own = average.module[1].get_buffer(name)
+            torch.testing.assert_close(own, 0.9 * before + 0.1 * model[1].get_buffer(name))
+        assert int(average.module[1].num_batches_tracked) == 1
+        assert average.module.mask.tolist() == [0.0, -torch.inf]
 
     def test_replaced_buffer_is_copied(self) -> None:
         model = Scalar()
