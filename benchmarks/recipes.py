@@ -72,14 +72,14 @@ def run_seed(variant: Variant, seed: int, folder: Path, kill: tuple[str, int] | 
     """
 
     def run(words: Sequence[str], hooks: Mapping[str, Hook]) -> RunResult:
-        stage = words[-1].removeprefix(f"RUN.dir={folder}").strip("/")
+        own = next(word for word in words if word.startswith("RUN.dir="))
+        stage = own.removeprefix(f"RUN.dir={folder}").strip("/")
         extra = dict(hooks)
         if kill is not None and stage == kill[0]:
             extra["kill"] = KillAt(kill[1])
         return run_engine(words, hooks=extra)
 
     is_resumed = any(folder.rglob("status.json"))
-    # RUN.dir comes last among the words, where `run` finds the stage.
     overrides = ["MACHINE.cpu_capability=AVX2", f"RUN.dir={folder}"]
     found = run_variant(variant, seed=seed, overrides=overrides, run=run)
     if found.state != "finished":
