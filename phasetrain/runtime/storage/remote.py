@@ -40,6 +40,7 @@ IDENTITIES = (
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
 _DIGEST = re.compile(r"#sha256=(?P<digest>[0-9a-fA-F]{64})$")
+_DIGEST_LIKE = re.compile(r"#(?:sha\w*|md5)\b", re.IGNORECASE)
 _SIGNATURE = re.compile(r"(?:sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 _SIGNING = re.compile(
     r"(?:x-amz-|x-goog-)[\w-]*=|(?:expires|policy|key-pair-id|s[vtepr]|spr|sk\w{1,3})=",
@@ -94,17 +95,28 @@ def strip_file_scheme(path: str) -> str:
 
 def split_digest(url: str) -> tuple[str, str]:
     """Return a URL without `#sha256=...` at its end, and that digest in lower case or an empty
-    text."""
+    text.
+
+    Raises:
+        ConfigError: it ends in something like a digest that is none (code `remote.bad_digest`).
+    """
     found = _DIGEST.search(url)
-    if found is None:
-        return url, ""
-    return url[: found.start()], found["digest"].lower()
+    if found is not None:
+        return url[: found.start()], found["digest"].lower()
+    # Ignored, it would leave the content unverified without a word.
+    if wrong := _DIGEST_LIKE.search(url):
+        raise ConfigError(
+            f"{redact_url(url[: wrong.start()])}: its digest is {url[wrong.start() :]!r}; expected "
+            "#sha256= and 64 hexadecimal digits, as printed by sha256sum",
+            code="remote.bad_digest",
+        )
+    return url, ""
 
 
 def strip_secrets(url: str) -> str:
     """Return a URL without credentials, secret parameters and digest: the same one for each
     signature of a signed URL."""
-    url, _, query = _CREDENTIALS.sub("", split_digest(url)[0]).partition("?")
+    url, _, query = _CREDENTIALS.sub("", _DIGEST.sub("", url)).partition("?")
     # Elsewhere a `?` belongs to the name of the object.
     if scheme_of(url) not in ("http", "https"):
         return f"{url}?{query}" if query else url

@@ -57,6 +57,15 @@ def test_known_digest_needs_no_request(server: WebServer) -> None:
 
 
 @pytest.mark.parametrize(
+    "end", ["#sha256=", "#sha256=xyz", f"#sha256={DIGEST[1:]}", f"#SHA256={DIGEST}", "#sha265=ab"]
+)
+def test_malformed_digest_is_not_ignored(server: WebServer, end: str) -> None:
+    with raises(ConfigError, code="remote.bad_digest"):
+        read(f"{server.url}/a.tar{end}")
+    assert read(f"{server.url}/a.tar#part") == CONTENT
+
+
+@pytest.mark.parametrize(
     "faults", [[503, 503, 429], ["truncate"], ["short", "short"], [500, "truncate", "stall"]]
 )
 def test_errors_that_pass_are_tried_again(server: WebServer, faults: list[int | str]) -> None:
