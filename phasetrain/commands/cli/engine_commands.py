@@ -188,7 +188,7 @@ def add_rerun_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-epoch",
         action="store_true",
-        help="stop the recipe after its first epoch, and compare the weights there",
+        help="stop after the first epoch of the recipe's first stage, and compare the weights there",
     )
     parser.add_argument(
         "--without",

@@ -31,7 +31,7 @@ _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
 _CRITERION = re.compile(r"(>=|<=|>|<) *([-+.\deE]+)")
 _KEYS = ("title", "data", "status", "packages", "paths", "variants", "measured")
 _VARIANT_KEYS = ("title", "run", "metrics", "published", "tolerance")
-_PACKAGE_KEYS = ("debian", "pypi", "data", "file", "module")
+_PACKAGE_KEYS = ("debian", "pypi", "data", "file", "module", "command")
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,14 @@ class Package:
         kind: `debian`, `pypi` or `data`, which everybody gets for themselves.
         file: path that exists if it is there, or empty.
         module: Python module that can be imported if it is there, or empty.
+        command: makes the data, or empty.
     """
 
     name: str
     kind: str
     file: str = ""
     module: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,7 @@ class _Reader:
         module = content.get("module", "")
         if not file and not module and kinds[0] != "data":
             raise self.error("packages", content, "a file or a module that shows that it is there")
-        return Package(content[kinds[0]], kinds[0], file, module)
+        return Package(content[kinds[0]], kinds[0], file, module, content.get("command", ""))
 
     def read_variant(self, name: str, content: Any, measured: Any) -> Variant:
         """Read an entry of `variants` and its results."""

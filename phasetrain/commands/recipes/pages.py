@@ -142,11 +142,13 @@ def _list_metric_rows(recipe: Recipe, variant: Variant) -> list[str]:
 def _describe_measurement(variant: Variant, measured: Measurement) -> list[str]:
     platform = measured.platform
     values = ", ".join(format_metric(one) for one in measured.values[variant.metric])
+    first_stage = " of the first stage" if len(variant.stages) > 1 else ""
     lines = [
         f"`{variant.full_name}`, measured on {measured.date} with torch {platform.get('torch')}, "
         f"{format_count(platform.get('threads') or 1, 'thread')}, {platform.get('cpu')} "
         f"({platform.get('capability')}): {variant.metric} by seed {values}. Weights of seed 0: "
-        f"`{measured.digests[0]}`; after the first epoch `{measured.first_epochs[0]}`.",
+        f"`{measured.digests[0]}`; after the first epoch{first_stage} "
+        f"`{measured.first_epochs[0]}`.",
     ]
     if measured.kills:
         updates = ", ".join(f"{one:,}" for one in measured.kills)

@@ -33,7 +33,11 @@ def format_advice(missing: Sequence[Package]) -> str:
         steps.append(f"apt-get install {' '.join(debian)}")
     if pypi:
         steps.append(f"pip install {shlex.join(pypi)}")
-    steps += [f"get {package.name} and put it at {package.file}" for package in data]
+    for package in data:
+        if package.command:
+            steps.append(package.command)
+        else:
+            steps.append(f"get {package.name} and put it at {package.file}")
     return ", and ".join(steps)
 
 

@@ -155,11 +155,13 @@ def test_missing_packages_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         {"debian": "dataset-x", "file": "/nowhere/x.gz"},
         {"pypi": "some-pack", "module": "no_such_module_here"},
         {"pypi": "torch", "module": "torch"},
+        {"data": "the tokens", "file": "no/tokens.json", "command": "python make_tokens.py"},
     ]
     code, content = rerun(variant_of(tmp_path / "mine", packages=packages), capsys)
     (error,) = content["errors"]
     assert (code, error["code"]) == (2, "recipe.missing_package")
-    assert "apt-get install dataset-x, and pip install some-pack" in error["message"]
+    advice = "apt-get install dataset-x, and pip install some-pack, and python make_tokens.py"
+    assert advice in error["message"]
     assert not Path("runs").exists()
 
 
