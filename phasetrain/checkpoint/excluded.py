@@ -37,10 +37,11 @@ def complete_state(
     changed = [name for name, value in own.items() if hash_tensor(name, value) != digests[name]]
     if changed:
         raise ChangedError(
-            f"CHECKPOINT.exclude: {path} leaves out {len(digests)} tensors, which come from "
-            f"the seed and MODEL.weights, and {len(changed)} of them now have other values than "
-            f"when the run began: {join_first(changed, SHOWN)}; restore the file that "
-            "MODEL.weights names, or the code of the model",
+            f"MODEL.weights: {path} leaves out {len(digests)} frozen tensors (the base of "
+            "MODEL.adapters, or CHECKPOINT.exclude), which come from the seed and MODEL.weights, "
+            f"and {len(changed)} of them now have other values than when the run began: "
+            f"{join_first(changed, SHOWN)}; restore the file that MODEL.weights names, or the code "
+            "of the model",
             code="checkpoint.excluded_differ",
         )
     return {**own, **state}
