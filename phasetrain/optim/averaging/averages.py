@@ -93,7 +93,13 @@ class Average(ABC):
         # None.
         self._buffers = [(own, buffers, name) for (own, _), (buffers, name) in both]
         # Other buffers may be masks or queues, which have no mean.
-        self._norms = {id(one._buffers) for one in list_norms(module) if average_statistics}
+        norms = list_norms(module) if average_statistics else []
+        means = {id(own) for own, _ in self._averaged}
+        self._norms = {
+            id(norm._buffers)
+            for norm in norms
+            if not match or any(id(own) in means for own in norm.parameters())
+        }
 
     @abstractmethod
     def update(self, updates: int, *, withheld: Withheld = False) -> None:

@@ -200,6 +200,18 @@ class TestEMA:
         assert int(average.module[1].num_batches_tracked) == 1
         assert average.module.mask.tolist() == [0.0, -torch.inf]
 
+    def test_statistics_of_copied_parameters_are_copied(self) -> None:
+        model = nn.Sequential(net(), net())
+        average = ema(model, decay=0.9, warmup=False, match=("0.*",))
+        for part in model:
+            moved(part, 0)
+        average.update(1)
+        same = [
+            torch.equal(own[1].running_mean, now[1].running_mean)
+            for own, now in zip(average.module, model, strict=True)
+        ]
+        assert same == [False, True]
+
     def test_replaced_buffer_is_copied(self) -> None:
         model = Scalar()
         model.register_buffer("seen", torch.zeros(1))
