@@ -31,6 +31,11 @@ def update_meters(
         choice = choices.get(label)
         try:
             meter.update(out if choice is None else choice.select(out))
+        except ConfigError as error:
+            if error.key:
+                raise
+            # A meter does not know its label.
+            raise ConfigError(f"METERS.{label}.{error}", code=error.code) from error
         except MISFITS as error:
             raise_unless_misfit(error)
             advice = ""

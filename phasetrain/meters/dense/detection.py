@@ -10,6 +10,7 @@ from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
+from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS, Meter
 from phasetrain.meters.classification.class_scores import make_class_labels
 
@@ -39,11 +40,12 @@ class MeanAveragePrecision(Meter):
     Args:
         most: number of boxes per image that count, the ones with the highest scores.
         per_class: also return the value of each class.
-        mask: name of the mask in targets that are padded.
+        mask: name of the mask in targets that are padded; None: every box is real.
         class_names: names of the classes; by default the names in the data.
 
     Raises:
         ValueError: `most` is below 1; on update: another form of output or target.
+        ConfigError: on update: padded targets have no mask of this name.
     """
 
     better = "larger"
@@ -57,7 +59,7 @@ class MeanAveragePrecision(Meter):
         most: int = 100,
         *,
         per_class: bool = False,
-        mask: str = "mask",
+        mask: str | None = "mask",
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
@@ -72,6 +74,7 @@ class MeanAveragePrecision(Meter):
 
     def update(self, out: StepOutput) -> None:
         """Append the boxes of one step."""
+        _check_mask(out.target, self.mask)
         found = split_boxes(out.output, self.mask, "outputs")
         true = split_boxes(out.target, self.mask, "targets")
         if len(found) != len(true) or out.ids is None:
@@ -144,12 +147,12 @@ class MeanAveragePrecision(Meter):
         return classes, np.array(values).reshape(-1, len(THRESHOLDS))
 
 
-def split_boxes(value: Any, mask: str, what: str) -> list[Boxes]:
+def split_boxes(value: Any, mask: str | None, what: str) -> list[Boxes]:
     """Return the boxes of each image.
 
     Args:
         value: a list of mappings, or a mapping of lists or of padded tensors.
-        mask: name of the mask of real boxes in a mapping of padded tensors.
+        mask: name of the mask of real boxes in a mapping of padded tensors; None without.
         what: name of the value, for messages.
 
     Raises:
@@ -160,7 +163,7 @@ def split_boxes(value: Any, mask: str, what: str) -> list[Boxes]:
         # Without a mask every image has the same number of boxes. Lists are not padded, so a mask
         # next to them is that of other fields.
         real = None
-        if isinstance(value["boxes"], Tensor):
+        if isinstance(value["boxes"], Tensor) and mask is not None:
             real = value.get(mask)
         return [
             {name: value[name][at] if real is None else value[name][at][real[at]] for name in names}
@@ -172,6 +175,47 @@ def split_boxes(value: Any, mask: str, what: str) -> list[Boxes]:
     raise ValueError(
         f"mean_average_precision takes {what} with boxes and labels, as a list of mappings or a "
         f"mapping of lists or padded tensors, not {type(value).__name__}"
+    )
+
+
+def _check_mask(target: Any, mask: str | None) -> None:
+    """Reject padded targets whose padding would count as boxes, since no mask marks it.
+
+    Raises:
+        ConfigError: the name of the mask is wrong, or labels are negative without a mask.
+    """
+    if not isinstance(target, Mapping):
+        return
+    labels = target.get("labels")
+    if not isinstance(target.get("boxes"), Tensor) or not isinstance(labels, Tensor):
+        return
+    given = target.get(mask) if mask is not None else None
+    if _is_mask(given, labels):
+        return
+    others = [str(name) for name, one in target.items() if _is_mask(one, labels)]
+    if mask is not None and (given is not None or others):
+        form = "there is no such entry in the targets"
+        if given is not None:
+            form = f"this entry of the targets is no mask of boxes, bool {tuple(labels.shape)}"
+        near = f"; did you mean {others[0]!r}?" if others else ";"
+        raise ConfigError(
+            f"mask = {mask!r}: {form}{near} expected the name that DATA.*.collate gives the mask, "
+            "or null if no box is padding",
+            code="config.wrong_value",
+        )
+    if labels.numel() and bool((labels < 0).any()):
+        raise ConfigError(
+            f"mask = {mask!r}: the targets have the label {labels.min():g} and no mask, so padding "
+            "would count as boxes; expected the mask that `collate: {name: pad, fields: [boxes, "
+            "labels]}` adds, under this name",
+            code="data.label_outside_classes",
+        )
+
+
+def _is_mask(value: Any, labels: Tensor) -> bool:
+    """Return whether a value is bool `(N, K)`, an entry per label."""
+    return (
+        isinstance(value, Tensor) and value.dtype == torch.bool and value.shape == labels.shape[:2]
     )
 
 

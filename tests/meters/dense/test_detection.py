@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
+from phasetrain.errors import ConfigError, Problem
 from phasetrain.meters import MeanAveragePrecision, Meter
 from phasetrain.meters.dense import detection
+from phasetrain.tasks.metering import update_meters
 
 
 def make_boxes(count: int, generator: torch.Generator) -> Tensor:
@@ -84,20 +86,60 @@ def test_padding_batches_do_not_count() -> None:
     assert meter.compute() == before
 
 
-def test_padded_targets_have_the_values_of_lists() -> None:
-    ids = list(range(40))
+def pad_targets(mask: str) -> dict[str, Tensor]:
+    """Return the targets of all images as the collate function `pad` makes them."""
     most = max(len(one["labels"]) for one in TRUE)
     boxes = torch.zeros(40, most, 4)
     labels = torch.full((40, most), -100)
-    mask = torch.zeros(40, most, dtype=torch.bool)
+    real = torch.zeros(40, most, dtype=torch.bool)
     for at, one in enumerate(TRUE):
         count = len(one["labels"])
         boxes[at, :count] = one["boxes"]
         labels[at, :count] = one["labels"]
-        mask[at, :count] = True
-    padded = {"boxes": boxes, "labels": labels, "mask": mask}
-    found = update(MeanAveragePrecision(), ids, target=padded).compute()
+        real[at, :count] = True
+    return {"boxes": boxes, "labels": labels, mask: real}
+
+
+@pytest.mark.parametrize("mask", ["mask", "real"])
+def test_padded_targets_have_the_values_of_lists(mask: str) -> None:
+    ids = list(range(40))
+    found = update(MeanAveragePrecision(mask=mask), ids, target=pad_targets(mask)).compute()
     assert found == update(MeanAveragePrecision(), ids).compute()
+
+
+class TestMask:
+    """The padding of targets never counts as boxes."""
+
+    def error(self, meter: MeanAveragePrecision, target: Any) -> Problem:
+        out = StepOutput(torch.tensor(0.0), 1.0, 40, FOUND, target, None, torch.arange(40))
+        with pytest.raises(ConfigError) as caught:
+            update_meters({"map": meter}, {}, out)
+        return caught.value.problems[0]
+
+    @pytest.mark.parametrize("field", [None, torch.zeros(40, 8, 8, dtype=torch.int64)])
+    def test_mask_of_another_name_is_rejected(self, field: Tensor | None) -> None:
+        target = pad_targets("real") | ({} if field is None else {"mask": field})
+        found = self.error(MeanAveragePrecision(), target)
+        assert (found.code, found.key) == ("config.wrong_value", "METERS.map.mask")
+        assert (found.given, found.suggestion) == ("'mask'", "real")
+
+    @pytest.mark.parametrize("mask", ["mask", None])
+    def test_negative_labels_without_a_mask_are_rejected(self, mask: str | None) -> None:
+        target = pad_targets("mask")
+        del target["mask"]
+        found = self.error(MeanAveragePrecision(mask=mask), target)
+        assert (found.code, found.key) == ("data.label_outside_classes", "METERS.map.mask")
+        assert found.given == repr(mask)
+
+    def test_other_masks_are_accepted_if_no_box_is_padding(self) -> None:
+        count = 2
+        boxes = make_boxes(6, torch.Generator().manual_seed(1)).reshape(3, count, 4)
+        labels = torch.zeros(3, count, dtype=torch.int64)
+        true = {"boxes": boxes, "labels": labels, "crowd": torch.zeros(3, count, dtype=torch.bool)}
+        found = true | {"scores": torch.ones(3, count)}
+        meter = MeanAveragePrecision(mask=None)
+        meter.update(StepOutput(torch.tensor(0.0), 1.0, 3, found, true, None, torch.arange(3)))
+        assert meter.compute() == {"mean": 1.0, "at_50": 1.0, "at_75": 1.0}
 
 
 def test_mappings_of_lists_have_the_values_of_lists() -> None:
