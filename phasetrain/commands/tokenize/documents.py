@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,8 @@ def read_documents(
         start: position of the first document.
 
     Raises:
-        ConfigError: a line is no JSON object with a text under this key.
+        ConfigError: a line is no JSON object with a text under this key, or a compressed file is
+            truncated or damaged.
         OSError: a file cannot be read.
     """
     first, skipped = start
@@ -93,12 +95,20 @@ def read_documents(
 
 
 def _read_file(file: InputFile, field: str) -> Iterable[bytes]:
-    with _open_input(file) as opened:
-        if not file.is_json_lines:
-            yield opened.read()
-            return
-        for number, line in enumerate(opened, 1):
-            yield _parse_line(file, number, line, field)
+    try:
+        with _open_input(file) as opened:
+            if not file.is_json_lines:
+                yield opened.read()
+                return
+            for number, line in enumerate(opened, 1):
+                yield _parse_line(file, number, line, field)
+    # Of gzip alone: the end of the file comes too early, or its content is something else.
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(
+            f"{file.path}: this file is not complete gzip data: {error}; expected a file that "
+            "`gzip -t` accepts; copy or download it again",
+            code="tokens.invalid_input",
+        ) from error
 
 
 def _open_input(file: InputFile) -> BinaryIO:

@@ -94,8 +94,8 @@ def tokenize(
         storage: access to files, for tests.
 
     Raises:
-        ConfigError: an input does not exist or cannot be encoded, the folder was begun from other
-            inputs or with other options, or it holds something else.
+        ConfigError: an input does not exist or cannot be encoded, the folder has shards of other
+            inputs or options, or it holds something else.
         OSError: a file cannot be read or written.
     """
     options = options or TokenizeOptions()
@@ -137,6 +137,14 @@ def _check_source(out: str, before: str, source: str) -> None:
 def _begin(out: str, source: str, storage: Storage) -> "TokenWriter":
     """Return the writer of a folder, at the position that an earlier call has reached."""
     progress = storage.read_json(f"{out}/{PROGRESS}")
+    if progress is not None and not progress["shards"] and progress["source"] != source:
+        # Nothing is lost, so a command that failed may be corrected. Its tokenizer goes first: a
+        # kill before the new progress leaves the state of a call that has written nothing.
+        storage.delete_leftovers(out, lambda _name: False, MANIFEST)
+        storage.remove(f"{out}/{TOKENIZER_FILE}")
+        writer = TokenWriter(out, source, storage, [], (0, 0))
+        writer.save_progress()
+        return writer
     if progress is not None:
         _check_source(out, progress["source"], source)
         shards = [ShardRecord(**one) for one in progress["shards"]]

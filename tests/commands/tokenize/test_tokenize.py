@@ -125,12 +125,38 @@ def test_other_inputs_or_options_are_rejected(texts: Path, tmp_path: Path) -> No
         tokenize(out, [str(texts)], options)
 
 
+def test_command_that_failed_before_its_first_shard_can_be_corrected(
+    texts: Path, tmp_path: Path
+) -> None:
+    wrong = TokenizeOptions(field="txt", train_bpe=260)
+    right = TokenizeOptions(field="body")
+    tokenize(str(tmp_path / "unbroken"), [str(texts)], right)
+    for number in range(60):
+        out = tmp_path / f"killed-{number}"
+        with raises(ConfigError, code="tokens.invalid_input"):
+            tokenize(str(out), [str(texts)], wrong)
+        # As if the tokenizer had been trained before the failure.
+        (out / "tokenizer.json").write_text("{}")
+        try:
+            tokenize(str(out), [str(texts)], right, kill_at(number))
+        except Killed:
+            tokenize(str(out), [str(texts)], right)
+            assert contents(out) == contents(tmp_path / "unbroken")
+            continue
+        break
+    assert number > 10
+    assert contents(out) == contents(tmp_path / "unbroken")
+
+
 def test_folder_with_other_files_is_not_touched(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("")
     with raises(ConfigError, code="tokens.not_empty"):
         tokenize(str(tmp_path / "out"), [str(texts)], TokenizeOptions(field="body"))
     assert list(contents(tmp_path / "out")) == ["mine"]
+
+
+COMPRESSED = gzip.compress(b'{"text": "a"}\n' * 5, mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +167,21 @@ def test_folder_with_other_files_is_not_touched(texts: Path, tmp_path: Path) -> 
         ("a.jsonl", b"[1]", "tokens.invalid_input"),
         ("a.txt", b"\xff\xfe", "tokens.invalid_input"),
         ("a.txt", b"", "tokens.no_input"),
+        ("a.jsonl.gz", COMPRESSED[:-10], "tokens.invalid_input"),
+        ("a.jsonl.gz", COMPRESSED[:20] + bytes(9) + COMPRESSED[29:], "tokens.invalid_input"),
+        ("a.txt.gz", b"not compressed", "tokens.invalid_input"),
     ],
 )
 def test_bad_inputs_are_named(tmp_path: Path, name: str, content: bytes, code: str) -> None:
     (tmp_path / name).write_bytes(content)
     with raises(ConfigError, code=code):
         tokenize(str(tmp_path / "out"), [str(tmp_path / name)], TokenizeOptions(train_bpe=260))
+
+
+def test_truncated_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(COMPRESSED[:-10])
+    assert main(["tokenize", str(tmp_path / "out"), str(tmp_path / "a.jsonl.gz")]) == 2
+    assert str(tmp_path / "a.jsonl.gz") in capsys.readouterr().err
 
 
 def test_missing_inputs_and_contradicting_options_are_rejected(tmp_path: Path) -> None:
