@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import IGNORED
+from phasetrain.errors import ConfigError
 from phasetrain.losses.base import LOSSES
 
 
@@ -25,7 +26,8 @@ class DiceLoss(nn.Module):
         background: whether class 0 counts.
 
     Raises:
-        ValueError: a negative `smooth`; on a call: shapes that do not fit.
+        ValueError: a negative `smooth`; on a call: no tensors, or shapes that do not fit.
+        ConfigError: on a call: a target is outside the classes.
     """
 
     def __init__(
@@ -36,9 +38,15 @@ class DiceLoss(nn.Module):
         self.ignore_index = ignore_index
         self.smooth = smooth
         self.background = background
+        self._checked = False
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean over the batch, a scalar."""
+        if not isinstance(output, Tensor) or not isinstance(target, Tensor):
+            raise ValueError(  # noqa: TRY004 - the user chose a loss that does not fit
+                "dice takes tensors of logits and classes, not "
+                f"{type(output).__name__} and {type(target).__name__}"
+            )
         if output.ndim < 3 or (len(output), *output.shape[2:]) != tuple(target.shape):
             raise ValueError(
                 "dice takes logits (N, C, H, W) and classes (N, H, W), not outputs "
@@ -46,6 +54,10 @@ class DiceLoss(nn.Module):
             )
         counted = (target != self.ignore_index).unsqueeze(1)
         classes = target.masked_fill(~counted.squeeze(1), 0).long()
+        # On other devices it would wait for the device in every step.
+        if not self._checked or classes.device.type == "cpu":
+            _check_classes(classes, output.shape[1])
+            self._checked = True
         # float32 also under autocast: sums over many pixels overflow or lose digits in 16 bits.
         if output.shape[1] == 1:
             scores = output.float().sigmoid()
@@ -66,3 +78,24 @@ class DiceLoss(nn.Module):
         if not self.background and output.shape[1] > 1:
             score = score[:, 1:]
         return 1 - score.mean()
+
+
+def _check_classes(classes: Tensor, channels: int) -> None:
+    """Reject classes outside the logits, before they fail without their value, or count silently.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if not classes.numel():
+        return
+    count = max(channels, 2)  # a single channel tells 0 from 1
+    lowest, highest = map(int, classes.aminmax())
+    if lowest >= 0 and highest < count:
+        return
+    wrong = highest if highest >= count else lowest
+    raise ConfigError(
+        f"LOSS: dice: the targets have the class {wrong}, which is outside the classes 0 to "
+        f"{count - 1} of {channels} outputs; fix the labels, give the model the right number of "
+        "classes, or name the class of pixels that do not count with LOSS.ignore_index",
+        code="data.label_outside_classes",
+    )

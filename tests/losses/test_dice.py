@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from raising import raises
 from torch import Tensor
 
+from phasetrain.errors import ConfigError
 from phasetrain.losses import DiceLoss, find_target_counter
 from phasetrain.losses.cross_entropy import CrossEntropy
 
@@ -59,3 +61,23 @@ def test_absent_class_without_smoothing_has_no_loss_and_a_gradient() -> None:
 def test_wrong_shapes_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"\(N, C, H, W\)"):
         DiceLoss()(torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 3, dtype=torch.int64))
+
+
+def test_other_outputs_than_tensors_are_rejected() -> None:
+    with pytest.raises(ValueError, match="not dict and Tensor"):
+        DiceLoss()({"logits": torch.zeros(2, 3, 4, 4)}, torch.zeros(2, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("channels", "label", "last"), [(3, 3, 2), (3, 255, 2), (3, -1, 2), (1, 2, 1), (1, 255, 1)]
+)
+def test_labels_outside_the_classes_are_named(channels: int, label: int, last: int) -> None:
+    loss = DiceLoss()
+    output, target = torch.zeros(2, channels, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)
+    target[1, 0] = -100
+    loss(output, target)
+    target[1, 2, 3] = label
+    with raises(ConfigError, code="data.label_outside_classes", key="LOSS") as caught:
+        loss(output, target)
+    assert f"class {label}," in str(caught.value)
+    assert f"0 to {last} " in str(caught.value)

@@ -12,7 +12,7 @@ from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError, NumericsError
-from phasetrain.losses import FromModel
+from phasetrain.losses import DiceLoss, FromModel
 from phasetrain.meters import METERS
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
@@ -90,13 +90,14 @@ class TestMisfits:
 
 
 class TestSeveralOutputs:
-    def test_mapping_of_outputs_needs_weighted_sum(self) -> None:
+    @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), DiceLoss()])
+    def test_mapping_of_outputs_needs_weighted_sum(self, loss: nn.Module) -> None:
         class Two(nn.Module):
             def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
                 return {"a": value, "b": value}
 
         with pytest.raises(ConfigError) as caught:
-            task(Two(), nn.CrossEntropyLoss()).forward(batch(CLASSES))
+            task(Two(), loss).forward(batch(CLASSES))
         assert "{a: (4, 3) float32, b: (4, 3) float32}" in str(caught.value)
         assert "LOSS.name=weighted_sum" in str(caught.value)
 
