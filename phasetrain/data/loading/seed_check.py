@@ -14,6 +14,9 @@ from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.protocols import BatchAccess
 from phasetrain.data.samplers.phase_sampler import Draw
+from phasetrain.data.transforms.base import TooSmallError
+from phasetrain.data.transforms.joint.kinds import FieldFormError, to_fields
+from phasetrain.data.transforms.joint.pipeline import FieldPipeline
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import GLOBAL_GENERATORS, GeneratorWatch
 
@@ -197,20 +200,13 @@ def read_first_target(reader: SampleReader) -> Any:
     """Return the target of the first sample in use, or `...` if the sample cannot be read.
 
     Raises:
-        ConfigError: none of the checked samples has the fields named in the config.
-        SampleError: the sample cannot be read, and `on_bad_sample` is to raise.
+        ConfigError, SampleError: see `_read_first`.
     """
-    index = _select_indices(reader)[0]
     if not reader.draws_at_random:
+        index = _select_indices(reader)[0]
         return reader.selection.split_sample(reader.dataset[index], index)[1]
-    try:
-        (first,) = _read_samples(reader, [index])
-    except SampleError:
-        # A misspelt field is the likelier cause, and its message says more; else the error stands.
-        _check_fields(reader)
-        raise
+    first = _read_first(reader)
     if isinstance(first, Unreadable):
-        _check_fields(reader)
         return ...
     return first[1]
 
@@ -220,17 +216,59 @@ def read_first_shape(reader: SampleReader) -> tuple[int, ...] | None:
     or cannot be read.
 
     Raises:
-        SampleError: the sample cannot be read, and `on_bad_sample` is to raise.
+        ConfigError, SampleError: see `_read_first`.
     """
-    (first,) = _read_samples(reader, _select_indices(reader)[:1])
+    first = _read_first(reader)
     if isinstance(first, Unreadable) or not isinstance(first[0], torch.Tensor | np.ndarray):
         return None
     return tuple(first[0].shape)
 
 
+def _read_first(reader: SampleReader) -> Any:
+    """Return the first sample in use.
+
+    Raises:
+        ConfigError: the config does not fit any of the checked samples: none has the fields that it
+            names in the kinds that it declares, or, if `on_bad_sample` is to raise, all are smaller
+            than a crop.
+        SampleError: the sample cannot be read, and `on_bad_sample` is to raise.
+    """
+    try:
+        (first,) = _read_samples(reader, _select_indices(reader)[:1])
+    except SampleError as error:
+        # A misspelt field is the likelier cause, and its message says more; else the error stands.
+        _check_fields(reader)
+        _check_sizes(reader, error)
+        raise
+    if isinstance(first, Unreadable):
+        _check_fields(reader)
+    return first
+
+
+def _check_sizes(reader: SampleReader, error: SampleError) -> None:
+    """Reject a crop for which the first sample and some others are too small: then its size is
+    wrong, not the samples."""
+    indices = _select_indices(reader)
+    for index in indices[1:]:
+        if not isinstance(error.__cause__, TooSmallError):
+            return
+        try:
+            _read_samples(reader, [index])
+        except SampleError as other:
+            error = other
+        else:
+            return
+    if isinstance(error.__cause__, TooSmallError):
+        raise ConfigError(
+            f"{reader.selection.where}.transforms: {error.__cause__} (the same for all "
+            f"{len(indices)} samples that were checked)",
+            code="config.misfit",
+        ) from error
+
+
 def _check_fields(reader: SampleReader) -> None:
-    """Reject names of fields that none of some samples has: then the names are wrong, not the
-    samples."""
+    """Reject names and kinds of fields that fit none of some samples: then the names are wrong, not
+    the samples."""
     wrong: list[Exception] = []
     for index in _select_indices(reader):
         try:
@@ -247,6 +285,8 @@ def _check_fields(reader: SampleReader) -> None:
             )
             continue
         try:
+            if isinstance(reader.pipeline, FieldPipeline):
+                to_fields(sample, reader.pipeline.kinds, reader.selection.where)
             reader.selection.split_sample(sample, index)
         except (ValueError, TypeError) as error:
             wrong.append(error)
@@ -260,7 +300,9 @@ def _check_fields(reader: SampleReader) -> None:
             message = f"{where}{separator}{message}"
         raise ConfigError(
             f"{message} (the same for all {len(wrong)} samples that were checked)",
-            code="config.missing_field",
+            code="config.misfit"
+            if isinstance(wrong[0], FieldFormError)
+            else "config.missing_field",
         )
 
 

@@ -16,7 +16,7 @@ from phasetrain.data.transforms.base import (
 )
 from phasetrain.data.transforms.joint.geometric import JointTransform, Values
 from phasetrain.data.transforms.joint.kinds import FieldKinds
-from phasetrain.data.transforms.joint.pipeline import transform_in_turn
+from phasetrain.data.transforms.joint.pipeline import check_kinds, transform_in_turn
 from phasetrain.errors import ConfigError
 
 
@@ -54,6 +54,10 @@ class Apply(BatchTransform, JointTransform):
         result[index] = found
         return result
 
+    def check_kinds(self, kinds: FieldKinds, where: str) -> None:
+        """Check the transforms within this one."""
+        check_kinds(self.pipeline.transforms, kinds, f"{where}.transforms")
+
     def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
         """Return the fields of one sample, transformed or not."""
         if key.uniform()[0] >= self.probability:
@@ -81,6 +85,10 @@ class ApplyToSample(JointTransform):
         if float(torch.rand(())) < self.probability:
             return self.pipeline.transform_sample(sample, key)
         return sample
+
+    def check_kinds(self, kinds: FieldKinds, where: str) -> None:
+        """Check the transforms within this one."""
+        check_kinds(self.pipeline.transforms, kinds, f"{where}.transforms")
 
     def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
         """Return the fields of one sample, transformed or not."""

@@ -246,6 +246,10 @@ class Pipeline:
         return tuple((found[0] if isinstance(found, list) else found).shape[1:])
 
 
+class TooSmallError(ValueError):
+    """An image is too small for a transform."""
+
+
 def check_images(batch: Tensor, transform: BatchTransform) -> None:
     """Raise ValueError unless `batch` is a batch of images `(N, C, H, W)`."""
     if batch.ndim != 4:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.transforms.base import TRANSFORMS, Keys, check_images
+from phasetrain.data.transforms.base import TRANSFORMS, Keys, TooSmallError, check_images
 from phasetrain.data.transforms.joint.geometric import GeometricTransform
 from phasetrain.data.transforms.joint.placement import Placement
 
@@ -18,7 +18,8 @@ class CenterCrop(GeometricTransform):
         size: height and width of the square, in pixels.
 
     Raises:
-        ValueError: a size below 1; on a batch: images smaller than the square.
+        ValueError: a size below 1.
+        TooSmallError: on a batch: images are smaller than the square.
     """
 
     def __init__(self, size: int) -> None:
@@ -38,8 +39,8 @@ class CenterCrop(GeometricTransform):
 
     def _find_corner(self, height: int, width: int) -> tuple[int, int]:
         if min(height, width) < self.size:
-            raise ValueError(
+            raise TooSmallError(
                 f"CenterCrop: images of {height} x {width} pixels are smaller than size = "
-                f"{self.size}"
+                f"{self.size}; lower size, or resize the images first"
             )
         return (height - self.size) // 2, (width - self.size) // 2

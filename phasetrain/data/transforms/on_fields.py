@@ -7,8 +7,8 @@ from phasetrain.data.transforms.apply import build_transforms, make_apply
 from phasetrain.data.transforms.base import TRANSFORMS, Keys, Pipeline
 from phasetrain.data.transforms.joint.geometric import JointTransform, Values
 from phasetrain.data.transforms.joint.kinds import FieldKinds
-from phasetrain.data.transforms.joint.pipeline import transform_in_turn
-from phasetrain.errors import did_you_mean
+from phasetrain.data.transforms.joint.pipeline import check_kinds, transform_in_turn
+from phasetrain.errors import ConfigError, did_you_mean
 
 
 @TRANSFORMS.register("on_fields")
@@ -20,7 +20,8 @@ class OnFields(JointTransform):
         transforms: a list as in `DATA.*.transforms`.
 
     Raises:
-        ValueError: no fields or no transforms; on a sample: there is no such field.
+        ValueError: no fields or no transforms.
+        ConfigError: a field is not declared.
     """
 
     def __init__(
@@ -50,13 +51,25 @@ class OnFields(JointTransform):
             "dataset that does"
         )
 
-    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
-        """Return the changed fields of one sample."""
+    def check_kinds(self, kinds: FieldKinds, where: str) -> None:
+        """Reject names of fields that are not declared.
+
+        Raises:
+            ConfigError: there is one.
+        """
         for name in self.fields:
             if name not in kinds:
                 near = did_you_mean(str(name), [str(one) for one in kinds]) or ";"
-                raise ValueError(
-                    f"fields: {name!r} is not declared{near} there are {', '.join(map(str, kinds))}"
+                raise ConfigError(
+                    f"{where}.fields = {name!r}: this field is not declared{near} there are "
+                    f"{', '.join(map(str, kinds))}",
+                    code="config.missing_field",
                 )
-        chosen = {name: kind for name, kind in kinds.items() if name in self.fields}
-        return transform_in_turn(self.pipeline, values, chosen, key)
+        check_kinds(self.pipeline.transforms, self._choose(kinds), f"{where}.transforms")
+
+    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
+        """Return the changed fields of one sample."""
+        return transform_in_turn(self.pipeline, values, self._choose(kinds), key)
+
+    def _choose(self, kinds: FieldKinds) -> FieldKinds:
+        return {name: kind for name, kind in kinds.items() if name in self.fields}

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.transforms.base import TRANSFORMS, Keys, check_images
+from phasetrain.data.transforms.base import TRANSFORMS, Keys, TooSmallError, check_images
 from phasetrain.data.transforms.joint.geometric import GeometricTransform
 from phasetrain.data.transforms.joint.placement import Placement
 from phasetrain.data.transforms.windows import crop_windows
@@ -21,8 +21,8 @@ class RandomCrop(GeometricTransform):
         padding: zero padding added on each side first, in pixels.
 
     Raises:
-        ValueError: a size below 1 or a negative padding; on a batch: padded images smaller than the
-            square.
+        ValueError: a size below 1 or a negative padding.
+        TooSmallError: on a batch: padded images are smaller than the square.
     """
 
     def __init__(self, size: int, padding: int = 0) -> None:
@@ -52,7 +52,7 @@ class RandomCrop(GeometricTransform):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the upper rows and the left columns of squares of padded images, `(N,)` each."""
         if min(height, width) < self.size:
-            raise ValueError(
+            raise TooSmallError(
                 f"RandomCrop: images of {height} x {width} pixels, including padding, are smaller "
                 f"than size = {self.size}; lower size or raise padding"
             )

@@ -356,6 +356,8 @@ def build_reader(
     if kinds:
         try:
             pipeline = FieldPipeline(transforms, kinds, where)
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(f"{where}.{error}", code="config.conflict") from error
     return SampleReader(

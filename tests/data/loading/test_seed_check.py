@@ -2,6 +2,7 @@
 accepted."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,14 @@ from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.loading.collate import COLLATES
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.reader import SampleReader
-from phasetrain.data.loading.seed_check import check_seeded, is_identical, read_first_target
+from phasetrain.data.loading.seed_check import (
+    check_seeded,
+    is_identical,
+    read_first_shape,
+    read_first_target,
+)
 from phasetrain.data.mixture import MixedDataset
-from phasetrain.data.transforms import TRANSFORMS
+from phasetrain.data.transforms import TRANSFORMS, FieldPipeline, parse_field_kinds
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError
 
@@ -300,6 +306,31 @@ class TestNames:
         reader.chosen = np.array([7, 9])
         assert read_first_target(reader) == 7
 
+    @pytest.mark.parametrize("policy", ["raise", "drop"])
+    @pytest.mark.parametrize(
+        ("kinds", "code", "key", "suggestion"),
+        [
+            ({"image": "value", "lable": "labels"}, "config.missing_field", "lable", "label"),
+            ({"image": "mask"}, "config.misfit", "image", ""),
+        ],
+    )
+    def test_declared_field_that_no_sample_has_is_a_config_error(
+        self, policy: OnBadSample, kinds: Any, code: str, key: str, suggestion: str
+    ) -> None:
+        reader = self.reader(Keyed(), policy)
+        declared = parse_field_kinds(kinds, "DATA.VALID.fields")
+        reader = reader.with_pipeline(FieldPipeline([], declared, "DATA.VALID"))
+        expected = {"code": code, "key": f"DATA.VALID.fields.{key}", "suggestion": suggestion}
+        with raises(ConfigError, **expected) as caught:
+            read_first_target(reader)
+        assert " 8 samples" in str(caught.value)
+
+    def test_declared_field_that_some_samples_have_is_no_config_error(self) -> None:
+        declared = parse_field_kinds({"image": "value", "label": "value"}, "DATA.VALID.fields")
+        reader = self.reader(Keyed(lacking=self.LOOKED_AT[:-1]), "raise")
+        with raises(SampleError, code="data.unreadable_sample"):
+            read_first_target(reader.with_pipeline(FieldPipeline([], declared, "DATA.VALID")))
+
     def test_missing_key_of_lines_is_named_also_within_a_mixture(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text('{"input": [1.0], "target": 0}\n')
         lines = Lines(str(tmp_path / "a"), target_key="taget")
@@ -310,6 +341,39 @@ class TestNames:
             expected = {"code": "config.missing_field", "key": f"DATA.VALID.{key}"}
             with raises(ConfigError, given="'taget'", suggestion="target", **expected):
                 read_first_target(self.reader(samples, "drop", inputs=None, targets=None))
+
+
+class Sized(Samples):
+    """Images, the last of which may have another size."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__(40)
+        self.last = last
+
+    def __getitem__(self, index: int) -> Any:
+        side = self.last if index == 35 else 16
+        return torch.zeros(1, side, side), index
+
+
+class TestSizes:
+    def reader(self, last: int, name: str, policy: OnBadSample = "raise") -> SampleReader:
+        crop = TRANSFORMS.build(name, {"size": 40})
+        return read_by(Sized(last), policy).with_pipeline(Pipeline([crop]))
+
+    @pytest.mark.parametrize("name", ["random_crop", "center_crop"])
+    @pytest.mark.parametrize("read", [read_first_target, read_first_shape])
+    def test_crop_for_which_every_sample_is_too_small_is_a_config_error(
+        self, name: str, read: Callable[[SampleReader], Any]
+    ) -> None:
+        with raises(ConfigError, code="config.misfit", key="DATA.TRAIN.transforms") as caught:
+            read(self.reader(16, name))
+        assert "16 x 16 " in str(caught.value)
+        assert "size = 40" in str(caught.value)
+
+    def test_sample_that_is_smaller_than_others_is_bad(self) -> None:
+        with raises(SampleError, code="data.unreadable_sample"):
+            read_first_target(self.reader(50, "random_crop"))
+        assert read_first_target(self.reader(50, "random_crop", "drop")) is ...
 
 
 def read_by(samples: Any, on_bad_sample: OnBadSample = "raise") -> SampleReader:

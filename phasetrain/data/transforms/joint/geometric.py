@@ -36,6 +36,17 @@ class JointTransform(ABC):
             key: the key of the sample, from which all random numbers are drawn.
         """
 
+    def check_kinds(self, kinds: FieldKinds, where: str) -> None:  # noqa: B027 - most take all
+        """Reject declared fields that the transform cannot take, before a sample is read.
+
+        Args:
+            kinds: name -> its kind.
+            where: the config key of the transform, for messages.
+
+        Raises:
+            ConfigError: a field that the transform names is not declared.
+        """
+
 
 def check_interpolation(interpolation: str) -> None:
     """Raise ValueError for an unknown interpolation."""

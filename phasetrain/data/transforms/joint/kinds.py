@@ -41,6 +41,10 @@ class FieldKind:
     mirror: tuple[int, ...] = ()
 
 
+class FieldFormError(ValueError):
+    """A field of a sample has another form than the kind that is declared for it."""
+
+
 FieldKinds = Mapping[str | int, FieldKind]
 """Name of a field, or its place in a list or tuple, -> its kind."""
 
@@ -102,7 +106,8 @@ def to_fields(sample: Any, kinds: FieldKinds, where: str) -> dict[str | int, Any
 
     Raises:
         TypeError: the sample is neither a mapping nor a list or tuple.
-        ValueError: it lacks a field, or a field has another form than its kind.
+        ValueError: it lacks a field.
+        FieldFormError: a field has another form than its kind.
     """
     if isinstance(sample, Mapping):
         found = dict(sample)
@@ -124,7 +129,7 @@ def to_fields(sample: Any, kinds: FieldKinds, where: str) -> dict[str | int, Any
         try:
             found[name] = _CONVERTERS[kind.kind](found[name])
         except ValueError as error:
-            raise ValueError(f"{where}.fields.{name} = {kind.kind}: {error}") from error
+            raise FieldFormError(f"{where}.fields.{name} = {kind.kind}: {error}") from error
     return found
 
 

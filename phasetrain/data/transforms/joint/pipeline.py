@@ -31,6 +31,7 @@ class FieldPipeline(Pipeline):
 
     Raises:
         ValueError: a transform makes targets or several views.
+        ConfigError: a transform names a field that is not declared.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class FieldPipeline(Pipeline):
                     f"{where}.fields declares the targets of the dataset; leave one of them out "
                     "(to turn images and masks: random_rotate)"
                 )
+        check_kinds(self.transforms, kinds, f"{where}.transforms")
 
     @property
     def takes_fields(self) -> bool:
@@ -102,6 +104,17 @@ class FieldPipeline(Pipeline):
         if not images or not all(isinstance(one, BatchTransform) for one in self.transforms):
             return None
         return Pipeline(self.transforms).shape_after(shape)
+
+
+def check_kinds(transforms: Sequence[Callable[..., Any]], kinds: FieldKinds, where: str) -> None:
+    """Reject declared fields that one of some transforms cannot take.
+
+    Raises:
+        ConfigError: see `JointTransform.check_kinds`.
+    """
+    for position, transform in enumerate(transforms):
+        if isinstance(transform, JointTransform):
+            transform.check_kinds(kinds, f"{where}[{position}]")
 
 
 def transform_in_turn(pipeline: Pipeline, values: Values, kinds: FieldKinds, key: Keys) -> Values:

@@ -1,11 +1,14 @@
 """Image, mask, boxes and key points of a sample stay consistent, because they see one draw."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from raising import raises
+from segment_parts import WORDS
 from torch import Tensor
 
 from phasetrain.data.loading.collate import make_list
@@ -23,6 +26,7 @@ from phasetrain.data.transforms import (
     parse_field_kinds,
 )
 from phasetrain.errors import ConfigError
+from phasetrain.testing.build import build_run
 
 HEIGHT, WIDTH = 9, 12
 PAIR = parse_field_kinds({"image": "image", "mask": {"kind": "mask", "fill": 0}}, "DATA")
@@ -168,6 +172,34 @@ def test_transforms_within_apply_see_all_fields_or_none() -> None:
         assert torch.equal(found["image"][0].long(), found["mask"])
         changed += not torch.equal(found["mask"], make_pair()["mask"])
     assert 30 < changed < 70
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda only: only, "DATA.TRAIN.transforms[1].fields"),
+        (
+            lambda only: {"name": "apply", "transforms": ["random_flip", only]},
+            "DATA.TRAIN.transforms[1].transforms[1].fields",
+        ),
+        (
+            lambda only: {"name": "apply", "transforms": [only]},
+            "DATA.TRAIN.transforms[1].transforms[0].fields",
+        ),
+        (
+            lambda only: {"name": "on_fields", "fields": ["image"], "transforms": [only]},
+            "DATA.TRAIN.transforms[1].transforms[0].fields",
+        ),
+    ],
+)
+def test_fields_that_are_not_declared_are_rejected_before_a_sample_is_read(
+    make: Callable[[dict[str, Any]], dict[str, Any]], key: str
+) -> None:
+    only = {"name": "on_fields", "fields": ["imge"], "transforms": ["random_flip"]}
+    transforms = f"DATA.TRAIN.transforms={json.dumps(['random_flip', make(only)])}"
+    expected = {"code": "config.missing_field", "given": "'imge'", "suggestion": "image"}
+    with raises(ConfigError, key=key, **expected):
+        build_run([*WORDS, transforms.replace('"', "")])
 
 
 def test_on_fields_changes_only_the_named_ones() -> None:
