@@ -1,6 +1,7 @@
 """Showing outputs to meters and reading their metrics."""
 
 import math
+import re
 from collections.abc import Mapping
 
 import torch
@@ -34,8 +35,9 @@ def update_meters(
         except ConfigError as error:
             if error.key:
                 raise
-            # A meter does not know its label.
-            raise ConfigError(f"METERS.{label}.{error}", code=error.code) from error
+            # A meter does not know its label; its message may begin with a parameter of it.
+            separator = "." if re.match(r"\w+ = ", str(error)) else ": "
+            raise ConfigError(f"METERS.{label}{separator}{error}", code=error.code) from error
         except MISFITS as error:
             raise_unless_misfit(error)
             advice = ""

@@ -131,6 +131,14 @@ class TestMask:
         assert (found.code, found.key) == ("data.label_outside_classes", "METERS.map.mask")
         assert found.given == repr(mask)
 
+    def test_other_errors_of_meters_are_named_by_their_label(self) -> None:
+        class Strict(MeanAveragePrecision):
+            def update(self, out: StepOutput) -> None:
+                raise ConfigError("no boxes today", code="mine")
+
+        found = self.error(Strict(), pad_targets("mask"))
+        assert (found.code, found.key, found.expected) == ("mine", "METERS.map", "no boxes today")
+
     def test_other_masks_are_accepted_if_no_box_is_padding(self) -> None:
         count = 2
         boxes = make_boxes(6, torch.Generator().manual_seed(1)).reshape(3, count, 4)
