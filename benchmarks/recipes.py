@@ -7,7 +7,8 @@ updates and resumed each time: its weights must be those of the run without kill
 into `configs/recipes/NAME.yaml` below the key `measured`, the tables into `docs/recipes/`, and the
 curves next to them. Start the same command again after an interruption: finished seeds are kept
 and the others are resumed. The minutes are CPU time, so that they say what a run takes with one
-thread on a core of its own, whatever else the machine does.
+thread on a core of its own, whatever else the machine does. The kernels are those for AVX2, unless
+the recipe sets MACHINE.cpu_capability.
 
 `benchmarks/recipe_baselines/NAME.py`, if there is one, prints values to compare with as JSON:
 name -> metric -> value.
@@ -37,6 +38,7 @@ from phasetrain.commands.recipes.pages import curve_file, write_pages
 from phasetrain.commands.recipes.requirements import require_packages
 from phasetrain.commands.recipes.run_recipe import run_variant, stage_folder
 from phasetrain.commands.result import RunResult
+from phasetrain.config.compose.override_text import key_of
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook, Run
@@ -80,7 +82,10 @@ def run_seed(variant: Variant, seed: int, folder: Path, kill: tuple[str, int] | 
         return run_engine(words, hooks=extra)
 
     is_resumed = any(folder.rglob("status.json"))
-    overrides = ["MACHINE.cpu_capability=AVX2", f"RUN.dir={folder}"]
+    overrides = [f"RUN.dir={folder}"]
+    own = [key_of(word) for words in variant.stages.values() for word in words]
+    if "MACHINE.cpu_capability" not in own:
+        overrides.append("MACHINE.cpu_capability=AVX2")
     found = run_variant(variant, seed=seed, overrides=overrides, run=run)
     if found.state != "finished":
         sys.exit(found.exit_code or 1)
