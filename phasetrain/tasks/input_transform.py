@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phasetrain.data.loading.collate import Collate, stack_samples
+from phasetrain.data.loading.collate import Collate, PadCollate, stack_samples
 from phasetrain.data.transforms import BatchTransform, Keys, Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import preserve_generators, reseed_all
@@ -76,7 +76,7 @@ class InputTransform:
             with preserve_generators():
                 if isinstance(inputs, Tensor) and self._takes_batches:
                     return self.pipeline(inputs, Keys(np.arange(len(inputs))))
-                return self._collate([(self._transform_sample(one), 0) for one in inputs])[0]
+                return self._collate_inputs([self._transform_sample(one) for one in inputs])
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(
@@ -88,6 +88,13 @@ class InputTransform:
     @property
     def _takes_batches(self) -> bool:
         return self.pipeline.is_batched and self._collate is stack_samples
+
+    def _collate_inputs(self, samples: Sequence[Any]) -> Any:
+        collate = self._collate
+        if isinstance(collate, PadCollate):
+            # It may pad fields of the targets, such as boxes, which no prediction has.
+            collate = collate.select_names(next(iter(samples), None))
+        return collate([(one, 0) for one in samples])[0]
 
     def _transform_sample(self, sample: Any) -> Any:
         reseed_all(0)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,13 @@ class PadCollate:
     mask: str | None
     fields: tuple[str, ...] | None = None
     lists: tuple[str, ...] = ()
+
+    def select_names(self, sample: Any) -> "PadCollate":
+        """Return the function for inputs like `sample` without targets: the names that only targets
+        have are left out of `fields` and `lists`."""
+        known = sample.keys() if isinstance(sample, Mapping) else ()
+        fields = None if self.fields is None else tuple(one for one in self.fields if one in known)
+        return replace(self, fields=fields, lists=tuple(one for one in self.lists if one in known))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of samples whose inputs are tensors `(L, ...)`, or mappings of tensors

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from detection_parts import WORDS as DETECTION
 from harness import SMALL
 from packs import change_config, repack
 from PIL import Image
@@ -178,6 +179,28 @@ def test_average_of_the_weights_and_bf16(tmp_path: Path) -> None:
     assert len(digests) == 2
     with raises(ConfigError, code="checkpoint.no_average"):
         phasetrain.pack(tmp_path / "run", tmp_path / "b.zip", weights="swa")
+
+
+def test_detector_collates_inputs_without_boxes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "run")
+    phasetrain.run([*DETECTION, "PHASES.epochs=1", f"RUN.dir={folder}"])
+    out = str(tmp_path / "a.zip")
+    assert main(["pack", folder, out]) == 0
+    images = torch.linspace(0, 1, 3 * 256).view(3, 1, 16, 16)
+    np.save(tmp_path / "box.npy", images.numpy())
+    expected = phasetrain.load(folder).predict(images, transform=False)
+    found = phasetrain.load_pack(out)
+    assert found.verification.identical
+    for output in (found.predict(images), phasetrain.load(folder).predict(images, transform=True)):
+        assert output.keys() == expected.keys() == {"logits", "boxes", "scores", "labels"}
+        assert all(output[name].equal(expected[name]) for name in expected)
+    capsys.readouterr()
+    for source in (folder, out):
+        assert main(["predict", source, str(tmp_path / "box.npy"), "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["predictions"]
+        assert [row["output"]["labels"] for row in rows] == expected["labels"].tolist()
 
 
 def test_adapters_are_merged_and_their_base_is_inside(tmp_path: Path) -> None:
