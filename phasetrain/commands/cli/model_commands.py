@@ -197,7 +197,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_predict(call: Call) -> Outcome:
     """Predict for files with the model of a run, or with a packed model."""
-    from phasetrain.commands.pack.archive import is_file
+    from phasetrain.commands.pack.archive import names_archive
     from phasetrain.commands.predict.predict import (
         format_csv,
         format_rows,
@@ -220,7 +220,7 @@ def run_predict(call: Call) -> Outcome:
     on_unreadable = None
     if flags.skip_unreadable:
         on_unreadable = partial(_report_skipped, skipped)
-    if is_file(flags.run_folder):
+    if names_archive(flags.run_folder):
         found, verified = _predict_packed(call, files, changes, on_unreadable)
         content["pack"] = verified
         lines.append(f"{flags.run_folder}: example {verified['example']}")

@@ -107,7 +107,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
 def run_generate(call: Call) -> Outcome:
     """Continue texts with the model of a run."""
     from phasetrain.commands.load import load
-    from phasetrain.commands.pack.archive import is_file
+    from phasetrain.commands.pack.archive import names_archive
     from phasetrain.commands.pack.load_pack import load_pack
     from phasetrain.tasks.generation import Sampling
     from phasetrain.tasks.inference import Predictor
@@ -115,7 +115,7 @@ def run_generate(call: Call) -> Outcome:
     flags = call.flags
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.seed)
     task: Predictor
-    if is_file(flags.run_folder):
+    if names_archive(flags.run_folder):
         reject_run_options(call, call.overrides)
         task = load_pack(flags.run_folder, device=flags.device, imports=flags.imports)
     else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.storage import open_storage
 
 FORMAT = "phasetrain-pack"
@@ -38,6 +38,8 @@ DATE = (1980, 1, 1, 0, 0, 0)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+
+_END_RECORD = struct.Struct("<4s4H2LH")
 
 _UTF8_FLAG = 0x800
 
@@ -126,10 +128,13 @@ def make_damage_error(path: str, reason: str) -> ConfigError:
     )
 
 
-def is_file(path: str) -> bool:
-    """Return whether a path is a file, and not the folder of a run."""
+def names_archive(path: str) -> bool:
+    """Return whether a path names a file, and not the folder of a run; `pack` writes only names in
+    .zip, so such a path means a file even if there is none."""
     storage = open_storage(path)
-    return storage.exists(path) and not storage.list_names(path)
+    if not storage.exists(path):
+        return path.endswith(".zip")
+    return not storage.list_names(path)
 
 
 def read_archive(path: str) -> Archive:
@@ -142,7 +147,12 @@ def read_archive(path: str) -> Archive:
     """
     storage = open_storage(path)
     if not storage.exists(path):
-        raise ConfigError(f"{path!r}: there is no such file", code="pack.unreadable")
+        folder, _, name = path.rpartition("/")
+        near = did_you_mean(name, storage.list_names(folder or "."))
+        raise ConfigError(
+            f"{path!r}: there is no such file{near or '; expected a file of `phasetrain pack`'}",
+            code="pack.unreadable",
+        )
     try:
         size = storage.file_size(path)
         if size is None:
@@ -262,6 +272,10 @@ def _split_members(path: str, content: memoryview) -> dict[str, memoryview]:
             end = archive.start_dir
     except _ZIP_ERRORS as error:
         raise _make_foreign_error(path, f"it is no readable zip file ({error})") from error
+    # zipfile looks for the record in the last 64 KiB, and ignores what follows it.
+    *_, comment_bytes = last = _END_RECORD.unpack(content[-_END_RECORD.size :])
+    if last[0] != b"PK\x05\x06" or comment_bytes:
+        raise _make_unsafe_error(path, "it has a comment, or bytes after its end")
     if len(listed) > MAX_MEMBERS:
         raise _make_unsafe_error(path, f"it has {len(listed)} members")
     found: dict[str, memoryview] = {}
@@ -295,7 +309,27 @@ def _find_flaw(info: zipfile.ZipInfo) -> str:
         return f"{name} is compressed"
     if info.flag_bits & ~_UTF8_FLAG:
         return f"{name} is encrypted, or its size is unknown"
+    if info.comment or info.extra != _encode_zip64(*_list_directory_numbers(info)):
+        return f"{name} has a comment or an extra field"
     return ""
+
+
+def _list_directory_numbers(info: zipfile.ZipInfo) -> list[int]:
+    """Return the numbers of an entry that 32 bits do not hold, as zipfile writes them."""
+    numbers = []
+    if info.file_size > zipfile.ZIP64_LIMIT:
+        numbers += [info.file_size, info.compress_size]
+    if info.header_offset > zipfile.ZIP64_LIMIT:
+        numbers.append(info.header_offset)
+    return numbers
+
+
+def _encode_zip64(*numbers: int) -> bytes:
+    """Return the extra field with numbers of 64 bits; empty without any. It is the only field that
+    `encode_archive` writes: others could hold anything."""
+    if not numbers:
+        return b""
+    return struct.pack(f"<HH{len(numbers)}Q", 1, 8 * len(numbers), *numbers)
 
 
 def _find_content(content: memoryview, info: zipfile.ZipInfo) -> int | None:
@@ -310,4 +344,9 @@ def _find_content(content: memoryview, info: zipfile.ZipInfo) -> int | None:
     name = bytes(content[begin : begin + name_bytes])
     if signature != b"PK\x03\x04" or name != info.orig_filename.encode():
         return None
-    return int(begin + name_bytes + extra_bytes)
+    begin += name_bytes
+    is_large = info.file_size > zipfile.ZIP64_LIMIT
+    extra = _encode_zip64(info.file_size, info.compress_size) if is_large else b""
+    if bytes(content[begin : begin + extra_bytes]) != extra:
+        return None
+    return int(begin + extra_bytes)

@@ -123,9 +123,11 @@ def import_needed_code(
         The dotted paths that the config may name.
 
     Raises:
-        ConfigError: a module is not given (`pack.code_needed`), or its import fails.
+        ConfigError: a module is not given (`pack.code_needed`), a given one is neither a file nor a
+            needed module, or an import fails.
     """
     needed = _add_unlisted(needed, config)
+    _check_given(needed, given)
     missing = []
     for one in needed:
         chosen = _choose_given(one, given)
@@ -155,6 +157,19 @@ def _add_unlisted(needed: Sequence[NeededCode], config: Mapping[str, Any]) -> li
     return list(found.values())
 
 
+def _check_given(needed: Sequence[NeededCode], given: Sequence[str]) -> None:
+    """Reject files that do not exist, also those that the model would not need: whoever names a
+    file expects that it is used."""
+    modules = [one.module for one in needed]
+    for one in given:
+        if one not in modules and not Path(one).is_file():
+            expected = f" or one of the modules {', '.join(modules)}" if modules else ""
+            raise ConfigError(
+                f"--imports {one}: there is no such file; expected a file{expected}",
+                code="config.import_failed",
+            )
+
+
 def _choose_given(needed: NeededCode, given: Sequence[str]) -> str | None:
     """Return the file or module of the user that is meant; a file under another name is recognized
     by its digest."""
@@ -180,10 +195,8 @@ def _import(needed: NeededCode, given: str) -> None:
     """Import a module, from a file unless its name is given.
 
     Raises:
-        ConfigError: the file does not exist, or its import fails.
+        ConfigError: its import fails.
     """
-    if given != needed.module and not Path(given).is_file():
-        raise ConfigError(f"--imports {given}: there is no such file", code="config.import_failed")
     try:
         if given == needed.module:
             importlib.import_module(given)

@@ -19,7 +19,7 @@ from phasetrain.commands.pack.archive import (
     VERSION,
     encode_archive,
     encode_json,
-    is_file,
+    names_archive,
     read_archive,
 )
 from phasetrain.errors import ConfigError
@@ -146,6 +146,43 @@ def _write_hidden(path: Path) -> None:
     path.write_bytes(content[:start] + b"HIDDEN!!" + content[start:end] + tail)
 
 
+def _write_after(content: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_bytes(CONTENT + content)
+
+    return write
+
+
+def _write_comment(path: Path) -> None:
+    path.write_bytes(CONTENT)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"HIDDEN"
+
+
+def _write_member_comment(path: Path) -> None:
+    info = zipfile.ZipInfo("weights.safetensors", DATE)
+    info.comment = b"HIDDEN"
+    write_zip(path, {info: b"x"})
+
+
+def _write_extra(path: Path) -> None:
+    info = zipfile.ZipInfo("weights.safetensors", DATE)
+    info.extra = b"\x55\x55\x06\x00HIDDEN"
+    write_zip(path, {info: b"x"})
+
+
+def _write_local_extra(path: Path) -> None:
+    """Put an extra field in the header of a member, and not in the directory."""
+    _write_extra(path)
+    content = path.read_bytes()
+    entry = content.rindex(b"PK\x01\x02")
+    end = content.index(b"PK\x05\x06")
+    head = content[entry : entry + 30] + bytes(2) + content[entry + 32 : end - 10]
+    size = (len(content[content.index(b"PK\x01\x02") : end]) - 10).to_bytes(4, "little")
+    tail = content[end : end + 12] + size + content[end + 16 :]
+    path.write_bytes(content[:entry] + head + tail)
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -162,6 +199,12 @@ def _write_hidden(path: Path) -> None:
         _write_prefixed,
         _write_overlapping,
         _write_hidden,
+        _write_after(bytes(60_000)),
+        _write_after(b"junk"),
+        _write_comment,
+        _write_member_comment,
+        _write_extra,
+        _write_local_extra,
     ],
 )
 def test_content_that_no_pack_has_is_rejected(
@@ -172,6 +215,21 @@ def test_content_that_no_pack_has_is_rejected(
     with raises(ConfigError, code="pack.unsafe"):
         read_archive(str(path))
     assert [one.name for one in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_members_with_numbers_of_64_bits_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a file above 2 GiB, whose extra fields hold sizes and positions.
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)
+    content = encode_archive({}, {**MEMBERS, "small.json": b"{}"})
+    (tmp_path / "a.zip").write_bytes(content)
+    found = read_archive(str(tmp_path / "a.zip"))
+    assert bytes(found.members["weights.safetensors"]) == MEMBERS["weights.safetensors"]
+    assert bytes(found.members["small.json"]) == b"{}"
+    monkeypatch.undo()
+    with raises(ConfigError, code="pack.unsafe"):
+        read_archive(str(tmp_path / "a.zip"))
 
 
 def test_the_writer_of_these_tests_is_accepted_without_a_flaw(tmp_path: Path) -> None:
@@ -229,6 +287,7 @@ def test_other_files_are_no_packed_models(tmp_path: Path) -> None:
     for name in ("a.zip", "b.zip", "missing.zip"):
         with raises(ConfigError, code="pack.unreadable"):
             read_archive(str(tmp_path / name))
-    assert is_file(str(tmp_path / "a.zip"))
-    assert not is_file(str(tmp_path))
-    assert not is_file(str(tmp_path / "missing.zip"))
+    assert names_archive(str(tmp_path / "a.zip"))
+    assert not names_archive(str(tmp_path))
+    assert names_archive(str(tmp_path / "missing.zip"))
+    assert not names_archive(str(tmp_path / "missing"))

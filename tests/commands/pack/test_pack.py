@@ -311,6 +311,22 @@ def test_kill_while_the_file_is_written_leaves_no_half_file(folder: Path, tmp_pa
     assert [one.name for one in tmp_path.iterdir()] == ["a.zip"]
 
 
+def test_file_that_does_not_exist_is_no_run_folder_and_no_import(
+    packed: Path, image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*words: str) -> str:
+        assert main([*words, "--json"]) == 2
+        code: str = json.loads(capsys.readouterr().out)["errors"][0]["code"]
+        return code
+
+    missing = str(packed.parent / "nomodel.zip")
+    assert fail("predict", missing, str(image)) == "pack.unreadable"
+    assert fail("generate", missing) == "pack.unreadable"
+    for given in ("nope.py", "nope"):
+        words = ("predict", str(packed), str(image), "--imports", given)
+        assert fail(*words) == "config.import_failed"
+
+
 def test_picture_of_another_size_is_rejected(packed: Path, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((20, 16), dtype=np.uint8)).save(tmp_path / "large.png")
     with raises(ConfigError, code="predict.wrong_shape"):
