@@ -20,7 +20,7 @@ from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint, holds_plain_weights
 from phasetrain.commands.complete_weights import choose_split, complete_weights, read_batch
-from phasetrain.commands.load import FOR_INFERENCE, find_test_split, load_task
+from phasetrain.commands.load import FOR_INFERENCE, choose_weights, find_test_split, load_task
 from phasetrain.commands.native_folder import is_native, make_native_files
 from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.commands.stored.stored_config import read_loaded_config
@@ -53,6 +53,9 @@ the largest output."""
 WITH_COMPUTATION = ("torch_export", "onnx")
 """Formats that hold the computation of the model as well."""
 
+OF_FOLDER = ("phasetrain", "checkpoint", "updates", "weights", "config")
+"""Facts about the weights in a folder of Hugging Face, in addition to metrics and transforms."""
+
 SUFFIXES = MappingProxyType(
     {".safetensors": "safetensors", ".pt2": "torch_export", ".onnx": "onnx"}
 )
@@ -65,6 +68,8 @@ class Exported:
 
     Attributes:
         count: number of tensors, or number of bytes for `torch_export` and `onnx`.
+        size: bytes of the file, or of all files of the folder.
+        weights: which weights were written: `model`, or the name of an average.
         inside: transforms that the file applies to its input.
         outside: transforms of the test split that it does not apply, in order, before those inside.
         input: type and shape of the input, such as `float32 (N, 3, 32, 32)`; empty for weights.
@@ -73,6 +78,8 @@ class Exported:
     """
 
     count: int
+    size: int
+    weights: str
     inside: Sequence[str] = ()
     outside: Sequence[str] = ()
     input: str = ""
@@ -87,12 +94,14 @@ class Weights:
     Attributes:
         tensors: name -> tensor.
         facts: metadata, as text.
+        source: where they are from, with the weights that were chosen.
         loaded: the checkpoint.
         transforms: the transforms of the first test split.
     """
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, str]
+    source: WeightSource
     loaded: LoadedCheckpoint
     transforms: Sequence[str] = ()
 
@@ -140,7 +149,8 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
             of any size, in test mode: the model is built from the config of the checkpoint on the
             CPU, and for `torch_export` the outputs of the file are compared with its outputs.
         source: which checkpoint of a run, and which weights: `checkpoint`, `which`, and patterns
-            `include` and `exclude` of names, as in MODEL.weights.
+            `include` and `exclude` of names, as in MODEL.weights; without `which`, see
+            `choose_weights`.
         overrides: changes of the config of the checkpoint; only for `torch_export` and `onnx`.
         config_dir: folder with your configs, from which overrides may choose.
         with_transforms: let the file take raw inputs, for `torch_export` and `onnx`: it applies the
@@ -166,15 +176,13 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
         )
     make_parent(out, storage)
     remove_partial(out, storage)
+    chosen, loaded = _find_source(path, source)
     if form == "peft":
-        return _export_peft(WeightSource(path, **source, where="export"), out, trust=trust)
-    weights = read_weights(WeightSource(path, **source, where="export"), trust=trust)
-    if form == "safetensors":
-        storage.replace(out, _encode_safetensors(weights))
-        return Exported(len(weights.tensors), outside=weights.transforms)
-    if form == "huggingface":
-        _write_folder(out, _make_files(weights, source, trust=trust))
-        return Exported(len(weights.tensors), outside=weights.transforms)
+        return _export_peft(chosen, loaded, out, trust=trust)
+    weights = _read_weights(chosen, loaded, trust=trust)
+    if form in ("safetensors", "huggingface"):
+        size = _write_weights(weights, out, form, trust=trust)
+        return Exported(len(weights.tensors), size, chosen.which, outside=weights.transforms)
     built = build_model(
         weights, overrides, config_dir, with_transforms=with_transforms, trust=trust
     )
@@ -188,12 +196,36 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
     else:
         content = _encode_torch_export(built.model, built.example, facts)
     storage.replace(out, content)
-    return _describe_file(built, len(content))
+    return _describe_file(built, len(content), chosen.which)
 
 
-def _export_peft(source: WeightSource, out: str, *, trust: bool) -> Exported:
+def _find_source(path: str, given: Mapping[str, Any]) -> tuple[WeightSource, LoadedCheckpoint]:
+    """Return the source with the weights to use, and its checkpoint.
+
+    Raises:
+        ConfigError: there is no such checkpoint.
+    """
+    source = WeightSource(path, **given, where="export")
+    storage = source.get_storage()
+    if not storage.exists(path):
+        raise source.make_error("there is no such folder")
+    loaded = find_checkpoint(source, storage)
+    return replace(source, which=choose_weights(given.get("which"), loaded)), loaded
+
+
+def _write_weights(weights: Weights, out: str, form: str, *, trust: bool) -> int:
+    """Write weights as a file or a folder, and return its size in bytes."""
+    if form == "huggingface":
+        return _write_folder(out, _make_files(weights, trust=trust))
+    content = _encode_safetensors(weights)
+    open_storage(out).replace(out, content)
+    return len(content)
+
+
+def _export_peft(
+    source: WeightSource, loaded: LoadedCheckpoint, out: str, *, trust: bool
+) -> Exported:
     """Write the adapters of a checkpoint as a folder of PEFT."""
-    loaded = find_checkpoint(source, source.get_storage())
     task = load_task(loaded, loaded.path, device="cpu", trust=trust)
     model = task.model
     if source.which != "model":
@@ -207,14 +239,16 @@ def _export_peft(source: WeightSource, out: str, *, trust: bool) -> Exported:
         [train] if isinstance(train, str) else train,
         sources[-1].path if sources else None,
     )
-    _write_folder(out, files)
-    return Exported(len(load_safetensors(files["adapter_model.safetensors"])))
+    size = _write_folder(out, files)
+    count = len(load_safetensors(files["adapter_model.safetensors"]))
+    return Exported(count, size, source.which)
 
 
 @torch.no_grad()
-def _describe_file(built: BuiltModel, size: int) -> Exported:
+def _describe_file(built: BuiltModel, size: int, which: str) -> Exported:
     """Return the known facts of a file of `size` bytes with a model."""
-    made = Exported(size, built.inside, built.outside, _describe_batch(built.example))
+    example = _describe_batch(built.example)
+    made = Exported(size, size, which, built.inside, built.outside, example)
     output = built.model(built.example)
     if not isinstance(output, Tensor):
         return made
@@ -286,20 +320,17 @@ def _encode_safetensors(weights: Weights) -> bytes:
     return save(without_tied(weights.tensors), facts)
 
 
-def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
+def _read_weights(source: WeightSource, loaded: LoadedCheckpoint, *, trust: bool) -> Weights:
     """Return the weights of a checkpoint with their metadata.
 
     Args:
-        source: which checkpoint, and which of its weights.
+        source: which of its weights.
+        loaded: the checkpoint.
         trust: see `export`; needed only for a checkpoint that leaves out tensors.
 
     Raises:
-        ConfigError: there is no such checkpoint, or a pattern matches nothing.
+        ConfigError: it has no such weights, or a pattern matches nothing.
     """
-    storage = source.get_storage()
-    if not storage.exists(source.path):
-        raise source.make_error("there is no such folder")
-    loaded = find_checkpoint(source, storage)
     learned = loaded.state["task"]
     if source.which not in learned:
         raise source.make_error(f"{loaded.path} has no averaged weights; expected which=model")
@@ -321,12 +352,14 @@ def read_weights(source: WeightSource, *, trust: bool = False) -> Weights:
         "phasetrain": __version__,
         "checkpoint": loaded.path.rpartition("/")[2],
         "updates": str(manifest.state["updates"]),
+        "weights": source.which,
         "model": str(config["MODEL"]["name"]),
         "config": trajectory_digest(config, classify_hooks(default_schema(), config)),
         "metrics": json.dumps(dict(manifest.facts.metrics)),
         "ledger": manifest.facts.ledger,
     }
-    return Weights({name: tensors[name] for name in taken}, facts, loaded, _list_transforms(config))
+    chosen = {name: tensors[name] for name in taken}
+    return Weights(chosen, facts, source, loaded, _list_transforms(config))
 
 
 def _list_transforms(config: Mapping[str, Any]) -> list[str]:
@@ -481,25 +514,26 @@ def _trace_program(model: nn.Module, example: Tensor) -> torch.export.ExportedPr
         ) from error
 
 
-def _make_files(weights: Weights, source: Mapping[str, Any], *, trust: bool) -> Mapping[str, bytes]:
+def _make_files(weights: Weights, *, trust: bool) -> Mapping[str, bytes]:
     """Return name -> content of a folder of Hugging Face.
 
     A whole model of transformers or timm is written by its library, which then reads it.
     """
     config = weights.loaded.promised["config"]
     facts = {
-        **{key: weights.facts[key] for key in ("phasetrain", "checkpoint", "updates", "config")},
+        **{key: weights.facts[key] for key in OF_FOLDER},
         "metrics": json.loads(weights.facts["metrics"]),
         "transforms": list(weights.transforms),
     }
-    # The command line gives both keys always, empty without its options.
-    selects = bool(source.get("include") or source.get("exclude"))
+    source = weights.source
+    selects = bool(source.include or source.exclude)
     if is_native(weights.facts["model"]) and not selects:
-        which = source.get("which", "model")
         merged = None
         if config["MODEL"].get("adapters") is not None:
             merged = weights.tensors
-        files = make_native_files(weights.loaded.path, config, which, trust=trust, merged=merged)
+        files = make_native_files(
+            weights.loaded.path, config, source.which, trust=trust, merged=merged
+        )
         return {**files, "phasetrain.json": _encode_json(facts)}
     named = {
         "model_type": "phasetrain",
@@ -516,7 +550,8 @@ def _encode_json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def _write_folder(out: str, files: Mapping[str, bytes]) -> None:
+def _write_folder(out: str, files: Mapping[str, bytes]) -> int:
+    """Write the files of a folder, and return the sum of their bytes."""
     storage = open_storage(out)
     # Written aside and renamed: a reader never finds config.json without the weights.
     working = storage.begin_folder(out.rstrip("/"))
@@ -527,6 +562,7 @@ def _write_folder(out: str, files: Mapping[str, bytes]) -> None:
     except OSError:
         storage.abandon_folder(working, out.rstrip("/"))
         raise
+    return sum(map(len, files.values()))
 
 
 def without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

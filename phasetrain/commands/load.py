@@ -51,7 +51,7 @@ def load(
     folder: str | Path,
     checkpoint: str = "latest",
     *,
-    weights: WhichWeights = "model",
+    weights: WhichWeights | None = None,
     device: str = "auto",
     changes: Sequence[str] = (),
     trust: bool = False,
@@ -68,8 +68,9 @@ def load(
     Args:
         folder: folder of a run, or of one checkpoint.
         checkpoint: `latest`, `best` (by CHECKPOINT.best.monitor of the run), or its name.
-        weights: the trained weights, or an average of them (MODEL.ema, MODEL.swa,
-            MODEL.schedule_free).
+        weights: the trained weights (`model`), or an average of them (`ema`, `swa`,
+            `schedule_free`); None: `schedule_free` if the run has MODEL.schedule_free, else
+            `model`.
         device: see MACHINE.device.
         changes: overrides of the config, such as `DATA.TEST.transforms=[...]`.
         trust: run the modules of RUN.imports and the dotted paths that the config of the folder
@@ -86,8 +87,21 @@ def load(
     path = str(folder).rstrip("/")
     loaded = load_checkpoint(path, checkpoint)
     task = load_task(loaded, path, device=device, changes=changes, trust=trust, model=model)
-    use_weights(task, weights, loaded.path)
+    use_weights(task, choose_weights(weights, loaded), loaded.path)
     return task
+
+
+def choose_weights(given: WhichWeights | None, loaded: LoadedCheckpoint) -> WhichWeights:
+    """Return which weights of a checkpoint to use: the given ones, or by default the trained ones.
+
+    A schedule-free optimizer trains other weights than those for use: a run with
+    MODEL.schedule_free has the latter as the default.
+    """
+    if given is not None:
+        return given
+    if loaded.promised["config"]["MODEL"].get("schedule_free") is not None:
+        return "schedule_free"
+    return "model"
 
 
 def use_weights(task: Task, weights: WhichWeights, path: str) -> None:
@@ -95,7 +109,7 @@ def use_weights(task: Task, weights: WhichWeights, path: str) -> None:
 
     Args:
         task: from `load_task`.
-        weights: see `load`.
+        weights: the trained weights, or an average of them.
         path: of the checkpoint, for messages.
 
     Raises:

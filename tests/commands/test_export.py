@@ -66,7 +66,10 @@ def test_weights_loaded_again_give_equal_bits(
         "checkpoints": f"{folder}/checkpoints",
         "checkpoint": newest(folder).path,
     }
-    assert export(paths[part], str(tmp_path / "out"), form).count == 20
+    made = export(paths[part], str(tmp_path / "out"), form)
+    written = [path for path in (tmp_path / "out", *tmp_path.glob("out/*")) if path.is_file()]
+    size = sum(path.stat().st_size for path in written)
+    assert (made.count, made.size, made.weights) == (20, size, "model")
     assert torch.equal(scores(weights=str(tmp_path / "out")), expected)
     assert not torch.equal(scores(SmallCNN(10, width=4).state_dict()), expected)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -87,6 +90,7 @@ def test_what_is_known_of_the_weights_goes_with_them(folder: Path, tmp_path: Pat
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (config["architectures"], config["model"]["width"]) == (["small_cnn"], 4)
     assert (config["config"], len(facts["config"])) == (facts["config"], 8)
+    assert (config["weights"], facts["weights"]) == ("model", "model")
 
 
 def test_tensors_are_selected_by_patterns(folder: Path, tmp_path: Path) -> None:
@@ -301,7 +305,11 @@ def test_command_prints_the_file_or_the_error(
 ) -> None:
     out = f"{tmp_path}/a.safetensors"
     for words, code, told in (
-        ([str(folder), out, "--include", "head.*"], 0, f"{out}: 2 tensors (safetensors)\n"),
+        (
+            [str(folder), out, "--include", "head.*"],
+            0,
+            f"{out}: 2 tensors, 880 bytes (safetensors)\n",
+        ),
         ([str(folder), out], 2, f"{out!r} exists; name a file or folder that does not\n"),
         ([str(folder), f"{out}.pt2", "--format", "torch_export", *WORDS], 0, f"{out}.pt2: "),
     ):

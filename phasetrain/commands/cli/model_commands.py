@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from phasetrain.commands.predict.predict import Prediction
     from phasetrain.tasks.raw_inputs import OnUnreadable
 
+DEFAULT_WEIGHTS = (
+    "trained weights (model), or an average of them (default: schedule_free for a run with "
+    "MODEL.schedule_free, else model)"
+)
+
 # The modules of the commands are imported in the functions that run them, see file_commands.py.
 
 
@@ -37,9 +42,8 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--which",
-        default="model",
         choices=get_args(WhichWeights),
-        help="trained weights (default: model), or an average of them",
+        help=DEFAULT_WEIGHTS,
     )
     parser.add_argument(
         "--include", action="append", default=[], metavar="PATTERN", help="tensors to write"
@@ -77,18 +81,24 @@ def run_export(call: Call) -> Outcome:
         with_transforms=flags.with_transforms,
         trust=flags.trust,
     )
-    unit = "tensors" if form in ("safetensors", "huggingface") else "bytes"
+    sizes = {"bytes": made.size}
+    if form in ("safetensors", "huggingface", "peft"):
+        sizes = {"tensors": made.count, **sizes}
     transforms = {"inside": list(made.inside), "outside": list(made.outside)}
     content = {
         "out": flags.out,
         "format": form,
-        unit: made.count,
+        **sizes,
+        "weights": made.weights,
         "transforms": transforms,
         "input": made.input,
         "output": made.output,
         "class_names": list(made.class_names),
     }
-    lines = [f"{flags.out}: {made.count:,} {unit} ({form})"]
+    counted = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
+    lines = [f"{flags.out}: {counted} ({form})"]
+    if made.weights != "model":
+        lines.append(f"weights: {made.weights}, the average of MODEL.{made.weights}")
     if made.input:
         given = "as the transforms below give it" if made.outside else "as the dataset gives it"
         lines.append(
@@ -113,9 +123,7 @@ def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
     )
-    parser.add_argument(
-        "--weights", default="model", choices=get_args(WhichWeights), help="default: model"
-    )
+    parser.add_argument("--weights", choices=get_args(WhichWeights), help=DEFAULT_WEIGHTS)
     parser.add_argument(
         "--example",
         action="append",
@@ -146,6 +154,9 @@ def run_pack(call: Call) -> Outcome:
         trust=flags.trust,
     )
     lines = [f"{made.out}: {made.size:,} bytes, sha256 {made.digest}"]
+    which = made.card["weights"]
+    if which != "model":
+        lines.append(f"weights: {which}, the average of MODEL.{which}")
     if made.card["code"]:
         names = ", ".join(one["file"] for one in made.card["code"])
         lines.append(f"custom code that its users need, and that is not included: {names}")
@@ -163,7 +174,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # Without defaults: a packed model rejects the options that only a run has.
     parser.add_argument("--checkpoint", metavar="NAME", help="latest (default), best or name")
-    parser.add_argument("--weights", choices=get_args(WhichWeights), help="default: model")
+    parser.add_argument("--weights", choices=get_args(WhichWeights), help=DEFAULT_WEIGHTS)
     parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
     parser.add_argument(
         "--imports",
@@ -267,7 +278,7 @@ def _predict_run(
         )
     options = PredictOptions(
         flags.checkpoint or "latest",
-        flags.weights or "model",
+        flags.weights,
         flags.device,
         flags.top,
         flags.batch_size,

@@ -122,7 +122,7 @@ def run_generate(call: Call) -> Outcome:
         task = load(
             flags.run_folder,
             flags.checkpoint or "latest",
-            weights=flags.weights or "model",
+            weights=flags.weights,
             device=flags.device,
             changes=call.overrides,
             trust=flags.trust,

@@ -55,7 +55,9 @@ WEIGHTS = "weights.safetensors"
 CARD = "card.json"
 CARD_PAGE = "card.md"
 
-OF_TRAINING = frozenset({"weights", "freeze", "freeze_updates", "ema", "swa", "adapters"})
+OF_TRAINING = frozenset(
+    {"weights", "freeze", "freeze_updates", "ema", "swa", "schedule_free", "adapters"}
+)
 """Keys of MODEL without effect on predictions; some of them name files, and adapters are merged."""
 
 OF_INPUTS = ("transforms", "collate", "inputs", "targets")

@@ -19,6 +19,7 @@ from phasetrain.commands.complete_weights import complete_weights, takes_several
 from phasetrain.commands.export import remove_partial, without_tied
 from phasetrain.commands.load import (
     FOR_INFERENCE,
+    choose_weights,
     find_test_split,
     load_checkpoint,
     load_task,
@@ -74,7 +75,7 @@ class PackOptions:
     """The selection for a pack, see the arguments of `pack`."""
 
     checkpoint: str
-    weights: WhichWeights
+    weights: WhichWeights | None
     example: Sequence[str]
     license_name: str | None
     certificate: str | None
@@ -103,7 +104,7 @@ def pack(  # noqa: PLR0913 - the keyword arguments are those of the command
     out: str | Path,
     *,
     checkpoint: str = "latest",
-    weights: WhichWeights = "model",
+    weights: WhichWeights | None = None,
     example: Sequence[str] = (),
     license_name: str | None = None,
     certificate: str | None = None,
@@ -118,7 +119,8 @@ def pack(  # noqa: PLR0913 - the keyword arguments are those of the command
         run: a run folder, or one of its checkpoints.
         out: file that ends in `.zip`, and does not exist yet.
         checkpoint: `latest`, `best`, or a name.
-        weights: the trained weights, or an average of them.
+        weights: the trained weights, or an average of them; None: `schedule_free` if the run
+            has MODEL.schedule_free, else `model`.
         example: files with the samples of the example, see `phasetrain predict`; by default the
             first samples of the test split.
         license_name: license of the model, such as `Apache-2.0`.
@@ -168,7 +170,8 @@ def _make_archive(
     """Return the content of the file, and the card in it."""
     loaded = load_checkpoint(folder, options.checkpoint)
     task = load_task(loaded, folder, device="cpu", trust=options.trust, model=model)
-    use_weights(task, options.weights, loaded.path)
+    which = choose_weights(options.weights, loaded)
+    use_weights(task, which, loaded.path)
     config = loaded.promised["config"]
     run_folder = loaded.path.rpartition("/checkpoints/")[0] or "."
     test = find_test_split(config["DATA"])
@@ -181,7 +184,7 @@ def _make_archive(
     if config["MODEL"].get("adapters") is not None:
         # Before the output is computed: the sums of the weights are rounded.
         if takes_several_inputs(task.model):
-            state = complete_weights(loaded, options.weights, trust=options.trust)
+            state = complete_weights(loaded, which, trust=options.trust)
             remove_adapters(task.model)
             task.model.load_state_dict(state)
         else:
@@ -212,7 +215,7 @@ def _make_archive(
         tolerance=TOLERANCES[task.parts.machine.test_precision or task.parts.machine.precision],
     )
     weights = _encode_weights(task.model)
-    facts = _list_facts(loaded, options, task, description, sha256(weights).hexdigest())
+    facts = _list_facts(loaded, which, task, description, sha256(weights).hexdigest())
     card = make_card(
         run_folder,
         config,
@@ -345,7 +348,7 @@ def _encode_weights(model: nn.Module) -> memoryview:
 
 def _list_facts(
     loaded: LoadedCheckpoint,
-    options: PackOptions,
+    which: WhichWeights,
     task: Task,
     description: Description,
     weights_digest: str,
@@ -357,7 +360,7 @@ def _list_facts(
     return {
         "model": {"name": config["MODEL"]["name"], "parameters": parameters},
         "checkpoint": loaded.path.rpartition("/")[2],
-        "weights": options.weights,
+        "weights": which,
         "updates": loaded.manifest.state["updates"],
         "metrics": {name: metrics[name] for name in sorted(metrics)},
         "classes": list(description.form.class_names),

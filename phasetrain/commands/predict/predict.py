@@ -44,7 +44,7 @@ class PredictOptions:
 
     Attributes:
         checkpoint: `latest`, `best`, or a name.
-        weights: the trained weights, or an average of them.
+        weights: the trained weights, or an average of them; None: see `choose_weights`.
         device: see MACHINE.device.
         top: number of classes per sample, the most probable ones first.
         batch_size: samples per forward pass.
@@ -52,7 +52,7 @@ class PredictOptions:
     """
 
     checkpoint: str = "latest"
-    weights: WhichWeights = "model"
+    weights: WhichWeights | None = None
     device: str = "auto"
     top: int = 3
     batch_size: int = 64

@@ -115,7 +115,7 @@ def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Find
         ]
     reader = CheckpointReader(f"{evidence.folder}/{FOLDER}", evidence.storage)
     learned = reader.load(evidence.path_of(saved)).state["task"]
-    # An export may hold averaged weights, and does not say so.
+    # An export may hold averaged weights, and earlier releases did not write which.
     states = [flatten_tensors(state) for state in learned.values() if _holds_tensors(state)]
     problems = [_find_problem(weights.tensors, state) for state in states]
     # Equal to one of them is enough.

@@ -15,14 +15,14 @@ from harness import SMALL
 from packs import change_config, repack
 from PIL import Image
 from raising import raises
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import phasetrain
 from phasetrain.commands.cli import main
 from phasetrain.commands.pack.archive import read_archive
-from phasetrain.commands.predict.predict import predict
+from phasetrain.commands.predict.predict import PredictOptions, predict
 from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS, SmallCNN
@@ -179,6 +179,45 @@ def test_average_of_the_weights_and_bf16(tmp_path: Path) -> None:
     assert len(digests) == 2
     with raises(ConfigError, code="checkpoint.no_average"):
         phasetrain.pack(tmp_path / "run", tmp_path / "b.zip", weights="swa")
+
+
+def test_weights_for_use_of_a_schedule_free_optimizer_are_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("schedulefree")
+    folder = str(tmp_path / "run")
+    optimizer = "OPTIMIZER={name: schedulefree.AdamWScheduleFree, lr: 0.01, SCHEDULES: null}"
+    kept = [word for word in SMALL if not word.startswith("OPTIMIZER")]
+    phasetrain.run(
+        [*kept, optimizer, "MODEL.schedule_free={}", "PHASES.epochs=1", f"RUN.dir={folder}"]
+    )
+    capsys.readouterr()
+    inputs = torch.linspace(0, 1, 64).view(1, 1, 8, 8)
+    np.save(tmp_path / "one.npy", inputs.numpy())
+    files = [str(tmp_path / "one.npy")]
+    used = phasetrain.load(folder, weights="schedule_free").predict(inputs)
+    trained = phasetrain.load(folder, weights="model").predict(inputs)
+    assert not used.equal(trained)
+    assert phasetrain.load(folder).predict(inputs).equal(used)
+
+    for weights, flags, expected in (("schedule_free", [], used), ("model", ["model"], trained)):
+        out = str(tmp_path / f"{weights}.zip")
+        assert main(["pack", folder, out, *("--weights" for _ in flags), *flags, "--json"]) == 0
+        card = json.loads(capsys.readouterr().out)["card"]
+        found = phasetrain.load_pack(out)
+        assert (card["weights"], found.verification.identical) == (weights, True)
+        assert found.predict(inputs).equal(expected)
+        options = PredictOptions(weights="model" if flags else None)
+        assert found.predict_files(files) == predict(folder, files, options=options)
+        for form, name in (("safetensors", f"{weights}.safetensors"), ("huggingface", weights)):
+            out = str(tmp_path / name)
+            words = ["export", folder, out, "--format", form, *("--which" for _ in flags), *flags]
+            assert main([*words, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["weights"] == weights
+            state = load_file(out if form == "safetensors" else f"{out}/model.safetensors")
+            model = SmallCNN(10, width=4)
+            model.load_state_dict(state)
+            assert model.eval()(inputs).allclose(expected)
 
 
 def test_detector_collates_inputs_without_boxes(
