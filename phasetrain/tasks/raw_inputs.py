@@ -238,6 +238,14 @@ class InputReader:
         """Return the samples of an array: one, or several along the first dimension."""
         if values.dtype == torch.float64:
             values = values.float()
+        is_image = "channels" in self.facts and not self.is_text
+        if is_image and not values.is_floating_point() and values.dtype != torch.uint8:
+            dtype = str(values.dtype).removeprefix("torch.")
+            # Transforms such as normalize would take them, and the model has not seen their range.
+            raise ValueError(
+                f"its numbers are {dtype}; expected an image of float32 as the dataset gives it, "
+                "or of uint8 in [0, 255]: convert it with array.astype"
+            )
         shape = self.facts.get("input_shape", self.facts.get("sample_shape"))
         if isinstance(shape, list) and values.ndim == len(shape):
             return [values]

@@ -18,6 +18,7 @@ from phasetrain.commands.load import find_test_split, load, read_data_facts
 from phasetrain.commands.stored.stored_config import read_checkpoint_config
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.data.datasets.images import import_pillow
+from phasetrain.data.loading.collate import UnequalShapesError
 from phasetrain.data.tokens import ByteCodec
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
@@ -188,8 +189,14 @@ class FilePredictor:
             on_unreadable: see `InputReader.iterate`.
 
         Raises:
-            ConfigError: a file cannot be read, or the model does not take its samples.
+            ConfigError: a file cannot be read, the model does not take its samples, or `top` or
+                `batch_size` is below 1.
         """
+        if top < 1:
+            raise ConfigError(
+                f"top = {top}: expected at least 1, the number of classes per sample",
+                code="cli.usage",
+            )
         found: list[Prediction] = []
         for inputs in batched(self.reader.iterate(files, on_unreadable), batch_size):
             if self.form.of_bytes:
@@ -201,7 +208,13 @@ class FilePredictor:
         return found
 
     def _predict_batch(self, inputs: Sequence[RawInput], top: int) -> Iterator[Prediction]:
-        output = self.compute_output([one.sample for one in inputs], inputs[0].file)
+        try:
+            output = self.compute_output([one.sample for one in inputs], inputs[0].file)
+        except ConfigError as error:
+            unequal = _describe_unequal_files(error, inputs)
+            if unequal is None:
+                raise
+            raise unequal from error
         if self.form.count_classes(output) is not None:
             if output.ndim == 4:
                 return _name_pixels(self.form, inputs, output, top)
@@ -231,10 +244,46 @@ class FilePredictor:
                     f"{split}.transforms=[...]",
                     code="predict.wrong_shape",
                 )
-        output = self.predictor.predict(batch, transform=False)
+        try:
+            output = self.predictor.predict(batch, transform=False)
+        except ConfigError as error:
+            if error.code == "config.misfit" and self._takes_floats(batch):
+                dtype = str(batch.dtype).removeprefix("torch.")
+                raise ConfigError(
+                    f"{name}: its numbers are {dtype}, and the model takes float32; convert "
+                    "them, with array.astype('float32') or tensor.float(), to the range of the "
+                    "samples of the dataset",
+                    code="predict.wrong_dtype",
+                ) from error
+            raise
         if self.form.of_bytes and isinstance(output, Tensor) and output.ndim == 3:
             output = output[:, -1]  # after the last token of the text
         return output
+
+    def _takes_floats(self, batch: Any) -> bool:
+        """Return whether the model takes a batch that it has rejected as float32."""
+        if not isinstance(batch, Tensor) or batch.is_floating_point():
+            return False
+        try:
+            self.predictor.predict(batch.float(), transform=False)
+        except ConfigError:
+            return False
+        return True
+
+
+def _describe_unequal_files(error: ConfigError, inputs: Sequence[RawInput]) -> ConfigError | None:
+    """Return the error about a batch whose samples differ in shape with the names of two files;
+    None for any other error."""
+    cause = error.__cause__
+    if not isinstance(cause, UnequalShapesError) or cause.sample is None:
+        return None
+    first, odd = inputs[0], inputs[cause.sample]
+    return ConfigError(
+        f"{odd.file}: after the transforms its shape is {cause.shapes[1]}, and the shape of "
+        f"{first.file} is {cause.shapes[0]}; resize one of them, or predict for them one by one: "
+        "--batch-size 1",
+        code="predict.wrong_shape",
+    )
 
 
 def batched(inputs: Iterable[RawInput], size: int) -> Iterator[list[RawInput]]:

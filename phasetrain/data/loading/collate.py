@@ -26,14 +26,25 @@ class UnequalShapesError(ValueError):
     Args:
         difference: two samples and their shapes.
         advice: begins the advice of the message.
+        sample: index in the batch of the first one that differs from the first sample.
+        shapes: shape of the first sample, and of this one.
     """
 
-    def __init__(self, difference: str, advice: str = "") -> None:
+    def __init__(
+        self,
+        difference: str,
+        advice: str = "",
+        *,
+        sample: int | None = None,
+        shapes: Sequence[Any] = (),
+    ) -> None:
         super().__init__(
             f"{difference}; {advice}resize samples to one shape (a transform such as resize), or "
             "set another collate"
         )
         self.difference = difference
+        self.sample = sample
+        self.shapes = tuple(shapes)
 
 
 @COLLATES.register("stack")
@@ -67,7 +78,9 @@ def _check_shapes(inputs: Sequence[Any]) -> None:
     odd = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), None)
     if odd is not None:
         raise UnequalShapesError(
-            f"sample {odd} of the batch has shape {shapes[odd]}, the first has {shapes[0]}"
+            f"sample {odd} of the batch has shape {shapes[odd]}, the first has {shapes[0]}",
+            sample=odd,
+            shapes=(shapes[0], shapes[odd]),
         )
 
 

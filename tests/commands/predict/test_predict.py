@@ -237,6 +237,28 @@ def test_image_of_another_size_is_rejected_until_a_transform_resizes_it(
     assert len(found.classes) == 3
 
 
+def test_file_whose_shape_differs_from_the_others_is_named(folder: Path, tmp_path: Path) -> None:
+    for name, size in (("a", 8), ("b", 8), ("odd", 9)):
+        np.save(tmp_path / f"{name}.npy", np.zeros((1, size, size), np.float32))
+    with raises(ConfigError, code="predict.wrong_shape") as caught:
+        predict(str(folder), [str(tmp_path)])
+    assert str(tmp_path / "odd.npy") in str(caught.value)
+
+
+def test_integers_are_rejected_where_floats_are_expected(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "image.npy", np.zeros((1, 8, 8), np.int64))
+    # Before normalize makes floats of them.
+    with raises(ConfigError, code="predict.unreadable") as caught:
+        predict(str(folder), [str(tmp_path / "image.npy")])
+    assert "float32" in str(caught.value)
+
+
+def test_top_and_batch_size_are_at_least_1(folder: Path, image: Path) -> None:
+    for options in (PredictOptions(top=0), PredictOptions(top=-1), PredictOptions(batch_size=0)):
+        with raises(ConfigError, code="cli.usage"):
+            predict(str(folder), [str(image)], options=options)
+
+
 def test_files_that_cannot_be_read_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "three.png").write_bytes(b"")
     with raises(ConfigError, code="predict.unreadable", suggestion="three.png"):
@@ -309,6 +331,12 @@ def test_model_without_classes_gives_its_output(tmp_path: Path) -> None:
     found = predict(str(tmp_path / "run"), [str(tmp_path / "a.pt")])
     expected = load(tmp_path / "run").predict(inputs).tolist()
     assert [one.to_json()["output"] for one in found] == expected
+    torch.save(inputs.long(), tmp_path / "integers.pt")
+    with raises(ConfigError, code="predict.wrong_dtype"):
+        predict(str(tmp_path / "run"), [str(tmp_path / "integers.pt")])
+    torch.save(torch.ones(2, 5), tmp_path / "wide.pt")
+    with raises(ConfigError, code="predict.wrong_shape"):
+        predict(str(tmp_path / "run"), [str(tmp_path / "wide.pt")])
 
 
 def test_lines_of_text_are_samples_of_datasets_of_text(tmp_path: Path) -> None:
