@@ -188,7 +188,8 @@ def add_rerun_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-epoch",
         action="store_true",
-        help="stop after the first epoch of the recipe's first stage, and compare the weights there",
+        help="stop after the first epoch, of the first stage if there are several, and compare "
+        "the weights there",
     )
     parser.add_argument(
         "--without",
