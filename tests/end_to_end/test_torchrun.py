@@ -95,7 +95,8 @@ def test_rank_killed_under_torchrun_costs_no_bit(unbroken: Path, tmp_path: Path)
     strike = "HOOKS.strike={rank: 1, update: 7}"
     with Torchrun(tmp_path / "run", strike, flags=("--max-restarts=3",)) as one:
         assert one.wait() == 0, one.told()
-        assert "exitcode: -9" in one.told()
+    # torchrun may print the exit code of a survivor, if it sees both at once.
+    assert (tmp_path / "run.struck-1-7").read_text() == "x"
     assert differences_of_runs(unbroken, tmp_path / "run") == []
     assert status(tmp_path / "run")["attempt"] == 2
     assert status(tmp_path / "run")["state"] == "finished"
