@@ -31,6 +31,7 @@ from phasetrain.hooks.observers import classify_hooks
 from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import HEADS, MODELS
+from phasetrain.models.adapters import ADAPTERS
 from phasetrain.models.sources import parse_sources
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
 from phasetrain.runs.direction import choose_split
@@ -71,6 +72,11 @@ _SLOTS = (
         HEADS,
         provided=frozenset({"features"}),
         only=("MODEL", "trunk_head"),
+    ),
+    Slot(
+        "MODEL.adapters",
+        ADAPTERS,
+        provided=frozenset({"layer", "layer_name", "generator"}),
     ),
     Slot("LOSS", LOSSES, provided=LOSS_FACTS),
     Slot("LOSS.losses.*", LOSSES, provided=LOSS_FACTS, only=("LOSS", "weighted_sum")),

@@ -63,6 +63,14 @@ class Slot:
         return section_keys(ENTRIES[self.path], self.path)
 
     @property
+    def default_name(self) -> str | None:
+        """The name of the part if the config gives none; None if it must give one."""
+        own = self.own_keys.get(self.key)
+        if own is None or not isinstance(own.default, str):
+            return None
+        return own.default
+
+    @property
     def takes_bare_name(self) -> bool:
         """Whether a plain name is short for a mapping with the name."""
         return self.path in WORDS or self.path.endswith("[]")
@@ -333,8 +341,10 @@ class _PartFinder:
                 sentence = _describe_expected(slot, path, value)
                 self._report.add("config.missing_part", path, value, sentence)
             return None
-        label = path.rpartition(".")[2] if slot.path in DEFAULT_NAMES else None
-        name = given.get(slot.key, label)
+        default = slot.default_name
+        if slot.path in DEFAULT_NAMES:
+            default = path.rpartition(".")[2]
+        name = given.get(slot.key, default)
         named_by = path
         if given is value and slot.key in given:
             named_by = f"{path}.{slot.key}"
@@ -358,7 +368,7 @@ class _PartFinder:
             factory = slot.registry.find(name, named_by)
         takes = {n: p for n, p in parameters(factory).items() if n not in slot.provided}
         types = parameter_types(factory)
-        is_guess = name != given.get(slot.key, label)
+        is_guess = name != given.get(slot.key, default)
         return _Part(path, name, slot, given, takes, types, free_parameters(factory), is_guess)
 
 

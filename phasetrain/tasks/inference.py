@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from phasetrain.engine.batch import mapped
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.generation import Sampling, TextGenerator, TextSource
+from phasetrain.tasks.generation import Sampling, TextGenerator, TextSource, check_argument
 from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
@@ -129,14 +129,12 @@ class Predictor:
                 up to rounding.
 
         Raises:
-            ConfigError: there is no tokenizer, it is not the one of the training, a value is
-                outside its range, or the model returns no scores of tokens.
+            ConfigError: there is no tokenizer, it is not the one of the training, a value is of a
+                wrong type or outside its range, or the model returns no scores of tokens.
         """
-        if tokens < 1 or samples < 1:
-            raise ConfigError(
-                f"tokens = {tokens}, samples = {samples}: expected at least 1",
-                code="generate.range",
-            )
+        check_argument("tokens", tokens, int, ge=1)
+        check_argument("samples", samples, int, ge=1)
+        check_argument("prompts", prompts, str | list[str])
         texts = [prompts] if isinstance(prompts, str) else prompts
         codec = (self.text_source or TextSource(())).open_codec(tokenizer)
         model = self.parts.model

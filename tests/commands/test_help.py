@@ -69,6 +69,7 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
         ),
         ("cosine", "schedule for OPTIMIZER.SCHEDULES.*.name", "  cosine(end=0.0, "),
         ("RAdam", "optimizer for OPTIMIZER.name", "  RAdam(betas="),
+        ("lora", "adapter for MODEL.adapters.name", "  lora(rank=8, alpha=16.0, "),
     ],
 )
 def test_key_or_part(topic: str, first: str, second: str) -> None:

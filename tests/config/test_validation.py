@@ -68,6 +68,7 @@ def test_valid_configs_have_no_problems(slots: list[Slot], overrides: list[str])
         ("MODEL.label_smoothing=0.1", "LOSS.label_smoothing"),
         ("HOOKS.console.every_step=3", "HOOKS.console.every_steps"),
         ("METERS.accuracy.topp=3", "METERS.accuracy.top"),
+        ("MODEL.adapters={rnak: 3}", "MODEL.adapters.rank"),  # of the default adapter
         ("OPTIMIZER.SCHEDULES.lr.warmpu=0.2", "OPTIMIZER.SCHEDULES.lr.warmup"),
         ("DATA.TRAIN.transforms=[{name: normalize, maen: [0]}]", "DATA.TRAIN.transforms[0].mean"),
     ],
@@ -124,6 +125,7 @@ def test_code_tells_unknown_sections_keys_and_parameters_apart(slots: list[Slot]
         ("DATA.TRAIN.dataset=digit", "DATA.TRAIN.dataset", "'digit'", "digits"),
         ("METERS.acuracy={}", "METERS.acuracy", "'acuracy'", "accuracy"),
         ("METERS.x.name=acuracy", "METERS.x.name", "'acuracy'", "accuracy"),
+        ("MODEL.adapters={name: lorra}", "MODEL.adapters.name", "'lorra'", "lora"),
         ("HOOKS.consol={}", "HOOKS.consol", "'consol'", "console"),
         ("OPTIMIZER.SCHEDULES.lr=cosin", "OPTIMIZER.SCHEDULES.lr.name", "'cosin'", "cosine"),
         ("DATA.TRAIN.transforms=[flaten]", "DATA.TRAIN.transforms[0]", "'flaten'", "flatten"),

@@ -341,20 +341,24 @@ class Failure:
     def describe(self, url: str, tries: int, seconds: float, error: Exception) -> PhasetrainError:
         """Return the error for the user."""
         place = redact_url(url)
-        details = redact_url(f"{type(error).__name__}: {error}".rstrip(": "))
+        text = str(error)
+        details = ""
+        # fsspec raises FileNotFoundError with nothing but the URL or its path.
+        if not text or not url.endswith(text):
+            details = redact_url(f" ({type(error).__name__}: {text}".rstrip(": ") + ")")
         if self.code == "remote.not_found":
             return ConfigError(
-                f"{place}: there is no such file ({details}); check the address", code=self.code
+                f"{place}: there is no such file{details}; check the address", code=self.code
             )
         if self.code == "remote.forbidden":
             return ConfigError(
-                f"{place}: access is denied ({details}); check the credentials of this machine, or "
+                f"{place}: access is denied{details}; check the credentials of this machine, or "
                 "sign the URL again",
                 code=self.code,
             )
         count = "1 try" if tries == 1 else f"{tries} tries in {seconds:.1f} s"
         return RemoteError(
-            f"{place}: {self.reason} ({details}) after {count}; check the network and the server, "
+            f"{place}: {self.reason}{details} after {count}; check the network and the server, "
             "then run the same command again, which keeps what has arrived; "
             "PHASETRAIN_REMOTE_TRIES and PHASETRAIN_STALL_SECONDS set the limits",
             code=self.code,

@@ -2,6 +2,13 @@
 
 from phasetrain.tasks.generation.find_codec import OF_BYTES, TextSource
 from phasetrain.tasks.generation.generate import TextGenerator
-from phasetrain.tasks.generation.sampling import Sampling, draw_token
+from phasetrain.tasks.generation.sampling import Sampling, check_argument, draw_token
 
-__all__ = ["OF_BYTES", "Sampling", "TextGenerator", "TextSource", "draw_token"]
+__all__ = [
+    "OF_BYTES",
+    "Sampling",
+    "TextGenerator",
+    "TextSource",
+    "check_argument",
+    "draw_token",
+]

@@ -1,10 +1,12 @@
 """How the next token is drawn from the scores of a language model."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from phasetrain.config.sections.value_types import ValueType
 from phasetrain.errors import ConfigError
 
 
@@ -20,7 +22,7 @@ class Sampling:
         seed: seed of the texts.
 
     Raises:
-        ConfigError: a value is outside its range.
+        ConfigError: a value is of a wrong type or outside its range.
     """
 
     temperature: float = 1.0
@@ -29,14 +31,20 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        ranges = {
-            "temperature": (self.temperature, self.temperature >= 0, "0 or more"),
-            "top_k": (self.top_k, self.top_k is None or self.top_k >= 1, "at least 1"),
-            "top_p": (self.top_p, self.top_p is None or 0 < self.top_p <= 1, "above 0, up to 1"),
-        }
-        for name, (value, is_valid, expected) in ranges.items():
-            if not is_valid:
-                raise ConfigError(f"{name} = {value}: expected {expected}", code="generate.range")
+        check_argument("temperature", self.temperature, float, ge=0)
+        check_argument("top_k", self.top_k, int | None, ge=1)
+        check_argument("top_p", self.top_p, float | None, gt=0, le=1)
+        check_argument("seed", self.seed, int)
+
+
+def check_argument(name: str, value: Any, annotation: Any, **bounds: float) -> None:
+    """Raise ConfigError unless a value has a type and is within bounds: `ge`, `gt`, `le`, `lt`."""
+    expected = ValueType(annotation, bounds)
+    if not expected.fits(value):
+        raise ConfigError(
+            f"{name} = {value!r}: expected {expected.text}",
+            code="generate.range",
+        )
 
 
 def draw_token(scores: Tensor, sampling: Sampling, generator: Generator) -> int:

@@ -237,8 +237,9 @@ class TestMemory:
         fsspec.filesystem("memory").pipe_file("/shards/a", CONTENT)
         assert read("memory://shards/a") == CONTENT
         fsspec.filesystem("memory").rm("/shards", recursive=True)
-        with raises(ConfigError, code="remote.not_found"):
+        with raises(ConfigError, code="remote.not_found") as caught:
             fetch("memory://shards/a")
+        assert str(caught.value).count("shards/a") == 1  # not again as the text of fsspec's error
 
     def test_lost_connections_are_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         memory = type(fsspec.filesystem("memory"))

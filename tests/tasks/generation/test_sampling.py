@@ -1,5 +1,7 @@
 """Tokens are drawn from the distribution that temperature, top-k and top-p leave."""
 
+from typing import Any
+
 import pytest
 import torch
 from raising import raises
@@ -45,8 +47,23 @@ def test_greedy_draws_no_number_and_takes_the_first_of_equal_scores() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}], ids=str
+    "values",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"temperature": "hot"},
+        {"top_k": 0},
+        {"top_k": 2.5},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"seed": None},
+    ],
+    ids=str,
 )
-def test_values_outside_their_range_are_rejected(values: dict[str, float]) -> None:
+def test_values_of_a_wrong_type_or_outside_their_range_are_rejected(values: dict[str, Any]) -> None:
     with raises(ConfigError, code="generate.range"):
-        Sampling(**values)  # type: ignore[arg-type]
+        Sampling(**values)
+
+
+def test_numbers_are_accepted_as_their_types() -> None:
+    assert Sampling(temperature=1, top_k=3, top_p=1, seed=-1).top_p == 1
