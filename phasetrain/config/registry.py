@@ -265,8 +265,12 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         except (TypeError, ValueError, OSError) as error:
             if is_out_of_memory(error):
                 raise
+            own = name.rpartition(".")[2].lower()
+            hint = ""
+            if own in self._own and name not in self._own:
+                hint = f"; phasetrain has its own {self.kind} of this name, {own!r}"
             raise ConfigError(
-                f"{where} ({self.kind} {name!r}): {error}", code="config.rejected_by_part"
+                f"{where} ({self.kind} {name!r}): {error}{hint}", code="config.rejected_by_part"
             ) from error
 
     def _list_known(self, library: Mapping[str, Factory[T]]) -> str:

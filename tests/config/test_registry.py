@@ -169,6 +169,20 @@ def test_bad_parameters_are_rejected(
         losses.build("focal", params, where="METERS.x")
 
 
+def test_part_of_a_library_that_fails_points_to_the_registered_one() -> None:
+    made: Registry[Any] = Registry("loss", "LOSS", library=lambda: {"Focal": Focal, "Other": Focal})
+    made.register("focal")(Focal)
+
+    def reason(name: str) -> str:
+        with raises(ConfigError, code="config.rejected_by_part") as caught:
+            made.build(name, {"gamma": -1, "classes": 2}, where="LOSS")
+        return str(caught.value)
+
+    assert "'focal'" in reason("Focal")
+    assert "'focal'" not in reason("Other")
+    assert reason("focal").count("'focal'") == 1
+
+
 def test_parameters_that_no_config_can_hold_are_not_listed(losses: Registry[Any]) -> None:
     with pytest.raises(ConfigError, match=r"It takes: gamma\.$"):
         losses.build("focal", {"gama": 1}, facts={"classes": object()})
