@@ -11,7 +11,7 @@ from phasetrain.data.bad_samples import OnBadSample, SampleError, Unreadable
 from phasetrain.data.loading.collate import describe_form
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.samplers.phase_sampler import Draw
-from phasetrain.data.transforms.base import Keys, Pipeline, mix64
+from phasetrain.data.transforms.base import Keys, Pipeline, list_failed_transforms, mix64
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.runtime.storage import RemoteError
 
@@ -167,9 +167,15 @@ class SingleSamples:
         if self._on_bad_sample != "raise" and not isinstance(error, RemoteError):
             return Unreadable.from_error(error)
         where = f"DATA.{split.upper()}"
+        reason = f"cannot be read: {type(error).__name__}: {error}; repair it"
+        if transforms := list_failed_transforms(error):
+            reason = (
+                f"cannot be transformed: {type(error).__name__}: {error}, in "
+                f"{' of '.join(transforms)}; repair the sample or the transform"
+            )
         raise SampleError(
-            f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; repair it, "
-            f"or go on without such samples: {where}.on_bad_sample=drop",
+            f"{where}: sample {index} {reason}, or go on without such samples: "
+            f"{where}.on_bad_sample=drop",
             code="data.unreadable_sample",
         ) from error
 

@@ -4,6 +4,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from inspect import isfunction
 from operator import itemgetter
 from typing import Any
 
@@ -26,6 +27,8 @@ FACTOR_2 = np.uint64(0x94D049BB133111EB)
 FORK = np.uint64(0x243F6A8885A308D3)
 SEEDS = np.uint64(0x13198A2E03707344)
 UNIT = 2.0**-53  # 53 random bits make a float64 in [0, 1)
+_NOTE = "transforms["
+"""Beginning of the note of an error that a transform raised."""
 
 
 def mix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -225,14 +228,32 @@ class Pipeline:
         Raises:
             TypeError: the input of a BatchTransform is not a tensor.
         """
-        for position, transform in enumerate(self.transforms[begin:end], begin):
+
+        def apply(position: int, transform: Callable[..., Any], value: Any) -> Any:
             if not isinstance(transform, BatchTransform):
-                sample = transform(sample)
-            elif isinstance(sample, Tensor):
-                sample = mapped(transform(sample[None], key.fork(position)), itemgetter(0))
-            else:
-                raise TypeError(_describe_non_tensor(position, transform, sample))
-        return sample
+                return transform(value)
+            if isinstance(value, Tensor):
+                return mapped(transform(value[None], key.fork(position)), itemgetter(0))
+            raise TypeError(_describe_non_tensor(position, transform, value))
+
+        return self.apply_in_turn(apply, sample, begin, end)
+
+    def apply_in_turn(
+        self,
+        apply: Callable[[int, Callable[..., Any], Any], Any],
+        value: Any,
+        begin: int,
+        end: int | None,
+    ) -> Any:
+        """Return a value after the transforms `begin` to `end - 1`, each called by `apply(position,
+        transform, value)`; an error gets the transform as a note, see `list_failed_transforms`."""
+        for position, transform in enumerate(self.transforms[begin:end], begin):
+            try:
+                value = apply(position, transform, value)
+            except Exception as error:
+                error.add_note(f"{_NOTE}{position}] ({_class_name(transform)})")
+                raise
+        return value
 
     def shape_after(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         """Return the shape of a transformed sample of `shape`; None if a transform is not a
@@ -244,6 +265,12 @@ class Pipeline:
             return None
         found = self(torch.zeros(1, *shape), Keys([0]))
         return tuple((found[0] if isinstance(found, list) else found).shape[1:])
+
+
+def list_failed_transforms(error: Exception) -> list[str]:
+    """Return the transform that raised an error, such as `transforms[1] (Invert)`, and those that
+    it is in; empty if the error does not come from a transform."""
+    return [note for note in vars(error).get("__notes__", ()) if note.startswith(_NOTE)]
 
 
 class TooSmallError(ValueError):
@@ -268,4 +295,5 @@ def _describe_non_tensor(position: int, transform: Callable[..., Any], sample: A
 
 
 def _class_name(transform: Callable[..., Any]) -> str:
-    return type(transform).__name__
+    """Return the name of the class of a transform, or of the function."""
+    return transform.__name__ if isfunction(transform) else type(transform).__name__

@@ -175,6 +175,7 @@ class TestErrors:
             reader(Broken())[draw(0, 4)]
         assert "sample 4 " in str(caught.value)
         assert text in str(caught.value)
+        assert "transforms[" not in str(caught.value)
         assert str(caught.value).endswith("DATA.TRAIN.on_bad_sample=drop")
         assert caught.value.exit_code == 1
 
@@ -185,7 +186,7 @@ class TestErrors:
         with raises(SampleError, code="data.unreadable_sample", key="DATA.TEST") as caught:
             reader(OneByOne(), fail)[draw(3, split="test")]
         assert "sample 3 " in str(caught.value)
-        assert "ValueError: too dark" in str(caught.value)
+        assert "ValueError: too dark, in transforms[0] (fail); " in str(caught.value)
 
     @pytest.mark.parametrize(
         ("sample", "text"),

@@ -89,10 +89,14 @@ class FieldPipeline(Pipeline):
         Raises:
             TypeError, ValueError: a field is missing, or a transform does not take it.
         """
-        values = to_fields(sample, self.kinds, self.where)
-        for position, transform in enumerate(self.transforms[begin:end], begin):
-            changed = transform_fields(transform, values, self.kinds, key.fork(position))
-            values = {**values, **changed}
+
+        def apply(position: int, transform: Callable[..., Any], values: Values) -> Values:
+            return {
+                **values,
+                **transform_fields(transform, values, self.kinds, key.fork(position)),
+            }
+
+        values = self.apply_in_turn(apply, to_fields(sample, self.kinds, self.where), begin, end)
         if isinstance(sample, Mapping):
             return values
         return tuple(values.values())
