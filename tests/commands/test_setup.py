@@ -60,6 +60,7 @@ def test_every_section_that_names_a_part_has_a_slot() -> None:
         "TASK.judge",
         "TASK.teacher",
         "MODEL",
+        "MODEL.adapters",
         "MODEL.trunk",
         "MODEL.head",
         "MODEL.heads.*",
