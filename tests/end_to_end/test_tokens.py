@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import KillAfter, SaveEachStep, differences, differences_of_runs, newest, records
@@ -142,6 +143,10 @@ def test_bits_per_byte_and_text_of_a_finished_run(
     [first, second] = task.generate(["The", ""], tokens=6, samples=2)
     assert task.generate("", tokens=6) == [second[:1]]
     assert len({*first, *second}) == 4
+    wrong: list[dict[str, Any]] = [{"tokens": "6"}, {"tokens": 0}, {"samples": 1.5}, {"prompts": 3}]
+    for arguments in wrong:
+        with raises(ConfigError, code="generate.range"):
+            task.generate(**arguments)
     command = ["generate", f"{tmp_path}/run", "--prompt", "The", "--tokens", "6", "--json"]
     capsys.readouterr()
     assert main([*command, "--samples", "2", "--device", "cpu"]) == 0
