@@ -50,8 +50,8 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 
 reference: $(VENV)/core  ## write docs/reference.md and docs/vissl_keys.md, the tables of all keys, and those of docs/recipes
 	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
-	$(BIN)/python -m phasetrain.commands.migrate.key_page > docs/vissl_keys.md
-	$(BIN)/python -m phasetrain.commands.recipes.pages docs/recipes
+	$(BIN)/python -m phasetrain.addons.vissl.key_page > docs/vissl_keys.md
+	$(BIN)/python -m phasetrain.addons.experiments.recipes.pages docs/recipes
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(PYTEST) $(BY_TEST) -m "" tests/rules/test_docs.py $(ARGS)

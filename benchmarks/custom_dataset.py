@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.data import DATASETS
 from phasetrain.data.loading.seed_check import check_seeded
 from phasetrain.data.transforms import TRANSFORMS

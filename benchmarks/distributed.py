@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.distributed import Placement, join_process_group
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState

@@ -23,7 +23,7 @@ from typing import Any
 
 from first_error_corpus import BROKEN, GOOD, Case, broken, good
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook
 from phasetrain.runtime.terminal import Terminal

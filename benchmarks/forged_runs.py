@@ -37,10 +37,10 @@ from typing import Any
 
 import torch
 
+from phasetrain.addons.experiments.verify.segments import choose_segments, list_segments
+from phasetrain.addons.experiments.verify.verify import Verification, VerifyOptions, verify
+from phasetrain.app.api import run
 from phasetrain.checkpoint.commit import MANIFEST, list_checkpoints
-from phasetrain.commands.api import run
-from phasetrain.commands.verify.segments import choose_segments, list_segments
-from phasetrain.commands.verify.verify import Verification, VerifyOptions, verify
 from phasetrain.engine.batch import Batch
 from phasetrain.hooks import Hook
 from phasetrain.runs.ledger import FILE, encode_ledger, parse_ledger
@@ -299,7 +299,7 @@ def measure_cost(folder: Path, updates: int) -> Cost:
         kept.write_text(json.dumps(time_python("-m", "phasetrain", "train", *words)))
     wall, cpu = json.loads(kept.read_text())
     verified = time_python("-m", "phasetrain", "verify", str(path), "--seed", "1")
-    _, start = time_python("-c", "import phasetrain.commands.verify.verify")
+    _, start = time_python("-c", "import phasetrain.addons.experiments.verify.verify")
     choice = choose_segments(
         list_segments(list_checkpoints(Storage(), f"{path}/checkpoints")[0], updates), 0.05, None, 1
     )

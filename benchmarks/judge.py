@@ -29,10 +29,10 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "commands" / "judge"))
 
-from phasetrain.commands.judge.judge import Settings, judge  # noqa: E402
-from phasetrain.commands.judge.judgement import Judgement  # noqa: E402
-from phasetrain.commands.judge.processes import WorkingFolder  # noqa: E402
-from phasetrain.commands.judge.sequential import Rule, Verdict, decide  # noqa: E402
+from phasetrain.addons.experiments.judge.judge import Settings, judge  # noqa: E402
+from phasetrain.addons.experiments.judge.judgement import Judgement  # noqa: E402
+from phasetrain.addons.experiments.judge.processes import WorkingFolder  # noqa: E402
+from phasetrain.addons.experiments.judge.sequential import Rule, Verdict, decide  # noqa: E402
 
 EFFECTS = (0.5, 1.0, 2.0, 4.0)
 """Planted effects, in standard deviations of a paired difference."""

@@ -35,7 +35,7 @@ TESTS = (
     "tests/data/loading/test_custom_loader.py",
     "tests/distributed/strategies",
     "tests/end_to_end/test_releases.py",
-    "tests/hooks/profiling/test_profiler.py",
+    "tests/addons/observe/profiling/test_profiler.py",
 )
 """What uses private parts of torch, or has failed with another version of it before."""
 

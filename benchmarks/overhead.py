@@ -30,8 +30,8 @@ from statistics import median, quantiles
 import torch
 from torch.nn.functional import cross_entropy
 
-from phasetrain.commands.build_hooks import build_hooks
-from phasetrain.commands.setup import Setup, resolve_config
+from phasetrain.app.build_hooks import build_hooks
+from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hook, Hooks

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from phasetrain import run
-from phasetrain.runs.statistics import PairedDifference, compare_pairs, count_pairs
+from phasetrain.addons.experiments.statistics import PairedDifference, compare_pairs, count_pairs
 from phasetrain.runtime.terminal import Terminal
 
 CHANGES = {

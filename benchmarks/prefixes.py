@@ -28,12 +28,12 @@ from typing import Any
 import torch
 
 import phasetrain
-from phasetrain.commands.fork.compared_run import ComparedRun
-from phasetrain.commands.fork.first_difference import find_first_difference
-from phasetrain.commands.setup import resolve_config
-from phasetrain.commands.sweep.jobs import Job
-from phasetrain.commands.sweep.override_text import hash_overrides
-from phasetrain.commands.sweep.shared_prefixes import SharedPrefixes
+from phasetrain.addons.experiments.fork.compared_run import ComparedRun
+from phasetrain.addons.experiments.fork.first_difference import find_first_difference
+from phasetrain.addons.experiments.sweep.jobs import Job
+from phasetrain.addons.experiments.sweep.override_text import hash_overrides
+from phasetrain.addons.experiments.sweep.shared_prefixes import SharedPrefixes
+from phasetrain.app.setup import resolve_config
 from phasetrain.runs.ledger import FILE, parse_ledger
 from phasetrain.runs.records import read_status
 from phasetrain.runtime.terminal import Terminal

@@ -29,13 +29,13 @@ from pathlib import Path
 import torch
 
 import phasetrain
-from phasetrain.commands.sweep.jobs import Job, read_job_records
-from phasetrain.commands.sweep.override_text import SweepOverrides, hash_overrides
-from phasetrain.commands.sweep.prune.pruned_sweep import PrunedSweep
-from phasetrain.commands.sweep.prune.settings import PruneSettings
-from phasetrain.commands.sweep.prune.trial_plan import plan_trial
-from phasetrain.commands.sweep.prune_record import PruneRecord
-from phasetrain.commands.sweep.results import Results
+from phasetrain.addons.experiments.sweep.jobs import Job, read_job_records
+from phasetrain.addons.experiments.sweep.override_text import SweepOverrides, hash_overrides
+from phasetrain.addons.experiments.sweep.prune.pruned_sweep import PrunedSweep
+from phasetrain.addons.experiments.sweep.prune.settings import PruneSettings
+from phasetrain.addons.experiments.sweep.prune.trial_plan import plan_trial
+from phasetrain.addons.experiments.sweep.prune_record import PruneRecord
+from phasetrain.addons.experiments.sweep.results import Results
 from phasetrain.runs.records import RunFiles, process_exists
 from phasetrain.runtime.terminal import Terminal
 

@@ -32,7 +32,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.phases import Phase
 from phasetrain.engine.position import RunState

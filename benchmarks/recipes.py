@@ -32,12 +32,17 @@ from typing import Any
 
 import yaml
 
-from phasetrain.commands.engines import run_engine
-from phasetrain.commands.recipes.facts import Variant, find_files, find_variant, read_recipe
-from phasetrain.commands.recipes.pages import curve_file, write_pages
-from phasetrain.commands.recipes.requirements import require_packages
-from phasetrain.commands.recipes.run_recipe import run_variant, stage_folder
-from phasetrain.commands.result import RunResult
+from phasetrain.addons.experiments.recipes.facts import (
+    Variant,
+    find_files,
+    find_variant,
+    read_recipe,
+)
+from phasetrain.addons.experiments.recipes.pages import curve_file, write_pages
+from phasetrain.addons.experiments.recipes.requirements import require_packages
+from phasetrain.addons.experiments.recipes.run_recipe import run_variant, stage_folder
+from phasetrain.app.engines import run_engine
+from phasetrain.app.result import RunResult
 from phasetrain.config.compose.override_text import key_of
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase

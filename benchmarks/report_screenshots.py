@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from phasetrain.runs.report import write_report
+from phasetrain.addons.report.page import write_report
 
 DOCS = Path(__file__).parents[1] / "docs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -105,7 +105,7 @@ def measure(repetitions: int, phases: int, folder: Path) -> dict[str, list[float
 def imports(folder: Path) -> list[tuple[str, float]]:
     """Return the seconds that importing phasetrain spends in each package, longest first."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-X", "importtime", "-c", "import phasetrain.commands.engines"]
+    command = [sys.executable, "-X", "importtime", "-c", "import phasetrain.app.engines"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
     spent: Counter[str] = Counter()
     for microseconds, module in _IMPORT.findall(done.stderr):

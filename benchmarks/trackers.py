@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from overhead import GUARDED, STEPS_PER_EPOCH, _settled
 
+from phasetrain.addons.observe.trackers.mlflow import create_database
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import CSV, Hook, Hooks, Metrics, MLflow, TensorBoard, WandB
-from phasetrain.hooks.trackers.mlflow import create_database
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder
 

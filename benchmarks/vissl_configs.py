@@ -25,9 +25,9 @@ from PIL import Image
 from torch import nn
 from torchvision import models
 
-from phasetrain.commands.migrate.compose import VisslConfig
-from phasetrain.commands.migrate.draft import to_yaml
-from phasetrain.commands.migrate.vissl import convert_vissl
+from phasetrain.addons.vissl.compose import VisslConfig
+from phasetrain.addons.vissl.draft import to_yaml
+from phasetrain.addons.vissl.vissl import convert_vissl
 from phasetrain.testing.build import build_run
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "data" / "vissl" / "configs.json.gz"

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.commands.api import run
-from phasetrain.commands.engines import run_engine
-from phasetrain.commands.fork.compared_run import ComparedRun
-from phasetrain.commands.setup import resolve_config
-from phasetrain.commands.what_if import RECEIPT, Question, answer
+from phasetrain.addons.experiments.fork.compared_run import ComparedRun
+from phasetrain.addons.experiments.what_if import RECEIPT, Question, answer
+from phasetrain.app.api import run
+from phasetrain.app.engines import run_engine
+from phasetrain.app.setup import resolve_config
 from phasetrain.runs.records import read_status
 from phasetrain.runtime.machine import seed_of
 from phasetrain.runtime.terminal import Terminal

@@ -6,13 +6,16 @@ describes, both return the result; `phasetrain.load` returns the task of a run w
 `phasetrain.log` logs a number from within a step.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from phasetrain.config.moved import MovedFinder
+
 if TYPE_CHECKING:
-    from phasetrain.commands.api import RunResult, load, run, train
-    from phasetrain.commands.fit import fit
-    from phasetrain.commands.pack.load_pack import PackedModel, load_pack
-    from phasetrain.commands.pack.pack import pack
+    from phasetrain.addons.deploy.pack.load_pack import PackedModel, load_pack
+    from phasetrain.addons.deploy.pack.pack import pack
+    from phasetrain.app.api import RunResult, load, run, train
+    from phasetrain.app.fit import fit
     from phasetrain.engine.step_logs import log
     from phasetrain.runs.history import History
 
@@ -32,30 +35,33 @@ __all__ = [
     "train",
 ]
 
+# After the finders of Python: it costs nothing unless a module is imported from its former place.
+sys.meta_path.append(MovedFinder())
+
+_PLACES = {
+    "History": "phasetrain.runs.history",
+    "RunResult": "phasetrain.app.result",
+    "fit": "phasetrain.app.fit",
+    "load": "phasetrain.app.load",
+    # Called from models, which should not import the rest.
+    "log": "phasetrain.engine.step_logs",
+    "run": "phasetrain.app.api",
+    "train": "phasetrain.app.api",
+}
+"""Name of the Python API -> its module."""
+
 
 def __getattr__(name: str) -> Any:
     """Import the Python API on first use, because importing torch takes a second."""
-    if name not in __all__:
+    from phasetrain.config.addons import find_name, import_object
+
+    path = f"{_PLACES[name]}:{name}" if name in _PLACES else find_name(name)
+    if path is None:
         return _find_renamed(name)
-    found: Any
-    if name == "log":
-        # Called from models, which should not import the commands.
-        from phasetrain.engine import step_logs
-
-        found = step_logs.log
-    elif name in ("PackedModel", "load_pack", "pack"):
-        from phasetrain.commands.pack import load_pack, pack
-
-        found = {**vars(load_pack), **vars(pack)}[name]
-    else:
-        from phasetrain.commands import api
-        from phasetrain.commands.fit import fit
-        from phasetrain.runs.history import History
-
-        found = {**vars(api), "fit": fit, "History": History}[name]
+    value = import_object(path)
     # A model calls phasetrain.log in each forward pass: this function runs once per name.
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def _find_renamed(name: str) -> Any:

@@ -12,7 +12,7 @@ def console() -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
     try:
-        from phasetrain.commands.cli import console as run
+        from phasetrain.cli import console as run
     except KeyboardInterrupt:
         sys.exit(130)
     run()

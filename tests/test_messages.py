@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.errors import PhasetrainError
 from phasetrain.runtime.terminal import Terminal
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["report", *sys.argv[1:]]))

@@ -7,8 +7,6 @@ from phasetrain.config.sections import (
     CheckpointSection,
     DataSection,
     DistributedSection,
-    ExtractSection,
-    FindSection,
     HooksSection,
     LaunchSection,
     LossSection,
@@ -80,8 +78,6 @@ class ConfigDict(AttrDict):
         METERS: Mapping[str, Any]
         OPTIMIZER: OptimizerSection
         PHASES: PhasesSection
-        EXTRACT: ExtractSection
-        FIND: FindSection
         CHECKPOINT: CheckpointSection
         MACHINE: DerivedMachineSection
         DISTRIBUTED: DistributedSection

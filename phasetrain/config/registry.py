@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from phasetrain.config.addons import list_parts
 from phasetrain.config.objects import find_object, is_object_name
 from phasetrain.config.problems import raise_all
 from phasetrain.config.trust import (
@@ -122,10 +123,11 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                     f"{self.kind} name {name!r} ({source_of(factory)}): registered names are "
                     "lower case without dots"
                 )
-            if name in self._own:
+            other = self._other_source(name, factory)
+            if other:
                 raise ConfigError(
-                    f"the {self.kind} name {name!r} is defined twice: {source_of(self._own[name])} "
-                    f"and {source_of(factory)}; rename one of them"
+                    f"the {self.kind} name {name!r} is defined twice: {other} and "
+                    f"{source_of(factory)}; rename one of them"
                 )
             # A misspelt parameter of a registered part must not be accepted silently.
             if free_parameters(factory):
@@ -170,14 +172,14 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             return find_object(name, key)
         # Registered names come first, so that a new class of the library cannot change what a
         # config means.
-        if name in self._own:
-            return self._own[name]
+        if name in self:
+            return self[name]
         if "." in name:
             return self._find_dotted(name, key)
         library = self._library()
         if name in library:
             return library[name]
-        near = did_you_mean(name, [*self._own, *library]) or "."
+        near = did_you_mean(name, [*self, *library]) or "."
         raise ConfigError(
             f"{key} = {name!r}: no {self.kind} has this name{near} {self._list_known(library)}",
             code="config.unknown_part",
@@ -267,14 +269,14 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 raise
             own = name.rpartition(".")[2].lower()
             hint = ""
-            if own in self._own and name not in self._own:
+            if own in self and name not in self:
                 hint = f"; phasetrain has its own {self.kind} of this name, {own!r}"
             raise ConfigError(
                 f"{where} ({self.kind} {name!r}): {error}{hint}", code="config.rejected_by_part"
             ) from error
 
     def _list_known(self, library: Mapping[str, Factory[T]]) -> str:
-        known = ", ".join(sorted(self._own)) or "none"
+        known = ", ".join(self) or "none"
         by_class = f", and {len(library)} of the library by class name" if library else ""
         bridged = "."
         if self._bridges:
@@ -315,14 +317,27 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 raise ConfigError(f"{error}; {advice}", code=error.code) from error
             raise
 
+    def _other_source(self, name: str, factory: Factory[T]) -> str:
+        """Return where another part of this name comes from; empty if there is none."""
+        if name in self._own:
+            return source_of(self._own[name])
+        module = list_parts(self.kind).get(name, factory.__module__)
+        return "" if module == factory.__module__ else module
+
     def __getitem__(self, name: str) -> Factory[T]:
+        if name not in self._own:
+            # The part of an add-on: the import registers it.
+            importlib.import_module(list_parts(self.kind)[name])
         return self._own[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._own))
+        return iter(sorted({*self._own, *list_parts(self.kind)}))
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len({*self._own, *list_parts(self.kind)})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in list_parts(self.kind)
 
 
 def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

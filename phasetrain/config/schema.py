@@ -7,7 +7,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.config.sections import Config
+from phasetrain.config.sections.extended import complete_config
 from phasetrain.config.sections.keys import Key, Resume, walk_section
 
 DEFAULTS = "defaults.yaml"
@@ -35,7 +35,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
 )
 """Places where a name chooses a part -> the key of the name. `*` is one label or data split.
 
-The registry of each place is in `phasetrain.commands.setup.SLOTS`.
+The registry of each place is in `phasetrain.app.setup.SLOTS`.
 """
 
 WORDS = (
@@ -57,9 +57,6 @@ FREE = ("DISTRIBUTED",)
 ROUNDING = ("DISTRIBUTED.param_dtype", "DISTRIBUTED.reduce_dtype")
 """Parameters of fsdp that change more than the last bits, so that a change needs consent."""
 
-UNTRAINED = ("test", "extract")
-"""Values of RUN.engine that need no training data."""
-
 DEFAULT_NAMES = ("METERS.*", "HOOKS.*", "LOSS.losses.*")
 """Places where the label is the default name."""
 
@@ -72,7 +69,8 @@ class Schema:
     """All keys with types and classes for resume; also classifies paths that belong to parts.
 
     Args:
-        root: dataclass whose fields are the sections.
+        root: dataclass whose fields are the sections; by default all sections of the core and of
+            the installed add-ons.
 
     Attributes:
         keys: dotted path -> key, in order.
@@ -84,7 +82,8 @@ class Schema:
 
     observers: frozenset[str] | None = None
 
-    def __init__(self, root: type = Config) -> None:
+    def __init__(self, root: type | None = None) -> None:
+        root = root or complete_config()
         self.keys: Mapping[str, Key] = MappingProxyType({one.path: one for one in _keys(root, "")})
         # Made from the fields that define the keys, so that every key has exactly one default.
         self.defaults: dict[str, Any] = _defaults(root)
@@ -156,7 +155,7 @@ class Schema:
 
 @cache
 def default_schema() -> Schema:
-    """Return the schema of the package's own sections."""
+    """Return the schema of all sections."""
     return Schema()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import leaves, lookup
 from phasetrain.config.compose.sources import EXPERIMENT
+from phasetrain.config.engines import list_engines
 from phasetrain.config.problems import make_problem, raise_all
 from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
 from phasetrain.config.schema import (
@@ -15,7 +16,6 @@ from phasetrain.config.schema import (
     DEFAULTS,
     LABELLED,
     PARTS,
-    UNTRAINED,
     WORDS,
     Schema,
     is_split,
@@ -280,7 +280,7 @@ class _KeyChecker:
                 "each upper-case key of DATA except TRAIN is a test split, and this one has no "
                 f"dataset; set {path}.dataset{near}"
             )
-        elif lookup(self._config, "RUN.engine") in UNTRAINED:
+        elif not self._needs_training_data():
             return
         else:
             sentence = (
@@ -294,6 +294,10 @@ class _KeyChecker:
                     "dataset of the other splits; set DATA.TRAIN.dataset"
                 )
         self._report.add_sentence("config.missing_dataset", path, sentence)
+
+    def _needs_training_data(self) -> bool:
+        engine = list_engines().get(str(lookup(self._config, "RUN.engine")))
+        return engine is None or engine.needs_training_data
 
     def _add_unknown(self, path: str, value: Any, parent: str) -> None:
         below = leaves(value, path) if isinstance(value, Mapping) else {}

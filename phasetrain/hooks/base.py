@@ -106,6 +106,9 @@ class Hook:
         single: allow at most one hook of this class per run, because two would write to the same
             file.
         distributed_only: leave the hook out of runs with one process.
+        reports_elsewhere: whether the hook sends the run to a service or to files of other tools;
+            trials of a run leave it out.
+        last_files: names of files that the hook writes into the run folder after everything else.
         policy: effect of an exception in the hook, unless `HOOKS.*.on_exception` is set. A
             ConfigError at the start of the run always ends it.
     """
@@ -114,7 +117,13 @@ class Hook:
     observe_only: bool = False
     single: bool = False
     distributed_only: bool = False
+    reports_elsewhere: bool = False
+    last_files: tuple[str, ...] = ()
     policy: OnException = "raise"
+
+    @classmethod
+    def complete_folder(cls, folder: RunFolder) -> None:
+        """Write `last_files` of a finished run that was killed before the hook had written them."""
 
     def on_start(self, run: Run) -> None:
         """Called before the first step of this attempt."""

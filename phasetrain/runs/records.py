@@ -306,7 +306,7 @@ def format_deviations(found: Any) -> list[str]:
 
     Args:
         found: `departures` of environment.json, as made by
-            `phasetrain.commands.train.resume.list_deviations`; entries that were damaged by hand
+            `phasetrain.app.train.resume.list_deviations`; entries that were damaged by hand
             are left out.
     """
     return [

@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from phasetrain.commands.setup import Setup, resolve_config
+from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Plan
 from phasetrain.runtime.terminal import Terminal

@@ -3,9 +3,9 @@
 import io
 from collections.abc import Mapping, Sequence
 
-from phasetrain.commands.api import run
-from phasetrain.commands.result import RunResult
-from phasetrain.commands.train.train import Loop
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
+from phasetrain.app.train.train import Loop
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase

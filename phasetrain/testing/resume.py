@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from phasetrain.commands.certify.compare import describe_place, find_difference, label_phases
-from phasetrain.commands.certify.shorten import shortening_overrides, steps_before
-from phasetrain.commands.certify.trace import Trace
+from phasetrain.app.shorten import shortening_overrides, steps_before
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import Hook, Run
+from phasetrain.proof.compare import describe_place, find_difference, label_phases
+from phasetrain.proof.trace import Trace
 from phasetrain.testing.kills import Killed, SaveEachStep, run_quietly
 
 

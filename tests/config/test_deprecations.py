@@ -11,7 +11,7 @@ from harness import KillAfter, differences_of_runs, run_until_killed, train
 from raising import raises
 
 import phasetrain
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.config import deprecations
 from phasetrain.config.changes import compare_configs
 from phasetrain.config.deprecations import (

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError, Problem
 

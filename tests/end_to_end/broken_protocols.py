@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from phasetrain.app.train import training
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.commands.train import training
 from phasetrain.runtime.storage import Storage
 
 

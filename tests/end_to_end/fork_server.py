@@ -115,7 +115,7 @@ def mount_shared_memory(size: str) -> None:
 
 def run_order(order: dict[str, Any]) -> int:
     """Run the command line and return its exit code."""
-    from phasetrain.commands.cli import main
+    from phasetrain.cli import main
 
     try:
         os.setsid()
@@ -178,7 +178,7 @@ def warm_up(folder: str) -> None:
     import torch
     import torch._dynamo  # which the first optimizer imports
 
-    from phasetrain.commands.cli import main
+    from phasetrain.cli import main
 
     torch.set_num_threads(1)  # a pool of threads would not live on in a fork
     with contextlib.redirect_stdout(io.StringIO()):

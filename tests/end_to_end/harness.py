@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
-from phasetrain.commands.api import run
-from phasetrain.commands.result import RunResult
 from phasetrain.hooks import Hook
 from phasetrain.models import SmallCNN
 from phasetrain.runs.ledger import FILE

@@ -17,7 +17,7 @@ from harness import SMALL, differences_of_runs, leftovers, status
 from kill_findings import Attempt, describe_loss, newest_intact, untrue_status
 from split_parts import WORDS as SPLITS
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import Storage
 

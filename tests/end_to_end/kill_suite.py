@@ -38,7 +38,7 @@ from kill_findings import (
 )
 from kill_routes import ROUTES, RUN, SAVES, Route
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import HOOKS, Hook, Run

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phasetrain.commands.pack.archive import encode_archive, read_archive
+from phasetrain.addons.deploy.pack.archive import encode_archive, read_archive
 
 
 def repack(

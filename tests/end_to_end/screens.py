@@ -17,7 +17,7 @@ from types import MappingProxyType
 import pyte
 import torch
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 ROWS = 120

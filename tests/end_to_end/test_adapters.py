@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from test_processes import ONE
 
 import phasetrain
-from phasetrain.commands.export import export
+from phasetrain.addons.deploy.export import export
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models import SmallCNN
 

@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 from test_numerics import SKIP, Break
 from test_processes import ONE, STRIKE
 
-from phasetrain.commands.export import export
-from phasetrain.commands.result import RunResult
+from phasetrain.addons.deploy.export import export
+from phasetrain.app.result import RunResult
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError

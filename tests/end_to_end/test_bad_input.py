@@ -11,8 +11,8 @@ from faulty import ONE, Starter
 from harness import SMALL, train
 from raising import raises
 
-from phasetrain.commands.api import run
-from phasetrain.commands.cli import main
+from phasetrain.app.api import run
+from phasetrain.cli import main
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook
 

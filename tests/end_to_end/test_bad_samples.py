@@ -23,7 +23,7 @@ from harness import (
 )
 from raising import raises
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 from phasetrain.data import SampleError
 from phasetrain.errors import ChangedError
 from phasetrain.hooks import Hook

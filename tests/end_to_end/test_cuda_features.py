@@ -6,8 +6,8 @@ import pytest
 import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 
-from phasetrain.commands.extract.feature_files import read_columns
-from phasetrain.commands.extract.linear_probe import ProbeSettings, probe
+from phasetrain.addons.deploy.extract.feature_files import read_columns
+from phasetrain.addons.deploy.extract.linear_probe import ProbeSettings, probe
 from phasetrain.data.batch_transforms import CutMix, Mixup, PairPipeline, PairTransform
 from phasetrain.engine.batch import Batch
 

@@ -14,8 +14,8 @@ import torch
 from harness import KillAfter, SaveEachStep, run_until_killed, train
 from raising import raises
 
-from phasetrain.commands.cli import main
-from phasetrain.commands.runs.diff import diff
+from phasetrain.app.runs.diff import diff
+from phasetrain.cli import main
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 from test_processes import ONE
 
 import phasetrain
-from phasetrain.commands.consolidate import consolidate
-from phasetrain.commands.export import export
+from phasetrain.addons.deploy.consolidate import consolidate
+from phasetrain.addons.deploy.export import export
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError

@@ -10,7 +10,7 @@ import pytest
 from faulty import Starter
 from harness import train
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")

@@ -11,7 +11,7 @@ import pytest
 from harness import SMALL, leftovers
 from processes import Launcher
 
-from phasetrain.commands.extract.feature_files import read_columns
+from phasetrain.addons.deploy.extract.feature_files import read_columns
 
 ROOT = Path(__file__).parents[2]
 WORDS = (

@@ -25,8 +25,8 @@ from harness import (
     train,
 )
 
+from phasetrain.app.api import run
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.commands.api import run
 from phasetrain.errors import NoValidCheckpointError
 from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal

@@ -11,7 +11,7 @@ from harness import SMALL, differences_of_runs, newest, records, status
 from processes import Finished, Launcher
 from safetensors.torch import load_file
 
-from phasetrain.commands.consolidate import consolidate
+from phasetrain.addons.deploy.consolidate import consolidate
 from phasetrain.models.digest import hash_state
 
 ONE = "MACHINE.threads=1"

@@ -7,7 +7,7 @@ import pytest
 from harness import KillAfter, SaveEachStep, run_until_killed, train
 from raising import raises
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 from phasetrain.errors import ChangedError, ConfigError
 
 WORDS = (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.api import run
-from phasetrain.commands.extract.linear_probe import Probed, ProbeSettings, probe
+from phasetrain.addons.deploy.extract.linear_probe import Probed, ProbeSettings, probe
+from phasetrain.app.api import run
 from phasetrain.runtime.terminal import Terminal
 
 PLAIN = ("DATA.TRAIN.transforms=[]", "DATA.TEST.transforms=[]")  # one image instead of two views

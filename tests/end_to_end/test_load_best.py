@@ -23,9 +23,9 @@ from processes import Launcher
 from raising import raises
 from safetensors.torch import load_file
 
+from phasetrain.addons.deploy.export import export
+from phasetrain.app.result import RunResult
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
-from phasetrain.commands.export import export
-from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.models.digest import hash_model, hash_state

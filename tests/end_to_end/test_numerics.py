@@ -20,7 +20,7 @@ from harness import (
 )
 from raising import raises
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 from phasetrain.errors import NumericsError
 from phasetrain.hooks import Hook
 from phasetrain.hooks.numerics import read_dump

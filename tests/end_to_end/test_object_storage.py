@@ -9,9 +9,9 @@ import pytest
 from harness import SMALL, KillAfter, Killed, SaveEachStep, differences
 from raising import raises
 
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
-from phasetrain.commands.api import run
-from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.runtime.storage import open_storage

@@ -9,8 +9,8 @@ from processes import Launcher
 from raising import raises
 from test_processes import ONE, STRIKE
 
+from phasetrain.app.runs.diff import diff
 from phasetrain.checkpoint import LoadedCheckpoint
-from phasetrain.commands.runs.diff import diff
 from phasetrain.errors import ConfigError
 from phasetrain.testing import differences
 

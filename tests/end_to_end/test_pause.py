@@ -7,8 +7,8 @@ import pytest
 from harness import SMALL, differences_of_runs, newest, records, status, train
 from processes import Launcher
 
-from phasetrain.commands.fork.fork_run import fork_run
-from phasetrain.commands.stored.stored_config import read_newest_command
+from phasetrain.addons.experiments.fork.fork_run import fork_run
+from phasetrain.app.stored.stored_config import read_newest_command
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook

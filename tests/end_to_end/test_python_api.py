@@ -25,11 +25,11 @@ from harness import (
 )
 from raising import raises
 
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
+from phasetrain.app.setup import resolve_config
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
-from phasetrain.commands.api import run
-from phasetrain.commands.cli import main
-from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import resolve_config
+from phasetrain.cli import main
 from phasetrain.config.sections import CheckpointSection
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.distributed import Consensus, World

@@ -16,7 +16,7 @@ from harness import (
 )
 from processes import Launcher
 
-from phasetrain.commands.extract.feature_files import read_columns
+from phasetrain.addons.deploy.extract.feature_files import read_columns
 
 WORDS = (*SMALL, "MACHINE.threads=1", "RUN.imports=[process_parts]", "CHECKPOINT.every_updates=2")
 KILL = "HOOKS.strike={rank: 1, update: 8}"

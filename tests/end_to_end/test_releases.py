@@ -17,11 +17,11 @@ import numpy
 import pytest
 import torch
 
-from phasetrain.commands.api import run
-from phasetrain.commands.cli import main
-from phasetrain.commands.pack.load_pack import load_pack
-from phasetrain.commands.result import RunResult
-from phasetrain.commands.runs.list_runs import compare_runs, list_runs
+from phasetrain.addons.deploy.pack.load_pack import load_pack
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
+from phasetrain.app.runs.list_runs import compare_runs, list_runs
+from phasetrain.cli import main
 from phasetrain.runs.history import read_history
 from phasetrain.runs.ledger import FILE, list_differences, parse_ledger
 from phasetrain.runtime.terminal import Terminal

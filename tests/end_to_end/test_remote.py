@@ -25,10 +25,10 @@ from raising import raises
 from safetensors.torch import save
 from web_server import WebServer, quick_transfers, serve_files
 
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
+from phasetrain.app.train.train import train as train_setup
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
-from phasetrain.commands.api import run
-from phasetrain.commands.result import RunResult
-from phasetrain.commands.train.train import train as train_setup
 from phasetrain.data import DATASETS
 from phasetrain.distributed import World
 from phasetrain.errors import ChangedError, ConfigError, PhasetrainError

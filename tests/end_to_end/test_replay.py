@@ -14,9 +14,9 @@ import torch
 from harness import SMALL, newest, train
 from raising import raises
 
-from phasetrain.commands.api import run
-from phasetrain.commands.cli import main
-from phasetrain.commands.train import resume
+from phasetrain.app.api import run
+from phasetrain.app.train import resume
+from phasetrain.cli import main
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ChangedError, ConfigError, NumericsError
 from phasetrain.hooks import HOOKS, Hook

@@ -11,9 +11,9 @@ from harness import SMALL, KillAfter, Killed, SaveEachStep, differences, train
 from raising import raises
 from web_server import quick_transfers
 
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
-from phasetrain.commands.api import run
-from phasetrain.commands.result import RunResult
 from phasetrain.data.datasets.shards import find_files
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.hooks import Hook

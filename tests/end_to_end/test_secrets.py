@@ -9,8 +9,8 @@ import pytest
 from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 
 from phasetrain import load
-from phasetrain.commands.cli import main
-from phasetrain.commands.stored.stored_config import read_checkpoint_config
+from phasetrain.app.stored.stored_config import read_checkpoint_config
+from phasetrain.cli import main
 from phasetrain.hooks import HOOKS, Hook
 
 SECRETS = ("k3y-of-a-mapping", "t0ken-of-a-word", "hunter22-in-a-url")

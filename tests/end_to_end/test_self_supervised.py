@@ -10,7 +10,7 @@ from harness import differences_of_runs, newest, records, status
 from processes import Launcher
 from self_supervised_parts import ROWS
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.data.datasets.digits import load_digits
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume

@@ -15,7 +15,7 @@ import torch
 from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest, records
 from processes import Launcher
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.hooks import Hook
 from phasetrain.runtime.terminal import Terminal
 

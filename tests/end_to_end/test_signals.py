@@ -22,7 +22,7 @@ from harness import (
     train,
 )
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 from phasetrain.hooks import Hook
 
 

@@ -11,9 +11,9 @@ from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest
 from processes import Launcher
 from raising import raises
 
-from phasetrain.commands.api import run
-from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
+from phasetrain.app.setup import resolve_config
 from phasetrain.data.mixture import make_mixed
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ConfigError

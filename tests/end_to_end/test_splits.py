@@ -10,9 +10,9 @@ from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, record
 from raising import raises
 from split_parts import WORDS
 
-from phasetrain.commands.api import run
-from phasetrain.commands.load import load
-from phasetrain.commands.result import RunResult
+from phasetrain.app.api import run
+from phasetrain.app.load import load
+from phasetrain.app.result import RunResult
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError

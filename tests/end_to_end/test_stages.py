@@ -13,10 +13,10 @@ from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest
 from processes import Launcher
 from raising import raises
 
-from phasetrain.commands.api import run
-from phasetrain.commands.certify.shorten import shortening_overrides
-from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
+from phasetrain.app.setup import resolve_config
+from phasetrain.app.shorten import shortening_overrides
 from phasetrain.config.compose.override_text import format_literal
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ChangedError, ConfigError

@@ -10,7 +10,7 @@ from harness import newest, records
 from processes import Launcher
 from raising import raises
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import build_run

@@ -11,8 +11,8 @@ from harness import SMALL, newest, status
 from processes import Launcher
 from screens import Screen, on_terminal
 
-from phasetrain.commands.api import run
-from phasetrain.commands.cli import main
+from phasetrain.app.api import run
+from phasetrain.cli import main
 from phasetrain.runtime import live_view
 from phasetrain.runtime.live_view import Bar, View
 from phasetrain.runtime.terminal import Terminal

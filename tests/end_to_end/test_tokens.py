@@ -12,9 +12,9 @@ from processes import Launcher
 from raising import raises
 
 import phasetrain
-from phasetrain.commands.api import run
-from phasetrain.commands.cli.main import main
-from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.app.api import run
+from phasetrain.cli.main import main
 from phasetrain.data import Tokens
 from phasetrain.data.datasets import load_alice
 from phasetrain.data.tokens import LibraryCodec

@@ -13,7 +13,7 @@ import pytest
 from harness import SMALL, records
 from processes import Launcher
 
-from phasetrain.hooks.trackers.wandb import history_rows
+from phasetrain.addons.observe.trackers.wandb import history_rows
 
 TOOL = Path(__file__).parents[2] / "tools" / "run.py"
 RUN = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import SMALL
 
-from phasetrain.commands.cli import main
+from phasetrain.cli import main
 
 PARTS = """
 import torch

@@ -8,7 +8,7 @@ import pytest
 import torch
 from raising import raises
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine

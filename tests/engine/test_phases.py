@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import phasetrain
-from phasetrain.commands.train.summary import format_timeline
+from phasetrain.app.train.summary import format_timeline
 from phasetrain.engine import interleave as planning
 from phasetrain.engine.interleave import interleave, splice
 from phasetrain.engine.phases import Phase, PhaseTable, PhaseTableBuilder

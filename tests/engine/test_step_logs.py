@@ -12,7 +12,7 @@ from raising import raises
 from torch import Tensor, nn
 
 import phasetrain
-from phasetrain.commands.result import RunResult
+from phasetrain.app.result import RunResult
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError

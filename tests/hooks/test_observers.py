@@ -7,7 +7,7 @@ import pytest
 from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 from raising import raises
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ChangedError
 from phasetrain.hooks import HOOKS, Hook

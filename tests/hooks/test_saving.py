@@ -29,8 +29,8 @@ from harness import (
 )
 from raising import raises
 
+from phasetrain.app.api import run
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.commands.api import run
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks import CheckpointHook, Hook
 from phasetrain.hooks.checkpoint import SaveTimer

@@ -23,9 +23,9 @@ from typing import Any
 
 from test_docs import blocks
 
-from phasetrain.commands.cli.table import COMMANDS
-from phasetrain.commands.help import general_help
-from phasetrain.commands.setup import SLOTS
+from phasetrain.app.setup import SLOTS
+from phasetrain.cli.help import general_help
+from phasetrain.cli.table import COMMANDS
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import DEFAULT_NAMES, default_schema, matches

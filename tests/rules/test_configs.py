@@ -12,7 +12,7 @@ from own_files import written
 from PIL import Image
 from raising import raises
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.config.compose.sources import RECIPES, ConfigFiles
 from phasetrain.errors import ConfigError
 from phasetrain.models import SmallCNN

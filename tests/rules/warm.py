@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 IMPORTED = (
-    "phasetrain.commands.engines",
-    "phasetrain.commands.cli",
+    "phasetrain.app.engines",
+    "phasetrain.cli",
     "torch._dynamo",
 )  # making an optimizer imports the second
 
@@ -86,7 +86,7 @@ def program(request: dict[str, Any]) -> int:
     code: Any = 0
     try:
         if sys.argv[0] == "phasetrain":
-            code = importlib.import_module("phasetrain.commands.cli").main(sys.argv[1:])
+            code = importlib.import_module("phasetrain.cli").main(sys.argv[1:])
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:

@@ -88,8 +88,8 @@ class TestKilled:
         assert StatusRecord.from_json({"state": "failed"}).observe_state() == "failed"
 
     def test_all_readers_agree(self, tmp_path: Path) -> None:
-        from phasetrain.commands.runs.list_runs import summarize_run
-        from phasetrain.runs.report.reading import read_run
+        from phasetrain.addons.report.page.reading import read_run
+        from phasetrain.app.runs.list_runs import summarize_run
 
         for age, state in ((89.0, "running"), (100.0, "killed"), (119.0, "killed")):
             beat = {"at": time.time() - age, "pid": 1, "host": "elsewhere"}

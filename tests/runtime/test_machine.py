@@ -11,8 +11,8 @@ import pytest
 import torch
 from raising import raises
 
-from phasetrain.commands.api import run
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.api import run
+from phasetrain.app.setup import resolve_config
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import on
 from phasetrain.runtime.machine import (

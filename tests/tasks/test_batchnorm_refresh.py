@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from phasetrain.commands.setup import resolve_config as settled
+from phasetrain.app.setup import resolve_config as settled
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Phase
 from phasetrain.optim.averaging.averages import SWA

@@ -9,7 +9,7 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase

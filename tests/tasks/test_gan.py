@@ -13,7 +13,7 @@ from gan_parts import SHORT, make_words
 from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest, records
 from raising import raises
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.config.compose.composed import compose
 from phasetrain.engine.batch import Batch, GeneratedOutput
 from phasetrain.errors import ConfigError

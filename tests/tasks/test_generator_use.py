@@ -11,7 +11,7 @@ import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, newest, run_until_killed, train
 from torch import Tensor, nn
 
-from phasetrain.commands.train.training import LATE_DRAW
+from phasetrain.app.train.training import LATE_DRAW
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.tasks.generator_use import WATCHED_STEPS, GeneratorUse
 

@@ -4,7 +4,7 @@ import pytest
 from harness import SMALL
 from torch import nn
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.tasks import Position
 from phasetrain.tasks.inspection import (
     ROWS,

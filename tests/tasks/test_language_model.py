@@ -10,7 +10,7 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.data import SampleError
 from phasetrain.data.datasets import IGNORED
 from phasetrain.distributed import World

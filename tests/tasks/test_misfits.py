@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter

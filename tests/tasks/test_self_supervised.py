@@ -10,7 +10,7 @@ import torch
 from raising import raises
 from torch import Tensor
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 from phasetrain.optim.update.nonfinite import NonFiniteGuard

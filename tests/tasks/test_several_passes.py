@@ -13,7 +13,7 @@ from raising import raises
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.models import SmallCNN
 
 FILES, EACH, CLASSES = 5, 30, 10

@@ -11,7 +11,7 @@ import torch
 from own_files import written
 from segment_parts import WORDS as SEGMENTED
 
-from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.data import DATASETS, SAMPLERS, TRANSFORMS
 from phasetrain.engine.batch import GeneratedOutput, SequenceOutput
 from phasetrain.hooks import HOOKS

@@ -2,9 +2,9 @@
 
 import pytest
 
-from phasetrain.commands.certify.compare import CAUSES, NOT_LOADED
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Split, Stage
+from phasetrain.proof.compare import CAUSES, NOT_LOADED
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.resume import Kill, default_kills
 

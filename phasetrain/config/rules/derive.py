@@ -7,6 +7,7 @@ from typing import Any
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import leaves, origin_of
+from phasetrain.config.engines import list_engines
 from phasetrain.config.problems import raise_all
 from phasetrain.config.rules.batch import (
     derive_batch_size,
@@ -25,7 +26,7 @@ from phasetrain.config.rules.run import (
     derive_monitor,
 )
 from phasetrain.config.rules.splits import check_splits
-from phasetrain.config.schema import UNTRAINED, Schema
+from phasetrain.config.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def derive(
     """
     draft = ConfigDraft(composed)
     # Tests and extraction take any number of processes.
-    trains = draft.config["RUN"]["engine"] not in UNTRAINED
+    trains = list_engines()[draft.config["RUN"]["engine"]].needs_training_data
     derive_length(draft)
     derive_batch_size(draft)
     derive_micro_batches(draft, processes if trains else None)

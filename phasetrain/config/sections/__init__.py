@@ -12,7 +12,6 @@ from typing import Any
 from phasetrain.config.sections.checkpoint import CheckpointSection
 from phasetrain.config.sections.data import DataSection, TestSplitSection, TrainSplitSection
 from phasetrain.config.sections.distributed import DistributedSection
-from phasetrain.config.sections.engines import ExtractSection, FindSection
 from phasetrain.config.sections.hooks import HookSection, HooksSection
 from phasetrain.config.sections.keys import (
     Key,
@@ -48,7 +47,8 @@ from phasetrain.config.sections.run import RunSection
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All sections, in the order of the reference."""
+    """The sections of the core, in the order of the reference; add-ons add others, see
+    `phasetrain.config.sections.extended`."""
 
     RUN: RunSection = group(RunSection)
     DATA: DataSection = group(DataSection)
@@ -62,8 +62,6 @@ class Config:
     )
     OPTIMIZER: OptimizerSection = group(OptimizerSection)
     PHASES: PhasesSection = group(PhasesSection)
-    EXTRACT: ExtractSection = group(ExtractSection)
-    FIND: FindSection = group(FindSection)
     CHECKPOINT: CheckpointSection = group(CheckpointSection)
     MACHINE: MachineSection = group(MachineSection)
     DISTRIBUTED: DistributedSection = group(DistributedSection)
@@ -99,8 +97,6 @@ __all__ = [
     "Config",
     "DataSection",
     "DistributedSection",
-    "ExtractSection",
-    "FindSection",
     "HeadSection",
     "HookSection",
     "HooksSection",

@@ -27,12 +27,6 @@ class HooksSection(Section):
     numerics: Mapping[str, Any] = key(
         {}, "dumps the first few steps with a nonfinite loss or gradient", resume="free"
     )
-    report: Mapping[str, Any] = key(
-        {},
-        "writes report.html at the end of the run, with confusion matrices and samples of the last "
-        "tests",
-        resume="free",
-    )
     stragglers: Mapping[str, Any] = key(
         {}, "warns about a rank that all others wait for; inactive with one rank", resume="free"
     )

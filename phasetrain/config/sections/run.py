@@ -5,8 +5,6 @@ from typing import Literal
 
 from phasetrain.config.sections.keys import Section, key
 
-Engine = Literal["train", "test", "extract", "plan", "replay", "find_lr", "find_batch_size"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection(Section):
@@ -23,7 +21,8 @@ class RunSection(Section):
         "run folder; null: runs/{RUN.name}-{digest of the keys that affect the trajectory}",
         resume="free",
     )
-    engine: Engine = key(
+    # `phasetrain.config.sections.extended` limits it to the engines that are installed.
+    engine: str = key(
         "train",
         "what to do: train with tests in between, test a checkpoint, extract features from it, "
         "print the plan, replay one past update, or search for a learning rate or batch size",
@@ -56,12 +55,6 @@ class RunSection(Section):
         "extract also takes `none`: weights from MODEL.weights or randomly initialized",
         resume="free",
     )
-    step: int | None = key(
-        None,
-        "number of the update to replay with RUN.engine=replay, as in metrics.jsonl",
-        resume="free",
-        ge=1,
-    )
     # Free, since a paused run ends with the bits of one that was never paused.
     pause_at: int | None = key(
         None,
@@ -70,13 +63,6 @@ class RunSection(Section):
         "pause",
         resume="free",
         ge=1,
-    )
-    # Free, since a fork ends with the bits of the run from scratch.
-    reuse_prefix: bool = key(
-        False,
-        "start from a checkpoint of a run next to RUN.dir whose first updates are the same for "
-        "certain; a sweep trains updates that its runs share once",
-        resume="free",
     )
     # Free, since the names of the parts count and not the module that registers them.
     imports: tuple[str, ...] = key(

@@ -13,9 +13,9 @@ import torch
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.profiling.resource_usage import resident_bytes
 from phasetrain.hooks.progress.eta import EtaEstimator, TimedSteps, measure_spread
 from phasetrain.hooks.progress.phase_lines import PhaseLines
+from phasetrain.hooks.progress.resource_usage import resident_bytes
 from phasetrain.hooks.progress.results import COLUMNS, Results
 from phasetrain.meters import Meter
 from phasetrain.meters.base import resolve_direction, split_metric

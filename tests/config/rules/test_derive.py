@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasetrain.commands.setup import without_derived
+from phasetrain.app.setup import without_derived
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.rules.derive import Derived, derive, list_non_defaults

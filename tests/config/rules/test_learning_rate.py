@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phasetrain.commands.setup import validate, without_derived
+from phasetrain.app.setup import validate, without_derived
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.rules.derive import Derived, derive
 from phasetrain.config.rules.learning_rate import lr_factor

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from raising import raises
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.data.datasets import DATASETS, WebDataset
 from phasetrain.data.datasets import webdataset as module
 from phasetrain.data.protocols import ShardedDataset

@@ -7,7 +7,7 @@ import torch
 from raising import raises
 from torch import Tensor
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.data import DATASETS, WindowedDataset
 from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.windows import Windows

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from raising import raises
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.data import SAMPLERS
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.errors import ConfigError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
 
 LENGTHS = (5, 1, 12, 3, 8, 2, 30, 4)
 """Bytes of each document."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from raising import raises
 
-from phasetrain.commands.tokenize.train_bpe import train_bpe
+from phasetrain.addons.deploy.tokenize.train_bpe import train_bpe
 from phasetrain.data.tokens import ByteCodec, LibraryCodec, load_codec
 from phasetrain.errors import ConfigError
 

@@ -8,7 +8,7 @@ import torch
 from harness import SMALL
 from PIL import Image
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.data.transforms import TRANSFORMS, Keys, Rotate
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.data_builder import build_input_transform

@@ -9,7 +9,7 @@ import pytest
 import torch
 from harness import SMALL, KillAfter, run_until_killed
 
-from phasetrain.commands.api import run
+from phasetrain.app.api import run
 from phasetrain.hooks import ConsoleView
 from phasetrain.hooks.progress.console import format_memory
 from phasetrain.runtime.format import format_metric

@@ -13,7 +13,7 @@ from raising import raises
 from torch import Tensor
 
 import phasetrain
-from phasetrain.commands.result import RunResult
+from phasetrain.app.result import RunResult
 from phasetrain.data import PhaseLoader
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, CorruptionError

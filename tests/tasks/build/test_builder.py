@@ -9,7 +9,7 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.data import COLLATES, SAMPLERS, SampleReader
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.distributed import Strategy, World

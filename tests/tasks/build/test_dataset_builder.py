@@ -3,7 +3,7 @@
 import pytest
 from raising import raises
 
-from phasetrain.commands.setup import resolve_config
+from phasetrain.app.setup import resolve_config
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
 from phasetrain.tasks import Builder

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from raising import raises
 
-from phasetrain.commands.tokenize.tokenize import TokenizeOptions, tokenize
-from phasetrain.commands.tokenize.train_bpe import train_bpe
+from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.deploy.tokenize.train_bpe import train_bpe
 from phasetrain.data.tokens import ByteCodec, LibraryCodec, load_codec
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.generation import TextSource

@@ -1,0 +1,70 @@
+"""The commands that help to write configs: new projects, the schema for editors, completion."""
+
+import argparse
+import json
+from pathlib import Path
+
+from phasetrain.cli.output import Outcome
+from phasetrain.cli.parsing import Call, make_parser
+from phasetrain.cli.table import list_commands
+
+
+def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare file and group."""
+    parser.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
+    parser.add_argument(
+        "--group",
+        metavar="SECTION",
+        help="make the schema of files in a folder of options, such as OPTIMIZER",
+    )
+
+
+def run_schema(call: Call) -> Outcome:
+    """Print or write the JSON Schema of experiments."""
+    from phasetrain.addons.authoring.editor.schema import make_schema, write_schema
+
+    schema = make_schema(call.overrides, config_dir=call.flags.config_dir, group=call.flags.group)
+    if call.flags.out is None:
+        return Outcome(text=json.dumps(schema, indent=1), content={"json_schema": schema})
+    write_schema(schema, call.flags.out)
+    return Outcome(text=call.flags.out, content={"files": [call.flags.out]})
+
+
+def add_new_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the folder."""
+    parser.add_argument("path", metavar="PATH", help="folder to write")
+
+
+def run_new(call: Call) -> Outcome:
+    """Start a project."""
+    from phasetrain.addons.authoring.new.new_project import create_project
+
+    paths = create_project(call.flags.path)
+    folder = Path(call.flags.path)
+    advice = f"\ntrain: phasetrain {paths[0]}\ntest:  pytest {folder}"
+    return Outcome(text="\n".join(paths) + advice, content={"files": paths})
+
+
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the shell."""
+    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell that reads the script")
+
+
+def run_completion(call: Call) -> Outcome:
+    """Print the completion script of a shell."""
+    from phasetrain.addons.authoring.editor.completion import CommandWords, completion_script
+
+    commands = [
+        CommandWords(
+            command.name,
+            # private: argparse has no public list of its flags
+            tuple(word for one in make_parser(command)._actions for word in one.option_strings),
+            takes_folder="RUN" in command.synopsis.split(".")[0] or command.synopsis == "A B",
+            takes_overrides=command.takes_overrides,
+            arguments=command.choices,
+        )
+        for command in list_commands()
+    ]
+    flags = call.flags
+    text = completion_script(flags.shell, commands, call.overrides, flags.config_dir)
+    return Outcome(text=text, content={"text": text})

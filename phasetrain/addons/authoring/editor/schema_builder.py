@@ -1,0 +1,271 @@
+"""JSON Schema of the sections of the config and of the parts that they name."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from phasetrain.addons.authoring.editor.part_schemas import (
+    PartSchema,
+    describe_name,
+    describe_part,
+    find_resume,
+    unite_parts,
+)
+from phasetrain.addons.authoring.editor.texts import key_texts, summarize, value_texts
+from phasetrain.addons.authoring.editor.value_schemas import (
+    OPEN,
+    JsonSchema,
+    add_short_forms,
+    describe_values,
+)
+from phasetrain.config.schema import DEFAULT_NAMES, LABELLED, matches
+from phasetrain.config.sections import ENTRIES
+from phasetrain.config.sections.keys import Key, section_keys, walk_section
+from phasetrain.config.validation import Slot
+
+SPLIT = "^(?!TRAIN$)[A-Z][A-Z0-9_]*$"
+"""Pattern of the names of test splits."""
+
+
+class SchemaBuilder:
+    """Makes definitions that refer to each other.
+
+    Args:
+        slots: places where a name chooses a part.
+        extra: path of a slot -> names in addition to those of its registry.
+
+    Attributes:
+        definitions: name -> schema.
+        properties: dotted path -> schema of a key, section or parameter of a section's part.
+    """
+
+    def __init__(self, slots: Sequence[Slot], extra: Mapping[str, Iterable[str]]) -> None:
+        self.definitions: dict[str, JsonSchema] = {}
+        self.properties: dict[str, JsonSchema] = {}
+        self._slots = slots
+        self._extra = extra
+
+    def add_section(self, section: Any, path: str) -> JsonSchema:
+        """Add the definition of a section or group of keys, and return a reference to it; of the
+        whole config, return the schema itself."""
+        own: dict[str, JsonSchema] = {}
+        for here, key, below in walk_section(section, path):
+            if key is None:
+                schema = self.add_section(below, here)
+            else:
+                schema = self._describe_key(key)
+            own[here.rpartition(".")[2]] = self.properties[here] = schema
+        slot = self._find_slot(path)
+        if slot is not None:
+            found = self._describe_place(slot, own)
+            # Stages may change some parameters, whatever the part is.
+            parameters = self._unite(slot).parameters
+            self.properties |= {f"{path}.{name}": one for name, one in parameters.items()}
+        elif path in LABELLED:
+            found = self._describe_labels(self._find_slot(f"{path}.*"), own)
+        else:
+            found = describe_mapping(own)
+        if path == "DATA":
+            found["patternProperties"] = {SPLIT: self.properties["DATA.TEST"]}
+        elif matches(path, "DATA.*"):
+            found["type"] = ["object", "null", "string"]  # null removes a split
+        text = " ".join(inspect.cleandoc(section.__doc__).split())
+        found |= {"description": text, "markdownDescription": text}
+        if not path:
+            return found
+        return self._define(path, found)
+
+    def _describe_key(self, key: Key) -> JsonSchema:
+        part = self._find_slot(key.path)
+        label = self._find_slot(f"{key.path}.*")
+        item = self._find_slot(f"{key.path}[]")
+        if label is not None:
+            found = self._describe_labels(label, {})
+        elif part is not None:
+            found = {"anyOf": [self._refer_to(part)]}
+            if key.type.fits(None):
+                found["anyOf"].append({"type": "null"})
+        elif item is not None:
+            found = {**_LIST, "items": self._refer_to(item)}
+        elif key.fields is not None:
+            found = self._describe_fields(key)
+        else:
+            values = describe_values(key.type.annotation, key.type.bounds)
+            found = add_short_forms(values, key.type).to_schema(key.type.text)
+        if isinstance(key.default, bool | int | float | str):
+            found["default"] = key.default
+        return {**found, **key_texts(key)}
+
+    def _describe_fields(self, key: Key) -> JsonSchema:
+        """Return the schema of a key with known keys below it."""
+        own = {
+            name: self._describe_key(below)
+            for name, below in section_keys(key.fields, key.path).items()
+        }
+        values = describe_values(key.type.annotation)
+        found = values.to_schema(key.type.text)
+        found |= {"properties": own, "additionalProperties": False}
+        return found
+
+    def _describe_labels(self, slot: Slot | None, own: Mapping[str, JsonSchema]) -> JsonSchema:
+        """Return the schema of a mapping from labels to parts.
+
+        Args:
+            slot: place of each part.
+            own: labels that the defaults have, with their texts.
+        """
+        assert slot is not None
+        self._refer_to(slot)
+        base = {"$ref": _reference(f"{slot.path} by name")}
+        found = describe_mapping({})
+        found["additionalProperties"] = self._refer_to(slot)
+        if slot.path.removesuffix(".*") in LABELLED:
+            found["type"] = ["object", "null", "string"]
+        if slot.path not in DEFAULT_NAMES:
+            return found
+        for name in self._list_names(slot):
+            about = _pick_texts(own.get(name, {}))
+            if not about:
+                resume = find_resume(slot, name)
+                path = slot.path.replace("*", name)
+                about = value_texts(summarize(slot.registry.find(name)), "", "", resume, path)
+            alone = self._describe_part(slot, name).close(self._list_own(slot))
+            unnamed = {"if": {"required": [slot.key]}, "else": alone}
+            found["properties"][name] = {"allOf": [base, unnamed], **about}
+        return found
+
+    def _refer_to(self, slot: Slot) -> JsonSchema:
+        """Return a reference to the definition of a place, which is added on first use."""
+        name = slot.path
+        if _escape(name) in self.definitions:
+            return {"$ref": _reference(name)}
+        self._define(name, {})  # before its parts, which may refer to it
+        own = {}
+        if slot.path in ENTRIES:
+            keys = section_keys(ENTRIES[slot.path], slot.path)
+            own = {key: self._describe_key(one) for key, one in keys.items()}
+        for key in slot.other_keys:
+            own[key] = self.properties[f"DATA.TRAIN.{key}"]
+        found = self._describe_place(slot, own)
+        if slot.path.endswith("[]"):
+            # Lists are not merged, so no other file can name the part.
+            found["required"] = [slot.key]
+        if slot.path.endswith(".*"):
+            found["type"] = ["object", "null", "string"]  # null removes a label
+        if slot.path in DEFAULT_NAMES:
+            unnamed = found["allOf"].pop()
+            self._define(f"{name} by name", found)
+            # Any other file could name the part of a label, but not of an empty mapping.
+            empty = {"type": "object", "maxProperties": 0}
+            found = {
+                "allOf": [
+                    {"$ref": _reference(f"{name} by name")},
+                    unnamed,
+                    {"if": empty, "then": {"required": [slot.key]}},
+                ]
+            }
+        elif slot.takes_bare_name:
+            names = describe_name(slot, self._list_names(slot), {})["anyOf"]
+            found["type"] = [kind for kind in found["type"] if kind != "string"]
+            found.pop("pattern")
+            found = {"anyOf": [found, *names]}
+        return self._define(name, found)
+
+    def _describe_place(self, slot: Slot, own: Mapping[str, JsonSchema]) -> JsonSchema:
+        """Return the schema of a mapping that names a part and has its parameters.
+
+        The last entry of its `allOf` is for a mapping without the name, which another file gives.
+        """
+        names = self._list_names(slot)
+        key = slot.key
+        own = {key: {}, **own}
+        named = describe_name(slot, names, _pick_texts(own[key]))
+        if {"null"} & set(map(str, own[key].get("type", ()))):
+            named["anyOf"].append({"type": "null"})
+        parts = {name: self._describe_part(slot, name) for name in names}
+        taken = {name for part in parts.values() for name in part.parameters}
+        # `every` of the schedule `step` has other values than `every` of all schedules.
+        shared = {name: one for name, one in own.items() if name not in taken} | {key: named}
+        found = describe_mapping(shared)
+        del found["additionalProperties"]
+        found["allOf"] = [
+            {
+                "if": {"properties": {key: {"const": name}}, "required": [key]},
+                "then": part.close(own),
+            }
+            for name, part in parts.items()
+        ]
+        unnamed = unite_parts(list(parts.values())).close(own)
+        found["allOf"].append({"if": {"required": [key]}, "else": unnamed})
+        return found
+
+    def _describe_part(self, slot: Slot, name: str) -> PartSchema:
+        return describe_part(slot, name, self._describe_nested)
+
+    def _unite(self, slot: Slot) -> PartSchema:
+        return unite_parts([self._describe_part(slot, name) for name in self._list_names(slot)])
+
+    def _describe_nested(self, slot: Slot, name: str, parameter: str) -> JsonSchema | None:
+        """Return the schema of a parameter that holds other parts, or None."""
+        for inner in self._slots:
+            names = inner.path.removeprefix(f"{slot.path}.").split(".")
+            if inner.only == (slot.path, name) and names[0].removesuffix("[]") == parameter:
+                return self._nest(inner, names)
+        return None
+
+    def _nest(self, inner: Slot, names: Sequence[str]) -> JsonSchema:
+        """Return the schema of a value in which a place is found by labels, lists and keys."""
+        first, *rest = names
+        if not rest:
+            found = self._refer_to(inner)
+        elif rest == ["*"]:
+            found = self._define(inner.path.removesuffix(".*"), self._describe_labels(inner, {}))
+        else:
+            below = {rest[0].removesuffix("[]"): self._nest(inner, rest)}
+            found = {"type": "object", "properties": below}
+        if first.endswith("[]"):
+            return {**_LIST, "items": found}
+        return found
+
+    def _list_names(self, slot: Slot) -> list[str]:
+        return list(dict.fromkeys([*slot.registry.names(), *self._extra.get(slot.path, ())]))
+
+    def _list_own(self, slot: Slot) -> list[str]:
+        return [slot.key, *slot.own_keys, *slot.other_keys]
+
+    def _find_slot(self, path: str) -> Slot | None:
+        return next(
+            (one for one in self._slots if one.only is None and matches(path, one.path)), None
+        )
+
+    def _define(self, name: str, schema: JsonSchema) -> JsonSchema:
+        self.definitions[_escape(name)] = schema
+        return {"$ref": _reference(name)}
+
+
+_LIST: Mapping[str, Any] = {"type": ["array", "string"], "pattern": OPEN}
+
+
+def describe_mapping(properties: Mapping[str, JsonSchema]) -> JsonSchema:
+    """Return the schema of a mapping with known keys."""
+    return {
+        "type": ["object", "string"],
+        "pattern": OPEN,
+        "patternErrorMessage": "expected a mapping",
+        "properties": dict(properties),
+        "additionalProperties": False,
+    }
+
+
+def _pick_texts(schema: JsonSchema) -> JsonSchema:
+    wanted = ("description", "markdownDescription", "default")
+    return {name: schema[name] for name in wanted if name in schema}
+
+
+def _escape(name: str) -> str:
+    """Return a name that needs no escape in a reference."""
+    return name.replace("[]", "-item").replace("*", "any").replace(" ", "-")
+
+
+def _reference(name: str) -> str:
+    return f"#/definitions/{_escape(name)}"

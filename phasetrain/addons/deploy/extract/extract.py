@@ -1,0 +1,358 @@
+"""Write features and predictions of a model for every sample of some splits
+(RUN.engine=extract)."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from phasetrain import __version__
+from phasetrain.addons.deploy.extract.feature_files import LAYER, FeatureFolder, Shard
+from phasetrain.addons.deploy.extract.section import ExtractSection
+from phasetrain.app.engines import Extras
+from phasetrain.app.result import RunResult
+from phasetrain.app.select_checkpoint import NONE, choose_checkpoint
+from phasetrain.app.setup import Setup
+from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.excluded import complete_state, excluded_digests
+from phasetrain.config.sections.model import WhichWeights
+from phasetrain.data import SampleReader
+from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
+from phasetrain.data.samplers.source import SubsetOrder
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase, PhaseTable, Plan
+from phasetrain.errors import ChangedError, ConfigError, did_you_mean
+from phasetrain.models.digest import hash_model
+from phasetrain.models.layers import LayerOutputs
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.machine import mix_seed, reseed, seed_of
+from phasetrain.tasks import SplitData
+from phasetrain.tasks.build.builder import build_model, load_weights
+from phasetrain.tasks.build.data_builder import build_loader
+from phasetrain.tasks.build.sections import BuildContext
+from phasetrain.tasks.misfits import (
+    MISFITS,
+    describe_failed_forward,
+    raise_unless_misfit,
+    shorten_misfit,
+)
+
+log = logging.getLogger(__name__)
+
+NOT_READ = ("batch_size", "micro_batch_size", "sampler", "drop_last", "batch_transforms")
+"""Keys of a split without effect on its rows, or recorded under other names."""
+
+
+def extract(setup: Setup, extras: Extras | None = None) -> RunResult:
+    """Write the outputs of layers and the predictions of the model for every sample, see section
+    EXTRACT.
+
+    Existing shards are kept if their digest is correct. Takes no lock, so that it may read a run
+    that is training. Builds neither loss nor optimizer.
+
+    Raises:
+        ConfigError: there is no such checkpoint, split or layer, or the model does not accept the
+            input.
+        ChangedError: the folder holds other features, or the checkpoint is of another model.
+    """
+    began = time.perf_counter()
+    section: ExtractSection = setup.config["EXTRACT"]
+    if setup.config.RUN.checkpoint == NONE:
+        loaded = None
+    else:
+        loaded = choose_checkpoint(setup, RunFolder(setup.config.RUN.dir))
+    data = setup.builder().data()
+    names = _select_splits(section.splits, data)
+    model = _build_model(setup, data, loaded)
+    rows = []
+    root = (section.dir or f"{setup.config.RUN.dir}/extract/{_name_origin(loaded)}").rstrip("/")
+    with (
+        setup.machine.apply_settings(),
+        LayerOutputs(model, section.layers, section.pool) as layers,
+    ):
+        for name in names:
+            done = _Extraction(setup, name, data[name], model, layers, f"{root}/{name}").run()
+            rows.append((name, *map(str, done)))
+    head = ("split", "rows", "shards", "kept from before")
+    setup.terminal.print_table(f"features in {root}", head, rows)
+    result = RunResult(
+        "extracted",
+        folder=root,
+        digest=hash_model(model),
+        seconds=time.perf_counter() - began,
+    )
+    if loaded is None:
+        return result
+    return replace(result, reason=loaded.path, updates=loaded.manifest.state["updates"])
+
+
+class _Extraction:
+    """The features of one split. Rank r of world size n makes every n-th missing shard, starting
+    with the r-th."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        name: str,
+        split: SplitData,
+        model: nn.Module,
+        layers: LayerOutputs,
+        path: str,
+    ) -> None:
+        self.setup = setup
+        self.name = name
+        self.model = model
+        self.layers = layers
+        self.section: ExtractSection = setup.config["EXTRACT"]
+        self.world = setup.world
+        self.folder = FeatureFolder(path, self.section.format)
+        self.split = _read_in_order(split)
+        self.batch_size: int = split.section.micro_batch_size or split.section.batch_size
+        self._stream = seed_of(setup.config.RUN.seed, "extract", name)
+
+    def run(self) -> tuple[int, int, int]:
+        """Make the missing shards, and return the number of rows, of shards, and of reused
+        shards."""
+        count = ceil(self.split.length / self.section.rows_per_shard)
+        self.world.run_on_main(lambda: self.folder.begin(self._describe_request()))
+        own = range(self.world.rank, count, self.world.size)
+        kept = {number: shard for number in own if (shard := self.folder.read_intact(number))}
+        made = dict(self._make_shards([number for number in own if number not in kept]))
+        # Each rank knows only its own shards, and the index lists the shards of all ranks.
+        found: dict[int, Shard] = {}
+        for part in self.world.all_gather(kept | made):
+            found |= part
+        shards = [found[number] for number in sorted(found)]
+        self.world.run_on_main(lambda: self.folder.finish(shards, self._describe_facts()))
+        computed = self.world.all_reduce_sum(len(made))
+        return sum(shard.rows for shard in shards), len(shards), len(shards) - computed
+
+    def _make_shards(self, missing: list[int]) -> Iterator[tuple[int, Shard]]:
+        phases = [self._phase_of_shard(index, number) for index, number in enumerate(missing)]
+        # A World of one rank: the ranks share the shards, and each reads whole batches.
+        loader = build_loader(
+            BuildContext(self.setup.config, self.setup.machine, World()),
+            self.split,
+            Plan(PhaseTable(phases)),
+        )
+        try:
+            for number, phase in zip(missing, phases, strict=True):
+                parts = [
+                    self._make_columns(batch)
+                    for batches in loader.batches(phase)
+                    for batch in batches
+                ]
+                columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                yield number, self.folder.write(number, phase.offset, columns)
+                log.debug("%s: shard %d written, %d rows", self.name, number, len(columns["id"]))
+        finally:
+            loader.close()
+
+    def _phase_of_shard(self, index: int, number: int) -> Phase:
+        """Return the phase over the samples of one shard; its batches do not depend on other
+        shards."""
+        first = number * self.section.rows_per_shard
+        end = min(first + self.section.rows_per_shard, self.split.length)
+        steps = ceil((end - first) / self.batch_size)
+        return Phase(index, self.name, 0, 0, steps, first, end, self.batch_size)
+
+    @torch.no_grad()
+    def _make_columns(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the columns of a batch, on the CPU."""
+        # Seeded by the first sample of the batch: a model that draws random numbers returns the
+        # same rows on any rank and after any number of shards that were kept.
+        reseed(mix_seed(self._stream, int(batch.ids[0])))
+        moved = batch.to(self.setup.machine.device)
+        try:
+            with self.setup.machine.autocast(train=False):
+                output = self.model(moved.input)
+        except MISFITS as error:
+            raise_unless_misfit(error)
+            sentence = describe_failed_forward(self.model, error, batch.input, batch.ids.tolist())
+            raise ConfigError(
+                f"{sentence}, of DATA.{self.name.upper()}", code="config.misfit"
+            ) from error
+        columns = {"id": batch.ids, **flatten_outputs("target", batch.target)}
+        if self.section.predictions:
+            columns |= self._make_predictions(output)
+        columns |= {f"{LAYER}{name}": value for name, value in self.layers.pop_outputs().items()}
+        for name, value in columns.items():
+            if not value.ndim or len(value) != len(batch.ids):
+                raise ConfigError(
+                    f"EXTRACT.layers: {name} has shape {tuple(value.shape)} for a batch of "
+                    f"{len(batch.ids)} samples, expected a row for each sample; name another layer"
+                )
+        return {name: _to_saved_type(value) for name, value in columns.items()}
+
+    def _make_predictions(self, output: Any) -> dict[str, Tensor]:
+        scores = flatten_outputs("scores", output)
+        if not scores:
+            raise ConfigError(
+                f"EXTRACT.predictions = true: {type(self.model).__name__} returns "
+                f"{type(output).__name__}, expected a tensor of scores in it; set "
+                "EXTRACT.predictions=false and name layers in EXTRACT.layers"
+            )
+        labels = {
+            name.replace("scores", "label", 1): value.argmax(1)
+            for name, value in scores.items()
+            if value.ndim == 2 and value.shape[1] > 1
+        }
+        return scores | labels
+
+    def _describe_request(self) -> dict[str, Any]:
+        """Return everything that the rows depend on, except for facts that change last bits
+        only."""
+        section = self.section
+        keys = ("pool", "predictions", "format", "rows_per_shard")
+        return {
+            "phasetrain": __version__,
+            "model": hash_model(self.model),
+            "split": self.name,
+            "samples": self.split.length,
+            "fingerprint": self.split.fingerprint(),
+            "seed": self.setup.config.RUN.seed,
+            "batch_size": self.batch_size,
+            "precision": self.setup.machine.test_precision or self.setup.machine.precision,
+            "EXTRACT.layers": list(section.layers),
+            **{f"EXTRACT.{key}": section[key] for key in keys},
+            **self._describe_data(),
+        }
+
+    def _describe_data(self) -> dict[str, Any]:
+        """Return the keys of the split that its samples depend on."""
+        section = f"DATA.{self.name.upper()}"
+        schema = self.setup.schema
+        given = self.split.section.plain().items()
+        return {
+            f"{section}.{key}": value
+            for key, value in given
+            if key not in NOT_READ and schema.resume(f"{section}.{key}") == "forbidden"
+        }
+
+    def _describe_facts(self) -> dict[str, Any]:
+        names = self.split.facts.get("class_names")
+        return {
+            "classes": self.split.facts.get("classes"),
+            "class_names": None if names is None else list(names),
+        }
+
+
+def flatten_outputs(name: str, value: Any) -> dict[str, Tensor]:
+    """Return the tensors of nested mappings and lists by their dotted paths; empty for None."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
+    return {
+        path: tensor
+        for key, item in pairs
+        for path, tensor in flatten_outputs(f"{name}.{key}", item).items()
+    }
+
+
+def _to_saved_type(value: Tensor) -> Tensor:
+    """Return a tensor on the CPU, with floats of less than 32 bits as float32."""
+    if value.is_floating_point() and value.itemsize < 4:
+        # numpy, and with it the format npz, has no bfloat16
+        return value.to("cpu", torch.float32)
+    return value.cpu()
+
+
+def _read_in_order(split: SplitData) -> SplitData:
+    """Return the split in the order of the dataset; unreadable samples are skipped or raise."""
+    if not isinstance(split.reader, SampleReader):
+        raise ConfigError(
+            "EXTRACT.splits: DATA.TRAIN.datasets have batch sizes, and features are extracted from "
+            "one source at a time; name other splits",
+            code="config.conflict",
+        )
+    reader = split.reader
+    if reader.on_bad_sample == "substitute":
+        reader = reader.with_policy("drop")  # a substitute would be another sample's second row
+    order: SampleOrder = make_sequential()
+    length = len(reader.dataset)
+    if reader.chosen is not None:
+        order, length = SubsetOrder(order, reader.chosen), len(reader.chosen)
+    return replace(
+        split,
+        reader=reader,
+        order=order,
+        length=length,
+        train=False,
+        windows=(),
+        stages=(),
+        loader=None,
+        excluded=None,  # updates leave samples out, and features are wanted of these too
+    )
+
+
+def _select_splits(wanted: Any, data: Mapping[str, SplitData]) -> list[str]:
+    """Return the splits that EXTRACT.splits names, in this order; all splits by default."""
+    if not data:
+        raise ConfigError(
+            "RUN.engine = 'extract': DATA has no split; add one, such as DATA.TEST.dataset=...",
+            code="config.missing_dataset",
+        )
+    if wanted is None:
+        return list(data)
+    if not wanted:
+        raise ConfigError(
+            f"EXTRACT.splits = []: name at least one of {', '.join(data)}, or null for all of them"
+        )
+    for name in wanted:
+        if name not in data:
+            raise ConfigError(
+                f"EXTRACT.splits: DATA has no split {name!r}{did_you_mean(name, data) or '.'} "
+                f"It has {', '.join(data)}"
+            )
+    return list(dict.fromkeys(wanted))
+
+
+def _build_model(
+    setup: Setup, data: Mapping[str, SplitData], loaded: LoadedCheckpoint | None
+) -> nn.Module:
+    """Return the model in test mode with the weights of a checkpoint, of MODEL.weights, or
+    initialized from the seed."""
+    builder = setup.builder()
+    section: ExtractSection = setup.config["EXTRACT"]
+    which = section.weights
+    model = build_model(builder.context, builder.facts(data, Plan()))
+    if loaded is None:
+        load_weights(builder.context, model)
+        return model.to(setup.machine.device).eval()
+    digests = excluded_digests(loaded)
+    if digests:
+        load_weights(builder.context, model)
+    learned = loaded.state["task"]
+    if which not in learned:
+        averages = (
+            ", ".join(name for name in learned if name in get_args(WhichWeights)[1:]) or "none"
+        )
+        raise ConfigError(
+            f"EXTRACT.weights = {which!r}: {loaded.path} has no such weights; averages in it: "
+            f"{averages}; set EXTRACT.weights=model for the trained weights"
+        )
+    try:
+        model.load_state_dict(complete_state(loaded.path, digests, learned[which], model))
+    except RuntimeError as error:
+        raise ChangedError(
+            f"{loaded.path} is of another MODEL than the config describes: "
+            f"{shorten_misfit(error)}; `phasetrain extract RUN_FOLDER` takes the config of the run",
+            code="checkpoint.other_model",
+        ) from error
+    return model.to(setup.machine.device).eval()
+
+
+def _name_origin(loaded: LoadedCheckpoint | None) -> str:
+    if loaded is None:
+        return NONE
+    return loaded.path.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,337 @@
+"""The commands that use the model of a run: export, pack and predict."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from phasetrain.cli.output import Outcome
+from phasetrain.cli.parsing import TRUST, Call
+from phasetrain.config.sections.model import WhichWeights
+from phasetrain.errors import ConfigError
+from phasetrain.runtime.format import format_count
+
+if TYPE_CHECKING:
+    from phasetrain.addons.deploy.predict.predict import Prediction
+    from phasetrain.tasks.raw_inputs import OnUnreadable
+
+DEFAULT_WEIGHTS = (
+    "trained weights (model), or an average of them (default: schedule_free for a run with "
+    "MODEL.schedule_free, else model)"
+)
+
+# The modules of the commands are imported in the functions that run them, see file_commands.py.
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare checkpoint, file and format."""
+    parser.add_argument("path", metavar="RUN", help="a run folder, or one of its checkpoints")
+    parser.add_argument("out", metavar="OUT", help="file or folder to write; it must not exist")
+    parser.add_argument(
+        "--format",
+        help="safetensors, torch_export, onnx or huggingface (default: by the suffix of OUT, which "
+        "is .safetensors or none, .pt2, or .onnx)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        default="latest",
+        choices=["latest", "best"],
+        help="checkpoint of a run folder (default: latest)",
+    )
+    parser.add_argument(
+        "--which",
+        choices=get_args(WhichWeights),
+        help=DEFAULT_WEIGHTS,
+    )
+    parser.add_argument(
+        "--include", action="append", default=[], metavar="PATTERN", help="tensors to write"
+    )
+    parser.add_argument(
+        "--exclude", action="append", default=[], metavar="PATTERN", help="tensors to omit"
+    )
+    parser.add_argument(
+        "--with-transforms",
+        action="store_true",
+        help="let a model of torch_export or onnx take inputs before the transforms of the test",
+    )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def run_export(call: Call) -> Outcome:
+    """Write weights or a model from a checkpoint to a file."""
+    from phasetrain.addons.deploy.export import choose_format, export
+
+    flags = call.flags
+    form = choose_format(flags.out, flags.format)
+    source = {
+        "checkpoint": flags.checkpoint,
+        "which": flags.which,
+        "include": tuple(flags.include),
+        "exclude": tuple(flags.exclude),
+    }
+    made = export(
+        flags.path,
+        flags.out,
+        form,
+        source=source,
+        overrides=call.overrides,
+        config_dir=flags.config_dir,
+        with_transforms=flags.with_transforms,
+        trust=flags.trust,
+    )
+    sizes = {"bytes": made.size}
+    if form in ("safetensors", "huggingface", "peft"):
+        sizes = {"tensors": made.count, **sizes}
+    transforms = {"inside": list(made.inside), "outside": list(made.outside)}
+    content = {
+        "out": flags.out,
+        "format": form,
+        **sizes,
+        "weights": made.weights,
+        "transforms": transforms,
+        "input": made.input,
+        "output": made.output,
+        "class_names": list(made.class_names),
+    }
+    counted = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
+    lines = [f"{flags.out}: {counted} ({form})"]
+    if made.weights != "model":
+        lines.append(f"weights: {made.weights}, the average of MODEL.{made.weights}")
+    if made.input:
+        given = "as the transforms below give it" if made.outside else "as the dataset gives it"
+        lines.append(
+            f"input: {made.input}, {given}; what the dataset does, such as resizing images and "
+            "scaling them to [0, 1], is not included"
+        )
+    if made.output:
+        lines.append(f"output: {made.output}")
+    if made.class_names:
+        lines.append(f"classes of the output: {', '.join(made.class_names)}")
+    if made.inside:
+        lines.append(f"transforms inside: {', '.join(made.inside)}")
+    if made.outside:
+        lines.append(f"transforms to apply to its inputs first: {', '.join(made.outside)}")
+    return Outcome(text="\n".join(lines), content=content)
+
+
+def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run, file and the facts of the card."""
+    parser.add_argument("run_folder", metavar="RUN", help="a run folder, or one of its checkpoints")
+    parser.add_argument("out", metavar="MODEL.zip", help="file to write; it must not exist")
+    parser.add_argument(
+        "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
+    )
+    parser.add_argument("--weights", choices=get_args(WhichWeights), help=DEFAULT_WEIGHTS)
+    parser.add_argument(
+        "--example",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="samples of the example (default: the first two of the test split)",
+    )
+    parser.add_argument("--license", metavar="NAME", help="license of the model, for its card")
+    parser.add_argument(
+        "--certificate", metavar="FILE", help="certificate.json of phasetrain certify, for the card"
+    )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def run_pack(call: Call) -> Outcome:
+    """Write the model of a run to a single file."""
+    from phasetrain.addons.deploy.pack.pack import pack
+
+    flags = call.flags
+    made = pack(
+        flags.run_folder,
+        flags.out,
+        checkpoint=flags.checkpoint,
+        weights=flags.weights,
+        example=flags.example,
+        license_name=flags.license,
+        certificate=flags.certificate,
+        trust=flags.trust,
+    )
+    lines = [f"{made.out}: {made.size:,} bytes, sha256 {made.digest}"]
+    which = made.card["weights"]
+    if which != "model":
+        lines.append(f"weights: {which}, the average of MODEL.{which}")
+    if made.card["code"]:
+        names = ", ".join(one["file"] for one in made.card["code"])
+        lines.append(f"custom code that its users need, and that is not included: {names}")
+    lines.append(f"use: phasetrain predict {made.out} FILE...")
+    content = {"out": made.out, "bytes": made.size, "sha256": made.digest, "card": made.card}
+    return Outcome(text="\n".join(lines), content=content)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare a run or a packed model, and how it is loaded."""
+    parser.add_argument(
+        "run_folder",
+        metavar="RUN_FOLDER|MODEL.zip",
+        help="a run, one of its checkpoints, or a file of phasetrain pack",
+    )
+    # Without defaults: a packed model rejects the options that only a run has.
+    parser.add_argument("--checkpoint", metavar="NAME", help="latest (default), best or name")
+    parser.add_argument("--weights", choices=get_args(WhichWeights), help=DEFAULT_WEIGHTS)
+    parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
+    parser.add_argument(
+        "--imports",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="custom code that a packed model needs",
+    )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run or packed model, files and the form of the predictions."""
+    add_model_arguments(parser)
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per sample")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once")
+    parser.add_argument("--out", metavar="FILE", help="FILE.json or FILE.csv instead of a table")
+    parser.add_argument(
+        "--masks", metavar="FOLDER", help="folder for the class of each pixel, as PNG files"
+    )
+    parser.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    parser.add_argument(
+        "--skip-unreadable",
+        action="store_true",
+        help="report files that cannot be read, and predict for the others",
+    )
+    parser.add_argument(
+        "--digest", metavar="SHA256", help="reject a packed model with another digest"
+    )
+
+
+def run_predict(call: Call) -> Outcome:
+    """Predict for files with the model of a run, or with a packed model."""
+    from phasetrain.addons.deploy.pack.archive import names_archive
+    from phasetrain.addons.deploy.predict.predict import (
+        format_csv,
+        format_rows,
+        write_masks,
+        write_predictions,
+    )
+    from phasetrain.runtime.terminal import Terminal
+
+    flags = call.flags
+    # A file may have "=" in its name.
+    files = [word for word in call.overrides if "=" not in word or Path(word).exists()]
+    changes = [word for word in call.overrides if word not in files]
+    if not files:
+        raise ConfigError(
+            f"predict {flags.run_folder}: expected at least one file", code="cli.usage"
+        )
+    content: dict[str, Any] = {"folder": flags.run_folder}
+    lines = []
+    skipped: list[dict[str, str]] = []
+    on_unreadable = None
+    if flags.skip_unreadable:
+        on_unreadable = partial(_report_skipped, skipped)
+    if names_archive(flags.run_folder):
+        found, verified = _predict_packed(call, files, changes, on_unreadable)
+        content["pack"] = verified
+        lines.append(f"{flags.run_folder}: example {verified['example']}")
+    else:
+        found = _predict_run(call, files, changes, on_unreadable)
+    if skipped and not found:
+        raise ConfigError(
+            f"--skip-unreadable: none of the {format_count(len(skipped), 'file')} can be read, the "
+            f"first one because of: {skipped[0]['error']}",
+            code="predict.unreadable",
+        )
+    if flags.skip_unreadable:
+        content["skipped"] = skipped
+    content["predictions"] = [one.to_json() for one in found]
+    if flags.masks is not None:
+        lines.append(f"{flags.masks}: {write_masks(found, flags.masks)} masks")
+    if flags.out is not None:
+        write_predictions(found, flags.out)
+        lines.append(f"{flags.out}: {len(found)} predictions")
+    elif flags.csv:
+        lines = [format_csv(found).rstrip("\n")]
+    elif not flags.json:
+        head, rows = format_rows(found)
+        Terminal().print_table(f"predictions of {flags.run_folder}", head, rows)
+    return Outcome(text="\n".join(lines), content=content)
+
+
+def list_config_words(call: Call) -> None:
+    """Leave the files of `predict` out of the overrides, for `--cfg`."""
+    call.flags.overrides = [word for word in call.flags.overrides if "=" in word]
+
+
+def _report_skipped(skipped: list[dict[str, str]], file: str, reason: str) -> None:
+    sys.stderr.write(f"skipped: {reason}\n")
+    skipped.append({"file": file, "error": reason})
+
+
+def _predict_run(
+    call: Call, files: list[str], changes: list[str], on_unreadable: "OnUnreadable | None"
+) -> "list[Prediction]":
+    from phasetrain.addons.deploy.predict.predict import PredictOptions, predict
+
+    flags = call.flags
+    if flags.imports or flags.digest:
+        raise ConfigError(
+            f"{flags.run_folder} is no packed model: --imports and --digest are for the files of "
+            "phasetrain pack; a run takes --trust",
+            code="cli.conflict",
+        )
+    options = PredictOptions(
+        flags.checkpoint or "latest",
+        flags.weights,
+        flags.device,
+        flags.top,
+        flags.batch_size,
+        flags.trust,
+    )
+    return predict(flags.run_folder, files, changes, options, on_unreadable=on_unreadable)
+
+
+def reject_run_options(call: Call, changes: Sequence[str]) -> None:
+    """Reject the options of a run, if a packed model is given.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    flags = call.flags
+    given = {
+        "--checkpoint": flags.checkpoint not in (None, "latest"),
+        "--weights": flags.weights not in (None, "model"),
+        "--trust": flags.trust,
+        "overrides": bool(changes),
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{name} and {flags.run_folder}: a packed model has one set of weights and one "
+                "config; remove it, or name the run folder",
+                code="cli.conflict",
+            )
+
+
+def _predict_packed(
+    call: Call, files: list[str], changes: list[str], on_unreadable: "OnUnreadable | None"
+) -> "tuple[list[Prediction], dict[str, Any]]":
+    """Return the predictions of a packed model, and how it was verified."""
+    from phasetrain.addons.deploy.pack.load_pack import load_pack
+
+    flags = call.flags
+    reject_run_options(call, changes)
+    packed = load_pack(
+        flags.run_folder, device=flags.device, imports=flags.imports, digest=flags.digest
+    )
+    found = packed.predict_files(
+        files, top=flags.top, batch_size=flags.batch_size, on_unreadable=on_unreadable
+    )
+    verified = {
+        "sha256": packed.digest,
+        "example": packed.verification.describe(),
+        "identical": packed.verification.identical,
+        "difference": packed.verification.difference,
+    }
+    return found, verified

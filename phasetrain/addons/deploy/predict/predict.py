@@ -1,0 +1,491 @@
+"""Predict for files with the model of a run folder (`phasetrain predict`)."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from phasetrain.app.json_values import to_json_value
+from phasetrain.app.load import find_test_split, load, read_data_facts
+from phasetrain.app.stored.stored_config import read_checkpoint_config
+from phasetrain.config.sections.model import WhichWeights
+from phasetrain.data.datasets.images import import_pillow
+from phasetrain.data.loading.collate import UnequalShapesError
+from phasetrain.data.tokens import ByteCodec
+from phasetrain.data.transforms import Pipeline
+from phasetrain.errors import ConfigError
+from phasetrain.losses.cross_entropy import CrossEntropy
+from phasetrain.meters.classification.accuracy import Accuracy
+from phasetrain.runs.paths import make_parent
+from phasetrain.runtime.storage import open_storage
+from phasetrain.tasks import Task
+from phasetrain.tasks.inference import Predictor
+from phasetrain.tasks.input_transform import InputTransform
+from phasetrain.tasks.raw_inputs import InputReader, OnUnreadable, RawInput
+
+MULTI_LABEL = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
+"""Losses whose classes are independent of each other: a sample may have several."""
+
+
+CLASSIFYING = (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropy, Accuracy, *MULTI_LABEL)
+"""Losses and meters of models that classify."""
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """How to predict.
+
+    Attributes:
+        checkpoint: `latest`, `best`, or a name.
+        weights: the trained weights, or an average of them; None: see `choose_weights`.
+        device: see MACHINE.device.
+        top: number of classes per sample, the most probable ones first.
+        batch_size: samples per forward pass.
+        trust: run the code that the config of the folder names.
+    """
+
+    checkpoint: str = "latest"
+    weights: WhichWeights | None = None
+    device: str = "auto"
+    top: int = 3
+    batch_size: int = 64
+    trust: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one sample.
+
+    Attributes:
+        file: path of its file.
+        index: position of the sample in the file.
+        classes: pairs of class name and probability, the most probable first; with a mask the share
+            of each class, the largest first; empty if the model does not classify.
+        output: output of the model; None if it classifies.
+        mask: class of each pixel, `(H, W)`; None if the model does not classify pixels.
+    """
+
+    file: str
+    index: int
+    classes: Sequence[tuple[str, float]] = ()
+    output: Any = None
+    mask: Sequence[Sequence[int]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prediction as JSON data."""
+        found: dict[str, Any] = {"file": self.file, "index": self.index}
+        if self.mask is not None:
+            shares = [{"name": name, "share": share} for name, share in self.classes]
+            return found | {"mask": self.mask, "classes": shares}
+        if self.output is not None:
+            return found | {"output": to_json_value(self.output)}
+        return found | {"classes": [{"name": name, "probability": p} for name, p in self.classes]}
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """The meaning of the output of a model.
+
+    Attributes:
+        classes: number of classes that the data has; None if it is not known.
+        class_names: name of each class; empty if there are none.
+        is_classifier: whether the loss or a meter shows that outputs are scores of classes.
+        is_multi_label: whether a sample may have several classes.
+        of_bytes: whether the classes are tokens of a text, bytes unless they have names, and the
+            output has scores for each position.
+    """
+
+    classes: int | None = None
+    class_names: Sequence[str] = ()
+    is_classifier: bool = False
+    is_multi_label: bool = False
+    of_bytes: bool = False
+
+    def count_classes(self, output: Any) -> int | None:
+        """Return the number of classes that an output has scores of; None if it is no such output.
+
+        Args:
+            output: scores `(N, C)` of samples, or `(N, C, H, W)` of pixels.
+        """
+        if not isinstance(output, Tensor) or output.ndim not in (2, 4):
+            return None
+        classes = self.classes
+        if classes is None and self.is_classifier:
+            # A single score, as for BCEWithLogitsLoss, is no class.
+            classes = max(2, output.shape[1])
+        if output.shape[1] == classes:
+            return classes
+        return None
+
+    def name_class(self, index: int) -> str:
+        """Return the name of a class, its number if it has none."""
+        if index < len(self.class_names):
+            return self.class_names[index]
+        if self.of_bytes:
+            # 256 is the token at the end of a document
+            return repr(bytes([index]))[1:] if index < 256 else "end"
+        return str(index)
+
+
+def find_output_form(task: Task, reader: InputReader) -> OutputForm:
+    """Return the meaning of the output of a task's model."""
+    classes = reader.facts.get("classes")
+    parts = (task.loss, *task.parts.meters.values())
+    names = list_token_names(reader) or tuple(task.class_names)
+    return OutputForm(
+        classes if isinstance(classes, int) else None,
+        names,
+        any(isinstance(part, CLASSIFYING) for part in parts),
+        isinstance(task.loss, MULTI_LABEL),
+        reader.is_text,
+    )
+
+
+def list_token_names(reader: InputReader) -> tuple[str, ...]:
+    """Return the text of each token of a language model; empty for bytes and for other models."""
+    if not reader.is_text or isinstance(reader.codec, ByteCodec):
+        return ()
+    return tuple(map(reader.name_token, range(reader.codec.vocabulary)))
+
+
+@dataclass(frozen=True)
+class FilePredictor:
+    """Predicts for files.
+
+    Attributes:
+        predictor: has the model.
+        transform: makes batches of samples.
+        reader: reads files as samples.
+        form: meaning of the outputs.
+    """
+
+    predictor: Predictor
+    transform: InputTransform
+    reader: InputReader
+    form: OutputForm
+
+    def predict(
+        self,
+        files: Sequence[str],
+        *,
+        top: int = 3,
+        batch_size: int = 64,
+        on_unreadable: OnUnreadable | None = None,
+    ) -> list[Prediction]:
+        """Return the predictions for files.
+
+        Args:
+            files: see `InputReader.iterate`.
+            top: number of classes per sample, the most probable ones first.
+            batch_size: samples that are in memory at once.
+            on_unreadable: see `InputReader.iterate`.
+
+        Raises:
+            ConfigError: a file cannot be read, the model does not take its samples, or `top` or
+                `batch_size` is below 1.
+        """
+        if top < 1:
+            raise ConfigError(
+                f"top = {top}: expected at least 1, the number of classes per sample",
+                code="cli.usage",
+            )
+        found: list[Prediction] = []
+        for inputs in batched(self.reader.iterate(files, on_unreadable), batch_size):
+            if self.form.of_bytes:
+                # Texts of one length form a batch; padding would change what follows them.
+                for _, same in groupby(inputs, key=lambda one: len(one.sample)):
+                    found += self._predict_batch(list(same), top)
+            else:
+                found += self._predict_batch(inputs, top)
+        return found
+
+    def _predict_batch(self, inputs: Sequence[RawInput], top: int) -> Iterator[Prediction]:
+        try:
+            output = self.compute_output([one.sample for one in inputs], inputs[0].file)
+        except ConfigError as error:
+            unequal = _describe_unequal_files(error, inputs)
+            if unequal is None:
+                raise
+            raise unequal from error
+        if self.form.count_classes(output) is not None:
+            if output.ndim == 4:
+                return _name_pixels(self.form, inputs, output, top)
+            return _name_classes(self.form, inputs, output, top)
+        return _split_output(inputs, output)
+
+    def compute_output(self, samples: Sequence[Any], name: str) -> Any:
+        """Return the output for samples; for a text of bytes, the output at its last position.
+
+        Args:
+            samples: as the dataset gives them.
+            name: where the first one comes from, for messages.
+
+        Raises:
+            ConfigError: the model does not take them.
+        """
+        batch = self.transform(samples)
+        expected = self.reader.facts.get("input_shape")
+        # A network with adaptive pooling takes images of any size, and says nothing sensible.
+        if isinstance(batch, Tensor) and isinstance(expected, list):
+            shape = tuple(batch.shape[1:])
+            if shape != tuple(expected):
+                split = self.transform.split
+                raise ConfigError(
+                    f"{name}: after {split}.transforms its shape is {shape}, and the model was "
+                    f"tested on {tuple(expected)}; resize it, or change the transforms: "
+                    f"{split}.transforms=[...]",
+                    code="predict.wrong_shape",
+                )
+        try:
+            output = self.predictor.predict(batch, transform=False)
+        except ConfigError as error:
+            if error.code == "config.misfit" and self._takes_floats(batch):
+                dtype = str(batch.dtype).removeprefix("torch.")
+                raise ConfigError(
+                    f"{name}: its numbers are {dtype}, and the model takes float32; convert "
+                    "them, with array.astype('float32') or tensor.float(), to the range of the "
+                    "samples of the dataset",
+                    code="predict.wrong_dtype",
+                ) from error
+            raise
+        if self.form.of_bytes and isinstance(output, Tensor) and output.ndim == 3:
+            output = output[:, -1]  # after the last token of the text
+        return output
+
+    def _takes_floats(self, batch: Any) -> bool:
+        """Return whether the model takes a batch that it has rejected as float32."""
+        if not isinstance(batch, Tensor) or batch.is_floating_point():
+            return False
+        try:
+            self.predictor.predict(batch.float(), transform=False)
+        except ConfigError:
+            return False
+        return True
+
+
+def _describe_unequal_files(error: ConfigError, inputs: Sequence[RawInput]) -> ConfigError | None:
+    """Return the error about a batch whose samples differ in shape with the names of two files;
+    None for any other error."""
+    cause = error.__cause__
+    if not isinstance(cause, UnequalShapesError) or cause.sample is None:
+        return None
+    first, odd = inputs[0], inputs[cause.sample]
+    return ConfigError(
+        f"{odd.file}: after the transforms its shape is {cause.shapes[1]}, and the shape of "
+        f"{first.file} is {cause.shapes[0]}; resize one of them, or predict for them one by one: "
+        "--batch-size 1",
+        code="predict.wrong_shape",
+    )
+
+
+def batched(inputs: Iterable[RawInput], size: int) -> Iterator[list[RawInput]]:
+    """Yield inputs in lists of at most `size`.
+
+    Raises:
+        ConfigError: `size` is below 1.
+    """
+    if size < 1:
+        raise ConfigError(f"batch_size = {size}: expected at least 1", code="cli.usage")
+    left = iter(inputs)
+    while chunk := list(islice(left, size)):
+        yield chunk
+
+
+def predict(
+    folder: str,
+    files: Sequence[str],
+    changes: Sequence[str] = (),
+    options: PredictOptions | None = None,
+    *,
+    on_unreadable: OnUnreadable | None = None,
+) -> list[Prediction]:
+    """Return the predictions of a run for files.
+
+    Images, `.npy`, `.pt` and `.csv` files, and text are read as the dataset of the first test split
+    reads its samples, and go through its transforms. For a language model, the
+    prediction is the token after the text.
+
+    Args:
+        folder: folder of a run, or of one checkpoint.
+        files: files, folders of images, or `-` for the lines of standard input.
+        changes: overrides of the config of the run, such as `DATA.TEST.transforms=[...]`.
+        options: by default the newest checkpoint, and three classes.
+        on_unreadable: called with the path and the error of each file that cannot be read, which is
+            then skipped; by default the first one is an error.
+
+    Raises:
+        ConfigError: there is no such run or file, the model does not take the samples, or the
+            folder names code that is not trusted.
+    """
+    options = options or PredictOptions()
+    task = load(
+        folder,
+        options.checkpoint,
+        weights=options.weights,
+        device=options.device,
+        changes=changes,
+        trust=options.trust,
+    )
+    stored = read_checkpoint_config(folder, options.checkpoint)
+    split = find_test_split(stored.values["DATA"]) or "TRAIN"
+    reader = InputReader(stored.values["DATA"][split], read_data_facts(stored.folder, split))
+    found = make_file_predictor(task, reader, split)
+    return found.predict(
+        files, top=options.top, batch_size=options.batch_size, on_unreadable=on_unreadable
+    )
+
+
+def make_file_predictor(task: Task, reader: InputReader, split: str) -> FilePredictor:
+    """Return a predictor for files with a task.
+
+    Args:
+        task: from `phasetrain.load`.
+        reader: of the dataset of a split.
+        split: key of the split in DATA.
+    """
+    transform = task.transform
+    if transform is None:
+        scales = "channels" in reader.facts
+        transform = InputTransform(f"DATA.{split}", Pipeline(), scales_bytes=scales)
+    return FilePredictor(task, transform, reader, find_output_form(task, reader))
+
+
+def _name_classes(
+    form: OutputForm, inputs: Sequence[RawInput], scores: Tensor, top: int
+) -> Iterator[Prediction]:
+    scores = scores.float().cpu()
+    if form.is_multi_label:
+        probabilities = torch.sigmoid(scores)
+    else:
+        probabilities = torch.softmax(scores, dim=1)
+    best = probabilities.topk(min(top, scores.shape[1]))
+    for one, values, indices in zip(inputs, best.values, best.indices, strict=True):
+        pairs = [
+            (form.name_class(index), value)
+            for index, value in zip(indices.tolist(), values.tolist(), strict=True)
+        ]
+        yield Prediction(one.file, one.index, pairs)
+
+
+def _name_pixels(
+    form: OutputForm, inputs: Sequence[RawInput], scores: Tensor, top: int
+) -> Iterator[Prediction]:
+    for one, mask in zip(inputs, scores.argmax(1).cpu(), strict=True):
+        shares = torch.bincount(mask.flatten(), minlength=scores.shape[1]) / mask.numel()
+        best = shares.topk(min(top, len(shares)))
+        pairs = [
+            (form.name_class(index), share)
+            for index, share in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            if share
+        ]
+        yield Prediction(one.file, one.index, pairs, mask=mask.tolist())
+
+
+def write_masks(found: Sequence[Prediction], folder: str) -> int:
+    """Write the mask of each prediction as a grey PNG file with the class of each pixel, and return
+    their number.
+
+    Raises:
+        ConfigError: there is no mask, a class above 255, or the folder cannot be written.
+    """
+    if not any(one.mask is not None for one in found):
+        raise ConfigError(
+            f"--masks {folder}: the model gives no class for each pixel; expected a model of "
+            "segmentation",
+            code="cli.conflict",
+        )
+    image = import_pillow("predict --masks")
+    written = 0
+    for one in found:
+        if one.mask is None:
+            continue
+        # Numbered, because files in two folders may have the same name.
+        path = Path(folder, f"{written:05d}-{Path(one.file).stem}-{one.index}.png")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.fromarray(np.array(one.mask, dtype=np.uint8)).save(path)
+        except OSError as error:
+            raise ConfigError(
+                f"--masks {folder}: could not be written: {error}", code="file.not_writable"
+            ) from error
+        written += 1
+    return written
+
+
+def _split_output(inputs: Sequence[RawInput], output: Any) -> Iterator[Prediction]:
+    for place, one in enumerate(inputs):
+        yield Prediction(one.file, one.index, output=_take_sample(output, place))
+
+
+def _take_sample(output: Any, place: int) -> Any:
+    """Return the output of one sample as JSON data."""
+    if isinstance(output, Tensor):
+        return _to_plain(output[place])
+    if isinstance(output, Mapping):
+        return {str(key): _take_sample(value, place) for key, value in output.items()}
+    # Detection models return a list with an entry per sample, others a tuple of batches.
+    if isinstance(output, tuple):
+        return [_take_sample(value, place) for value in output]
+    return _to_plain(output[place])
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float().cpu().tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(item) for item in value]
+    return to_json_value(value)
+
+
+def format_rows(found: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table: a row per class, or per sample if there are no classes."""
+    if any(one.output is not None for one in found):
+        head = ["file", "index", "output"]
+        return head, [[one.file, str(one.index), json.dumps(one.output)] for one in found]
+    value = "share of pixels" if any(one.mask is not None for one in found) else "probability"
+    head = ["file", "index", "rank", "class", value]
+    rows = [
+        [one.file, str(one.index), str(rank), name, f"{probability:.4f}"]
+        for one in found
+        for rank, (name, probability) in enumerate(one.classes, 1)
+    ]
+    return head, rows
+
+
+def format_csv(found: Sequence[Prediction]) -> str:
+    """Return the rows of `format_rows` as CSV."""
+    file = io.StringIO()
+    head, rows = format_rows(found)
+    csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    return file.getvalue()
+
+
+def write_predictions(found: Sequence[Prediction], out: str) -> None:
+    """Write predictions to a file, `.json` or `.csv`.
+
+    Raises:
+        ConfigError: another suffix, or the file cannot be written.
+    """
+    if out.endswith(".json"):
+        text = json.dumps([one.to_json() for one in found], indent=1) + "\n"
+    elif out.endswith(".csv"):
+        text = format_csv(found)
+    else:
+        raise ConfigError(f"--out {out}: expected a file FILE.json or FILE.csv", code="cli.usage")
+    make_parent(out, open_storage(out))
+    try:
+        open_storage(out).replace(out, text.encode(errors="surrogateescape"))
+    except OSError as error:
+        raise ConfigError(
+            f"--out {out}: could not be written: {error}", code="file.not_writable"
+        ) from error

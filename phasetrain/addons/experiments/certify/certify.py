@@ -1,0 +1,258 @@
+"""Prove on this machine that a config resumes bit-identically."""
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phasetrain.addons.experiments.certify.attempt import Order
+from phasetrain.addons.experiments.certify.certificate import (
+    compare_certificate,
+    make_certificate,
+    read_certificate,
+)
+from phasetrain.addons.experiments.certify.combination import Combination, Launch, Trial
+from phasetrain.addons.experiments.certify.timing import Cost, measure_cost
+from phasetrain.app.json_values import to_json_value
+from phasetrain.app.preflight.preflight import (
+    Preflight,
+    describe_findings,
+    trace_first_batch,
+)
+from phasetrain.app.setup import Setup, resolve_config, world_size_of
+from phasetrain.app.shorten import shorten_config
+from phasetrain.config.compose.override_text import quote_value
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import HOOKS, Hook
+from phasetrain.runtime.storage import Storage
+from phasetrain.runtime.terminal import Terminal, plain_table
+
+log = logging.getLogger(__name__)
+
+NOT_EQUAL = 7
+"""Exit code if the verdict is no, or if the certified machine was another one."""
+
+HERE = ("RUN.engine=train", "LAUNCH.cluster=null")
+"""Overrides with which the config is resolved: whatever it says, it is trained here."""
+
+FIXED = (
+    *HERE,
+    "RUN.rehearse=false",  # the kills prove more than the rehearsal
+    "RUN.give_up_after=null",
+    "RUN.verbosity=quiet",
+    "CHECKPOINT.every_epochs=1",
+    "CHECKPOINT.every_minutes=null",
+    "HOOKS.report=null",
+)
+"""Overrides of all attempts."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to certify.
+
+    Attributes:
+        out: path of the certificate.
+        is_quick: try one kill and the configured setting of MACHINE.deterministic only.
+        launch: runs an order; None: in new processes.
+    """
+
+    out: str = "certificate.json"
+    is_quick: bool = False
+    launch: Launch | None = None
+
+
+@dataclass(frozen=True)
+class Certified:
+    """The outcome of certifying.
+
+    Attributes:
+        exit_code: 0: yes; `NOT_EQUAL`: no; 1: the configured setting could not be tried.
+        text: for people.
+        content: of certificate.json.
+    """
+
+    exit_code: int
+    text: str
+    content: Mapping[str, Any]
+
+
+def certify(
+    overrides: Sequence[str],
+    options: Options,
+    *,
+    config_dir: str | None = None,
+    terminal: Terminal | None = None,
+) -> Certified:
+    """Train a shortened run of a config, kill it, resume it, compare every bit, and write a
+    certificate.
+
+    Args:
+        overrides: describe the run.
+        options: how.
+        config_dir: folder with custom configs.
+        terminal: where to print notes on the config; standard output by default.
+
+    Raises:
+        ConfigError: the config is invalid, or several processes were started.
+    """
+    if "WORLD_SIZE" in os.environ:
+        raise ConfigError(
+            "certify starts its processes itself; start it without torchrun or srun, with "
+            "LAUNCH.processes=N for N processes",
+            code="config.world_size",
+        )
+    began = time.perf_counter()
+    setup = resolve_config(
+        [*overrides, *HERE], config_dir=config_dir, terminal=terminal or Terminal()
+    )
+    folder = _make_folder(setup.config.RUN.dir)
+    keeps = False
+    try:
+        outcomes, cost = _try_all(setup, overrides, options, folder)
+        keeps = any(one.verdict == "no" for one in outcomes)
+    finally:
+        # After a `no`, both runs are needed to find the cause.
+        if not keeps:
+            shutil.rmtree(folder, ignore_errors=True)
+    kernels = _trace_model(setup)
+    content = make_certificate(setup, outcomes, cost, time.perf_counter() - began)
+    content["nondeterministic"] = None
+    if kernels is not None:
+        content["nondeterministic"] = to_json_value(kernels.plain())
+    Storage().replace_json(options.out, content, durable=False)
+    own = outcomes[0].verdict
+    exit_code = {"yes": 0, "no": NOT_EQUAL}.get(own, 1)
+    lines = [_format_outcomes(setup, outcomes, cost)]
+    if kernels is not None:
+        device = setup.machine.device.type
+        setting = setup.config.MACHINE.deterministic
+        lines += describe_findings(kernels, device, deterministic=setting)
+    text = "\n".join([*lines, f"written to {options.out}"])
+    return Certified(exit_code, text, content)
+
+
+def check(path: str, overrides: Sequence[str], config_dir: str | None = None) -> Certified:
+    """Compare this machine with the certified one.
+
+    Raises:
+        ConfigError: the config is invalid, or the file is no certificate.
+    """
+    certificate = read_certificate(path)
+    setup = resolve_config([*overrides, *HERE], config_dir=config_dir)
+    found = compare_certificate(certificate, setup)
+    content = {"equal": not found, "differences": found, "verdict": certificate["verdict"]}
+    if not found:
+        text = f"{path}: device and versions are the same here; verdict {content['verdict']}"
+        return Certified(0, text, content)
+    rows = [(name, str(one), str(other)) for name, (one, other) in found.items()]
+    return Certified(NOT_EQUAL, plain_table(path, ("", "certified", "here"), rows), content)
+
+
+def _try_all(
+    setup: Setup, overrides: Sequence[str], options: Options, folder: Path
+) -> tuple[list[Combination], Cost | None]:
+    config = setup.config
+    settings = [config.MACHINE.deterministic]
+    if not options.is_quick:
+        settings.append(not config.MACHINE.deterministic)
+    processes = world_size_of(config, setup.place)
+    words = (*overrides, *shorten_config(config), *FIXED, *hook_words(config.HOOKS))
+    workers = config.DATA.TRAIN.workers
+    # `auto` depends on the cores; the number of workers changes no bit.
+    if not isinstance(workers, int):
+        workers = 0
+    outcomes: list[Combination] = []
+    cost: Cost | None = None
+    for setting in settings:
+        name = "deterministic" if setting else "other"
+        order = Order((*words, f"MACHINE.deterministic={setting}"), setup.config_dir)
+        trial = Trial(folder / name, order, workers, processes, options.launch)
+        log.info("certify: MACHINE.deterministic = %s", str(setting).lower())
+        outcomes.append(trial.run(deterministic=setting, is_quick=options.is_quick))
+        # With the deterministic setting, which cuBLAS wants to know before its first call.
+        if setting and not options.is_quick:
+            cost = measure_cost(trial, order)
+    return outcomes, cost
+
+
+def _trace_model(setup: Setup) -> Preflight | None:
+    """Return the operators without a deterministic kernel; None if the model cannot be built."""
+    # On the CPU: the memory of the device belongs to the attempts, and values are not needed.
+    machine = replace(setup.machine, device=torch.device("cpu"))
+    builder = replace(setup, machine=machine).builder()
+    try:
+        data = builder.data()
+        plan = builder.plan(data)
+        return trace_first_batch(builder.task(builder.parts(data, plan)), plan)
+    # An attempt has failed for the same reason, and its error is in the verdict.
+    except Exception as error:  # noqa: BLE001
+        log.debug("the model could not be built: %s", error)
+        return None
+
+
+def hook_words(section: Mapping[str, Any]) -> list[str]:
+    """Return overrides that leave out hooks which report to others, and compare each update."""
+    words = []
+    for label, one in section.items():
+        kind = HOOKS.get(one.get("name", label))
+        if isinstance(kind, type) and issubclass(kind, Hook) and kind.reports_elsewhere:
+            # A tracker would show the attempts to others as if they were runs.
+            words.append(f"HOOKS.{quote_value(label)}=null")
+    if "metrics" in section:
+        words.append("HOOKS.metrics.every_updates=1")
+    if "ledger" in section:
+        words.append("HOOKS.ledger.content=full")
+    return words
+
+
+def _make_folder(run_folder: str) -> Path:
+    """Return a new folder next to the run folder, which has room for checkpoints, or a temporary
+    one."""
+    parent = Path(run_folder).absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if "://" in run_folder or not os.access(parent, os.W_OK):
+        return Path(tempfile.mkdtemp(prefix="phasetrain-certify-"))
+    # Hidden, so that `phasetrain runs list` leaves it out.
+    return Path(tempfile.mkdtemp(prefix=".certify-", dir=parent))
+
+
+def _format_outcomes(setup: Setup, outcomes: Sequence[Combination], cost: Cost | None) -> str:
+    config = setup.config
+    processes = world_size_of(config, setup.place)
+    run = [config.MACHINE.precision, "compiled" if config.MACHINE.compile else "not compiled"]
+    run.append(f"{processes} processes ({config.DISTRIBUTED.strategy})")
+    if processes == 1:
+        run[-1] = "1 process"
+    head = ("MACHINE.deterministic", "bit-identical", "kills", "updates", "values compared")
+    rows = [
+        (
+            str(one.deterministic).lower(),
+            one.verdict,
+            str(len(one.kills)),
+            str(one.updates),
+            f"{one.values:,}",
+        )
+        for one in outcomes
+    ]
+    lines = [plain_table(f"{config.RUN.name}: {', '.join(run)}", head, rows)]
+    for one in outcomes:
+        setting = f"MACHINE.deterministic = {str(one.deterministic).lower()}"
+        if one.verdict == "no":
+            lines.append(
+                f"{setting}: no, update {one.update}, {one.component or one.path}: {one.reason}\n"
+                f"  phasetrain runs diff {one.folder}/reference {one.folder}/killed"
+            )
+        elif one.verdict == "not tried":
+            lines.append(f"{setting}: not tried: {one.reason}")
+    if cost is not None:
+        lines.append(f"cost of deterministic kernels: {cost}")
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""A run before it starts, as it is compared with another one: its plan, and the values of its
+schedules."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasetrain.app.setup import SLOTS, Setup
+from phasetrain.config.registry import parameters
+from phasetrain.config.validation import find_part_names
+from phasetrain.data.samplers.locate import PassFinder
+from phasetrain.engine.plan import AVERAGED, TRAIN, Plan
+from phasetrain.engine.position import Position, RunState
+from phasetrain.optim import SCHEDULES
+from phasetrain.optim.schedules.param_schedules import HeldSchedule
+from phasetrain.tasks import Builder, SplitData
+from phasetrain.tasks.build.builder import collect_stage_facts
+from phasetrain.tasks.build.data_builder import build_loader
+from phasetrain.tasks.build.optimizer_builder import build_schedules, build_stage_options
+
+PLAN_FACTS = (
+    *("epochs", "updates", "updates_per_epoch"),
+    *("train_batches", "test_batches", "test_samples"),
+)
+"""Facts about the plan and the tests that parts may ask for by name."""
+
+LONGEST_SHARED = 200_000
+"""Updates of which schedules are compared one by one: two runs share at most these."""
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run that is compared with others.
+
+    Attributes:
+        setup: its config.
+        builder: builds its parts.
+        data: split -> data.
+    """
+
+    setup: Setup
+    builder: Builder
+    data: Mapping[str, SplitData]
+
+    @classmethod
+    def open(cls, setup: Setup, earlier: Sequence["ComparedRun"] = ()) -> "ComparedRun":
+        """Open the data of a run, or take the data of an earlier one with the same; no sample is
+        read."""
+        builder = setup.builder()
+        same = [one.data for one in earlier if one.data_config == _select_data(setup)]
+        return cls(setup, builder, same[0] if same else builder.data())
+
+    @cached_property
+    def data_config(self) -> dict[str, Any]:
+        """The part of the config that decides about the data."""
+        return _select_data(self.setup)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The config with derived values."""
+        found: dict[str, Any] = self.setup.config.plain()
+        return found
+
+    @cached_property
+    def plan(self) -> Plan:
+        """All phases from the beginning."""
+        return self.builder.plan(self.data)
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """Values that parts may ask for by name."""
+        return self.builder.facts(self.data, self.plan)
+
+    @cached_property
+    def used_facts(self) -> frozenset[str]:
+        """The PLAN_FACTS that parts other than schedules may ask for."""
+        names = find_part_names(self.setup.composed, SLOTS, self.setup.schema)
+        return frozenset(
+            fact
+            for slot in SLOTS
+            if ".SCHEDULES." not in slot.path
+            for name in names[slot.path]
+            for fact in parameters(slot.registry.find(name, slot.path))
+            if fact in PLAN_FACTS
+        )
+
+    @cached_property
+    def has_own_schedules(self) -> bool:
+        """Whether phasetrain defines all schedules."""
+        sections = [self.config, *self.config["PHASES"]["stages"]]
+        optimizers = [one.get("OPTIMIZER", {}) for one in sections]
+        optimizers += (self.config["OPTIMIZER"].get("others") or {}).values()
+        return all(
+            name in SCHEDULES and SCHEDULES[name].__module__.startswith("phasetrain.")
+            for section in optimizers
+            for item in (section.get("SCHEDULES") or {}).values()
+            for name in _list_names(item)
+        )
+
+    @cached_property
+    def schedules(self) -> dict[str, Values]:
+        """Option, as a path of the config -> its factor at each update, `(updates,)`; at most
+        LONGEST_SHARED of them."""
+        context = self.builder.context
+        section = context.config.OPTIMIZER
+        facts = {**self.facts, "updates": self.plan.cycle_updates}
+        whole = {
+            f"OPTIMIZER.SCHEDULES.{option}": schedule
+            for option, schedule in build_schedules(
+                context, section.SCHEDULES, "OPTIMIZER", facts, section
+            ).items()
+        }
+        for label, other in (section.others or {}).items():
+            where = f"OPTIMIZER.others.{label}"
+            made = build_schedules(context, other.get("SCHEDULES") or {}, where, facts, other)
+            whole |= {f"{where}.SCHEDULES.{option}": one for option, one in made.items()}
+        known = collect_stage_facts(context, self.plan)
+        stages = [
+            build_stage_options(context, config, {**facts, **known[number]}, number).schedules
+            for number, config in enumerate(context.stages)
+        ]
+        options = dict.fromkeys(whole)
+        for stage in stages:
+            options |= dict.fromkeys(f"OPTIMIZER.SCHEDULES.{option}" for option in stage)
+        length = min(self.plan.updates, LONGEST_SHARED)
+        found = {path: np.ones(length) for path in options}
+        for update, at in enumerate(self._list_positions(length)):
+            for path, values in found.items():
+                own = stages[at.stage].get(path.rpartition(".")[2]) if stages else None
+                schedule = own or whole.get(path)
+                if schedule is None:
+                    continue
+                # A schedule of a stage runs over its stage, and one of the run over the whole run.
+                progress = (at.where, at.within)
+                # It keeps the value of the beginning of the epoch.
+                if isinstance(schedule, HeldSchedule) and at.epoch_start is not None:
+                    progress = at.epoch_start
+                values[update] = schedule(progress[own is not None])
+        return found
+
+    def _list_positions(self, length: int) -> list[Position]:
+        """Return the positions of the first updates."""
+        found: list[Position] = []
+        phases = self.plan.phases
+        for index in np.flatnonzero(phases.is_train).tolist():
+            steps = min(phases[index].steps, length - len(found))
+            before = len(found)
+            found += [
+                self.plan.position(RunState(index, step, before + step)) for step in range(steps)
+            ]
+            if len(found) == length:
+                break
+        return found
+
+    @cached_property
+    def train_sampler(self) -> PassFinder:
+        """The draws of the training data, as one process would make them."""
+        return build_loader(self.builder.context, self.data[TRAIN], self.plan).sampler
+
+    def find_first_averaged_test(self) -> int:
+        """Return the number of updates before the first test of averaged weights; more than the run
+        has if there is none."""
+        phases = self.plan.phases
+        names = {place for place, name in enumerate(phases.splits) if AVERAGED in name}
+        tests = np.flatnonzero(np.isin(phases.column("split"), list(names)))
+        if not len(tests):
+            return self.plan.updates + 1
+        return self.plan.updates_before(int(tests[0]))
+
+    def find_first_test(self, split: str) -> int:
+        """Return the number of updates before the first test of a split; all if it has none."""
+        phases = self.plan.phases
+        names = {
+            place for place, name in enumerate(phases.splits) if name.partition("@")[0] == split
+        }
+        tests = np.flatnonzero(np.isin(phases.column("split"), list(names)))
+        if not len(tests):
+            return self.plan.updates
+        return self.plan.updates_before(int(tests[0]))
+
+
+def _select_data(setup: Setup) -> dict[str, Any]:
+    config = setup.config.plain()
+    phases = config["PHASES"]
+    return {
+        "sections": [config["DATA"], config["TASK"], phases["stages"], phases["overfit"]],
+        "run": [config["RUN"]["seed"], config["RUN"]["imports"]],
+    }
+
+
+def _list_names(item: Any) -> Iterator[str]:
+    """Yield the names of a schedule and of its parts."""
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, Mapping):
+        yield str(item.get("name"))
+        for part in item.get("parts") or ():
+            yield from _list_names(part)

@@ -1,0 +1,87 @@
+"""Compares two runs with one seed bit by bit: every update, every measured value, the weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from phasetrain.addons.experiments.judge.trained_runs import TrainedRun
+from phasetrain.app.runs.diff import diff
+from phasetrain.checkpoint import Checkpointer
+from phasetrain.models.digest import hash_state
+from phasetrain.runtime.storage import open_storage
+
+WEIGHTS = "weights"
+"""Component that differs if updates and measured values are equal, and the final weights are
+not."""
+
+
+@dataclass(frozen=True)
+class BitComparison:
+    """The outcome of comparing two runs.
+
+    Attributes:
+        updates: number of updates that both runs have made.
+        update: first update at which they differ; 0 if they are identical.
+        component: first component that differs there; empty if they are identical.
+        is_renamed: whether equal weights have other names.
+    """
+
+    updates: int
+    update: int = 0
+    component: str = ""
+    is_renamed: bool = False
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether no bit differs."""
+        return not self.component
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in words."""
+        if not self.is_identical:
+            return f"different from update {self.update} on, first in: {self.component}"
+        noun = "update" if self.updates == 1 else "updates"
+        return f"identical for {self.updates} {noun}"
+
+
+def compare_bits(one: TrainedRun, other: TrainedRun) -> BitComparison:
+    """Compare the ledgers, the measured values and the weights of two runs of equal length.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    # Ledgers come first: they name the update, which the weights at the end cannot.
+    found = diff(one.folder, other.folder)
+    updates = min(one.updates, other.updates)
+    if not found.equal:
+        return BitComparison(updates, found.updates, found.components[0])
+    # The names of modules do not count, since a refactoring may change them.
+    weights = [_hash_weights(run) for run in (one, other)]
+    digests = [sorted(each.values()) for each in weights]
+    if digests[0] != digests[1]:
+        return BitComparison(updates, updates, WEIGHTS)
+    return BitComparison(updates, is_renamed=weights[0] != weights[1])
+
+
+def _hash_weights(run: TrainedRun) -> Mapping[str, str]:
+    """Return name -> digest of each tensor of model and loss in the newest checkpoint."""
+    loaded = Checkpointer(f"{run.folder}/checkpoints", open_storage(run.folder)).load_newest()
+    # CHECKPOINT may save nothing at the end; then the ledger has samples of the weights only.
+    if loaded is None:
+        return {}
+    task = loaded.state["task"]
+    return {
+        f"{part}.{name}": hash_state({"": tensor})
+        for part in ("model", "loss")
+        for name, tensor in _list_tensors(task.get(part)).items()
+    }
+
+
+def _list_tensors(state: Any) -> Mapping[str, Tensor]:
+    # A loss without parameters has no state.
+    if not isinstance(state, Mapping):
+        return {}
+    return {str(name): one for name, one in state.items() if isinstance(one, Tensor)}

@@ -1,0 +1,370 @@
+"""Decide by runs whether candidates are identical to a baseline, better, or worse."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from string import ascii_uppercase
+
+from phasetrain.addons.experiments.judge.bits import compare_bits
+from phasetrain.addons.experiments.judge.contenders import (
+    Contender,
+    add_facts,
+    check_words,
+    list_by_digest,
+    parse_contenders,
+)
+from phasetrain.addons.experiments.judge.judgement import Judgement, Pair, Trial, format_pairs
+from phasetrain.addons.experiments.judge.processes import Launch, WorkingFolder, launch_process
+from phasetrain.addons.experiments.judge.revisions import open_revision
+from phasetrain.addons.experiments.judge.sequential import ERROR_RATE, Rule, Verdict, decide
+from phasetrain.addons.experiments.judge.trained_runs import (
+    RunStore,
+    TrainedRun,
+    Which,
+    check_metric,
+    check_stored,
+    find_direction,
+    list_config_changes,
+    read_promise,
+    read_value,
+)
+from phasetrain.errors import ConfigError
+from phasetrain.runs.direction import Direction, Objective
+from phasetrain.runs.records import read_status
+from phasetrain.runtime.format import join_first
+
+log = logging.getLogger(__name__)
+
+SHORT_UPDATES = 20
+MOST_PAIRS = 12
+"""Default length of the short runs, and default cap on the number of pairs."""
+
+SHOWN = 3
+"""Number of changed keys that a line names."""
+
+WORKING_TREE = "working tree"
+"""Name of the files of a project as they are."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to judge.
+
+    Attributes:
+        revisions: revisions of the project; the words are then one command for all of them.
+        metric: the metric, with a minus sign if smaller is better; empty: as configured.
+        which: whether last or best values are compared.
+        short: number of updates of the runs that are compared bit by bit; 0: none are made.
+        is_full: compare whole runs bit by bit if the short ones are identical.
+        margin: smallest difference that matters; None: every difference does.
+        error_rate: probability of any false verdict on any candidate.
+        most_pairs: cap on the number of pairs.
+        is_fresh: use only runs that judge has trained.
+        config_dir: folder with custom configs.
+        trust: run the code that the config of a run folder names.
+    """
+
+    revisions: tuple[str, ...] = ()
+    metric: str = ""
+    which: Which = "last"
+    short: int = SHORT_UPDATES
+    is_full: bool = False
+    margin: float | None = None
+    error_rate: float = ERROR_RATE
+    most_pairs: int = MOST_PAIRS
+    is_fresh: bool = False
+    config_dir: str | None = None
+    trust: bool = False
+
+    def check(self) -> None:
+        """Reject values that make no sense.
+
+        Raises:
+            ConfigError: names the first one (code `cli.usage`).
+        """
+        problems = {
+            "--short": (self.short < 0, self.short, "0 or more"),
+            "--pairs": (self.most_pairs < 1, self.most_pairs, "1 or more"),
+            "--error-rate": (not 0 < self.error_rate < 1, self.error_rate, "between 0 and 1"),
+            "--d": (self.margin is not None and not self.margin > 0, self.margin, "above 0"),
+        }
+        for flag, (is_wrong, value, expected) in problems.items():
+            if is_wrong:
+                raise ConfigError(f"{flag} {value}: expected a number {expected}", code="cli.usage")
+
+
+def judge(
+    words: Sequence[str],
+    settings: Settings,
+    *,
+    launch: Launch = launch_process,
+    say: Callable[[str], None] = log.info,
+) -> Judgement:
+    """Compare candidates with a baseline, and return the verdicts.
+
+    Short runs with one seed come first: a candidate whose runs have the same bits is identical.
+    For the others, pairs of runs with the same seed are added until each is decided. Finished runs
+    are kept, so that the same call continues where it was stopped.
+
+    Args:
+        words: the contenders, see `parse_contenders`; with revisions the words of one run.
+        settings: how to judge.
+        launch: runs a process.
+        say: gets a line for each comparison and each pair.
+
+    Raises:
+        ConfigError: the contenders cannot be compared; nothing has been trained unless their data
+            or metrics turn out to differ.
+        PhasetrainError: a run has failed.
+        StoppedError: a signal came.
+    """
+    settings.check()
+    with _open_contenders(words, settings, launch) as contenders:
+        session = _Session(settings, contenders, launch, say)
+        session.check()
+        session.compare_short_runs()
+        session.add_pairs()
+        return session.conclude()
+
+
+@contextmanager
+def _open_contenders(
+    words: Sequence[str], settings: Settings, launch: Launch
+) -> Iterator[list[Contender]]:
+    """Yield the contenders with their facts, the baseline first."""
+    with ExitStack() as stack:
+        if settings.revisions:
+            found = _open_revisions(words, settings.revisions, stack)
+        else:
+            found = parse_contenders(words, WorkingFolder(str(Path.cwd())))
+        # Collected one after the other: each process imports torch and uses all cores for that.
+        found = [
+            add_facts(one, launch, config_dir=settings.config_dir, trust=settings.trust)
+            for one in found
+        ]
+        list_by_digest(found)
+        yield found
+
+
+def _open_revisions(
+    words: Sequence[str], revisions: Sequence[str], stack: ExitStack
+) -> list[Contender]:
+    here = str(Path.cwd())
+    check_words(words)
+    found = []
+    for name in revisions:
+        revision = stack.enter_context(open_revision(name, here))
+        found.append(
+            Contender(
+                name,
+                tuple(words),
+                commit=revision.commit,
+                place=revision.place,
+            )
+        )
+    if len(found) == 1:
+        found.append(Contender(WORKING_TREE, tuple(words), place=WorkingFolder(here)))
+    return found
+
+
+def _list_letters() -> Iterator[str]:
+    """Yield short names of candidates: B, C, ..., Z, and numbers after them."""
+    yield from ascii_uppercase[1:]
+    yield from map(str, count(len(ascii_uppercase) + 1))
+
+
+class _Session:
+    """One call of `judge`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        contenders: Sequence[Contender],
+        launch: Launch,
+        say: Callable[[str], None],
+    ) -> None:
+        self.metric = ""
+        self.settings = settings
+        self.baseline = contenders[0]
+        self.say = say
+        self.store = RunStore(
+            launch,
+            config_dir=settings.config_dir,
+            trust=settings.trust,
+            reuses=not settings.is_fresh,
+        )
+        self.trials = [
+            Trial(one, letter) for one, letter in zip(contenders[1:], _list_letters(), strict=False)
+        ]
+        # Bonferroni: Holm's steps would need fewer pairs, and protect neither the sign of a
+        # difference nor "no difference larger than d".
+        self.rule = Rule(settings.error_rate / len(self.trials), settings.margin)
+        self.objective: Objective | None = None
+        self.runs: list[TrainedRun] = []
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """The baseline and the candidates."""
+        return [self.baseline, *(trial.contender for trial in self.trials)]
+
+    def check(self) -> None:
+        """Name the contenders; reject those that cannot be compared, before anything is trained."""
+        for one in self.contenders:
+            if one.stored and not self.settings.is_fresh:
+                check_stored(one)
+        self.metric = self.settings.metric or self._find_common_metric()
+        split = Objective.parse(self.metric).split
+        for one in self.contenders:
+            known = [name.lower() for name in one.facts.config["DATA"]]
+            if split not in known:
+                raise ConfigError(
+                    f"--metric {self.metric}: {one.name} has no split {split!r}; it has "
+                    f"{', '.join(known)}",
+                    code="judge.no_metric",
+                )
+            # With overrides, it may measure more than the folder has.
+            if one.stored and not one.words and not self.settings.is_fresh:
+                check_metric(one.stored, Objective.parse(self.metric).metric)
+        for trial in self.trials:
+            trial.changes = list_config_changes(
+                self.baseline.facts.config,
+                trial.contender.facts.config,
+                sorted({*self.baseline.facts.observers, *trial.contender.facts.observers}),
+            )
+
+        self.say(f"A {self.baseline.name}")
+        for trial in self.trials:
+            self.say(f"{trial.letter} {trial.contender.name}")
+
+    def _find_common_metric(self) -> str:
+        found = {one.name: one.facts.monitor for one in self.contenders}
+        if "" in found.values():
+            name = next(name for name, monitor in found.items() if not monitor)
+            raise ConfigError(
+                f"{name}: nothing says by which metric its runs are compared; name one with "
+                "--metric, such as test/accuracy, or -test/loss if smaller is better",
+                code="judge.no_metric",
+            )
+        if len(set(found.values())) > 1:
+            listed = ", ".join(f"{monitor} for {name}" for name, monitor in found.items())
+            raise ConfigError(
+                f"the metrics differ: {listed}; name one for all with --metric",
+                code="judge.other_metric",
+            )
+        return self.baseline.facts.monitor
+
+    def compare_short_runs(self) -> None:
+        """Compare the first updates of each candidate with the baseline."""
+        if not self.settings.short:
+            return
+        seed = self.baseline.facts.seed
+        short = self.store.get_short_run(self.baseline, seed, self.settings.short)
+        self.runs.append(short)
+        for trial in self.trials:
+            run = self.store.get_short_run(trial.contender, seed, self.settings.short)
+            self.runs.append(run)
+            trial.bits = compare_bits(short, run)
+            self._check_data(trial.contender, short, run)
+            # The name of a part is code, as in a refactoring; other keys may be schedules.
+            later = [key for key in trial.changes if not key.endswith(".name")]
+            text = trial.bits.sentence
+            if trial.bits.is_identical:
+                # Short runs are whole runs if the config asks for fewer updates.
+                trial.is_whole = read_status(run.folder).state == "finished"
+                trial.is_identical = trial.is_whole or not (later or self.settings.is_full)
+                if not trial.is_identical and later:
+                    text += f"; {join_first(later, SHOWN)} may act later, so whole runs follow"
+            if not trial.is_identical:
+                self.say(f"{trial.letter} is {text}")
+
+    def add_pairs(self) -> None:
+        """Add pairs of runs until each candidate is decided."""
+        # Consecutive seeds, so that nobody can choose the ones that show a difference.
+        first = self.baseline.facts.seed
+        for seed in range(first, first + self.settings.most_pairs):
+            trials = [one for one in self.trials if one.verdict is Verdict.UNDECIDED]
+            if not trials:
+                return
+            baseline = self.store.get_run(self.baseline, seed)
+            self.runs.append(baseline)
+            for trial in trials:
+                candidate = self.store.get_run(trial.contender, seed)
+                self.runs.append(candidate)
+                self._add_pair(trial, baseline, candidate)
+            measured = [trial for trial in trials if not trial.is_identical]
+            if measured:
+                self.say(format_pairs(seed, measured))
+
+    def _add_pair(self, trial: Trial, baseline: TrainedRun, candidate: TrainedRun) -> None:
+        self._check_data(trial.contender, baseline, candidate)
+        # Only now is it known whether whole runs are identical, and once is enough.
+        if not trial.pairs and (trial.bits is None or trial.bits.is_identical):
+            trial.bits = compare_bits(baseline, candidate)
+            trial.is_whole = True
+            trial.is_identical = trial.bits.is_identical
+            if trial.is_identical:
+                return
+            self.say(f"{trial.letter} is {trial.bits.sentence}")
+        objective = self._resolve_objective(baseline, candidate)
+        which = self.settings.which
+        values = [read_value(run, objective, which) for run in (baseline, candidate)]
+        pair = Pair(baseline, candidate, (values[0], values[1]))
+        trial.pairs.append(pair)
+        score = objective.direction.score
+        scores = [(score(one.values[0]), score(one.values[1])) for one in trial.pairs]
+        trial.look = decide(scores, self.rule)
+
+    def _resolve_objective(self, baseline: TrainedRun, candidate: TrainedRun) -> Objective:
+        """Return the metric with its direction: a minus sign decides, then the records of
+        the runs."""
+        objective = Objective.parse(self.metric)
+        for run in (baseline, candidate):
+            check_metric(run.folder, objective.metric)
+        if objective.direction is Direction.LARGER:
+            found = [find_direction(run, objective.metric) for run in (baseline, candidate)]
+            # One run may be older than records of directions; two different records are an error.
+            known = {one for one in found if one is not None}
+            if len(known) != 1:
+                raise ConfigError(
+                    f"--metric {self.metric}: the runs do not say which values are better; give "
+                    f"--metric -{objective.metric} if smaller ones are, or another metric",
+                    code="judge.no_direction",
+                )
+            objective = replace(objective, direction=known.pop())
+        self.objective = objective
+        return objective
+
+    def _check_data(self, contender: Contender, one: TrainedRun, other: TrainedRun) -> None:
+        """Reject runs that were measured on different data."""
+        split = Objective.parse(self.metric).split
+        # Runs without checkpoints have no fingerprints, and are compared without this check.
+        found = [read_promise(run.folder).get("data", {}) for run in (one, other)]
+        prints = [{key.lower(): value for key, value in each.items()} for each in found]
+        if split in prints[0] and split in prints[1] and prints[0][split] != prints[1][split]:
+            raise ConfigError(
+                f"{self.metric}: {self.baseline.name} and {contender.name} are measured on "
+                f"different data ({prints[0][split]} and {prints[1][split]}), so their values "
+                "cannot be compared; choose a metric of a split that both have",
+                code="judge.other_data",
+            )
+
+    def conclude(self) -> Judgement:
+        """Return the verdicts."""
+        # By folder: the baseline of a pair is the baseline of every candidate.
+        runs = {run.folder: run for run in self.runs}
+        made = [run for run in runs.values() if not run.is_found]
+        return Judgement(
+            baseline=self.baseline,
+            trials=self.trials,
+            objective=self.objective,
+            which=self.settings.which,
+            rule=self.rule,
+            error_rate=self.settings.error_rate,
+            most_pairs=self.settings.most_pairs,
+            folders=list(dict.fromkeys(str(Path(run.folder).parent) for run in made)),
+            updates=sum(run.updates for run in made),
+            trained=len(self.store.trained),
+        )

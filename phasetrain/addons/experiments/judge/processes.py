@@ -1,0 +1,89 @@
+"""The processes of the runs that are judged."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from phasetrain.addons.experiments.sweep.jobs import handle_signals
+from phasetrain.errors import PhasetrainError
+from phasetrain.runtime.signals import is_in_foreground
+
+
+@dataclass(frozen=True)
+class WorkingFolder:
+    """Where the runs of a contender are made.
+
+    Attributes:
+        path: the working directory.
+        search_path: value of PYTHONPATH, if it is not empty.
+    """
+
+    path: str = "."
+    search_path: tuple[str, ...] = ()
+
+
+class StoppedError(PhasetrainError):
+    """A signal has ended the command, and re-running it resumes.
+
+    The process exits with 128 + n after signal n (without a signal: exit code 1).
+
+    Args:
+        number: number of the signal.
+    """
+
+    default_code = "judge.stopped"
+
+    def __init__(self, number: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name}; re-run the command to resume")
+        self.exit_code = 128 + number
+
+
+class Launch(Protocol):
+    """Runs a module in a separate process, and returns the exit code."""
+
+    def __call__(self, words: Sequence[str], place: WorkingFolder, output: Path) -> int:
+        """Run `python -m WORDS` in a folder, and append its output to a file."""
+
+
+def launch_process(words: Sequence[str], place: WorkingFolder, output: Path) -> int:
+    """Run a module in a new process, and return the exit code.
+
+    Raises:
+        StoppedError: a signal came; it was forwarded, and the process has ended.
+    """
+    received: list[int] = []
+    environment = dict(os.environ)
+    # As in the installed command, the working directory is searched last (see `run_imports`).
+    environment["PYTHONSAFEPATH"] = "1"
+    if place.search_path:
+        environment["PYTHONPATH"] = os.pathsep.join(place.search_path)
+    with output.open("ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=place.path,
+            env=environment,
+            stdin=subprocess.DEVNULL,  # a `breakpoint()` in a run must not wait for the terminal
+            stdout=file,
+            stderr=file,
+        )
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            received.append(number)
+            # The terminal has sent Ctrl-C to every process of the foreground group.
+            if number != signal.SIGINT or not is_in_foreground():
+                process.send_signal(number)
+
+        with handle_signals(forward):
+            code = process.wait()
+    # After the wait: the run has saved its checkpoint by now.
+    if received:
+        raise StoppedError(received[0])
+    # Popen has -n after signal n, a shell 128 + n.
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,24 @@
+"""Keys of section RUN for experiments."""
+
+from dataclasses import dataclass
+
+from phasetrain.config.sections.keys import Section, key
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunKeys(Section):
+    """Keys of section RUN for experiments."""
+
+    step: int | None = key(
+        None,
+        "number of the update to replay with RUN.engine=replay, as in metrics.jsonl",
+        resume="free",
+        ge=1,
+    )
+    # Free, since a fork ends with the bits of the run from scratch.
+    reuse_prefix: bool = key(
+        False,
+        "start from a checkpoint of a run next to RUN.dir whose first updates are the same for "
+        "certain; a sweep trains updates that its runs share once",
+        resume="free",
+    )

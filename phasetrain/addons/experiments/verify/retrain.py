@@ -1,0 +1,428 @@
+"""Train a segment of a run again, and compare it with the ledger and with the next checkpoint."""
+
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from phasetrain.addons.experiments.replay.updates import (
+    Place,
+    ReplayStart,
+    find_content,
+    replay_updates,
+    start_at,
+)
+from phasetrain.addons.experiments.verify.evidence import Evidence, Finding, count_updates
+from phasetrain.addons.experiments.verify.segments import Segment
+from phasetrain.addons.experiments.verify.weights_file import is_same
+from phasetrain.app.setup import Setup, resolve_config
+from phasetrain.app.stored.stored_config import (
+    StoredConfig,
+    read_loaded_config,
+    read_newest_command,
+)
+from phasetrain.app.train.resume import (
+    check_data_changes,
+    describe_environment,
+    list_config_changes,
+    list_packages,
+)
+from phasetrain.app.train.source_code import list_source_changes
+from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.codec import flatten_state
+from phasetrain.checkpoint.commit import Saved
+from phasetrain.checkpoint.promised import FOLDER, read_promised
+from phasetrain.checkpoint.reader import CheckpointReader
+from phasetrain.config.compose.override_text import quote_value
+from phasetrain.config.problems import format_value
+from phasetrain.config.trust import trust_only
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ChangedError
+from phasetrain.hooks.ledger import Content
+from phasetrain.runs.ledger import COMPONENTS, UNKNOWN_START, Ledger, list_differences
+from phasetrain.runtime.environment import describe_platform
+from phasetrain.runtime.format import join_first
+from phasetrain.runtime.machine import Machine
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import SplitData
+
+SHARED = ("samples", "lr")
+"""Components that one process has in common with several ranks that do not reduce in order."""
+
+COMPARED = ("python", "torch", "numpy", "machine", "device", "threads")
+"""Entries of a recorded environment that the bits depend on."""
+
+OF_RANKS = ("generators", "logs")
+"""Parts of the state of a task that each rank has for itself, besides its meters."""
+
+SHOWN = 3
+"""Maximum number of tensors that are named."""
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """The outcome of training one segment again.
+
+    Attributes:
+        segment: the segment.
+        components: components of the records that were compared.
+        records: number of updates whose records were compared.
+        weights: checkpoints whose learned state was compared, by name.
+        findings: differences, in the order of the updates; empty if there are none.
+        excuses: why a difference would prove nothing: the machine or the world size is another one.
+    """
+
+    segment: Segment
+    components: tuple[str, ...]
+    records: int
+    weights: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    excuses: tuple[str, ...]
+
+
+@dataclass
+class Retrainer:
+    """Trains segments of one run again; its data is opened once.
+
+    Args:
+        evidence: the files of the run.
+        trust: run the code that the config of the run names.
+    """
+
+    evidence: Evidence
+    trust: bool = False
+    _packages: dict[str, str | None] = field(default_factory=list_packages)
+    _opened: dict[str, tuple[Setup, Mapping[str, SplitData]]] = field(default_factory=dict)
+
+    def retrain(self, segment: Segment) -> Retrained:
+        """Train a segment again and compare it.
+
+        Raises:
+            ChangedError: the data, the user's code or the config has changed since the run.
+            ConfigError: the run cannot be built here.
+        """
+        reader = CheckpointReader(f"{self.evidence.folder}/{FOLDER}", self.evidence.storage)
+        begin = self._load(reader, segment.begin)
+        ends = [self._load(reader, one) for one in segment.ends]
+        known = [one for one in (*ends, begin) if one is not None]
+        setup, data = self._open(known)
+        with trust_only(setup.trusted_paths):
+            return self._compare(segment, setup, data, begin, known)
+
+    def _compare(
+        self,
+        segment: Segment,
+        setup: Setup,
+        data: Mapping[str, SplitData],
+        begin: LoadedCheckpoint | None,
+        known: list[LoadedCheckpoint],
+    ) -> Retrained:
+        recorded = [one.promised for one in known] or [self._read_environment()]
+        for one in known:
+            _check_unchanged(setup, one, data)
+        if begin is None:
+            machine = _match_threads(setup, recorded[0])
+            start = ReplayStart(setup.builder().plan(data), RunState(), machine)
+        else:
+            start = start_at(setup, data, begin)
+        ledger = self.evidence.ledger
+        # From the ledger rather than the environment, which is that of the newest attempt.
+        processes = max(
+            [1, *(ledger[one].processes for one in (segment.first, segment.last) if one in ledger)]
+        )
+        is_comparable = processes == 1 or setup.config.DISTRIBUTED.reduction == "ordered"
+        components: tuple[str, ...] = COMPONENTS
+        if not is_comparable:
+            components = SHARED
+        differing: dict[str, list[str]] = {}
+        looks: dict[Place, Any] = {}
+        if is_comparable:
+            # Sums of several ranks without a fixed order have other last bits in one process.
+            for end in [one for one in known if one is not begin]:
+                state = end.manifest.state
+                # Several checkpoints at one place have the same content.
+                looks[int(state["phase"]), int(state["step"])] = partial(
+                    _compare_state,
+                    end,
+                    differing,
+                    only_learned=processes > 1,
+                    is_old=not ledger.header.is_chained,
+                )
+        found = replay_updates(
+            setup,
+            data,
+            start,
+            segment.last,
+            content=_find_content(ledger, segment),
+            state_at=looks,
+        )
+        findings = [
+            *_compare_start(segment, ledger, found),
+            *_compare_records(segment, ledger, found, components),
+            *_compare_weights(segment, differing),
+        ]
+        here = Platform(
+            describe_environment(setup, start.machine),
+            self._packages,
+            describe_platform(start.machine.device.type),
+        )
+        excuses = [
+            line for one in recorded for line in Platform.of_promise(one).list_differences(here)
+        ]
+        if not is_comparable:
+            excuses.append(
+                f"the run had world size {processes} without ordered reduction, and one process "
+                f"trains it again: only {' and '.join(SHARED)} can be compared"
+            )
+        return Retrained(
+            segment,
+            tuple(components),
+            len([one for one in found if one in ledger]),
+            tuple(differing),
+            tuple(findings),
+            tuple(dict.fromkeys(excuses)),
+        )
+
+    def check_config(self) -> None:
+        """Reject a finished run whose config.yaml is not the config of its last checkpoint.
+
+        Raises:
+            ChangedError: with code `verify.config_changed`.
+        """
+        if not self.evidence.saved or count_updates(self.evidence.saved[-1]) < self.evidence.last:
+            return  # a later attempt may have changed the config, and saved nothing yet
+        folder = self.evidence.folder
+        promised = read_promised(folder, "latest", self.evidence.storage)
+        changed = [
+            change
+            for change in list_config_changes(self._resolve(self._read_command()), promised)
+            if change.resume != "free"
+        ]
+        if changed:
+            listed = ", ".join(
+                f"{one.path} = {format_value(one.new)} (the checkpoint has {format_value(one.old)})"
+                for one in changed
+            )
+            raise ChangedError(
+                f"{folder}/config.yaml is not the config of this run: {listed}; restore the file",
+                code="verify.config_changed",
+            )
+
+    def _load(self, reader: CheckpointReader, saved: Saved | None) -> LoadedCheckpoint | None:
+        if saved is None:
+            return None
+        return reader.load(self.evidence.path_of(saved))
+
+    def _read_environment(self) -> dict[str, Any]:
+        """Return environment.json in the form of a checkpoint's promise."""
+        content = dict(self._read_command().environment.content)
+        return {"environment": content, "packages": content.get("packages", {})}
+
+    def _read_command(self) -> StoredConfig:
+        return read_newest_command(self.evidence.folder)
+
+    def _open(self, known: list[LoadedCheckpoint]) -> tuple[Setup, Mapping[str, SplitData]]:
+        """Return the config of a segment and its data."""
+        # Not by the whole composed config: parsing config.yaml takes longer than a short segment.
+        key = ""
+        if known:
+            key = json.dumps(known[0].promised["config"], sort_keys=True)
+        if key not in self._opened:
+            if known:
+                stored = read_loaded_config(known[0], known[0].path)
+            else:
+                stored = self._read_command()
+            setup = self._resolve(stored)
+            with trust_only(setup.trusted_paths):
+                self._opened[key] = setup, setup.builder().data()
+        return self._opened[key]
+
+    def _resolve(self, stored: StoredConfig) -> Setup:
+        return resolve_config(
+            [
+                f"RUN.dir={quote_value(self.evidence.folder)}",
+                "LAUNCH.cluster=null",
+                "LAUNCH.processes=1",
+            ],
+            stored=replace(stored, is_trusted=self.trust),
+            terminal=Terminal(io.StringIO(), live=False),
+        )
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Versions and hardware, on which bits depend besides config, data and code.
+
+    Attributes:
+        environment: versions, device and threads, see `describe_environment`.
+        packages: package -> version.
+        processors: see `describe_platform`.
+    """
+
+    environment: Mapping[str, Any]
+    packages: Mapping[str, Any]
+    processors: Mapping[str, Any]
+
+    @classmethod
+    def of_promise(cls, promised: Mapping[str, Any]) -> "Platform":
+        """Return the platform that a checkpoint has recorded; old ones lack some facts."""
+        found = [promised.get(name, {}) for name in ("environment", "packages", "platform")]
+        return cls(*found)
+
+    def list_differences(self, now: "Platform") -> list[str]:
+        """Return how another platform differs from this one, or may differ."""
+        pairs = [
+            (
+                {name: self.environment[name] for name in COMPARED if name in self.environment},
+                now.environment,
+            ),
+            (
+                {name: one for name, one in self.packages.items() if name not in COMPARED},
+                now.packages,
+            ),
+            (self.processors, now.processors),
+        ]
+        found = [
+            f"{name} was {value}, here it is {here.get(name)}"
+            for before, here in pairs
+            for name, value in before.items()
+            if value != here.get(name)
+        ]
+        if not self.processors:  # by a version that did not
+            found.append("the cpu was not recorded")
+        return found
+
+
+def _match_threads(setup: Setup, promised: Mapping[str, Any]) -> Machine:
+    threads = promised.get("environment", {}).get("threads")
+    # Threads divide a sum, so their number decides about its last bits.
+    if setup.machine.threads is None and isinstance(threads, int):
+        return replace(setup.machine, threads=threads)
+    return setup.machine
+
+
+def _check_unchanged(setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, SplitData]) -> None:
+    """Reject data or code that the run did not have: its results would prove nothing.
+
+    Raises:
+        ChangedError: with code `resume.data_changed` or `verify.code_changed`.
+    """
+    check_data_changes(setup, loaded, data)
+    changed = list_source_changes(setup, loaded.promised)
+    if changed:
+        raise ChangedError(
+            f"{loaded.path}: {' and '.join(changed)} since it was saved, so training it again "
+            "would prove nothing; restore the code of the run (environment.json names the commit)",
+            code="verify.code_changed",
+        )
+
+
+def _find_content(ledger: Ledger, segment: Segment) -> Content:
+    """Return how much of each batch was hashed in a segment."""
+    # The last update speaks for all: a setting changes at a resume, and so at a checkpoint.
+    if segment.last not in ledger:
+        return "sampled"
+    return find_content(ledger[segment.last])
+
+
+def _compare_start(segment: Segment, ledger: Ledger, found: Ledger) -> Iterator[Finding]:
+    # A ledger that lost its beginning does not know the initial weights.
+    before = ledger.header.start
+    if segment.begin is not None or UNKNOWN_START in (before, found.header.start):
+        return
+    if before != found.header.start:
+        text = (
+            f"the initial weights differ: sha256 {before.hex()} in the ledger, "
+            f"{found.header.start.hex()} now"
+        )
+        yield Finding("weights", 0, ("initial weights",), text)
+
+
+def _compare_records(
+    segment: Segment, ledger: Ledger, found: Ledger, components: tuple[str, ...]
+) -> Iterator[Finding]:
+    """Yield the first update that differs."""
+    for update in range(segment.first, segment.last + 1):
+        if update not in found:
+            text = f"trained again, the run ends after update {found.last or segment.first - 1}"
+            yield Finding("update", update, ("length",), text)
+            return
+        # An attempt without the hook has left a gap; the weights at the end are compared anyway.
+        if update not in ledger:
+            continue
+        names = list_differences(ledger[update], found[update])
+        names = [name for name in names if name in components]
+        if names:
+            pairs = "; ".join(
+                f"{name} {ledger[update].format_component(name)} -> "
+                f"{found[update].format_component(name)}"
+                for name in names
+            )
+            text = f"update {update} is the first that differs (ledger -> trained again): {pairs}"
+            yield Finding("update", update, tuple(names), text)
+            return
+
+
+def _compare_weights(segment: Segment, differing: Mapping[str, list[str]]) -> Iterator[Finding]:
+    for name, tensors in differing.items():
+        if tensors:
+            text = (
+                f"checkpoint {name} does not have the weights of update {segment.last}: "
+                f"{join_first(tensors, SHOWN)}"
+            )
+            yield Finding("weights", segment.last, tuple(tensors), text)
+
+
+def _compare_state(
+    end: LoadedCheckpoint,
+    differing: dict[str, list[str]],
+    state: Mapping[str, Any],
+    *,
+    only_learned: bool,
+    is_old: bool,
+) -> None:
+    """Add the names of the tensors of a checkpoint that are not in a state, bit for bit.
+
+    Args:
+        end: the checkpoint.
+        differing: gets the names, by name of the checkpoint.
+        state: the state of the run trained again.
+        only_learned: leave out sums of metrics, which differ between ranks.
+        is_old: compare only what the checkpoint has: those of 0.1 lack some entries.
+    """
+    # Hooks that only observe are not called again, so they have no state to compare.
+    labels = state["hooks"].keys() & end.state["hooks"].keys()
+    if is_old:
+        state = _drop_new_keys(state, end.state)
+    before_tree, before = _flatten(end.state, labels, only_learned=only_learned)
+    now_tree, now = _flatten(state, labels, only_learned=only_learned)
+    found = [one for one in {**before, **now} if not is_same(before.get(one), now.get(one))]
+    # The text repeats the names of the tensors, which are reported already if they differ.
+    if not found and before_tree != now_tree:
+        found = ["state without tensors (optimizer, schedules or hooks)"]
+    differing[end.path.rpartition("/")[2]] = found
+
+
+def _drop_new_keys(state: Any, old: Any) -> Any:
+    """Return a state without the keys that another one does not have, at any depth."""
+    if not isinstance(state, Mapping) or not isinstance(old, Mapping):
+        return state
+    return {key: _drop_new_keys(state[key], old[key]) for key in state if key in old}
+
+
+def _flatten(
+    state: Mapping[str, Any], labels: Collection[str], *, only_learned: bool
+) -> tuple[bytes, dict[str, Tensor]]:
+    """Return the state of the task, and of the hooks with these labels, as text and tensors."""
+    task = {
+        name: part
+        for name, part in state["task"].items()
+        if not only_learned or not (name in OF_RANKS or name.startswith("meter."))
+    }
+    hooks = {label: state["hooks"][label] for label in sorted(labels)}
+    tree, tensors = flatten_state({"task": task, "hooks": hooks})
+    return tree, dict(tensors)

@@ -1,0 +1,312 @@
+"""Verify a run, or weights of a run (`phasetrain verify RUN_OR_WEIGHTS`)."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from phasetrain.addons.experiments.verify.evidence import Evidence, Finding, gather_evidence
+from phasetrain.addons.experiments.verify.retrain import Retrained, Retrainer
+from phasetrain.addons.experiments.verify.segments import (
+    Choice,
+    Segment,
+    choose_segments,
+    list_segments,
+)
+from phasetrain.addons.experiments.verify.weights_file import (
+    compare_weights,
+    find_run,
+    is_weights_file,
+    read_weights_file,
+)
+from phasetrain.app.train.resume import limit_to_checkpoint
+from phasetrain.errors import ConfigError
+from phasetrain.runs.paths import check_run_folder
+from phasetrain.runs.records import RunFiles
+from phasetrain.runtime.format import format_count, join_first
+from phasetrain.runtime.storage import open_storage
+
+Verdict = Literal["bit-identical", "different", "undecided"]
+
+EXIT_CODES = {"bit-identical": 0, "different": 1, "undecided": 9}
+
+SHOWN = 4
+"""Maximum number of segments, findings and remarks of a kind in the text."""
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """How to verify.
+
+    Attributes:
+        fraction: share of the updates to train again, above 0 and up to 1.
+        segments: number of segments to train again instead of a share; None for the share.
+        seed: of the random choice of segments; None: one that nobody can predict.
+        run: folder of the run that weights are from; empty: the folder that contains them.
+        trust: run the code that the config of the run names.
+
+    Raises:
+        ConfigError: a value is out of range (code `verify.out_of_range`).
+    """
+
+    fraction: float = 0.05
+    segments: int | None = None
+    seed: int | None = None
+    run: str = ""
+    trust: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(
+                f"--fraction {self.fraction:g}: expected a share of the updates above 0 and up to "
+                "1, such as 0.05",
+                code="verify.out_of_range",
+            )
+        if self.segments is not None and self.segments < 1:
+            raise ConfigError(
+                f"--segments {self.segments}: expected at least 1", code="verify.out_of_range"
+            )
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outcome of a verification.
+
+    Attributes:
+        evidence: the files of the run.
+        choice: the segments that were chosen.
+        retrained: their outcomes, in the order of the updates.
+        findings: everything that differs.
+        notes: parts that could not be verified, and reasons why a difference would prove nothing.
+        seed: of the choice.
+        seconds: duration.
+    """
+
+    evidence: Evidence
+    choice: Choice
+    retrained: tuple[Retrained, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    seed: int
+    seconds: float
+
+    @property
+    def updates(self) -> int:
+        """Number of updates that were trained again."""
+        return sum(one.segment.updates for one in self.retrained)
+
+    @property
+    def share(self) -> float:
+        """Share of the updates of the run that were trained again."""
+        return self.updates / max(1, self.evidence.last)
+
+    @property
+    def verdict(self) -> Verdict:
+        """`different` only if nothing but the run explains a difference."""
+        # By identity: two segments may have equal findings, and only one of them an excuse.
+        excused = {id(one) for each in self.retrained if each.excuses for one in each.findings}
+        if any(id(one) not in excused for one in self.findings):
+            return "different"
+        compared_all = [each for each in self.retrained if "weights" in each.components]
+        if self.findings or not compared_all or len(compared_all) < len(self.retrained):
+            return "undecided"
+        return "bit-identical"
+
+    @property
+    def exit_code(self) -> int:
+        """0 bit-identical, 1 different, 9 undecided."""
+        return EXIT_CODES[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON data."""
+        evidence = self.evidence
+        return {
+            "run": evidence.folder,
+            "verdict": self.verdict,
+            "updates": evidence.last,
+            "verified_updates": self.updates,
+            "share": self.share,
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "root": evidence.root,
+            "checkpoints": [one.name for one in evidence.saved],
+            "segments": [_describe_retrained(one) for one in self.retrained],
+            "candidates": len(self.choice.candidates),
+            "findings": [
+                {
+                    "subject": one.subject,
+                    "update": one.update,
+                    "components": list(one.components),
+                    "text": one.text,
+                }
+                for one in self.findings
+            ],
+            "notes": list(self.notes),
+        }
+
+    def format_text(self) -> str:
+        """Return a report of at most 25 lines."""
+        evidence = self.evidence
+        chain = "no chain (version 1)"
+        if evidence.root:
+            chain = f"root {evidence.root}"
+        lines = [
+            f"run          {evidence.folder}, {format_count(evidence.last, 'update')}",
+            f"ledger       {format_count(len(evidence.ledger), 'record')}, {chain}",
+            f"checkpoints  {len(evidence.saved)} intact: "
+            f"{join_first([one.name for one in evidence.saved], 3)}",
+            f"trained      {self.updates} updates again ({100 * self.share:.1f} %), in "
+            f"{len(self.retrained)} of {format_count(len(self.choice.candidates), 'segment')} "
+            f"(--seed {self.seed})",
+            *_limit([_format_segment(one) for one in self.retrained], "more segments"),
+        ]
+        lines += _limit([f"FOUND        {one.text}" for one in self.findings], "more differences")
+        lines += _limit([f"note         {one}" for one in self.notes], "more notes")
+        return "\n".join([*lines, f"verdict      {self._explain()}"])
+
+    def _explain(self) -> str:
+        if self.verdict == "bit-identical":
+            text = "bit-identical: every update that was trained again is that of the run"
+            if all(one.segment.ends for one in self.retrained):
+                text += ", and so are the weights after it"
+            else:
+                text += ", and so are the weights after it as far as they are known"
+            if self.updates < self.evidence.last:
+                text += "; the other updates were not trained again"
+            return text
+        if self.verdict == "different":
+            first = min(self.findings, key=lambda one: one.update)
+            return f"DIFFERENT: {', '.join(first.components)} at update {first.update}"
+        if self.findings:
+            return (
+                "undecided: this machine computes other bits, and the run was made on another one "
+                "or in another way (see the notes); verify it on an equal machine"
+            )
+        return "undecided: nothing could be compared bit for bit (see the notes)"
+
+
+def verify(path: str, options: VerifyOptions | None = None) -> Verification:
+    """Verify a run: its ledger's chain, the roots and digests in its checkpoints, and random
+    segments between kept checkpoints, which are trained again and compared bit for bit.
+
+    Takes no lock and writes nothing.
+
+    Args:
+        path: a run folder, or a file from `phasetrain export` (safetensors) or `phasetrain pack`.
+        options: how much to train again.
+
+    Raises:
+        ConfigError: there is no such run, or it cannot be verified (codes `verify.*`).
+        ChangedError: the data, the user's code or the config has changed since the run.
+    """
+    options = options or VerifyOptions()
+    began = time.perf_counter()
+    weights = None
+    folder = path
+    if is_weights_file(path):
+        weights = read_weights_file(path)
+        folder = options.run or find_run(path)
+    folder = folder.rstrip("/") or "/"
+    storage = open_storage(folder)
+    check_run_folder(folder, storage)
+    limit_to_checkpoint(storage, folder)
+    evidence = gather_evidence(folder, storage)
+    findings = list(evidence.findings)
+    notes = list(evidence.notes)
+    if weights is not None:
+        differing, remarks = compare_weights(weights, evidence)
+        findings += differing
+        notes += remarks
+    environment = RunFiles(folder, storage).environment()
+    segments = list_segments(evidence.saved, evidence.last, environment.changes)
+    if RunFiles(folder, storage).status().state == "failed":
+        segments = _leave_out_failure(segments)
+    seed = options.seed
+    if seed is None:
+        # Not from the clock or the run: whoever forged it could have foreseen the choice.
+        seed = secrets.randbits(32)
+    choice = choose_segments(segments, options.fraction, options.segments, seed)
+    retrainer = Retrainer(evidence, options.trust)
+    if RunFiles(folder, storage).status().state == "finished":
+        retrainer.check_config()
+    retrained = tuple(retrainer.retrain(one) for one in choice.chosen)
+    findings += [finding for one in retrained for finding in one.findings]
+    notes += [excuse for one in retrained for excuse in one.excuses]
+    notes += _list_remarks(segments, choice, retrained)
+    notes += [
+        f"the run differs from a run of its command alone: {one}" for one in environment.deviations
+    ]
+    return Verification(
+        evidence,
+        choice,
+        retrained,
+        tuple(findings),
+        tuple(dict.fromkeys(notes)),
+        seed,
+        time.perf_counter() - began,
+    )
+
+
+def _leave_out_failure(segments: Sequence[Segment]) -> list[Segment]:
+    """Return the segments of a run that failed: its last updates would fail again."""
+    return [
+        one if one.ends else replace(one, obstacle="the run failed after them") for one in segments
+    ]
+
+
+def _list_remarks(
+    segments: Sequence[Segment], choice: Choice, retrained: Sequence[Retrained]
+) -> list[str]:
+    notes = [
+        f"updates {one.first} to {one.last} cannot be trained again: {one.obstacle}"
+        for one in segments
+        if one.obstacle
+    ]
+    left_out = [one for one in choice.too_long if one not in choice.chosen]
+    if left_out:
+        updates = sum(one.updates for one in left_out)
+        notes.append(
+            f"{format_count(updates, 'update')} lie in segments that are longer than the share "
+            f"asked for, the longest of {max(one.updates for one in left_out)}: choose "
+            "--segments N or a larger --fraction, or keep more checkpoints "
+            "(CHECKPOINT.keep_every.epochs=1 or keep_every.updates)"
+        )
+    notes += [
+        f"no checkpoint is kept after update {one.segment.last}: its weights were compared by the "
+        "ledger's samples of them only"
+        for one in retrained
+        if not one.segment.ends
+    ]
+    return notes
+
+
+def _describe_retrained(one: Retrained) -> dict[str, Any]:
+    return {
+        "first": one.segment.first,
+        "last": one.segment.last,
+        "from": one.segment.begin and one.segment.begin.name,
+        "records": one.records,
+        "components": list(one.components),
+        "checkpoints": list(one.weights),
+        "equal": not one.findings,
+        "excuses": list(one.excuses),
+    }
+
+
+def _format_segment(one: Retrained) -> str:
+    begin = "the start"
+    if one.segment.begin:
+        begin = one.segment.begin.name
+    result = f"equal: {format_count(one.records, 'record')}"
+    if one.weights:
+        result += f", and the state of {', '.join(one.weights)}"
+    if one.findings:
+        result = "DIFFERENT"
+    return f"  updates {one.segment.first} to {one.segment.last} from {begin}: {result}"
+
+
+def _limit(lines: list[str], rest: str) -> list[str]:
+    if len(lines) <= SHOWN:
+        return lines
+    return [*lines[:SHOWN], f"  {len(lines) - SHOWN} {rest} (--json has all)"]

@@ -1,0 +1,161 @@
+"""Weights that were written from a run, compared with the checkpoint that they claim to be."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from phasetrain.addons.experiments.verify.evidence import Evidence, Finding
+from phasetrain.checkpoint.promised import FOLDER
+from phasetrain.checkpoint.reader import CheckpointReader
+from phasetrain.config.addons import require_service
+from phasetrain.errors import ConfigError
+from phasetrain.models.sources.files import flatten_tensors
+from phasetrain.runs.ledger import FILE
+from phasetrain.runtime.format import join_first
+
+SHOWN = 3
+"""Maximum number of tensors that are named."""
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """Weights and their origin as their file names it.
+
+    Attributes:
+        path: as the user named it.
+        tensors: name -> tensor.
+        checkpoint: name of the checkpoint that they are of.
+        updates: number of updates before it.
+        root: root of the ledger up to this update; empty if the run had no chain.
+    """
+
+    path: str
+    tensors: Mapping[str, Tensor]
+    checkpoint: str
+    updates: int
+    root: str
+
+
+def is_weights_file(path: str) -> bool:
+    """Return whether a path is a file."""
+    return Path(path).is_file()
+
+
+def read_weights_file(path: str) -> WeightsFile:
+    """Read a file from `phasetrain export` (safetensors) or `phasetrain pack`.
+
+    Raises:
+        ConfigError: it is neither (code `verify.no_weights`), or a packed model that was changed
+            after it was packed (codes of `phasetrain.addons.deploy.pack.archive`).
+    """
+    if path.endswith(".zip"):
+        read_pack = require_service("read_pack", "deploy", f"{path}: a packed model")
+        facts, tensors = read_pack(path)
+    else:
+        try:
+            with safe_open(path, "pt") as file:
+                facts = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"{path!r}: expected the folder of a run, weights from `phasetrain export` "
+                f"(safetensors), or a model from `phasetrain pack`; it cannot be read: {error}",
+                code="verify.no_weights",
+            ) from error
+    try:
+        return WeightsFile(
+            path,
+            tensors,
+            str(facts["checkpoint"]),
+            int(facts["updates"]),
+            str(facts.get("ledger", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path!r}: it does not say which checkpoint of which run it was written from; "
+            "write it with `phasetrain export` or `phasetrain pack`",
+            code="verify.no_weights",
+        ) from error
+
+
+def find_run(path: str) -> str:
+    """Return the run folder that contains a file.
+
+    Raises:
+        ConfigError: it is in none.
+    """
+    # Not recorded in the file: the path of a folder on one machine means nothing on another.
+    for folder in Path(path).resolve().parents:
+        if (folder / FILE).is_file():
+            return str(folder)
+    raise ConfigError(
+        f"{path!r}: the weights alone show nothing but the root that is written into them; name "
+        "the run that they are from: --run RUN_FOLDER",
+        code="verify.run_needed",
+    )
+
+
+def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Finding], list[str]]:
+    """Return the differences between weights and their run, and reasons why parts of them cannot be
+    compared."""
+    findings = list(_compare_root(weights, evidence))
+    by_name = {one.name: one for one in evidence.saved}
+    saved = by_name.get(weights.checkpoint)
+    if saved is None:
+        return findings, [
+            f"checkpoint {weights.checkpoint}, from which {weights.path} was written, is not kept: "
+            "the weights cannot be compared with it"
+        ]
+    reader = CheckpointReader(f"{evidence.folder}/{FOLDER}", evidence.storage)
+    learned = reader.load(evidence.path_of(saved)).state["task"]
+    # An export may hold averaged weights, and earlier releases did not write which.
+    states = [flatten_tensors(state) for state in learned.values() if _holds_tensors(state)]
+    problems = [_find_problem(weights.tensors, state) for state in states]
+    # Equal to one of them is enough.
+    if "" not in problems:
+        text = f"{weights.path} does not have the weights of checkpoint {saved.name}: {problems[0]}"
+        findings.append(Finding("weights", weights.updates, ("exported weights",), text))
+    return findings, []
+
+
+def _compare_root(weights: WeightsFile, evidence: Evidence) -> Iterator[Finding]:
+    root = evidence.ledger.root_at(weights.updates)
+    if weights.root and weights.root != root:
+        text = (
+            f"{weights.path} was written from another ledger: its root of update "
+            f"{weights.updates} is {weights.root}, the run has {root or 'none'}; it is of another "
+            "run, or the ledger was rewritten"
+        )
+        yield Finding("chain", weights.updates, ("root",), text)
+
+
+def _holds_tensors(state: object) -> bool:
+    return isinstance(state, Mapping) and any(isinstance(one, Tensor) for one in state.values())
+
+
+def _find_problem(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """Return which tensors are not in a state, bit for bit; empty if all are."""
+    unknown = [name for name in tensors if name not in state]
+    # A file without tensors would be equal to anything.
+    if unknown or not tensors:
+        return f"{join_first(unknown, SHOWN)} are not in it"
+    other = [name for name, tensor in tensors.items() if not is_same(tensor, state[name])]
+    if not other:
+        return ""
+    return f"{join_first(other, SHOWN)} differ"
+
+
+def is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two tensors are equal bit for bit."""
+    if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    # As bytes: NaN counts as equal to itself, and the sign of a zero as different.
+    return torch.equal(_to_bytes(one), _to_bytes(other))
+
+
+def _to_bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

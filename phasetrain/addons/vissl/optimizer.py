@@ -1,0 +1,383 @@
+"""VISSL's section OPTIMIZER: learning rates as a peak and multipliers, groups, schedules."""
+
+import math
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+
+from phasetrain.addons.vissl.compose import VisslConfig
+from phasetrain.addons.vissl.data import count_processes
+from phasetrain.addons.vissl.draft import Draft
+
+LR = "OPTIMIZER.param_schedulers.lr"
+WEIGHT_DECAY = "OPTIMIZER.param_schedulers.weight_decay"
+NAMES = {"pos_embedding": "pos_embed", "class_token": "cls_token"}
+"""Names of weights in VISSL's transformers -> in timm's."""
+
+REGULARIZE = ("OPTIMIZER.regularize_bn", "OPTIMIZER.regularize_bias")
+
+
+class UnknownScheduleError(ValueError):
+    """A schedule without counterpart; the message says which one."""
+
+
+def convert_optimizer(source: VisslConfig, draft: Draft) -> None:
+    """Write the optimizer, its groups and schedules, and the number of epochs."""
+    if source.is_extraction:
+        draft.deactivate("OPTIMIZER.", "nothing is trained")
+        return
+    draft.put("PHASES.epochs", int(source.get("OPTIMIZER.num_epochs")), "OPTIMIZER.num_epochs")
+    _convert_method(source, draft)
+    _convert_lr(source, draft)
+    _convert_weight_decay(source, draft)
+    _convert_groups(source, draft)
+    if source.get("MODEL.GRAD_CLIP.USE_GRAD_CLIP"):
+        keys = ("MODEL.GRAD_CLIP.USE_GRAD_CLIP", "MODEL.GRAD_CLIP.MAX_NORM")
+        draft.put("OPTIMIZER.clip_norm", float(source.get("MODEL.GRAD_CLIP.MAX_NORM")), *keys)
+    else:
+        draft.deactivate("MODEL.GRAD_CLIP.", "gradients are not clipped")
+
+
+def _convert_method(source: VisslConfig, draft: Draft) -> None:
+    name = str(source.get("OPTIMIZER.name"))
+    if name in ("sgd", "sgd_fsdp", "lars"):
+        larc = bool(source.get("OPTIMIZER.use_larc"))
+        kind = "lars" if larc or name == "lars" else "sgd"
+        draft.put("OPTIMIZER.name", kind, "OPTIMIZER.name")
+        for option in ("momentum", "nesterov"):
+            draft.put(
+                f"OPTIMIZER.{option}", source.get(f"OPTIMIZER.{option}"), f"OPTIMIZER.{option}"
+            )
+        if larc:
+            clip = bool(source.get("OPTIMIZER.larc_config.clip"))
+            draft.translate("OPTIMIZER.name", "OPTIMIZER.use_larc")
+            draft.put("OPTIMIZER.clip", clip, "OPTIMIZER.larc_config.clip")
+            trust = float(source.get("OPTIMIZER.larc_config.trust_coefficient"))
+            draft.put("OPTIMIZER.trust", trust, "OPTIMIZER.larc_config.trust_coefficient")
+            draft.note("LARC scales biases and norms too; `lars` moves them at lr, without decay.")
+    elif name in ("adam", "adamw", "adamw_mt"):
+        draft.put("OPTIMIZER.name", name.removesuffix("_mt"), "OPTIMIZER.name")
+        draft.put("OPTIMIZER.betas", list(source.get("OPTIMIZER.betas")), "OPTIMIZER.betas")
+        draft.skip(f"{name} has no momentum", "OPTIMIZER.momentum", "OPTIMIZER.nesterov")
+    else:
+        draft.put("OPTIMIZER.name", "RMSprop", "OPTIMIZER.name")
+    if not source.get("OPTIMIZER.use_larc"):
+        draft.deactivate("OPTIMIZER.larc_config.", "OPTIMIZER.use_larc is false")
+    if source.get("OPTIMIZER.use_zero"):
+        draft.put("DISTRIBUTED.strategy", "zero", "OPTIMIZER.use_zero")
+
+
+def _convert_lr(source: VisslConfig, draft: Draft) -> None:
+    given: dict[str, Any] = deepcopy(source.get(LR))
+    keys = [key for key in source.given if key.startswith(f"{LR}.")]
+    _scale(source, given)
+    try:
+        peak, schedule = convert_schedule(given)
+    except UnknownScheduleError as error:
+        draft.miss(str(error), *keys)
+        draft.put("OPTIMIZER.lr", 0.1)
+        return
+    draft.put("OPTIMIZER.lr", peak)
+    draft.put("OPTIMIZER.SCHEDULES.lr", schedule)
+    draft.translate("OPTIMIZER.lr, OPTIMIZER.SCHEDULES.lr", *keys)
+
+
+def _convert_weight_decay(source: VisslConfig, draft: Draft) -> None:
+    keys = [key for key in source.given if key.startswith(f"{WEIGHT_DECAY}.")]
+    value = float(source.get("OPTIMIZER.weight_decay"))
+    if keys:
+        try:
+            value, schedule = convert_schedule(source.get(WEIGHT_DECAY), peak="start")
+            draft.put("OPTIMIZER.SCHEDULES.weight_decay", schedule, *keys)
+            draft.skip("its schedule replaces it", "OPTIMIZER.weight_decay")
+        except UnknownScheduleError as error:
+            draft.miss(str(error), *keys)
+    draft.put("OPTIMIZER.weight_decay", value)
+    if not keys:
+        draft.translate("OPTIMIZER.weight_decay", "OPTIMIZER.weight_decay")
+    heads = [key for key in source.given if key.startswith(f"{WEIGHT_DECAY}_head.")]
+    if all(source.get(key) == source.get(key.replace("_head.", ".")) for key in heads):
+        draft.skip("the same schedule as that of all weights", *heads)
+
+
+def _scale(source: VisslConfig, given: dict[str, Any]) -> None:
+    """Scale the learning rates of a schedule with the batch size, the way VISSL does."""
+    scaling = given.get("auto_lr_scaling", {})
+    if not scaling.get("auto_scale"):
+        return
+    per_process = int(source.get("DATA.TRAIN.BATCHSIZE_PER_REPLICA"))
+    factor = per_process * count_processes(source) / scaling["base_lr_batch_size"]
+    if scaling.get("scaling_type") == "sqrt":
+        factor = math.sqrt(factor)
+    _set_peak(given, float(scaling["base_value"]) * factor)
+    if given["name"] != "composite":
+        return
+    # VISSL starts a warm-up at the learning rate of one node, and drops it if there is one node.
+    per_node = per_process * int(source.get("DISTRIBUTED.NUM_PROC_PER_NODE"))
+    start = float(scaling["base_value"]) * per_node / scaling["base_lr_batch_size"]
+    kept = []
+    for part in given["schedulers"]:
+        if part["name"] == "linear":
+            part["start_value"] = start
+            if int(source.get("DISTRIBUTED.NUM_NODES")) == 1 and start <= part["end_value"]:
+                continue
+        kept.append(part)
+    given["schedulers"] = kept
+    if len(kept) == 1:
+        given.update(kept[0])
+
+
+def _set_peak(given: dict[str, Any], peak: float) -> None:
+    name = given["name"]
+    if "cosine" in name:
+        ratio = given["end_value"] / given["start_value"]
+        given.update(start_value=peak, end_value=peak * ratio)
+    elif name in ("multistep", "step"):
+        values = given["values"]
+        factor = round(values[1] / values[0], 6) if len(values) > 1 else 1.0
+        given["values"] = [peak * factor**at for at in range(len(values))]
+    elif name == "step_with_fixed_gamma":
+        given["base_value"] = peak
+    elif name == "linear":
+        given["end_value"] = peak
+    elif name == "inverse_sqrt":
+        given["start_value"] = peak
+    elif name == "constant":
+        given["value"] = peak
+    for part in given.get("schedulers", []) if name == "composite" else []:
+        _set_peak(part, peak)
+
+
+def convert_schedule(
+    given: Mapping[str, Any], peak: str = "largest"
+) -> tuple[float, dict[str, Any]]:
+    """Return the value of an option, and the schedule of its multipliers.
+
+    Args:
+        given: a schedule of VISSL, in absolute values.
+        peak: which value of the schedule has the multiplier 1: `largest` or `start`.
+
+    Raises:
+        UnknownScheduleError: it has no counterpart.
+    """
+    # Multipliers are relative to OPTIMIZER.lr, the peak; for weight decay, to its first value.
+    top = _first_value(given) if peak == "start" else _largest_value(given)
+    found = _convert_part(given, top or 1.0)
+    per_epoch = given.get("update_interval", "epoch") == "epoch"
+    if per_epoch and found["name"] not in ("constant", "multistep", "step"):
+        found["every"] = "epoch"
+    return round(top, 10), found
+
+
+def _convert_part(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    name = str(given["name"])
+    convert = PARTS.get(name)
+    if convert is None:
+        raise UnknownScheduleError(f"the schedule {name}")
+    return convert(given, top)
+
+
+def _convert_constant(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    value = _share(given["value"], top)
+    if value == 1:
+        return {"name": "constant"}
+    return {"name": "linear", "start": value, "end": value}
+
+
+def _convert_linear(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    ends = {key: _share(given[f"{key}_value"], top) for key in ("start", "end")}
+    return {"name": "linear", **ends}
+
+
+def _convert_cosine(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    ends = [_share(given[f"{key}_value"], top) for key in ("start", "end")]
+    if math.isclose(ends[0], 1, rel_tol=1e-6):
+        return {"name": "cosine", "end": ends[1]}
+    # half a wave between any two values
+    return {"name": "one_cycle", "rise": 0.0, "start": ends[0], "peak": ends[0], "end": ends[1]}
+
+
+def _convert_restarts(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    period = float(given["restart_interval_length"])
+    start, end = (float(given[f"{key}_value"]) for key in ("start", "end"))
+    adaptive = bool(given.get("is_adaptive"))
+    # A whole wave is two periods long, and the schedule starts in the middle of one, at its peak.
+    half = given.get("wave_type", "half") == "half"
+    decay = float(given.get("lr_multiplier", 1.0))
+    if half and not adaptive and math.isclose(start, top, rel_tol=1e-6):
+        found = {"name": "cosine_restarts", "period": period, "end": _share(end, top)}
+        return found if decay == 1 else {**found, "decay": decay}
+    parts: list[dict[str, Any]] = []
+    # The difference to 1 of the last wave is at most the rounding of the period, such as 0.334.
+    for number in range(math.ceil(round(1 / period, 2))):
+        restart = number if half else (number + 1) // 2
+        peak = start * decay**restart
+        if adaptive:
+            begin = period * (restart if half else max(2 * restart, 1))
+            peak = end + (start - end) * (1 + math.cos(math.pi * begin)) / 2
+        ends = (end, peak) if not half and number % 2 else (peak, end)
+        first, last = (_share(value, top) for value in ends)
+        wave = {"name": "one_cycle", "rise": 0.0, "start": first, "peak": first, "end": last}
+        parts.append({**wave, "length": period})
+    del parts[-1]["length"]
+    return {"name": "composite", "parts": parts}
+
+
+def _convert_steps(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    values = list(given["values"])
+    return {"name": "step", "factor": _find_factor(values), "every": 1 / len(values)}
+
+
+def _convert_fixed_gamma(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    return {"name": "step", "factor": given["gamma"], "every": 1 / (given["num_updates"] + 1)}
+
+
+def _convert_polynomial(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    return {"name": "polynomial", "power": given["power"]}
+
+
+def _convert_composite(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    scaling = list(given.get("interval_scaling") or [])
+    for at, part in enumerate(given["schedulers"]):
+        found = _convert_part(part, top)
+        length = float(given["lengths"][at])
+        # Parts of a part follow each other in the list: a composite has no composite inside.
+        inner = found["parts"] if found["name"] == "composite" else [found]
+        if at < len(scaling) and scaling[at] == "fixed":
+            found["scaling"] = "fixed"
+        for one in inner:
+            one["length"] = length * one.get("length", 1.0)
+        parts += inner
+    # The last part lasts until the end.
+    del parts[-1]["length"]
+    return {"name": "composite", "parts": parts}
+
+
+def _convert_multistep(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+    values = list(given["values"])
+    if len(values) == 1:
+        return {"name": "constant"}
+    milestones = [f"{epoch} epochs" for epoch in given["milestones"]]
+    found = {"name": "multistep", "milestones": milestones, "factor": _find_factor(values)}
+    if not math.isclose(values[0], top, rel_tol=1e-6):
+        raise UnknownScheduleError("steps that do not start at the peak")
+    return found
+
+
+PARTS: Mapping[str, Callable[[Mapping[str, Any], float], dict[str, Any]]] = {
+    "composite": _convert_composite,
+    "constant": _convert_constant,
+    "linear": _convert_linear,
+    "cosine": _convert_cosine,
+    "cosine_warm_restart": _convert_restarts,
+    "multistep": _convert_multistep,
+    "step": _convert_steps,
+    "step_with_fixed_gamma": _convert_fixed_gamma,
+    "polynomial": _convert_polynomial,
+}
+"""Schedule of VISSL -> its converter, which gets it and the value with the multiplier 1."""
+
+
+def _find_factor(values: list[float]) -> float:
+    factor = round(values[1] / values[0], 6)
+    for one, following in pairwise(values):
+        if not math.isclose(following, one * factor, rel_tol=1e-3):
+            raise UnknownScheduleError(f"steps by different factors, {values}")
+    return float(factor)
+
+
+def _share(value: float, top: float) -> float:
+    return round(float(value) / top, 10)
+
+
+def _first_value(given: Mapping[str, Any]) -> float:
+    if given["name"] == "composite":
+        return _first_value(given["schedulers"][0])
+    for key in ("start_value", "value", "base_value"):
+        if key in given:
+            return float(given[key])
+    return float(given["values"][0])
+
+
+def _largest_value(given: Mapping[str, Any]) -> float:
+    name = str(given["name"])
+    if name == "composite":
+        return max(_largest_value(part) for part in given["schedulers"])
+    if name in ("multistep", "step"):
+        return max(map(float, given["values"]))
+    if name in ("step_with_fixed_gamma", "polynomial"):
+        return float(given["base_value"])
+    if name == "constant":
+        return float(given["value"])
+    return max(float(given.get("start_value", 0.0)), float(given.get("end_value", 0.0)))
+
+
+def _convert_groups(source: VisslConfig, draft: Draft) -> None:
+    groups: list[dict[str, Any]] = []
+    kind = str(source.get("OPTIMIZER.param_group_constructor"))
+    norms = bool(source.get("OPTIMIZER.regularize_bn"))
+    biases = bool(source.get("OPTIMIZER.regularize_bias"))
+    if draft.experiment["OPTIMIZER"]["name"] == "lars":
+        draft.skip("`lars` does not decay biases and norms", *REGULARIZE)
+    elif norms and biases and kind != "dino":
+        draft.skip("all weights decay", *REGULARIZE)
+    else:
+        groups += _make_decay_groups(draft, norms=norms and kind != "dino", biases=biases)
+        draft.translate("OPTIMIZER.groups", *REGULARIZE)
+    excluded = list(source.get("OPTIMIZER.non_regularized_parameters", []))
+    names = [NAMES.get(word, word) for word in excluded]
+    groups += [{"match": f"*{name}*", "weight_decay": 0.0} for name in names]
+    if excluded:
+        draft.translate("OPTIMIZER.groups", "OPTIMIZER.non_regularized_parameters")
+    if kind == "lr_decay":
+        decay = float(source.get("OPTIMIZER.layer_wise_lr_decay.decay"))
+        keys = ("OPTIMIZER.param_group_constructor", "OPTIMIZER.layer_wise_lr_decay.decay")
+        draft.put("OPTIMIZER.layer_decay", decay, *keys)
+    elif kind == "linear_eval_heads":
+        reason = "a learning rate for each of many heads; use a sweep, or groups of the heads"
+        draft.miss(reason, "OPTIMIZER.param_group_constructor")
+    else:
+        draft.translate("OPTIMIZER.groups", "OPTIMIZER.param_group_constructor")
+    if kind != "lr_decay":
+        draft.deactivate("OPTIMIZER.layer_wise_lr_decay.", f"the constructor is {kind}")
+    _convert_head_group(source, draft, groups)
+    if groups:
+        draft.put("OPTIMIZER.groups", groups)
+
+
+def _make_decay_groups(draft: Draft, *, norms: bool, biases: bool) -> list[dict[str, Any]]:
+    """Return groups in which norms or biases, or both, do not decay."""
+    if norms:
+        return [{"match": "*.bias", "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"max_ndim": 1, "weight_decay": 0.0}]
+    if biases:
+        decay = draft.experiment["OPTIMIZER"]["weight_decay"]
+        groups.append({"types": ["Linear"], "max_ndim": 1, "weight_decay": decay})
+    return groups
+
+
+def _convert_head_group(source: VisslConfig, draft: Draft, groups: list[dict[str, Any]]) -> None:
+    params = "OPTIMIZER.head_optimizer_params"
+    group: dict[str, Any] = {}
+    if source.get(f"{params}.use_different_wd"):
+        group["weight_decay"] = float(source.get(f"{params}.weight_decay"))
+        draft.translate("OPTIMIZER.groups", f"{params}.use_different_wd", f"{params}.weight_decay")
+    if source.get(f"{params}.use_different_lr"):
+        given = deepcopy(source.get(f"{LR}_head"))
+        _scale(source, given)
+        keys = [key for key in source.given if key.startswith(f"{LR}_head.")]
+        try:
+            peak, _ = convert_schedule(given)
+            group["lr_scale"] = round(peak / draft.experiment["OPTIMIZER"]["lr"], 6)
+            draft.translate("OPTIMIZER.groups", f"{params}.use_different_lr", *keys)
+            draft.note("The head follows the schedule of the trunk, scaled by lr_scale.")
+        except UnknownScheduleError as error:
+            draft.miss(str(error), *keys)
+    draft.deactivate(f"{LR}_head.", "the head has the learning rate of the trunk")
+    draft.deactivate(f"{params}.", "the head has no options of its own")
+    if group:
+        name = str(draft.experiment.get("MODEL", {}).get("name", ""))
+        pattern = "head*" if name in ("trunk_heads", "trunk_head") or "timm" in name else "fc.*"
+        groups.append({"match": pattern, **group})

@@ -1,0 +1,271 @@
+"""VISSL's image transforms as entries of `DATA.*.transforms`."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from phasetrain.addons.vissl.draft import Draft
+
+Item = dict[str, Any]
+View = list[Item]
+"""The transforms of one view of an image."""
+
+SAME = {
+    name: f"torchvision.{name}"
+    for name in (
+        "Resize",
+        "RandomCrop",
+        "ColorJitter",
+        "RandomGrayscale",
+        "RandomErasing",
+        "RandomRotation",
+        "RandomVerticalFlip",
+        "Pad",
+        "RandomAffine",
+        "RandomPerspective",
+        "Grayscale",
+        "FiveCrop",
+    )
+}
+"""Transforms of torchvision, whose parameters stay."""
+
+NEEDLESS = {
+    "ToTensor": "images are tensors",
+    "ImgPilToTensor": "images are tensors",
+    "MNISTImgPil2RGB": "DATA.*.mode is RGB",
+}
+
+GAPS = {
+    "MaskedImageModeling": "masked image modelling",
+    "ImgPatchesFromTensor": "patches of an image as inputs, and heads on all of them",
+    "ShuffleImgPatches": "patches of an image as inputs, and heads on all of them",
+    "ImgPilToPatchesAndImage": "patches of an image as inputs, and heads on all of them",
+    "ImgPil2LabTensor": "images in the colour space Lab",
+}
+
+
+class TransformConverter:
+    """Converts the transforms of a split.
+
+    Args:
+        draft: takes gaps and differences.
+        key: key of the list, such as DATA.TRAIN.TRANSFORMS.
+    """
+
+    def __init__(self, draft: Draft, key: str) -> None:
+        self.draft = draft
+        self.key = key
+        self.gaps: list[str] = []
+
+    def convert(self, items: Sequence[Mapping[str, Any]]) -> tuple[View, list[View]]:
+        """Return the transforms of the image and of each view; no views: one image.
+
+        Gaps are recorded under the key of the list.
+        """
+        common: View = []
+        views: list[View] = []
+        for item in items:
+            params = dict(item)
+            name = str(params.pop("name"))
+            # Transforms before the replication run once per sample, those after it in each view.
+            made = self._make_views(name, params, views)
+            if made is not None:
+                views = made
+                continue
+            found = self._convert_one(name, params)
+            if views:
+                views = [[*view, *found] for view in views]
+            else:
+                common += found
+        if self.gaps:
+            reason = f"{'; '.join(dict.fromkeys(self.gaps))}: no counterpart"
+            self.draft.miss(reason, self.key)
+        return common, views
+
+    def _make_views(
+        self, name: str, params: dict[str, Any], views: list[View]
+    ) -> list[View] | None:
+        """Return the views after a transform that makes or tells apart views; None: it does not."""
+        if name == "ImgReplicatePil":
+            return [[] for _ in range(params.get("num_times", 2))]
+        if name == "ImgPilToMultiCrop":
+            made: list[View] = []
+            sizes = zip(
+                params["num_crops"], params["size_crops"], params["crop_scales"], strict=True
+            )
+            for count, size, scale in sizes:
+                crop = {"name": "random_resized_crop", "size": size, "scale": list(scale)}
+                # Views of one size are equal, so that `group_views` makes one group of them.
+                made += [[crop]] * count
+            return made
+        if name == "ImgPilMultiCropRandomApply":
+            inner = [one for item in params["transforms"] for one in self._convert_item(item)]
+            pairs = zip(views, params["prob"], strict=True)
+            return [view + _apply(inner, chance) for view, chance in pairs]
+        return None
+
+    def _convert_item(self, item: Mapping[str, Any]) -> View:
+        params = dict(item)
+        return self._convert_one(str(params.pop("name")), params)
+
+    def _convert_one(self, name: str, params: dict[str, Any]) -> View:
+        if name in NEEDLESS:
+            return []
+        if name in SAME:
+            return [{"name": SAME[name], **params}]
+        if name in CONVERTERS:
+            found, unknown = CONVERTERS[name](params)
+            self.gaps += [f"{name}.{key}" for key in unknown]
+            return found
+        self.gaps.append(f"{name} ({GAPS.get(name, 'unknown transform')})")
+        return []
+
+
+def group_views(views: Sequence[View]) -> Item:
+    """Return the transform `multi_crop` of views, in which equal neighbours are one group."""
+    groups = [{"views": len(list(same)), "transforms": list(view)} for view, same in groupby(views)]
+    return {"name": "multi_crop", "groups": groups}
+
+
+def image_size(items: Sequence[Item]) -> int | None:
+    """Return the side in pixels after transforms; None: they keep it."""
+    # Resize scales the shorter side, so that a crop after it decides the shape.
+    for item in reversed(items):
+        size = item.get("size")
+        if isinstance(size, int) and item["name"] != "torchvision.Resize":
+            return size
+        if isinstance(size, list | tuple):
+            return int(size[0])
+    return None
+
+
+def _apply(transforms: View, probability: float) -> View:
+    if probability <= 0 or not transforms:
+        return []
+    if probability >= 1:
+        return list(transforms)
+    return [{"name": "apply", "probability": float(probability), "transforms": list(transforms)}]
+
+
+def _take(params: dict[str, Any], **known: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return parameters completed by their defaults, and the names of unknown ones."""
+    found = {key: params.get(key, default) for key, default in known.items()}
+    return found, [key for key in params if key not in known]
+
+
+def _random_resized_crop(params: dict[str, Any]) -> tuple[View, list[str]]:
+    # `random_resized_crop` is bilinear, Pillow's 2; it runs on batches, so it is preferred.
+    if params.get("interpolation", 2) != 2:
+        return [{"name": "torchvision.RandomResizedCrop", **params}], []
+    params.pop("interpolation", None)
+    return [{"name": "random_resized_crop", **params}], []
+
+
+def _flip(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(params, p=0.5)
+    item: Item = {"name": "random_flip"}
+    if known["p"] != 0.5:
+        item["probability"] = known["p"]
+    return [item], unknown
+
+
+def _color_distortion(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(params, strength=1.0)
+    strength = known["strength"]
+    jitter = {
+        "name": "torchvision.ColorJitter",
+        "brightness": round(0.8 * strength, 6),
+        "contrast": round(0.8 * strength, 6),
+        "saturation": round(0.8 * strength, 6),
+        "hue": round(0.2 * strength, 6),
+    }
+    return [*_apply([jitter], 0.8), {"name": "torchvision.RandomGrayscale", "p": 0.2}], unknown
+
+
+def _random_jitter(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(
+        params,
+        strength=1.0,
+        brightness_jitter=0.4,
+        contrast_jitter=0.4,
+        saturation_jitter=0.4,
+        hue_jitter=0.4,
+        color_jitter_probability=0.8,
+    )
+    jitter: Item = {"name": "torchvision.ColorJitter"}
+    for key in ("brightness", "contrast", "saturation", "hue"):
+        jitter[key] = round(known[f"{key}_jitter"] * known["strength"], 6)
+    return _apply([jitter], known["color_jitter_probability"]), unknown
+
+
+def _blur(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(params, p=0.5, radius_min=0.1, radius_max=2.0)
+    # Pillow's kernel reaches about three standard deviations to each side.
+    kernel = 2 * math.ceil(3 * known["radius_max"]) + 1
+    sigma = [known["radius_min"], known["radius_max"]]
+    blur = {"name": "torchvision.GaussianBlur", "kernel_size": kernel, "sigma": sigma}
+    return _apply([blur], known["p"]), unknown
+
+
+def _solarize(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(params, p=0.5)
+    item = {"name": "torchvision.RandomSolarize", "threshold": 0.5, "p": float(known["p"])}
+    return [item], unknown
+
+
+def _photometric(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(params, p=0.66)
+    jitter = {"brightness": [0.6, 1.4], "contrast": [0.6, 1.4], "saturation": [0.6, 1.4]}
+    item = {"name": "torchvision.ColorJitter", **jitter, "hue": [-0.2, 0.2]}
+    return _apply([item], known["p"]), unknown
+
+
+def _rand_augment(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(
+        params,
+        magnitude=10,
+        num_layers=2,
+        magnitude_std=0,
+        increasing_severity=False,
+        weight_choice=None,
+    )
+    # VISSL's scale ends at 10, torchvision's at 30.
+    item = {
+        "name": "torchvision.RandAugment",
+        "num_ops": known["num_layers"],
+        "magnitude": min(30, 3 * known["magnitude"]),
+    }
+    return [item], unknown
+
+
+def _auto_augment(params: dict[str, Any]) -> tuple[View, list[str]]:
+    _, unknown = _take(params, policy_name="v0", magnitude_std=0)
+    return [{"name": "torchvision.AutoAugment"}], unknown
+
+
+def _rotate(params: dict[str, Any]) -> tuple[View, list[str]]:
+    known, unknown = _take(params, num_angles=4, num_rotations_per_img=1)
+    return [{"name": "rotate"}], unknown if known["num_angles"] == 4 else [*unknown, "num_angles"]
+
+
+def _same_name(name: str) -> Callable[[dict[str, Any]], tuple[View, list[str]]]:
+    return lambda params: ([{"name": name, **params}], [])
+
+
+CONVERTERS: Mapping[str, Callable[[dict[str, Any]], tuple[View, list[str]]]] = {
+    "RandomResizedCrop": _random_resized_crop,
+    "RandomHorizontalFlip": _flip,
+    "CenterCrop": _same_name("center_crop"),
+    "Normalize": _same_name("normalize"),
+    "ImgRotatePil": _rotate,
+    "ImgPilColorDistortion": _color_distortion,
+    "ImgPilRandomColorJitter": _random_jitter,
+    "ImgPilGaussianBlur": _blur,
+    "ImgPilRandomSolarize": _solarize,
+    "ImgPilRandomPhotometric": _photometric,
+    "RandAugment": _rand_augment,
+    "AutoAugment": _auto_augment,
+}
+"""Transform of VISSL -> function from its parameters to transforms here, and the names of
+parameters without counterpart."""

@@ -1,0 +1,117 @@
+"""The command `phasetrain migrate vissl`: from configs of VISSL to an experiment and a report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phasetrain.addons.vissl.compose import VisslConfig, read_vissl
+from phasetrain.addons.vissl.data import convert_data, read_catalog
+from phasetrain.addons.vissl.draft import Draft, KeyReport, copy_keys, to_yaml
+from phasetrain.addons.vissl.model import convert_model
+from phasetrain.addons.vissl.optimizer import convert_optimizer
+from phasetrain.addons.vissl.run_keys import convert_run
+from phasetrain.errors import ConfigError
+
+ORDER = (
+    "RUN",
+    "TASK",
+    "DATA",
+    "MODEL",
+    "LOSS",
+    "METERS",
+    "OPTIMIZER",
+    "PHASES",
+    "EXTRACT",
+    "MACHINE",
+    "DISTRIBUTED",
+    "LAUNCH",
+    "HOOKS",
+    "CHECKPOINT",
+)
+"""Order of sections in an experiment."""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A converted config.
+
+    Attributes:
+        experiment: sections of the experiment.
+        keys: the result for each key of the files.
+        notes: differences and open ends, as sentences.
+    """
+
+    experiment: Mapping[str, Any]
+    keys: tuple[KeyReport, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[KeyReport, ...]:
+        """Keys without counterpart."""
+        return tuple(one for one in self.keys if one.status == "missing")
+
+    def format_yaml(self, title: str) -> str:
+        """Return the experiment as a YAML file.
+
+        Args:
+            title: a comment, such as the names of the files.
+        """
+        lines = ["# @package _global_", f"# Converted from {title} by `phasetrain migrate vissl`."]
+        lines += [f"# {note}" for note in self.notes]
+        lines += [f"# missing: {one.key}: {one.text}" for one in self.missing]
+        return "\n".join([*lines, to_yaml(self.experiment)])
+
+    def format_report(self) -> str:
+        """Return the keys grouped by result, and the notes."""
+        lines = []
+        for status in ("missing", "translated", "renamed", "not needed"):
+            rows = [one for one in self.keys if one.status == status]
+            lines.append(f"{status}: {len(rows)}")
+            lines += [f"  {one.key} = {one.value}: {one.text}" for one in rows]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def convert_vissl(source: VisslConfig, catalog: Mapping[str, Any] | None = None) -> Migration:
+    """Return the experiment for a config of VISSL, and the result for each of its keys.
+
+    Args:
+        source: the config.
+        catalog: VISSL's dataset catalog: name -> split -> paths.
+    """
+    draft = Draft(source)
+    convert_data(source, draft, catalog or {})
+    # The model after the data, whose image size it needs; the optimizer after the model, whose
+    # layers its groups name.
+    convert_model(source, draft)
+    convert_optimizer(source, draft)
+    convert_run(source, draft)
+    copy_keys(source, draft)
+    sections = {name: draft.experiment[name] for name in ORDER if name in draft.experiment}
+    return Migration(sections, tuple(draft.list_keys()), tuple(draft.notes))
+
+
+def migrate_vissl(
+    paths: Sequence[str | Path], out: str | Path | None = None, catalog: str | None = None
+) -> Migration:
+    """Convert a config of VISSL, and write the experiment to a file.
+
+    Args:
+        paths: a config, and configs that are merged over it in this order.
+        out: file to write, which must not exist; None: no file.
+        catalog: path of VISSL's dataset_catalog.json; None: placeholders for its names.
+
+    Raises:
+        ConfigError: a file cannot be read, or is no config of VISSL, or `out` exists.
+    """
+    found = convert_vissl(read_vissl(paths), read_catalog(catalog))
+    if out is not None:
+        if Path(out).exists():
+            raise ConfigError(
+                f"migrate vissl --out {out}: the file exists; expected a new one",
+                code="file.exists",
+            )
+        title = ", ".join(Path(path).name for path in paths)
+        with Path(out).open("x") as file:
+            file.write(found.format_yaml(title))
+    return found

@@ -1,0 +1,234 @@
+"""From overrides to a result: the engine that RUN.engine names."""
+
+import io
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from traceback import format_exception
+from typing import Literal
+
+from phasetrain.app import complete_weights  # noqa: F401 - registers itself
+from phasetrain.app.preflight.preview import preview
+from phasetrain.app.result import RunResult
+from phasetrain.app.setup import Setup, is_started_here, is_submitted, resolve_config
+from phasetrain.app.stored.stored_config import StoredConfig
+from phasetrain.app.test import evaluate
+from phasetrain.app.train.train import Loop, train
+from phasetrain.config.addons import find_service, import_object
+from phasetrain.config.engines import list_engines
+from phasetrain.config.trust import trust_only
+from phasetrain.distributed import check_collective_order, find_placement, join_process_group
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.errors import ConfigError, PhasetrainError, needs_traceback
+from phasetrain.hooks import Hook
+from phasetrain.runs.records import read_status, shorten_error
+from phasetrain.runtime.clock import Clock
+from phasetrain.runtime.terminal import Terminal
+
+__all__ = ["Extras", "Loop", "OnException", "print_log", "run_engine"]
+
+log = logging.getLogger(__name__)
+
+OnException = Literal["raise", "ignore"]
+"""What to do with an exception of a run: raise it, or return it in the result."""
+
+
+class RanksNeededError(ConfigError):
+    """A run has several ranks, and nobody has started them (exit code 2).
+
+    Args:
+        processes: number of ranks.
+    """
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(
+            f"LAUNCH.processes = {processes}: only the commands train, resume, test, extract and "
+            f"rerun start processes; start this with torchrun --nproc-per-node={processes}",
+            code="launch.needs_command",
+        )
+        self.processes = processes
+
+
+def require_ranks(setup: Setup) -> None:
+    """Check that the ranks of a run that starts them on this machine have been started.
+
+    Raises:
+        RanksNeededError: they have not.
+    """
+    is_alone = "WORLD_SIZE" not in os.environ and setup.place.size == 1
+    if is_alone and is_started_here(setup.config):
+        raise RanksNeededError(setup.config.LAUNCH.processes)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Arguments of a run that no config holds.
+
+    Attributes:
+        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        loop: runs the engine of a training.
+        clock: measures this attempt.
+    """
+
+    hooks: Mapping[str, Hook]
+    loop: Loop
+    clock: Clock
+
+
+def run_engine(  # noqa: PLR0913 - all but one are keywords
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: str | None = None,
+    hooks: Mapping[str, Hook] | None = None,
+    loop: Loop = PhaseEngine.run,
+    terminal: Terminal | None = None,
+    clock: Clock | None = None,
+    stored: StoredConfig | None = None,
+    on_exception: OnException = "raise",
+    from_python: bool = False,
+    warnings: Sequence[str] = (),
+) -> RunResult:
+    """Run the engine that the config names, without reading back its history.
+
+    Args:
+        overrides: such as `["experiment=digits", "OPTIMIZER.lr=0.1"]`.
+        config_dir: folder with the user's configs.
+        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        loop: runs the engine of a training; a custom loop iterates over `engine.steps()`.
+        terminal: where to print; standard output by default.
+        clock: measures this attempt; by default it starts now.
+        stored: the config of a run folder, which the overrides change; see `use_folder`.
+        on_exception: `ignore` returns an exception in the result once the config is valid.
+        from_python: a program reads the result, so that RUN.verbosity = quiet prints errors only.
+        warnings: lines about the overrides, printed by rank 0 once the config is valid.
+
+    Raises:
+        RanksNeededError: LAUNCH.processes asks for ranks, which the command line starts.
+        PhasetrainError: see `phasetrain.errors`.
+    """
+    place = find_placement(os.environ)
+    extras = Extras(hooks or {}, loop, clock or Clock())
+    if terminal is None:
+        terminal = Terminal()
+        if place.rank:
+            # every rank would print the same lines; the other ranks only write their log files
+            terminal = Terminal(io.StringIO(), live=False)
+    terminal.silent_if_quiet = from_python
+    if "RUN.verbosity=verbose" in overrides:
+        terminal.verbosity = "verbose"  # also for an error before the config is resolved
+    with print_log(terminal), _log_traceback():
+        setup = resolve_config(
+            overrides, config_dir=config_dir, terminal=terminal, place=place, stored=stored
+        )
+        terminal.verbosity = setup.config.RUN.verbosity
+        require_ranks(setup)
+        # Not before: the ranks that a command starts would print them again.
+        for line in warnings:
+            log.warning(line)
+        if is_submitted(setup.config):
+            from phasetrain.app.submit import submit
+
+            return RunResult(
+                "submitted", folder=setup.config.RUN.dir, reason=f"job {submit(setup)}"
+            )
+        if setup.config.LAUNCH.cluster == "debug":
+            log.info("LAUNCH.cluster = debug: the run is not submitted, it runs in this process")
+        # Parts are built in here: what the config of a folder names stays restricted until then.
+        with trust_only(setup.trusted_paths):
+            try:
+                return _run_setup(setup, extras)
+            # An interrupt by the keyboard is no Exception and is raised in any case.
+            except Exception as error:
+                if on_exception == "raise":
+                    raise
+                return _failed_result(setup, error)
+
+
+def _run_setup(setup: Setup, extras: Extras) -> RunResult:
+    name = setup.config.RUN.engine
+    engine = list_engines()[name]
+    run = import_object(engine.run)
+    size = setup.place.size
+    if not engine.is_distributed:
+        if size > 1:
+            raise ConfigError(
+                f"RUN.engine = {name!r}: expected one process, not a world size of {size}; "
+                "start it without torchrun or srun",
+                code="config.world_size",
+            )
+        result: RunResult = run(setup, extras)
+        return result
+    section = setup.config.DISTRIBUTED
+    timeout = section.timeout_seconds
+    # torchrun with one process still expects a process group, because hooks and user code of a
+    # multi-process run may call torch.distributed directly
+    is_launched = "WORLD_SIZE" in os.environ
+    with (
+        join_process_group(
+            setup.place, setup.machine.device, timeout_seconds=timeout, alone=is_launched
+        ) as world,
+        check_collective_order(world, timeout_seconds=timeout, debug=section.debug),
+    ):
+        finished: RunResult = run(replace(setup, world=world), extras)
+    return finished
+
+
+def _failed_result(setup: Setup, error: Exception) -> RunResult:
+    """Return the result of a run that has failed, for a caller who continues."""
+    folder = setup.config.RUN.dir
+    reason = f"{type(error).__name__}: {shorten_error(error)}"
+    log.error("the run has failed, and on_exception = 'ignore' returns the error: %s", reason)
+    code = error.exit_code if isinstance(error, PhasetrainError) else 1
+    updates = read_status(folder).updates
+    return RunResult(
+        "failed", exit_code=code, folder=folder, reason=reason, updates=updates, error=error
+    )
+
+
+def run_train(setup: Setup, extras: Extras) -> RunResult:
+    """Train, with tests in between (RUN.engine=train)."""
+    prepare = find_service("prepare_training")
+    if prepare is not None:
+        setup.world.run_on_main(lambda: prepare(setup))
+    return train(setup, extras.hooks, extras.loop, extras.clock)
+
+
+def run_test(setup: Setup, extras: Extras) -> RunResult:
+    """Test a checkpoint on every test split (RUN.engine=test)."""
+    return evaluate(setup, extras.hooks)
+
+
+def run_plan(setup: Setup, extras: Extras) -> RunResult:
+    """Print the plan (RUN.engine=plan)."""
+    return RunResult("planned", folder=setup.config.RUN.dir, details=preview(setup))
+
+
+@contextmanager
+def _log_traceback() -> Iterator[None]:
+    """Print the whole traceback of an error on a verbose terminal."""
+    try:
+        yield
+    except Exception as error:
+        if needs_traceback(error):
+            log.debug("".join(format_exception(error)).rstrip())
+        raise
+
+
+@contextmanager
+def print_log(terminal: Terminal) -> Iterator[None]:
+    """Print the log of phasetrain on the terminal."""
+    logger = logging.getLogger("phasetrain")
+    handler = terminal.make_handler()
+    level = logger.level
+    propagate = logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)  # the handler filters by RUN.verbosity
+    logger.propagate = False  # otherwise a root handler of the user prints each line again
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate

@@ -1,0 +1,253 @@
+"""Train a model, datasets and a loss that exist in Python."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from inspect import isclass
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from phasetrain.app.api import run
+from phasetrain.app.engines import Loop, OnException
+from phasetrain.app.python_objects.describe_optimizer import describe_optimizer
+from phasetrain.app.result import RunResult
+from phasetrain.checkpoint.excluded import complete_state, excluded_digests
+from phasetrain.checkpoint.weights import find_checkpoint
+from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
+from phasetrain.config.problems import raise_all
+from phasetrain.config.registry import parameters
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.errors import ConfigError, Problem, did_you_mean
+from phasetrain.hooks import Hook, Run
+from phasetrain.losses import LOSSES, FunctionLoss
+from phasetrain.models.sources import WeightSource
+from phasetrain.runtime.storage import open_storage
+from phasetrain.runtime.terminal import Terminal
+
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller knows from elsewhere
+    model: Any,
+    train: Any = None,
+    *,
+    test: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    metrics: Any = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    hooks: Mapping[str, Hook] | None = None,
+    loop: Loop = PhaseEngine.run,
+    terminal: Terminal | None = None,
+    config_dir: str | Path | None = None,
+    on_exception: OnException = "raise",
+    **overrides: Any,
+) -> RunResult:
+    """Train a model on a dataset, both given as objects, and return the result.
+
+    The objects become parts of a config like any other run's: `phasetrain.run` trains it, and the
+    same call, in this process or the next, resumes it. At the end `model` has the weights of the
+    run. See docs/python.md for the effect of each kind of object on an exact resume.
+
+    Args:
+        model: a torch.nn.Module, which the run copies, or a class or name of models.
+        train: a map-style dataset of pairs (input, target), a torch DataLoader of one, or a name.
+        test: as `train`, or a mapping from names of test splits to such.
+        loss: a module or function `loss(output, target)` that returns the mean over the batch, or a
+            class or name of losses; `from_model` for a model that returns its own loss.
+        optimizer: a class such as torch.optim.AdamW, an optimizer of the parameters of `model`, a
+            function of parameters that returns one, or a name.
+        metrics: meters or torchmetrics metrics: one, a list, or a mapping from labels; each an
+            object, a class or a name. The mean loss is always measured.
+        epochs: passes over the training data.
+        batch_size: samples per update, if `train` is not a DataLoader.
+        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        loop: runs the engine of a training, see `phasetrain.run`.
+        terminal: where to print; standard output by default.
+        config_dir: folder with your configs.
+        on_exception: `ignore` returns a failed run's result instead of raising its exception.
+        **overrides: sections of the config, such as `OPTIMIZER={"clip_norm": 1.0}` or
+            `RUN={"dir": "runs/a"}`; they win over the arguments.
+
+    Raises:
+        PhasetrainError: as for `phasetrain.run`; an argument is missing (code
+            `config.missing_argument`), or cannot be described (see `describe_optimizer` and
+            `split_loader`).
+
+    Example:
+        >>> result = phasetrain.fit(
+        ...     net, train, test=test, loss=nn.CrossEntropyLoss(), optimizer=torch.optim.AdamW,
+        ...     metrics=["accuracy"], epochs=3
+        ... )
+        >>> result.last["test/accuracy"]
+    """
+    _check_names(overrides)
+    _check_given(overrides, MODEL=model, DATA=train, LOSS=loss, OPTIMIZER=optimizer)
+    config: dict[str, Any] = {
+        "experiment": None,
+        "RUN": {"name": _label(model)},
+        "MODEL": _describe_name("MODEL", model, config_dir),
+    }
+    if train is not None:
+        config["DATA"] = {"TRAIN": _describe_split(train), **_describe_tests(test)}
+    if batch_size is not None:
+        config["DATA.TRAIN.batch_size"] = batch_size
+    if loss is not None:
+        loss = _as_part(loss)
+        config["LOSS"] = _describe_name("LOSS", loss, config_dir)
+    if optimizer is not None:
+        modules = [one for one in (model, loss) if isinstance(one, nn.Module)]
+        config["OPTIMIZER"] = describe_optimizer(optimizer, *modules)
+    config["METERS"] = {"loss": {}, **_describe_metrics(metrics)}
+    if epochs is not None:
+        config["PHASES"] = {"epochs": epochs}
+    extra = dict(hooks or {})
+    if isinstance(model, nn.Module):
+        _check_adapters(overrides)
+        extra["return_weights"] = ReturnWeights(model)
+    result = run(
+        [config, overrides],
+        hooks=extra,
+        loop=loop,
+        terminal=terminal,
+        config_dir=config_dir,
+        on_exception=on_exception,
+    )
+    if isinstance(model, nn.Module) and result.state == "finished" and not result.seconds:
+        _load_finished(model, result)
+    return result
+
+
+class ReturnWeights(Hook):
+    """Copies the weights at the end of the run into the model that was given.
+
+    Args:
+        model: the caller's model; the run has trained a copy.
+    """
+
+    main_only = False
+    observe_only = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def on_end(self, run: Run) -> None:
+        """Copy the weights."""
+        self.model.load_state_dict(run.task.shared_state()["model"])
+
+
+def _load_finished(model: nn.Module, result: RunResult) -> None:
+    """Load the weights of a run that had finished before this call."""
+    source = WeightSource(result.loaded_checkpoint or result.folder, where="fit")
+    loaded = find_checkpoint(source, open_storage(result.folder))
+    state = loaded.state["task"]["model"]
+    model.load_state_dict(complete_state(loaded.path, excluded_digests(loaded), state, model))
+
+
+def _check_adapters(overrides: Mapping[str, Any]) -> None:
+    """Reject adapters for a model of the caller, whose layers have none to take the weights."""
+    section = overrides.get("MODEL")
+    if isinstance(section, Mapping) and section.get("adapters") is not None:
+        raise ConfigError(
+            "MODEL.adapters: the run trains a copy of the model, and your object has no adapters "
+            "that could take the weights; pass the class of the model",
+            code="config.conflict",
+        )
+
+
+def _check_names(overrides: Mapping[str, Any]) -> None:
+    """Reject a keyword that is rather a misspelt argument of `fit` than a key of the config."""
+    for key in overrides:
+        near = did_you_mean(key, list(parameters(fit)))
+        if near and key.islower() and key != "experiment":
+            raise ConfigError(
+                f"{key}: fit has no such argument{near}", code="config.unknown_argument"
+            )
+
+
+def _check_given(overrides: Mapping[str, Any], **arguments: Any) -> None:
+    missing = []
+    for section, value in arguments.items():
+        named = any(key.partition(".")[0] == section for key in overrides)
+        if value is None and not named and "experiment" not in overrides:
+            word = {"DATA": "train"}.get(section, section.lower())
+            message = (
+                f"{section}: fit has no default for it; give the argument `{word}`, or "
+                f"{section}={{...}}"
+            )
+            missing.append(Problem.from_message(message, "config.missing_argument"))
+    raise_all(missing)
+
+
+def _as_part(loss: Any) -> Any:
+    """Return a loss; a function of output and target that no name describes becomes a module."""
+    if not isinstance(loss, FunctionType | BuiltinFunctionType):
+        return loss
+    # A config takes a function of this form for the loss, and any other one for a factory.
+    if LOSSES.name_of(loss) and list(parameters(loss))[1:2] == ["target"]:
+        return loss
+    return NamedFunctionLoss(loss)
+
+
+class NamedFunctionLoss(FunctionLoss):
+    """A function `loss(output, target)` whose text identifies it.
+
+    Args:
+        function: function that returns the mean loss over the batch.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function, {})
+
+    def extra_repr(self) -> str:
+        """Return the name of the function."""
+        return f"{self._function.__module__}.{self._function.__qualname__}"
+
+
+def _describe_name(section: str, part: Any, config_dir: str | Path | None) -> Any:
+    """Return the config of a part that is given by its name; anything else is returned as it is."""
+    if not isinstance(part, str):
+        return part
+    folder = find_config_dir(None if config_dir is None else str(config_dir))
+    # `LOSS=label_smoothing` selects a file of the section's folder, which may have parameters.
+    if part in ConfigFiles(folder).options(section):
+        return part
+    return {"name": part}
+
+
+def _describe_tests(test: Any) -> dict[str, Any]:
+    if test is None:
+        return {}
+    if isinstance(test, Mapping):
+        return {str(name).upper(): _describe_split(one) for name, one in test.items()}
+    return {"TEST": _describe_split(test)}
+
+
+def _describe_split(data: Any) -> Any:
+    if isinstance(data, DataLoader | Mapping):
+        return data
+    return {"dataset": data}
+
+
+def _describe_metrics(metrics: Any) -> dict[str, Any]:
+    if metrics is None:
+        return {}
+    if isinstance(metrics, Mapping):
+        return {
+            label: {"name": one} if isinstance(one, str) else one for label, one in metrics.items()
+        }
+    if isinstance(metrics, Sequence) and not isinstance(metrics, str):
+        return {_label(one): {"name": one} for one in metrics}
+    return {_label(metrics): {"name": metrics}}
+
+
+def _label(part: Any) -> str:
+    """Return the label of a part: its name or the name of its class in snake case."""
+    if isinstance(part, str):
+        return part.rpartition(".")[2].lower()
+    kind = part if isclass(part) or isinstance(part, FunctionType) else type(part)
+    return _WORD_START.sub("_", kind.__name__).lower()

@@ -1,0 +1,348 @@
+"""The task of a run with the weights of a checkpoint, for predictions."""
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from phasetrain.app.select_checkpoint import restore_weights
+from phasetrain.app.setup import Setup, resolve_config
+from phasetrain.app.stored.stored_config import read_loaded_config
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.checkpoint.excluded import excluded_digests
+from phasetrain.checkpoint.weights import find_checkpoint
+from phasetrain.config.compose.merge import leaves
+from phasetrain.config.objects import (
+    GivenObject,
+    GivenObjects,
+    current_objects,
+    is_object_name,
+    provide_objects,
+)
+from phasetrain.config.schema import is_split
+from phasetrain.config.sections.model import WhichWeights
+from phasetrain.config.trust import trust_only
+from phasetrain.engine.plan import Plan
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.models.sources import WeightSource, parse_sources
+from phasetrain.runs.paths import check_run_folder
+from phasetrain.runs.records import RunFiles
+from phasetrain.runtime.storage import open_storage
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Builder, SplitData, Task
+from phasetrain.tasks.build.data_builder import build_input_transform
+from phasetrain.tasks.generation import TextSource
+from phasetrain.tasks.raw_inputs import InputReader
+
+log = logging.getLogger(__name__)
+
+OF_PARTS = ("MODEL.", "LOSS.", "TASK.")
+"""Prefixes of the facts in plan.json from which parts were built."""
+
+FOR_INFERENCE = ("RUN.engine=test", "LAUNCH.cluster=null")
+"""Overrides that turn the config of a training into one for predictions."""
+
+
+def load(
+    folder: str | Path,
+    checkpoint: str = "latest",
+    *,
+    weights: WhichWeights | None = None,
+    device: str = "auto",
+    changes: Sequence[str] = (),
+    trust: bool = False,
+    model: nn.Module | None = None,
+) -> Task:
+    """Return the task of a run with the weights of a checkpoint, in test mode, for
+    `task.predict(inputs)`.
+
+    The config comes from the checkpoint. Neither the data of the run nor its optimizer is needed:
+    the facts about the data that parts depend on, such as the number of classes, are in plan.json.
+    `task.model` is the network, a plain `torch.nn.Module`; `task.transform` applies the transforms
+    of the first test split, and `task.class_names` are the names of the classes.
+
+    Args:
+        folder: folder of a run, or of one checkpoint.
+        checkpoint: `latest`, `best` (by CHECKPOINT.best.monitor of the run), or its name.
+        weights: the trained weights (`model`), or an average of them (`ema`, `swa`,
+            `schedule_free`); None: `schedule_free` if the run has MODEL.schedule_free, else
+            `model`.
+        device: see MACHINE.device.
+        changes: overrides of the config, such as `DATA.TEST.transforms=[...]`.
+        trust: run the modules of RUN.imports and the dotted paths that the config of the folder
+            names, if they are not those of a run of this user.
+
+    Raises:
+        ConfigError: there is no such run, checkpoint or average, a part cannot be built here, or
+            the folder names code that is not trusted (`trust.needed`).
+
+    Example:
+        >>> task = phasetrain.load("runs/adamw", "best")
+        >>> task.predict(images, transform=True).argmax(1)
+    """
+    path = str(folder).rstrip("/")
+    loaded = load_checkpoint(path, checkpoint)
+    task = load_task(loaded, path, device=device, changes=changes, trust=trust, model=model)
+    use_weights(task, choose_weights(weights, loaded), loaded.path)
+    return task
+
+
+def choose_weights(given: WhichWeights | None, loaded: LoadedCheckpoint) -> WhichWeights:
+    """Return which weights of a checkpoint to use: the given ones, or by default the trained ones.
+
+    A schedule-free optimizer trains other weights than those for use: a run with
+    MODEL.schedule_free has the latter as the default.
+    """
+    if given is not None:
+        return given
+    if loaded.promised["config"]["MODEL"].get("schedule_free") is not None:
+        return "schedule_free"
+    return "model"
+
+
+def use_weights(task: Task, weights: WhichWeights, path: str) -> None:
+    """Let a task predict with its trained weights, or with an average of them, in test mode.
+
+    Args:
+        task: from `load_task`.
+        weights: the trained weights, or an average of them.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        ConfigError: there is no such average.
+    """
+    parts = task.parts
+    if weights != "model":
+        if weights not in parts.averages:
+            raise ConfigError(
+                f"weights = {weights!r}: {path} has no MODEL.{weights}; expected 'model'",
+                code="checkpoint.no_average",
+            )
+        task.parts = replace(parts, model=parts.averages[weights].module)
+        task.model = task.parts.model
+    task.model.eval()
+    task.loss.eval()
+
+
+def load_task(
+    loaded: LoadedCheckpoint,
+    path: str,
+    *,
+    device: str,
+    changes: Sequence[str] = (),
+    trust: bool = False,
+    model: nn.Module | None = None,
+) -> Task:
+    """Return the task of a run with the weights of a checkpoint, see `load`.
+
+    Args:
+        loaded: the checkpoint.
+        path: folder of the run or of the checkpoint, for messages.
+        device, changes, trust, model: see `load`.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    stored = replace(read_loaded_config(loaded, path), is_trusted=trust)
+    objects = _complete_objects(stored.values, model)
+    words = [
+        *_remove_lost_meters(stored.values, objects),
+        *FOR_INFERENCE,
+        f"MACHINE.device={device}",
+        *changes,
+    ]
+    with provide_objects(objects):
+        # silent: notes about the config are for the person who trains
+        setup = resolve_config(words, terminal=Terminal(io.StringIO(), live=False), stored=stored)
+    with provide_objects(objects), trust_only(setup.trusted_paths):
+        task = _build_task(setup, loaded)
+        _add_transform(task, setup, loaded.path)
+    task.text_source = _find_text_source(stored.values, _run_folder(loaded.path))
+    split = find_test_split(stored.values["DATA"])
+    if split is not None:
+        facts = read_data_facts(_run_folder(loaded.path), split)
+        task.reader = InputReader(stored.values["DATA"][split], facts)
+    return task
+
+
+def _find_text_source(config: Mapping[str, Any], folder: str) -> TextSource:
+    """Return where the tokenizer of a run is, with the digest of its training."""
+    data = config["DATA"]
+    names = sorted((name for name in data if is_split(name)), key=lambda name: name == "TRAIN")
+    recorded = [read_data_facts(folder, name) for name in ("TRAIN", *names)]
+    facts = next((one for one in recorded if "tokenizer_digest" in one), {})
+    return TextSource(
+        sections=tuple(data[name] for name in names if isinstance(data[name], Mapping)),
+        folders=tuple(source.path for source in parse_sources(config["MODEL"]["weights"])),
+        digest=facts.get("tokenizer_digest"),
+        end=facts.get("end_token"),
+    )
+
+
+class _LostLoss(nn.Module):
+    """Stands for a loss that was given in Python in another process: predictions need none."""
+
+    def forward(self, output: Any, target: Any) -> Any:
+        """Reject the call."""
+        raise ConfigError(
+            "LOSS: the loss of this run was given as an object in Python, and is not in its folder",
+            code="config.missing_object",
+        )
+
+
+def _complete_objects(asked: Mapping[str, Any], model: nn.Module | None) -> GivenObjects:
+    """Return the objects that a stored config names: the objects of this process, the model, and
+    substitutes for parts that predictions do not need."""
+
+    def refuse(**_facts: Any) -> Any:
+        raise ConfigError(
+            "a dataset of this run was given as an object in Python, and is not in its folder",
+            code="config.missing_object",
+        )
+
+    known = dict(current_objects().by_name)
+    for path, name in leaves(asked).items():
+        if not is_object_name(name) or name in known:
+            continue
+        if path == "MODEL.name" and model is not None:
+            known[name] = GivenObject(model, path, is_copied=True)
+        elif path == "LOSS.name":
+            known[name] = GivenObject(_LostLoss(), path)
+        elif path.startswith("DATA."):
+            known[name] = GivenObject(refuse, path, is_factory=True)
+    return GivenObjects(known)
+
+
+def _remove_lost_meters(asked: Mapping[str, Any], objects: GivenObjects) -> list[str]:
+    """Return the overrides that remove the meters which only another process has."""
+    return [
+        f"METERS.{label}=null"
+        for label, section in asked["METERS"].items()
+        if is_object_name(section.get("name")) and section["name"] not in objects.by_name
+    ]
+
+
+class _DatalessBuilder(Builder):
+    """Builds parts from the facts about the data in plan.json, without the data."""
+
+    recorded: Mapping[str, Any]
+
+    def facts(self, data: Mapping[str, SplitData], plan: Plan) -> dict[str, Any]:
+        """Return the recorded facts, and the facts of this machine."""
+        return {
+            **self.recorded,
+            "world": self.context.world.size,
+            "device": self.context.machine.device,
+            "precision": self.context.machine.precision,
+        }
+
+
+def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
+    """Return the task of a run with its weights, without opening the data if possible."""
+    builder_without_data = _DatalessBuilder(setup.config, setup.machine, setup.world, setup.stages)
+    recorded = _read_facts(loaded.path)
+    fresh = bool(excluded_digests(loaded))
+    # An object needs no facts: then none are recorded, and none are missing.
+    if recorded or is_object_name(setup.config.MODEL.name):
+        builder_without_data.recorded = recorded
+        try:
+            parts = builder_without_data.parts({}, Plan(), train=False, fresh=fresh)
+            task = builder_without_data.task(parts)
+            restore_weights(task, loaded)
+        except (ConfigError, ChangedError):
+            pass  # a fact that JSON cannot hold, or of an older release: open the data instead
+        else:
+            return task
+    builder = setup.builder()
+    data = builder.data()
+    parts = builder.parts(data, builder.plan(data), train=False, fresh=fresh)
+    task = builder.task(parts)
+    restore_weights(task, loaded)
+    return task
+
+
+def _read_facts(checkpoint: str) -> dict[str, Any]:
+    """Return name -> fact about the data from the plan.json of a checkpoint's run."""
+    folder = _run_folder(checkpoint)
+    # JSON has no tuples, and parts expect shapes as tuples.
+    return {
+        path.rpartition(".")[2]: tuple(value) if isinstance(value, list) else value
+        for path, value in RunFiles(folder).plan().facts.items()
+        if path.startswith(OF_PARTS)
+    }
+
+
+def _add_transform(task: Task, setup: Setup, checkpoint: str) -> None:
+    """Add the transforms of the first test split to a task, and the names of the classes."""
+    split = find_test_split(setup.config.DATA)
+    if split is None:
+        return
+    task.class_names = _read_class_names(checkpoint, split)
+    try:
+        task.transform = build_input_transform(setup.builder().context, split)
+    except ConfigError as error:
+        if error.code != "config.missing_object":
+            raise
+        log.warning("the transforms of DATA.%s are not available: %s", split, error)
+        return
+    task.transform.scales_bytes = "channels" in read_data_facts(_run_folder(checkpoint), split)
+    log.info("%s", task.transform)
+
+
+def read_data_facts(folder: str, split: str) -> Mapping[str, Any]:
+    """Return the facts about the data of a split in the plan.json of a run, such as `channels` and
+    `classes`; empty if it has none."""
+    found: Any = RunFiles(folder).plan().content
+    # Step by step: a plan.json of another version may lack any of them.
+    for key in ("data", split.lower(), "facts"):
+        found = found.get(key, {}) if isinstance(found, Mapping) else {}
+    return dict(found)
+
+
+def find_test_split(data: Mapping[str, Any]) -> str | None:
+    """Return the key of the first test split in section DATA, or None."""
+    return next((name for name in data if is_split(name) and name != "TRAIN"), None)
+
+
+def _read_class_names(checkpoint: str, split: str) -> tuple[str, ...]:
+    """Return the names of the classes in the plan.json of a checkpoint's run."""
+    for name in (split, "train"):
+        found = read_data_facts(_run_folder(checkpoint), name).get("class_names")
+        if isinstance(found, list):
+            return tuple(map(str, found))
+    return ()
+
+
+def _run_folder(checkpoint: str) -> str:
+    return checkpoint.rpartition("/checkpoints/")[0] or "."
+
+
+def load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:
+    """Return a checkpoint of a run: the newest, the best, or one by its name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    storage = open_storage(folder)
+    check_run_folder(folder, storage)
+    if checkpoint in ("latest", "best"):
+        which: Literal["latest", "best"] = "best" if checkpoint == "best" else "latest"
+        return find_checkpoint(WeightSource(folder, checkpoint=which, where=""), storage)
+    reader = Checkpointer(f"{folder}/checkpoints", storage)
+    listed = reader.list_checkpoints()
+    name = next(
+        (one.name for one in reversed(listed) if checkpoint in (one.name, one.manifest.facts.name)),
+        None,
+    )
+    if name is None:
+        raise ConfigError(
+            f"checkpoint = {checkpoint!r}: {folder!r} has no such checkpoint; it has "
+            f"{', '.join(one.name for one in listed) or 'none'}; expected one of them, latest or "
+            "best",
+            code="checkpoint.not_found",
+        )
+    return reader.load(f"{reader.root}/{name}")

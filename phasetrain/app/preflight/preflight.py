@@ -1,0 +1,301 @@
+"""Find the modules of a model that need an operator without a deterministic kernel.
+
+The forward and the backward pass run on fake tensors, which have shapes and no values. They call
+the operators of the real passes, so that CUDA can be asked about on a machine without it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phasetrain.app.preflight.nondeterministic import Operation, find_operations
+from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.plan import Phase, Plan
+from phasetrain.runtime.machine import preserve_generators
+from phasetrain.tasks import Task
+from phasetrain.tasks.misfits import check_step_output
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+log = logging.getLogger(__name__)
+
+BACKWARD = "(backward pass)"
+"""Stands for the module of an operator that is called by no module."""
+
+OUTSIDE = "(loss or task)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An operator without a deterministic kernel.
+
+    Attributes:
+        operation: as torch documents it.
+        operator: name of the ATen operator.
+        modules: names of the modules that call it.
+        devices: types of devices without a deterministic kernel.
+        replacement: advice on an operator to use instead.
+        is_replaced: torch itself uses something slower if MACHINE.deterministic is true.
+    """
+
+    operation: str
+    operator: str
+    modules: tuple[str, ...]
+    devices: tuple[str, ...]
+    replacement: str
+    is_replaced: bool = False
+
+    def describe(self) -> str:
+        """Return the finding as text."""
+        places = ", ".join(self.modules[:4])
+        if len(self.modules) > 4:
+            places += f", and {len(self.modules) - 4} more"
+        return f"{places}: {self.operation} ({self.operator}); use {self.replacement}"
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The outcome of tracing a model.
+
+    Attributes:
+        findings: operators without a deterministic kernel on some device.
+        untraced: why the rest of the passes could not be traced, or empty.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    untraced: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return asdict(self)
+
+    def on_device(self, device: str, *, deterministic: bool) -> list[Finding]:
+        """Return the findings for a type of device."""
+        return [
+            one
+            for one in self.findings
+            if device in one.devices and not (one.is_replaced and deterministic)
+        ]
+
+
+def describe_findings(found: Preflight, device: str, *, deterministic: bool) -> list[str]:
+    """Return a line for each finding on the device, and a line about CUDA for a run on the CPU."""
+    lines = []
+    effect = "torch will raise an error there"
+    if not deterministic:
+        effect = "a resume may differ in the last bits"
+    here = found.on_device(device, deterministic=deterministic)
+    lines += [
+        f"MACHINE.deterministic = {str(deterministic).lower()}: no deterministic kernel on "
+        f"{device}, so {effect}: {one.describe()}"
+        for one in here
+    ]
+    if device == "cpu":
+        others = found.on_device("cuda", deterministic=deterministic)
+        lines += [
+            f"on cuda, there would be no deterministic kernel: {one.describe()}"
+            for one in others
+            if one not in here
+        ]
+    if found.untraced:
+        lines.append(
+            "operators without a deterministic kernel are looked for on tensors without values, "
+            f"and this model needs values: {found.untraced}"
+        )
+    return lines
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operators of interest, by module.
+
+    Args:
+        place: returns the name of the module that is called.
+    """
+
+    def __init__(self, place: Callable[[], str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._place = place
+        # operator and row -> modules, as keys
+        self.found: dict[tuple[str, Operation], dict[str, None]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
+            self._record(func, args, given)
+        # Recorded before the call, which may fail for want of values.
+        return func(*args, **given)
+
+    def _record(
+        self, func: torch._ops.OpOverload, args: Sequence[Any], given: Mapping[str, Any]
+    ) -> None:
+        operator = func._schema.name.partition("::")[2]
+        names = [one.name for one in func._schema.arguments]
+        # Not strict: trailing arguments with a default are left out.
+        arguments = dict(zip(names, args, strict=False)) | dict(given)
+        has_grad = any(
+            isinstance(one, Tensor) and one.requires_grad for one in _flatten(arguments.values())
+        )
+        for row in find_operations(operator, func._overloadname, arguments, has_grad=has_grad):
+            self.found.setdefault((operator, row), {})[self._place()] = None
+
+
+def _flatten(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flatten(value)
+        else:
+            yield value
+
+
+@dataclass
+class _Modules:
+    """Knows which module is called: hooks push and pop its name."""
+
+    names: list[str] = field(default_factory=lambda: [OUTSIDE])
+
+    def current(self) -> str:
+        return self.names[-1]
+
+    @contextmanager
+    def watch(self, model: nn.Module, loss: nn.Module) -> Iterator[None]:
+        """Watch the modules of a model, and a loss as a whole, during the context."""
+        with ExitStack() as stack:
+            named = [(f"MODEL.{name}".rstrip("."), one) for name, one in model.named_modules()]
+            for name, module in [*named, ("LOSS", loss)]:
+                stack.callback(module.register_forward_pre_hook(self._enter(name)).remove)
+                # always_call: an error must not leave the name behind
+                handle = module.register_forward_hook(self._leave, always_call=True)
+                stack.callback(handle.remove)
+            yield
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.names.append(name)
+
+        return hook
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if len(self.names) > 1:
+            self.names.pop()
+
+
+def trace_first_batch(task: Task, plan: Plan) -> Preflight | None:
+    """Trace the first train step of a plan; return None if there is none, or no rank can trace it.
+
+    Args:
+        task: the task; it is not trained afterwards, see `trace_task`.
+        plan: all phases.
+    """
+    phase = next((one for one, _ in plan.phases.kinds if one.is_train and one.steps), None)
+    if phase is None or task.shards_weights:
+        return None
+    loader = task.parts.loaders[phase.data]
+    batch = loader.read(loader.find_first_draw(phase))
+    if not batch.size:
+        return None
+    return trace_task(task, phase, batch.to(task.parts.machine.device))
+
+
+def trace_task(task: Task, phase: Phase, batch: Batch) -> Preflight:
+    """Trace a forward and a backward pass of a train phase on fake tensors.
+
+    The task may keep fake tensors: use one that is not trained afterwards.
+
+    Args:
+        task: the task; its model and loss are called without the strategy's wrapper.
+        phase: a train phase.
+        batch: on the task's device, with at least one sample; its values are not used.
+    """
+    task.begin(phase, fresh=False)
+    task.model = task.parts.model
+    task.loss = task.parts.loss
+    autocast = task.parts.machine.autocast(train=True)
+
+    def compute(fake: Callable[[Any], Any]) -> Tensor:
+        # Indices of samples are read on the host, so they keep their values.
+        given = Batch(
+            fake(batch.input), fake(batch.target), batch.ids, batch.size, fake(batch.mask)
+        )
+        with autocast:
+            return check_step_output(task, task.forward(given)).loss
+
+    return trace_passes(task.model, task.loss, compute)
+
+
+def trace_passes(
+    model: nn.Module, loss: nn.Module, compute: Callable[[Callable[[Any], Any]], Tensor]
+) -> Preflight:
+    """Trace a loss and its backward pass.
+
+    Args:
+        model, loss: modules whose weights are replaced by fake ones while they are traced.
+        compute: returns the loss; it gets a function that makes tensors fake.
+    """
+    # torch's compiler is imported with it, which takes a second.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # Constants of a model that are no buffers are not fake.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    modules = _Modules()
+    operators = _Operators(modules.current)
+    untraced = ""
+
+    def fake(value: Any) -> Any:
+        return mapped(value, mode.from_tensor)
+
+    with preserve_generators(), _fake_weights(mode, model, loss):
+        try:
+            with mode, operators:
+                with modules.watch(model, loss):
+                    result = compute(fake)
+                modules.names = [BACKWARD]
+                result.backward()  # type: ignore[no-untyped-call]
+        # Whatever a part does without values, the plan of the run is made all the same.
+        except Exception as error:  # noqa: BLE001
+            untraced = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            log.debug("the model could not be traced: %s", untraced)
+    return Preflight(tuple(_list_findings(operators)), untraced)
+
+
+@contextmanager
+def _fake_weights(mode: "FakeTensorMode", *modules: nn.Module) -> Iterator[None]:
+    """Replace the parameters and buffers of modules by fake tensors during the context."""
+    # Private: torch.func.functional_call uses it, but calls a single module.
+    from torch.nn.utils.stateless import _reparametrize_module
+
+    with ExitStack() as stack:
+        for module in modules:
+            tensors = dict([*module.named_parameters(), *module.named_buffers()])
+            fakes = {
+                name: mode.from_tensor(one).requires_grad_(one.requires_grad)
+                for name, one in tensors.items()
+            }
+            stack.enter_context(_reparametrize_module(module, fakes))
+        yield
+
+
+def _list_findings(operators: _Operators) -> Iterator[Finding]:
+    for (operator, row), modules in operators.found.items():
+        # A row of the forward pass names the module; its backward pass says nothing more.
+        named = [name for name in modules if name != BACKWARD] or [BACKWARD]
+        yield Finding(
+            operation=row.name,
+            operator=operator,
+            modules=tuple(named),
+            devices=tuple(sorted(row.devices)),
+            replacement=row.replacement,
+            is_replaced=row.is_replaced,
+        )

@@ -1,0 +1,97 @@
+"""Test a checkpoint on every test split, without changing the run (RUN.engine=test)."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from phasetrain.app.result import LatestMetrics, RunResult
+from phasetrain.app.select_checkpoint import choose_checkpoint, restore_weights
+from phasetrain.app.setup import Setup
+from phasetrain.checkpoint.excluded import excluded_digests
+from phasetrain.data.loading.seed_check import read_first_targets
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.plan import AVERAGED, TRAIN, PhaseTable, Plan, make_test_phase
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook, Hooks
+from phasetrain.models.digest import hash_model
+from phasetrain.runs.folder import RunFolder
+from phasetrain.tasks.build.data_builder import list_splits
+
+log = logging.getLogger(__name__)
+
+
+def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
+    """Test the checkpoint that RUN.checkpoint names, print its metrics and write `test-*.json`.
+
+    Takes no lock, so that it may read a run that is training.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or no test split.
+        ChangedError: the checkpoint is of another model or loss than the config describes.
+    """
+    began = time.perf_counter()
+    folder = RunFolder(setup.config.RUN.dir)
+    loaded = choose_checkpoint(setup, folder)
+    builder = setup.builder()
+    data = builder.data()
+    tests = [split for name, split in list_splits(builder.context, data).items() if name != TRAIN]
+    if not tests:
+        raise ConfigError(
+            "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
+        )
+    plan_of_run = builder.plan(data) if TRAIN in data else Plan()
+    parts = builder.parts(data, plan_of_run, train=False, fresh=bool(excluded_digests(loaded)))
+    epoch = _find_epoch(plan_of_run, loaded.manifest.state)
+    limit = setup.config.PHASES.limit.test
+    phases = [make_test_phase(split, epoch=epoch, limit=limit) for split in tests]
+    averages = [
+        f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test
+    ]
+    tested = [(phase, weights) for phase in phases for weights in ("", *averages)]
+    phases = [replace(phase, split=f"{phase.split}{weights}") for phase, weights in tested]
+    plan = Plan(PhaseTable(phases))
+    task = builder.task(parts)
+    latest = LatestMetrics()
+    restore_weights(task, loaded)
+    for split in tests:
+        task.check_targets(split.name, read_first_targets(data[split.name].reader))
+    called = Hooks({"latest": latest, **(hooks or {})}, setup.world)
+    engine = PhaseEngine(task, plan, RunState(), called, world=setup.world)
+    with setup.machine.apply_settings():
+        engine.run()
+    updates = loaded.manifest.state["updates"]
+    rows = [(name, f"{value:.4f}") for name, value in latest.metrics.items()]
+    setup.terminal.print_table(f"{loaded.path} at update {updates}", ("metric", "value"), rows)
+    file = folder.file(f"test-{loaded.path.rstrip('/').rpartition('/')[2]}.json")
+    content = {"checkpoint": loaded.path, "updates": updates, "metrics": latest.metrics}
+    # Metrics are reduced over all ranks, so rank 0 has the result of all.
+    if setup.world.is_main:
+        with folder.writing():
+            folder.storage.make_folder(folder.path)
+            folder.storage.replace_json(file, content, durable=False)
+        log.info("written to %s", file)
+    return RunResult(
+        "tested",
+        folder=folder.path,
+        reason=loaded.path,
+        updates=updates,
+        last=latest.metrics,
+        details=content,
+        digest=hash_model(parts.model),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _find_epoch(plan: Plan, state: Mapping[str, Any]) -> int:
+    """Return the epoch in which the run tests the weights of a checkpoint: the random numbers of
+    transforms depend on it."""
+    if not len(plan.phases):
+        return 0
+    index = int(state["phase"])
+    if not int(state["step"]):
+        index -= 1  # the phase that has just ended
+    # The plan of the config may be shorter than that of the run.
+    return plan.phases[min(max(index, 0), len(plan.phases) - 1)].epoch

@@ -1,0 +1,84 @@
+"""The learning rate of a run that is trained longer."""
+
+from collections.abc import Sequence
+
+from phasetrain.app.setup import Setup
+from phasetrain.config.changes import Change
+from phasetrain.config.stages import LENGTHS
+from phasetrain.engine.plan import Plan
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
+from phasetrain.tasks.build.builder import list_updates_per_epoch
+from phasetrain.tasks.build.optimizer_builder import build_schedules
+
+LOW_LR = 0.1
+"""Fraction of its peak below which a learning rate is reported before a longer training."""
+
+LENGTH_KEYS = frozenset(f"PHASES.{key}" for key in LENGTHS)
+"""Keys that set the length of a run."""
+
+WAYS = (
+    "PHASES.extend=stretch computes the schedule over the new length, and PHASES.extend=cycle "
+    "begins it again"
+)
+"""What to do about a learning rate that has fallen."""
+
+
+def warn_of_low_lr(plan: Plan, state: RunState, remaining_lr: float) -> str:
+    """Return a warning if a longer run continues with a learning rate that has fallen, or an empty
+    string.
+
+    Args:
+        plan: the plan, after the change of its length.
+        state: the position from which the run resumes.
+        remaining_lr: highest learning rate from here on, as a fraction of its peak.
+    """
+    is_extended = plan.anchor.updates == state.updates and plan.anchor.where > 0
+    left = plan.updates - state.updates
+    if not is_extended or remaining_lr >= LOW_LR or not left:
+        return ""
+    return (
+        f"PHASES.extend = 'continue': the learning rate continues at {100 * remaining_lr:.1f} % of "
+        f"its peak, for the remaining {left:,} updates; {WAYS}: stop the run and start the command "
+        "again with one of them and RUN.allow=PHASES"
+    )
+
+
+def warn_before_longer(setup: Setup, changes: Sequence[Change], plan: Plan, updates: int) -> str:
+    """Return a line about the learning rate for a run that may not be trained longer yet, or an
+    empty string.
+
+    Args:
+        setup: the present config.
+        changes: changes of the config that are rejected.
+        plan: the plan of the checkpoint.
+        updates: number of completed updates.
+    """
+    if setup.config.PHASES.extend != "continue" or setup.stages:
+        return ""
+    if not any(change.path in LENGTH_KEYS for change in changes):
+        return ""
+    remaining_lr = _find_remaining_lr(setup, plan, plan.where_at(min(updates, plan.updates - 1)))
+    if remaining_lr >= LOW_LR:
+        return ""
+    return f"The learning rate would continue at {100 * remaining_lr:.1f} % of its peak: {WAYS}"
+
+
+def _find_remaining_lr(setup: Setup, plan: Plan, where: float) -> float:
+    """Return the highest learning rate from `where` on as a fraction of its peak, without building
+    the model; 1.0 for a schedule that needs to know more than the plan."""
+    facts = {
+        "batch_size": setup.config.DATA.TRAIN.batch_size,
+        "epochs": plan.epochs,
+        "updates": plan.updates,
+        "updates_per_epoch": list_updates_per_epoch(plan)[0],
+    }
+    optimizer = setup.config.OPTIMIZER
+    section = {key: value for key, value in optimizer.SCHEDULES.items() if key == "lr"}
+    try:
+        context = setup.builder().context
+        made = build_schedules(context, section, "OPTIMIZER", facts, {"lr": optimizer.lr})
+        return ParamSchedules([{"lr": 1.0}], Schedules(made)).remaining_lr(where)
+    except ConfigError:
+        return 1.0

@@ -1,0 +1,242 @@
+"""Texts of `phasetrain help`: flags and groups, sections, keys and parts."""
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+
+from phasetrain.app.setup import SLOTS
+from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
+from phasetrain.config.problems import format_value
+from phasetrain.config.registry import parameters
+from phasetrain.config.schema import default_schema, matches
+from phasetrain.config.sections.keys import Key
+from phasetrain.config.validation import Slot
+from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.tasks.build.builder import FACTS
+
+
+def general_help(usage: str, config_dir: str | None) -> str:
+    """Return flags, groups, sections and exit codes."""
+    files = ConfigFiles(find_config_dir(config_dir))
+    groups = "\n".join(
+        f"  {group:<12} {', '.join(files.options(group))}" for group in files.groups()
+    )
+    return f"""usage: {usage}
+
+Trains the configured experiment. Run the same command again to resume an interrupted run.
+
+flags
+  -h, --help [TOPIC]     this text, or help on a section, a key or a part: OPTIMIZER, lr, cosine
+  --version              print the version and exit
+  --cfg                  print the resolved config and exit
+  --config-dir DIR       a folder with your configs, in one sub-folder per group below;
+                         by default ./configs or ./conf
+  --restart              start over; the folder of the run is kept under a number: runs/base.1
+  --from RUN_FOLDER      repeat a run in a new folder and check that it is bit-identical
+  -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01
+
+groups (SECTION=GROUP) and experiments (experiment=NAME, or a file: phasetrain FILE.yaml)
+{groups}
+
+sections
+  {", ".join(default_schema().sections)}
+
+getting started
+  phasetrain plan        print the plan, and exit
+  RUN.dir=FOLDER         run folder; a run in it is resumed
+  PHASES.epochs=N        length of the training
+
+exit codes
+  0      success, or the run had already finished
+  2      error in the config or in the command line
+  3      the data, the plan or a forbidden key has changed since the checkpoint
+  4      another process uses the run folder
+  5      there are checkpoints, but none is valid
+  6      repeated attempts made no progress
+  128+n  after signal n
+  1      any other error"""
+
+
+def topic_help(topic: str) -> str:
+    """Return the help on a section, a key, a group of keys, or a part; all that have the name.
+
+    Args:
+        topic: `OPTIMIZER`, `CHECKPOINT.best`, `OPTIMIZER.lr`, `lr`, `OPTIMIZER.momentum`, `cosine`,
+            a class name of torch such as `RAdam`, a kind of parts such as `losses`, or `parts`.
+            Sections and kinds in any case.
+
+    Raises:
+        ConfigError: there is nothing of this name.
+    """
+    schema = default_schema()
+    if topic in schema.sections:
+        return _section_help(topic)
+    if topic.lower() == "parts":
+        return _list_all_parts()
+    found = ["\n".join(lines) for lines in _list_parts_named(topic)]
+    section = _find_section(topic)
+    if section:
+        found.append(_section_help(section))
+    else:
+        found = [
+            *("\n".join(lines) for lines in (*_list_keys(topic), *_list_parts_with(topic))),
+            *found,
+        ]
+    if found:
+        return "\n\n".join(found)
+    parts = [name for slot in SLOTS for name in slot.registry]
+    near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts]) or "."
+    raise ConfigError(
+        f"help {topic}: no section, key, part or command has this name{near} Sections: "
+        f"{', '.join(schema.sections)}",
+        code="config.unknown_section",
+    )
+
+
+def wrap_help(text: str, width: int) -> str:
+    """Return a text with lines of at most `width` characters; continuation lines are indented
+    like the line."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)
+
+
+def _find_section(topic: str) -> str:
+    """Return the section whose name, or whose kind of parts, a topic is in any case: `optimizer`
+    and `optimizers`, `models`; empty if there is none."""
+    sections = default_schema().sections
+    if topic.upper() in sections:
+        return topic.upper()
+    for slot in sorted(SLOTS, key=_is_conditional):
+        if topic.lower() in (slot.registry.kind, _plural(slot.registry.kind)):
+            return slot.path.partition(".")[0]
+    return ""
+
+
+def _plural(kind: str) -> str:
+    if kind.endswith("s"):
+        return f"{kind}es"
+    return f"{kind}s"
+
+
+def _list_all_parts() -> str:
+    """Return the names of the parts of each kind, with the keys that choose them."""
+    places: dict[int, list[Slot]] = {}
+    for slot in sorted(SLOTS, key=_is_conditional):
+        places.setdefault(id(slot.registry), []).append(slot)
+    found = []
+    for slots in places.values():
+        registry = slots[0].registry
+        keys = dict.fromkeys(f"{slot.path}.{slot.key}" for slot in slots)
+        found.append(f"{_plural(registry.kind)}, for {next(iter(keys))}\n  {', '.join(registry)}")
+    return "\n\n".join(found)
+
+
+def _section_help(section: str) -> str:
+    lines = [f"keys of {section}"]
+    for path, key in default_schema().keys.items():
+        if path == section or path.startswith(f"{section}."):
+            lines += _describe_key(path, key)
+    slots = [slot for slot in SLOTS if slot.path.partition(".")[0] == section]
+    # Several places take the same parts, such as OPTIMIZER and OPTIMIZER.others.*.
+    for registry in {id(slot.registry): slot.registry for slot in slots}.values():
+        places = [slot for slot in slots if slot.registry is registry]
+        paths = dict.fromkeys(slot.path for slot in places)
+        lines += ["", f"{_plural(registry.kind)} ({', '.join(paths)})"]
+        own = {key.path: key for slot in places for key in slot.own_keys.values()}
+        for path, key in own.items():
+            lines += _describe_key(path, key)
+        for name in registry:
+            lines += _describe_part(places[0], name)
+    return "\n".join(lines)
+
+
+def _list_keys(topic: str) -> Iterator[list[str]]:
+    """Yield the lines of each key with a path, below a path, or with a last name."""
+    schema = default_schema()
+    key = schema.key(topic)
+    if key is not None:
+        yield _describe_key(topic, key)
+        return
+    below = [path for path in schema.keys if path.startswith(f"{topic}.")]
+    for path in below or [path for path in schema.keys if path.endswith(f".{topic}")]:
+        yield _describe_key(path, schema.keys[path])
+    if not below:
+        for slot in SLOTS:
+            for name, own in slot.own_keys.items():
+                if topic == name or matches(topic, own.path):
+                    yield _describe_key(own.path, own)
+
+
+def _list_parts_with(topic: str) -> Iterator[list[str]]:
+    """Yield a heading and the lines of each part that takes the parameter with a path."""
+    place, _, parameter = topic.rpartition(".")
+    heading = [f"{topic} is a parameter of"]
+    for slot in SLOTS:
+        if not place or not matches(place, slot.path.removesuffix("[]")):
+            continue
+        for name, factory in slot.registry.items():
+            if parameter in parameters(factory) and parameter not in slot.provided:
+                yield [*heading, *_describe_part(slot, name)]
+                heading = []
+
+
+def _list_parts_named(topic: str) -> Iterator[list[str]]:
+    """Yield the lines of the parts with a name, with the words that choose them."""
+    # Where a registry has several places, the first one that every run has is shown.
+    slots: dict[int, Slot] = {}
+    for slot in sorted(SLOTS, key=_is_conditional):
+        slots.setdefault(id(slot.registry), slot)
+    for slot in slots.values():
+        registry = slot.registry
+        if "." in topic:
+            continue
+        try:
+            registry.find(topic)
+        except ConfigError:
+            continue
+        lines = _describe_part(slot, topic, in_full=True)
+        yield [f"{registry.kind} for {slot.path}.{slot.key}", *lines]
+
+
+def _is_conditional(slot: Slot) -> bool:
+    return slot.only is not None
+
+
+def _describe_key(path: str, key: Key) -> list[str]:
+    kind = f"{key.type.text}; {key.resume} on resume"
+    return [f"  {path} = {format_value(key.default)}   ({kind})", f"      {key.meaning}"]
+
+
+def _describe_part(slot: Slot, name: str, *, in_full: bool = False) -> list[str]:
+    """Return signature and summary of a part; in full, the whole docstring of one that is not a
+    library's, and the values that the program fills in."""
+    factory = slot.registry.find(name)
+    takes = {
+        key: parameter for key, parameter in parameters(factory).items() if key not in slot.provided
+    }
+    # The parts of DATA are what these facts are found from.
+    facts: list[str] = []
+    if not slot.path.startswith("DATA.") or slot.path == "DATA.TRAIN.batch_transforms[]":
+        facts = [key for key in takes if key in FACTS]
+    shown = [_format_parameter(p) for key, p in takes.items() if key not in facts]
+    lines = [f"  {name}({', '.join(shown)})"]
+    text = inspect.cleandoc(factory.__doc__ or "")
+    if in_full and name in slot.registry:
+        lines += [f"      {line}".rstrip() for line in text.splitlines()]
+    elif text:
+        summary = text.partition("\n\n")[0]
+        lines.append(f"      {' '.join(summary.split())}")
+    if facts and in_full:
+        lines.append(f"      filled in by phasetrain: {', '.join(facts)}")
+    return lines
+
+
+def _format_parameter(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return parameter.name
+    return f"{parameter.name}={format_value(parameter.default)}"

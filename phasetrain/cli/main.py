@@ -1,0 +1,182 @@
+"""Parses the command line, runs the command and prints its outcome."""
+
+import gc
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from logging import getLogger
+
+from phasetrain.cli.failures import format_error, record_failure
+from phasetrain.cli.output import (
+    Outcome,
+    stdout_to_stderr,
+    write_json,
+    write_json_error,
+    write_text,
+)
+from phasetrain.cli.parsing import Call, make_parser, parse_flags, split_command
+from phasetrain.cli.table import list_commands, list_group
+from phasetrain.config.addons import Command, import_object
+from phasetrain.errors import PhasetrainError, list_problems
+from phasetrain.runs.owner import process_age
+from phasetrain.runtime.clock import Clock
+
+log = getLogger(__name__)
+
+
+def console() -> None:
+    """Run the command line of this process and exit."""
+    clock = Clock(time.perf_counter() - process_age())
+    sys.exit(main(clock=clock, owns_process=True))
+
+
+def main(
+    argv: Sequence[str] | None = None, *, clock: Clock | None = None, owns_process: bool = False
+) -> int:
+    """Run a command line and return the exit code; errors are printed without a traceback.
+
+    Args:
+        argv: words of the command line; by default the words of this process.
+        clock: measures the attempt; by default it starts with the run.
+        owns_process: whether the process ends with this call.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Not from the parsed flags: a command line that cannot be parsed is reported as JSON as well.
+    is_json = "--json" in words
+    redirection: AbstractContextManager[None] = nullcontext()
+    if is_json:
+        redirection = stdout_to_stderr()
+    with redirection:
+        ended = _execute(words, clock, owns_process=owns_process)
+    # printed after the redirection, so that it is the only text on standard output
+    outcome = ended.outcome
+    if not is_json:
+        write_text(outcome.text)
+    elif outcome.is_main and ended.failure is None:
+        write_json(ended.command, outcome)
+    elif outcome.is_main and ended.failure is not None:
+        write_json_error(ended.command, ended.failure, outcome.exit_code)
+    if ended.failure is not None and not ended.is_reported:
+        raise ended.failure
+    return outcome.exit_code
+
+
+@dataclass
+class _Ended:
+    """How a command ended.
+
+    Attributes:
+        command: its name; empty if the command line could not be parsed.
+        outcome: the output, and the exit code.
+        failure: the error that ended it.
+        is_reported: whether the failure was printed, so that no traceback is needed.
+    """
+
+    command: str = ""
+    outcome: Outcome = field(default_factory=Outcome)
+    failure: BaseException | None = None
+    is_reported: bool = True
+
+
+def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -> _Ended:
+    ended = _Ended()
+    runs_user_code = False
+    try:
+        if "--version" in words:
+            ended.outcome = _version()
+            return ended
+        command, rest = split_command(list_commands(), _help_as_command(words))
+        ended.command = command.name
+        runs_user_code = command.takes_overrides
+        call = Call(command.name, parse_flags(command, rest), clock, tuple(words))
+        ended.outcome = _run(command, call, owns_process=owns_process)
+    except PhasetrainError as error:
+        text = format_error(error, os.environ)
+        sys.stderr.write(text)
+        record_failure(error)
+        # a rank that leaves the message to another rank leaves the JSON object to it as well
+        ended.outcome = Outcome(error.exit_code, is_main=bool(text))
+        ended.failure = error
+    except KeyboardInterrupt as error:
+        ended.outcome = Outcome(130)  # 128 + SIGINT, as a shell reports it
+        ended.failure = error
+    except SystemExit as error:  # stopped by a second signal
+        code = error.code if isinstance(error.code, int) else 1
+        ended = _Ended(ended.command, Outcome(code), error, is_reported=False)
+    except Exception as error:  # noqa: BLE001 - raised again, once the JSON object is printed
+        record_failure(error)  # with the traceback, which torchrun shows as well
+        # An error in user code is shown by the lines there. Without any, it is a defect of
+        # phasetrain, and its traceback is needed.
+        frames = [problem.frames for problem in list_problems(error)]
+        is_reported = runs_user_code and any(frames)
+        if is_reported:
+            sys.stderr.write(format_error(error, os.environ))
+        ended = _Ended(ended.command, Outcome(1), error, is_reported=is_reported)
+    return ended
+
+
+def _run(command: Command, call: Call, *, owns_process: bool) -> Outcome:
+    if call.flags.help:
+        text = make_parser(command).format_help().rstrip()
+        return Outcome(text=text, content={"text": text})
+    if not command.takes_overrides:
+        return _call(command, call)
+    # Composing a config is slow to import, and the commands on files do not need it.
+    from phasetrain.cli.train_commands import print_config
+
+    if call.flags.cfg:
+        return print_config(command, call)
+    if owns_process:
+        # The imports of torch made half a million objects that live as long as the process:
+        # frozen, they are not traversed by every later garbage collection.
+        gc.freeze()
+    with log_warnings():
+        return _call(command, call)
+
+
+def _call(command: Command, call: Call) -> Outcome:
+    outcome: Outcome = import_object(command.run)(call)
+    return outcome
+
+
+def _help_as_command(words: Sequence[str]) -> list[str]:
+    """Return `--help [SECTION]`, in front of everything else, as `help [SECTION]`, and a `GROUP`
+    without a command as `help GROUP`."""
+    rest = list(words)
+    plain = [word for word in rest if word not in ("-h", "--help", "--json")]
+    if len(plain) == 1 and list_group(plain[0]):
+        rest = [word for word in rest if word not in ("-h", "--help")]
+        return ["help", *rest]
+    first = next((word for word in rest if word != "--json"), "")
+    if first in ("-h", "--help"):
+        rest[rest.index(first)] = "help"
+    return rest
+
+
+def _version() -> Outcome:
+    from phasetrain import __version__
+
+    return Outcome(text=f"phasetrain {__version__}", content={"version": __version__})
+
+
+@contextmanager
+def log_warnings() -> Iterator[None]:
+    """Log the warnings of libraries, so that they are counted and written to log.txt."""
+
+    def log_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        *_: object,
+        **__: object,
+    ) -> None:
+        log.warning("%s: %s (%s:%d)", category.__name__, message, filename, lineno)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = log_warning
+        yield

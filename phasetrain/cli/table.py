@@ -1,0 +1,129 @@
+"""The table of commands, from which parsing, `--help` and the reference table are made."""
+
+from functools import cache
+
+from phasetrain.config.addons import Command, load_addons
+from phasetrain.errors import ConfigError
+
+TRAIN = "phasetrain.cli.train_commands"
+RUNS = "phasetrain.cli.run_commands"
+HELP = "phasetrain.cli.help_command"
+
+CORE_COMMANDS = (
+    Command(
+        "train",
+        "[OVERRIDE ...]",
+        "start or resume training; the default command",
+        f"{TRAIN}:run_train",
+        takes_overrides=True,
+        arguments=f"{TRAIN}:add_train_arguments",
+    ),
+    Command(
+        "resume",
+        "RUN_FOLDER [OVERRIDE ...]",
+        "resume the run of a folder with its own config, or with changes of it",
+        f"{TRAIN}:run_resume",
+        takes_overrides=True,
+        arguments=f"{TRAIN}:add_resume_arguments",
+    ),
+    Command(
+        "plan",
+        "[RUN_FOLDER] [OVERRIDE ...]",
+        "show the phases, learning rates, checkpoints and memory of a run before it starts",
+        f"{TRAIN}:run_engine",
+        takes_overrides=True,
+        arguments=f"{TRAIN}:add_folder_flags",
+        engine="plan",
+    ),
+    Command(
+        "test",
+        "[RUN_FOLDER] [OVERRIDE ...]",
+        "test a checkpoint of a run on every test split",
+        f"{TRAIN}:run_engine",
+        takes_overrides=True,
+        arguments=f"{TRAIN}:add_checkpoint_flags",
+        engine="test",
+    ),
+    Command(
+        "runs list",
+        "[FOLDER]",
+        "list runs: state, progress, best metric, time left, last error",
+        f"{RUNS}:run_list",
+        arguments=f"{RUNS}:add_list_arguments",
+    ),
+    Command(
+        "runs follow",
+        "RUN",
+        "print log and progress of a run until it ends",
+        f"{RUNS}:run_follow",
+        arguments=f"{RUNS}:add_follow_arguments",
+    ),
+    Command(
+        "runs compare",
+        "A B",
+        "compare states, metrics and configs of two runs, and where they diverge",
+        f"{RUNS}:run_compare",
+        arguments=f"{RUNS}:add_pair_arguments",
+    ),
+    Command(
+        "runs diff",
+        "A B",
+        "find the first update at which two runs differ (exit code 0: identical, 1: different)",
+        f"{RUNS}:run_diff",
+        arguments=f"{RUNS}:add_pair_arguments",
+    ),
+    Command(
+        "help",
+        "[TOPIC]",
+        "show this help, or help on a section, a key, a part or a command",
+        f"{HELP}:run_help",
+        arguments=f"{HELP}:add_help_arguments",
+    ),
+)
+"""Commands of the core; the first is the default."""
+
+
+@cache
+def list_commands() -> tuple[Command, ...]:
+    """Return the commands of the core and of the installed add-ons; the first is the default.
+
+    Raises:
+        ConfigError: an add-on adds a command of the core.
+    """
+    own = {command.name for command in CORE_COMMANDS}
+    added = []
+    for addon in load_addons():
+        for command in addon.commands:
+            if command.name in own:
+                raise ConfigError(
+                    f"the command {command.name!r} is added by the installed package "
+                    f"{addon.package!r}, and phasetrain has it; uninstall {addon.package!r}",
+                    code="addon.conflict",
+                )
+            added.append(command)
+    # `help` stays the last one.
+    return (*CORE_COMMANDS[:-1], *added, CORE_COMMANDS[-1])
+
+
+def list_group(name: str) -> list[Command]:
+    """Return the commands of two words that begin with a word which is no command itself."""
+    commands = list_commands()
+    if any(command.name == name for command in commands):
+        return []
+    return [command for command in commands if command.name.startswith(f"{name} ")]
+
+
+def format_commands() -> str:
+    """Return the commands as lines of `--help`."""
+    rows = [f"  {command.name:<16} {command.help}" for command in list_commands()]
+    return "\n".join(["commands", *rows])
+
+
+def reference_table() -> str:
+    """Return the commands as a Markdown table, for the docs."""
+    rows = [
+        f"| `{' '.join(('phasetrain', command.name, command.synopsis)).rstrip()}` "
+        f"| {command.help} |"
+        for command in list_commands()
+    ]
+    return "\n".join(["| command | purpose |", "|---|---|", *rows])

@@ -1,1 +1,0 @@
-"""Converters from the configs of other frameworks."""

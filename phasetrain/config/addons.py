@@ -1,0 +1,257 @@
+"""Add-ons: packages that add commands, engines, parts and config keys to phasetrain.
+
+An installed package names a function in the entry point group `phasetrain.addons`. The function
+gets an `AddOn` and declares what the package adds, as the add-ons of phasetrain itself do:
+
+    [project.entry-points."phasetrain.addons"]
+    spikes = "phasetrain_spikes:register"
+
+Modules are declared by name and imported when they are used, so that an add-on costs nothing until
+then. The function itself should import nothing but what it needs to declare.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from phasetrain.errors import ConfigError
+
+GROUP = "phasetrain.addons"
+"""Entry point group of add-ons."""
+
+OWN_PACKAGE = "phasetrain.addons"
+"""Package with the add-ons of phasetrain itself."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line.
+
+    Attributes:
+        name: one or two words, such as `runs list`.
+        synopsis: arguments as the usage shows them.
+        help: one line.
+        run: `module:function` that takes a `phasetrain.cli.parsing.Call` and returns an `Outcome`.
+        takes_overrides: whether the command has `--config-dir`, `--cfg` and overrides.
+        arguments: `module:function` that declares further arguments on an `ArgumentParser`.
+        engine: value of RUN.engine with which the command uses the config of a folder, for `--cfg`.
+        config_words: `module:function` that takes a `Call` and returns the overrides for `--cfg`,
+            or None for those on the command line.
+        choices: words that the command takes, for completion.
+    """
+
+    name: str
+    synopsis: str
+    help: str
+    run: str
+    takes_overrides: bool = False
+    arguments: str = ""
+    engine: str = "train"
+    config_words: str = ""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A value of RUN.engine.
+
+    Attributes:
+        name: the value.
+        run: `module:function` that takes a `Setup` and `Extras` (`phasetrain.app.engines`) and
+            returns a `RunResult`.
+        is_distributed: whether several ranks may take part.
+        needs_training_data: whether the config must have DATA.TRAIN.
+        runs_as_job: whether LAUNCH starts it, as a job or as ranks on this machine.
+    """
+
+    name: str
+    run: str
+    is_distributed: bool = True
+    needs_training_data: bool = True
+    runs_as_job: bool = False
+
+
+@dataclass
+class AddOn:
+    """What one add-on adds.
+
+    Args:
+        name: name of its entry point.
+        package: the installed distribution, for messages.
+        error: why it could not be loaded; empty if it was.
+    """
+
+    name: str
+    package: str
+    error: str = ""
+    commands: list[Command] = field(default_factory=list)
+    engines: list[Engine] = field(default_factory=list)
+    parts: dict[str, dict[str, str]] = field(default_factory=dict)
+    sections: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    services: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add_command(self, *args: Any, **kwargs: Any) -> None:
+        """Add a command; see `Command`."""
+        self.commands.append(Command(*args, **kwargs))
+
+    def add_engine(self, *args: Any, **kwargs: Any) -> None:
+        """Add a value of RUN.engine; see `Engine`."""
+        self.engines.append(Engine(*args, **kwargs))
+
+    def add_parts(self, kind: str, modules: Mapping[str, str]) -> None:
+        """Add parts that modules register.
+
+        Args:
+            kind: kind of the parts, such as `hook` or `loss`.
+            modules: name of a part -> module whose import registers it.
+        """
+        self.parts.setdefault(kind, {}).update(modules)
+
+    def add_section(self, name: str, path: str) -> None:
+        """Add a section of the config.
+
+        Args:
+            name: such as `EXTRACT`.
+            path: `module:Class` of its dataclass, see `phasetrain.config.sections`.
+        """
+        self.sections[name] = path
+
+    def add_keys(self, section: str, path: str) -> None:
+        """Add keys to a section of the core.
+
+        Args:
+            section: such as `RUN`. Keys of `HOOKS` are hooks that are on by default.
+            path: `module:Class` of a dataclass with the keys.
+        """
+        self.keys[section] = path
+
+    def add_service(self, name: str, path: str) -> None:
+        """Offer a function to the core and to other add-ons, which find it by `find_service`."""
+        self.services[name] = path
+
+    def add_name(self, name: str, path: str) -> None:
+        """Add `phasetrain.NAME` to the Python API."""
+        self.names[name] = path
+
+
+@cache
+def load_addons() -> tuple[AddOn, ...]:
+    """Return the installed add-ons, those of phasetrain first; one that failed adds nothing, and
+    has an `error`.
+
+    Raises:
+        ConfigError: two add-ons add the same thing.
+    """
+    points = {(point.name, point.value): point for point in entry_points(group=GROUP)}
+    addons = [_load(point) for point in sorted(points.values(), key=_sort_key)]
+    _reject_conflicts(addons)
+    return tuple(addons)
+
+
+def _load(point: EntryPoint) -> AddOn:
+    package = point.dist.name if point.dist is not None else point.module
+    addon = AddOn(point.name, package)
+    try:
+        point.load()(addon)
+    except Exception as error:  # noqa: BLE001 - an installed package can raise anything
+        # The metadata of the installed phasetrain still lists an add-on whose folder was deleted.
+        is_deleted = isinstance(error, ModuleNotFoundError) and error.name in (
+            point.module,
+            OWN_PACKAGE,
+        )
+        # A stale package must not block every run.
+        reason = f"{type(error).__name__}: {error}"
+        addon = AddOn(point.name, package, error="" if is_deleted else reason)
+    return addon
+
+
+def list_failures() -> list[str]:
+    """Return a warning for each installed add-on that failed."""
+    return [
+        f"add-on {addon.name!r} of {addon.package} is skipped: {addon.error}"
+        for addon in load_addons()
+        if addon.error
+    ]
+
+
+def _sort_key(point: EntryPoint) -> tuple[bool, str]:
+    return not point.module.startswith(f"{OWN_PACKAGE}."), point.name
+
+
+def _reject_conflicts(addons: Sequence[AddOn]) -> None:
+    owners: dict[tuple[str, str], AddOn] = {}
+    for addon in addons:
+        for thing in _list_names(addon):
+            other = owners.setdefault(thing, addon)
+            if other is not addon:
+                raise ConfigError(
+                    f"the {thing[0]} {thing[1]!r} is added by two installed packages, "
+                    f"{other.package!r} and {addon.package!r}; uninstall one of them",
+                    code="addon.conflict",
+                )
+
+
+def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:
+    yield from (("command", command.name) for command in addon.commands)
+    yield from (("engine", engine.name) for engine in addon.engines)
+    yield from (("section", name) for name in addon.sections)
+    yield from (("service", name) for name in addon.services)
+    yield from (("name", name) for name in addon.names)
+    for kind, modules in addon.parts.items():
+        yield from ((kind, name) for name in modules)
+
+
+def list_parts(kind: str) -> Mapping[str, str]:
+    """Return the parts of a kind that add-ons add: name -> module whose import registers it."""
+    parts: dict[str, str] = {}
+    for addon in load_addons():
+        parts |= addon.parts.get(kind, {})
+    return parts
+
+
+def find_service(name: str) -> Any:
+    """Return the function that an add-on offers under a name; None if no add-on does."""
+    for addon in load_addons():
+        if name in addon.services:
+            return import_object(addon.services[name])
+    return None
+
+
+def require_service(name: str, addon: str, purpose: str) -> Any:
+    """Return the function that an add-on offers under a name.
+
+    Args:
+        name: the name.
+        addon: add-on of phasetrain that offers it, for the message.
+        purpose: what needs it, the begin of the message.
+
+    Raises:
+        ConfigError: no installed add-on offers it.
+    """
+    service = find_service(name)
+    if service is None:
+        raise ConfigError(
+            f"{purpose} needs the add-on {addon!r} of phasetrain, which is not installed here; "
+            "install phasetrain with all of its add-ons",
+            code="addon.missing",
+        )
+    return service
+
+
+def find_name(name: str) -> str | None:
+    """Return `module:name` of a name that an add-on adds to the Python API; None if none does."""
+    for addon in load_addons():
+        if name in addon.names:
+            return addon.names[name]
+    return None
+
+
+def import_object(path: str) -> Any:
+    """Return the object at `module:name`."""
+    module, _, name = path.partition(":")
+    return vars(importlib.import_module(module))[name]

@@ -1,0 +1,51 @@
+"""The sections of the core with the sections and keys of the installed add-ons."""
+
+from copy import copy
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal
+
+from phasetrain.config.addons import import_object, load_addons
+from phasetrain.config.engines import list_engines
+from phasetrain.config.sections import Config
+from phasetrain.config.sections.keys import group
+
+
+@cache
+def complete_config() -> type[Config]:
+    """Return the dataclass whose fields are all sections."""
+    added = {
+        name: import_object(path)
+        for addon in load_addons()
+        for name, path in addon.sections.items()
+    }
+    extended = {
+        definition.name: _extend_section(definition.name, definition.metadata["group"])
+        for definition in fields(Config)
+        if "group" in definition.metadata
+    }
+    sections = extended | added
+    body: dict[str, Any] = {name: group(section) for name, section in sections.items()}
+    body["__annotations__"] = sections
+    body["__doc__"] = Config.__doc__
+    return _make_dataclass("Config", (Config,), body)
+
+
+def _extend_section(name: str, section: type) -> type:
+    """Return a section of the core with the keys that add-ons add to it."""
+    added = [import_object(addon.keys[name]) for addon in load_addons() if name in addon.keys]
+    body: dict[str, Any] = {"__doc__": section.__doc__, "__annotations__": {}}
+    if name == "RUN":
+        engines = tuple(list_engines())
+        body["__annotations__"]["engine"] = Literal[engines]
+        body["engine"] = copy(
+            next(definition for definition in fields(section) if definition.name == "engine")
+        )
+    elif not added:
+        return section
+    return _make_dataclass(section.__name__, (*reversed(added), section), body)
+
+
+def _make_dataclass(name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+    made: type = dataclass(frozen=True, kw_only=True)(type(name, bases, body))
+    return made

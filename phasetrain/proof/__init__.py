@@ -1,0 +1,1 @@
+"""Comparing the bits of two attempts of a run, step by step."""

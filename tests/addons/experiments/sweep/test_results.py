@@ -1,0 +1,166 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from phasetrain.addons.experiments.sweep.group_tables import make_mean_table
+from phasetrain.addons.experiments.sweep.override_text import hash_overrides
+from phasetrain.addons.experiments.sweep.page import render_sweep
+from phasetrain.addons.experiments.sweep.results import Results
+from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
+
+
+def results(*runs: SweepRun, monitor: str = "test/accuracy") -> Results:
+    return Results("out", monitor, runs)
+
+
+LONG = results(
+    SweepRun(
+        "01234567",
+        {"OPTIMIZER.lr": "0.12345678901234567", "LOSS": "focal"},
+        "finished",
+        "test/accuracy",
+        0.5,
+        44,
+    )
+)
+
+
+def test_numbers_are_shown_with_six_digits_and_kept_whole() -> None:
+    assert LONG.format_cells(LONG.runs[0])[:3] == ["0.123457", "focal", "0.5000"]
+    assert "0.12345678901234567" in LONG.format_csv()
+    assert (
+        json.loads(LONG.format_json())["runs"][0]["swept"]["OPTIMIZER.lr"] == "0.12345678901234567"
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (None, ["at update", "last", "updates", "time", "state", "folder"]),
+        (120, ["at update", "last", "updates", "time", "state", "folder"]),
+        (80, ["time", "state", "folder"]),
+        (60, ["state"]),
+        (40, []),
+    ],
+)
+def test_a_narrow_table_goes_without_columns(width: int | None, columns: list[str]) -> None:
+    head, rows = LONG.make_table(width)
+    assert head == ["OPTIMIZER.lr", "LOSS", "best test/accuracy", *columns]
+    assert [len(row) for row in rows] == [len(head)]
+
+
+def test_what_json_cannot_hold_is_null() -> None:
+    found = results(SweepRun("01234567", {}, "finished", "test/loss", math.inf, 3, math.nan))
+    row = json.loads(found.format_json())["runs"][0]
+    assert (row["best"], row["last"]) == (None, None)
+
+
+def test_smaller_is_better_where_the_name_says_so(tmp_path: Path) -> None:
+    for name, loss in (("00000001", 2.0), ("00000002", 1.0), ("00000003", 3.0)):
+        (tmp_path / name).mkdir()
+        line = {
+            "kind": "phase",
+            "split": "test",
+            "epoch": 0,
+            "updates": 4,
+            "metrics": {"loss": loss},
+        }
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        record = {
+            "sweep": "s",
+            "overrides": [f"A.x={name}"],
+            "swept": {"A.x": name},
+            "folder": "",
+            "exit_code": 0,
+        }
+        (tmp_path / name).rename(tmp_path / hash_overrides(record["overrides"]))
+        (tmp_path / f"{hash_overrides(record['overrides'])}.json").write_text(json.dumps(record))
+    found = Results.read(str(tmp_path))
+    assert (found.monitor, [one.best for one in found.runs]) == ("-test/loss", [1.0, 2.0, 3.0])
+    assert [one.best for one in Results.read(str(tmp_path), "test/loss").runs] == [3.0, 2.0, 1.0]
+
+
+def test_a_code_says_what_it_means(tmp_path: Path) -> None:
+    record = {
+        "sweep": "s",
+        "overrides": ["A.x=1"],
+        "swept": {"A.x": "1"},
+        "folder": "",
+        "exit_code": 4,
+    }
+    (tmp_path / "01234567.json").write_text(json.dumps(record))
+    (one,) = Results.read(str(tmp_path)).runs
+    assert (one.state, one.error) == ("failed", "exit code 4: its folder is in use")
+
+
+def test_the_metric_that_is_asked_for_comes_before_that_of_the_runs(tmp_path: Path) -> None:
+    record = {
+        "sweep": "s",
+        "overrides": ["A.x=1"],
+        "swept": {"A.x": "1"},
+        "folder": "",
+        "exit_code": 0,
+    }
+    name = hash_overrides(["A.x=1"])
+    (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.yaml").write_text(
+        "CHECKPOINT:\n  best:\n    monitor: test/accuracy\n"
+    )
+    measured = {"accuracy": 0.5, "loss": 2.0}
+    line = {"kind": "phase", "split": "test", "epoch": 0, "updates": 4, "metrics": measured}
+    (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    found = [Results.read(str(tmp_path), monitor).runs[0] for monitor in ("-test/loss", "")]
+    assert [(one.metric, one.best) for one in found] == [("test/loss", 2.0), ("test/accuracy", 0.5)]
+
+
+def fold_run(name: str, fold: int, best: float | None, **swept: str) -> SweepRun:
+    values = {"DATA.VALID.subset.fold": str(fold), **swept}
+    return SweepRun(name, values, "finished", "test/accuracy", best, 4, best)
+
+
+class TestGroups:
+    def test_folds_are_in_order_with_mean_and_spread_of_each_config(self) -> None:
+        found = results(
+            fold_run("a", 1, 0.9, LOSS="mse"),
+            fold_run("b", 10, 0.8, LOSS="mse"),
+            fold_run("c", 0, 0.7, LOSS="l1"),
+            fold_run("d", 2, 0.7, LOSS="mse"),
+            fold_run("e", 1, None, LOSS="l1"),
+        )
+        content = json.loads(found.format_json())
+        assert [run["name"] for run in content["runs"]] == [*"abcde"]
+        fields = ("swept", "over", "runs", "count", "mean", "std")
+        assert [[group[name] for name in fields] for group in content["groups"]] == [
+            [{"LOSS": "mse"}, ["DATA.VALID.subset.fold"], ["a", "d", "b"], 3, pytest.approx(0.8), pytest.approx(0.1)],
+            [{"LOSS": "l1"}, ["DATA.VALID.subset.fold"], ["c", "e"], 1, pytest.approx(0.7), None],
+        ]  # fmt: skip
+        _, rows = found.make_table()
+        assert [row[-1] for row in rows] == [*"adbce"]
+        # 4.303 * 0.1 / sqrt(3) around 0.8
+        assert make_mean_table(found.groups, "test/accuracy") == (
+            "mean and standard deviation over DATA.VALID.subset.fold",
+            ["LOSS", "best test/accuracy", "95 % interval", "runs"],
+            [["mse", "0.8000 ± 0.1000", "0.5516 to 1.0484", "3/3"], ["l1", "0.7000", "-", "1/2"]],
+        )
+        page = render_sweep(found)
+        assert "<td>mse</td><td>0.8000 ± 0.1000</td><td>0.5516 to 1.0484</td><td>3/3</td>" in page
+
+    def test_groups_with_smaller_mean_come_first_if_smaller_is_better(self) -> None:
+        seeds = [
+            SweepRun(name, {"RUN.seed": seed, "A.x": x}, "finished", "test/loss", best)
+            for name, seed, x, best in (
+                ("a", "0", "1", 0.5),
+                ("b", "0", "2", 0.1),
+                ("c", "1", "2", 0.3),
+            )
+        ]
+        found = results(*seeds, monitor="-test/loss")
+        assert [group.swept for group in found.groups] == [{"A.x": "2"}, {"A.x": "1"}]
+        assert found.groups[0].mean == pytest.approx(0.2)
+
+    def test_sweep_without_folds_and_seeds_has_none(self) -> None:
+        assert LONG.groups == []
+        assert json.loads(LONG.format_json())["groups"] == []

@@ -1,0 +1,255 @@
+"""A part that would not resume exactly is rejected before the first step of even a short run."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
+from raising import raises
+from torch import Tensor, nn
+
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook
+from phasetrain.meters import Meter
+from phasetrain.tasks import Parts, Supervised
+
+HERE = __name__
+MODEL = ("~MODEL.width", "~MODEL.dropout")
+
+
+class Model(nn.Module):
+    """A linear model, for others to add something to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.layer(images.flatten(1))
+        return self.change(out)
+
+    def change(self, out: Tensor) -> Tensor:
+        return out
+
+
+class Counting(Model):
+    def change(self, out: Tensor) -> Tensor:
+        return out * (1 + 0.01 * self.calls)
+
+
+class OwnGenerator(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def change(self, out: Tensor) -> Tensor:
+        return out + torch.rand(out.shape, generator=self.generator)
+
+
+class LateBuffer(Model):
+    def change(self, out: Tensor) -> Tensor:
+        if self.calls == 1:
+            self.register_buffer("mean", out.detach().mean())
+        return out
+
+
+class Rarely(Model):
+    """Counts in vain for the first hundred calls."""
+
+    def change(self, out: Tensor) -> Tensor:
+        return out + float(self.calls % 100 == 99)
+
+
+class Stateful(Counting):
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.calls)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.calls = int(state)
+
+
+class OwnLoss(nn.CrossEntropyLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = super().forward(output, target)
+        return loss * float(self.rng.uniform(0.9, 1.1))
+
+
+class OwnNoise(Supervised):
+    """Adds noise of its own generator to the loss."""
+
+    generator = torch.Generator()
+
+    def forward(self, batch: Batch) -> StepOutput:
+        out = super().forward(batch)
+        out.loss = out.loss * (1 + 0.1 * torch.rand((), generator=self.generator))
+        return out
+
+
+class OwnAttribute(OwnNoise):
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.generator = torch.Generator()
+
+
+class ListMeter(Meter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def update(self, out: Any) -> None:
+        self.losses.append(float(out.loss.detach()))
+
+    def compute(self) -> float:
+        return sum(self.losses) / max(1, len(self.losses))
+
+    def reset(self) -> None:
+        super().reset()
+        self.losses = []
+
+
+class Descent(torch.optim.Optimizer):
+    """Gradient descent whose rate falls with its steps, which are counted in different places."""
+
+    def __init__(self, params: Any, lr: float, place: str = "attribute") -> None:
+        super().__init__(params, {"lr": lr})
+        self.place = place
+        self.t = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        if self.place == "global":
+            state = self.state["global"]
+            state["t"] = state.get("t", 0) + 1
+            t = state["t"]
+        else:
+            self.t += 1
+            t = self.t
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight -= group["lr"] / t * weight.grad
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().state_dict()
+        if self.place == "entry":
+            state["t"] = self.t
+        return state
+
+    def load_state_dict(self, state: Any) -> None:
+        if self.place == "entry":
+            self.t = state["t"]
+        super().load_state_dict({key: state[key] for key in ("state", "param_groups")})
+
+
+class Collate:
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+    def __call__(self, samples: Any) -> Any:
+        inputs = torch.stack([value for value, _ in samples]) * self.rng.uniform(0.9, 1.1)
+        return inputs, torch.tensor([int(target) for _, target in samples])
+
+
+REHEARSED = "RUN.rehearse=auto"
+SHORT = "PHASES.epochs=2"
+DESCENT = f"OPTIMIZER={{name: {HERE}.Descent, lr: 0.1}}"
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not leave the proof out."""
+    monkeypatch.setattr("phasetrain.app.preflight.rehearsal.QUICK_SECONDS", 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "names"),
+    [
+        ([*MODEL, f"MODEL.name={HERE}.Counting"], "MODEL", "`calls` of MODEL"),
+        ([*MODEL, f"MODEL.name={HERE}.OwnGenerator"], "MODEL", "`generator` of MODEL"),
+        ([*MODEL, f"MODEL.name={HERE}.LateBuffer"], "MODEL", "mean"),
+        ([f"LOSS={{name: {HERE}.OwnLoss}}"], "LOSS", "`rng` of LOSS"),
+        ([f"TASK.name={HERE}.OwnNoise"], "TASK", "a custom task holds"),
+        ([f"TASK.name={HERE}.OwnAttribute"], "TASK", "`generator` of TASK"),
+        ([f"METERS.mine={{name: {HERE}.ListMeter}}"], "METERS.mine", "`losses` of METERS.mine"),
+        ([DESCENT], "OPTIMIZER", "`t` of OPTIMIZER"),
+        ([f"DATA.TRAIN.collate={{name: {HERE}.Collate}}"], "DATA.TRAIN", "collate"),
+    ],
+)
+def test_part_with_hidden_state_is_rejected_before_the_first_step(
+    tmp_path: Path, words: list[str], key: str, names: str
+) -> None:
+    with raises(ConfigError, key=key, code="resume.not_exact") as caught:
+        train(tmp_path / "run", SHORT, REHEARSED, *words)
+    assert names in str(caught.value)
+    assert not (tmp_path / "run" / "steps.ledger").exists()
+
+
+def test_inexact_part_is_accepted_and_recorded_on_request(tmp_path: Path) -> None:
+    words = (*MODEL, f"MODEL.name={HERE}.Counting", REHEARSED, "RUN.exact=false")
+    assert train(tmp_path, SHORT, *words).updates == 10
+    [entry] = json.loads((tmp_path / "environment.json").read_text())["departures"]
+    assert entry["updates"] == 0
+    assert entry["what"][0].startswith("MODEL: ")
+
+
+def test_split_that_need_not_be_exact_is_left_out(tmp_path: Path) -> None:
+    words = (f"DATA.TRAIN.collate={{name: {HERE}.Collate}}", "DATA.TRAIN.exact=false")
+    assert train(tmp_path, SHORT, REHEARSED, *words).updates == 10
+
+
+def test_attribute_that_has_changed_nothing_yet_is_a_warning(tmp_path: Path) -> None:
+    train(tmp_path, SHORT, REHEARSED, *MODEL, f"MODEL.name={HERE}.Rarely")
+    [line] = [
+        line
+        for line in (tmp_path / "log.txt").read_text().splitlines()
+        if "in no state_dict" in line
+    ]
+    assert "`calls` of MODEL" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*MODEL, f"MODEL.name={HERE}.Stateful"],
+        [DESCENT, "+OPTIMIZER.place=entry"],
+        [DESCENT, "+OPTIMIZER.place=global"],
+    ],
+)
+def test_part_that_keeps_its_state_resumes_exactly(tmp_path: Path, words: list[str]) -> None:
+    train(tmp_path / "whole", SHORT, REHEARSED, *words)
+    for kill in (2, 6):
+        hooks: dict[str, Hook] = {"save": SaveEachStep(), "kill": KillAfter(kill)}
+        run_until_killed(tmp_path / "killed", SHORT, *words, hooks=hooks)
+    train(tmp_path / "killed", SHORT, *words)
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
+
+
+def test_bits_are_those_of_a_run_without_a_proof(tmp_path: Path) -> None:
+    for name, word in (("one", REHEARSED), ("other", "RUN.rehearse=false")):
+        train(tmp_path / name, SHORT, "MODEL.ema={decay: 0.9}", word)
+    assert differences_of_runs(tmp_path / "one", tmp_path / "other") == []
+
+
+class TestShapes:
+    def test_test_split_that_does_not_fit_is_found_before_the_first_epoch(
+        self, tmp_path: Path
+    ) -> None:
+        with raises(ConfigError) as caught:
+            train(
+                tmp_path,
+                *(SHORT, REHEARSED, *MODEL, "MODEL.name=mlp"),
+                "DATA.TEST.transforms=[{name: center_crop, size: 6}]",
+            )
+        notes = "\n".join(vars(caught.value).get("__notes__", ()))
+        assert "rehearsal of test" in notes

@@ -1,0 +1,277 @@
+"""Runs as their folders tell of them, broken, half-written and foreign ones included."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import train
+from raising import raises
+from run_folders import write
+
+from phasetrain.app.runs import list_runs as runs
+from phasetrain.cli import main
+from phasetrain.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+class TestSummary:
+    def test_of_a_run_under_way(self, tmp_path: Path) -> None:
+        found = runs.summarize_run(write(tmp_path / "a", "running"))
+        assert (found.state, found.attempt, found.updates, found.planned) == ("running", 2, 40, 100)
+        assert (found.metric, found.best, found.best_updates) == ("test/loss", 0.5, 20)
+        assert found.left_seconds == pytest.approx(
+            55, abs=2
+        )  # 60 updates at one a second, 5 seconds ago
+        assert found.error == ""
+
+    def test_of_one_that_failed(self, tmp_path: Path) -> None:
+        found = runs.summarize_run(write(tmp_path / "a", "failed", reason="OSError: disk\nis full"))
+        assert (found.state, found.error, found.left_seconds) == (
+            "failed",
+            "OSError: disk\nis full",
+            None,
+        )
+        assert found.format_cells(str(tmp_path), time.time())[-1] == "OSError: disk"
+
+    def test_of_one_that_was_killed(self, tmp_path: Path) -> None:
+        with subprocess.Popen(["true"]) as gone:
+            pass
+        assert (
+            runs.summarize_run(write(tmp_path / "here", "running", pid=gone.pid)).state == "killed"
+        )
+        silent = runs.summarize_run(write(tmp_path / "silent", "running", age=1000))
+        assert silent.state == "killed"
+        assert silent.error.startswith("no sign of life since ")
+
+    @pytest.mark.parametrize(
+        ("content", "state"),
+        [(b'{"state": "ru', "unreadable"), (b"\xff\xfe", "unreadable"), (b"[1]", "unreadable"), (b"{}", "unknown"),
+         (b'{"state": "finished", "updates": "x", "attempt": null, "heartbeat": 3}', "finished"),
+         (b'{"version": 9, "phase": "training"}', "unknown")],
+    )  # fmt: skip
+    def test_of_a_broken_status(self, tmp_path: Path, content: bytes, state: str) -> None:
+        folder = write(tmp_path / "a", None)
+        (folder / "status.json").write_bytes(content)
+        assert runs.summarize_run(folder).state == state
+
+    @pytest.mark.parametrize(
+        "beat",
+        [{"at": -1e18, "pid": 3, "host": "vm"}, {"at": 1e18, "pid": 10**20, "host": socket.gethostname()},
+         {"at": time.time(), "pid": 10**20, "host": socket.gethostname()}, {"at": 10**400}, {"at": "x"}, {}],
+    )  # fmt: skip
+    def test_of_a_heartbeat_that_cannot_be(self, tmp_path: Path, beat: Any) -> None:
+        folder = write(tmp_path / "a", None)
+        status = {
+            "state": "running",
+            "updates": 10**400,
+            "heartbeat": beat,
+            "time": {"run": {"train": 10**400}},
+        }
+        (folder / "status.json").write_text(json.dumps(status))
+        found = runs.summarize_run(folder)
+        assert (found.state, found.updates, found.seconds) == ("killed", 0, 0.0)
+        assert found.error.startswith("no sign of life")
+
+    def test_of_what_is_half_written(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a", None)
+        assert runs.summarize_run(folder).state == "incomplete"
+        (folder / "metrics.jsonl").unlink()
+        assert runs.summarize_run(folder).state == "planned"
+        for name in ("plan.json", "config.yaml", "metrics.jsonl"):
+            (folder / name).write_bytes(b'\xff{"kind": "phase", \n3\n')
+        found = runs.summarize_run(folder)
+        assert (found.planned, found.best) == (0, None)
+
+    def test_best_of_a_long_file(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a")
+        line = (
+            json.dumps({"kind": "step", "updates": 41, "loss": 1.0, "time": {"at": time.time()}})
+            + "\n"
+        )
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(line * 20_000)
+        assert runs.summarize_run(folder).best == 0.5
+
+
+class TestList:
+    def test_every_kind_of_folder(self, tmp_path: Path) -> None:
+        write(tmp_path / "sweep" / "b")
+        write(tmp_path / "a", "running")
+        (tmp_path / "photos" / "2020").mkdir(parents=True)
+        (tmp_path / ".git").mkdir()
+        (tmp_path / "notes.txt").touch()
+        (tmp_path / "loop").symlink_to(tmp_path)
+        found = [
+            (Path(one.folder).relative_to(tmp_path).as_posix(), one.state)
+            for one in runs.list_runs(str(tmp_path))
+        ]
+        assert found[0] == ("a", "running")
+        assert found[-2:] == [("photos", "no run"), ("sweep/b", "finished")]
+        text = runs.format_table(runs.list_runs(str(tmp_path / "sweep")), str(tmp_path / "sweep"))
+        assert text.splitlines()[0] == f"1 folder in {tmp_path / 'sweep'}: 1 finished"
+        assert text.splitlines()[3].split()[:5] == ["b", "finished", "2", "40/100", "40"]
+        assert "test/loss 0.5 at 20" in text
+
+    def test_a_damaged_run_does_not_hide_the_others(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(tmp_path / "a")
+        write(tmp_path / "b")
+        read = runs.read_monitor
+
+        def broken(folder: Path) -> str | None:
+            if folder.name == "a":
+                raise OverflowError("too large")
+            return read(folder)
+
+        monkeypatch.setattr(runs, "read_monitor", broken)
+        found = [
+            (Path(one.folder).name, one.state, one.error) for one in runs.list_runs(str(tmp_path))
+        ]
+        assert found == [("a", "unreadable", "OverflowError: too large"), ("b", "finished", "")]
+
+    def test_every_run_has_a_row_of_one_line(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a\nb", None)
+        (folder / "status.json").write_text(
+            json.dumps({"state": "do\nne\x1b[31m", "reason": "no\tdisk\nat all"})
+        )
+        lines = runs.format_table(runs.list_runs(str(tmp_path)), str(tmp_path)).splitlines()
+        assert len(lines) == 4
+        assert lines[0].endswith(": 1 do ne [31m")
+        assert lines[3].startswith("a b  do ne [31m  ")
+        assert lines[3].endswith("no disk")
+
+    def test_a_run_itself_and_nothing(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a")
+        assert [one.state for one in runs.list_runs(str(folder))] == ["finished"]
+        (tmp_path / "none").mkdir()
+        assert (
+            runs.format_table(runs.list_runs(str(tmp_path / "none")), "none")
+            == "none contains no runs"
+        )
+        with raises(ConfigError, code="runs.no_folder"):
+            runs.list_runs(str(tmp_path / "absent"))
+
+    def test_rows_have_typed_fields(self, tmp_path: Path) -> None:
+        write(tmp_path / "a")
+        (row,) = runs.list_runs(str(tmp_path))
+        assert (row.state, row.best, row.planned) == ("finished", 0.5, 100)
+
+    @pytest.mark.serial
+    def test_a_thousand_runs(self, tmp_path: Path, record_property: Any) -> None:
+        first = write(tmp_path / "r0")
+        for number in range(1, 1000):
+            (tmp_path / f"r{number}").symlink_to(first)
+        began = time.perf_counter()
+        assert len(runs.list_runs(str(tmp_path))) == 1000
+        spent = time.perf_counter() - began
+        record_property("summary", f"tools/runs.py list: 1,000 runs in {spent:.2f} s")
+        assert spent < 10
+
+
+def test_compare_shows_first_divergence_and_settings(tmp_path: Path) -> None:
+    train(tmp_path / "a", "PHASES.epochs=1")
+    train(tmp_path / "b", "PHASES.epochs=1", "OPTIMIZER.weight_decay=0.1")
+    text = runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "They diverge at update 2: " in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["updates", "5/5", "5/5"] in lines
+    assert any(line[:2] == ["OPTIMIZER.weight_decay", "0.0"] for line in lines)
+    assert sum(line[:1] == ["test/accuracy"] for line in lines) == 1
+    (tmp_path / "b" / "config.yaml").write_text("a: [")
+    with raises(ConfigError, code="runs.unreadable"):
+        runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
+    with raises(ConfigError, code="runs.no_run"):
+        runs.compare_runs(str(tmp_path / "a"), str(tmp_path))
+
+
+def phase_line(split: str, updates: int, metrics: dict[str, float]) -> dict[str, Any]:
+    return {"kind": "phase", "split": split, "epoch": 0, "updates": updates, "metrics": metrics}
+
+
+def test_compare_begins_with_the_config_and_the_metrics_that_decide(tmp_path: Path) -> None:
+    for name, accuracy in (("a", 0.5), ("b", 0.75)):
+        folder = write(tmp_path / name)
+        lines = [
+            phase_line("train", 5, {"accuracy": 0.9, "penalty": 3.0}),
+            phase_line("test", 5, {"accuracy": 0.5}),
+            phase_line("valid", 5, {"accuracy": accuracy}),
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "config.yaml").write_text(f"OPTIMIZER: {{lr: {accuracy}}}\n")
+    text = runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
+    rows = [line.split() for line in text.splitlines()]
+    first = [row[0] for row in rows if row]
+    order = ["OPTIMIZER.lr", "valid/accuracy", "test/accuracy", "train/accuracy", "state", "Their"]
+    assert [one for one in first if one in order] == order
+    assert ["valid/accuracy", "0.5", "0.75", "B"] in rows
+    assert ["test/accuracy", "0.5", "0.5", "equal"] in rows
+    # Nothing says which values of a penalty are better, so none is the best.
+    assert [row for row in rows if "train/penalty" in row] == [["train/penalty", "3", "3"]]
+
+
+def test_compare_shows_the_default_of_a_parameter_that_one_run_leaves_out(tmp_path: Path) -> None:
+    left_out = "TASK: {name: distillation}\nLOSS: {name: my.Loss}\n"
+    given = "TASK: {name: distillation, soft_share: 0.5}\nLOSS: {name: my.Loss, share: 3}\n"
+    for name, config in (("a", left_out), ("b", given)):
+        (write(tmp_path / name) / "config.yaml").write_text(config)
+    text = runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    assert rows["TASK.soft_share"].split()[1:4] == ["default", "(0.9)", "0.5"]
+    assert rows["LOSS.share"].split()[1:3] == ["default", "3"]
+
+
+def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / name)
+    assert "All measured values are equal" in runs.compare_runs(
+        str(tmp_path / "a"), str(tmp_path / "b")
+    )
+    (tmp_path / "b" / "metrics.jsonl").unlink()
+    (tmp_path / "b" / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"b'.*metrics\.jsonl'"):
+        runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
+
+
+def test_compare_rejects_runs_in_object_stores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for url in ("s3://bucket/a", "memory://a"):
+        with raises(ConfigError, code="runs.no_run"):
+            runs.compare_runs(str(tmp_path), url)
+        assert main(["runs", "compare", url, str(tmp_path), "--json"]) == 2
+        assert json.loads(capsys.readouterr().out)["errors"][0]["code"] == "runs.no_run"
+
+
+class TestCommandLine:
+    def test_commands_have_exit_codes(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write(tmp_path / "a")
+        assert main(["runs", "list", str(tmp_path)]) == 0
+        assert "1 finished" in capsys.readouterr().out
+        assert main(["runs", "list", "--json", str(tmp_path)]) == 0
+        assert json.loads(capsys.readouterr().out)["runs"][0]["state"] == "finished"
+        assert main(["runs", "follow", str(tmp_path / "a")]) == 0
+        capsys.readouterr()
+        assert main(["runs", "list", "--json", str(tmp_path / "none")]) == 2
+        assert json.loads(capsys.readouterr().out)["errors"][0]["code"] == "runs.no_folder"
+
+    def test_listing_needs_no_torch(self) -> None:
+        code = "import sys, phasetrain.app.runs.list_runs; sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_folder_with_a_plan_alone_is_planned(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "plan.json").write_text('{\n "name": "a",\n "updates": 22,\n "epochs": 1\n}')
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "plan.json").write_text('{"steps": ["of another program"]}')
+    found = [(row.state, row.planned) for row in runs.list_runs(str(tmp_path))]
+    assert found == [("planned", 22), ("no run", 0)]

@@ -1,0 +1,429 @@
+"""`phasetrain.fit`: training with objects of Python."""
+
+import ast
+import copy
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import KillAfter, Killed, SaveEachStep, differences_of_runs
+from omegaconf import OmegaConf
+from raising import raises
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torchmetrics.classification import MulticlassRecall
+
+import phasetrain
+from phasetrain.app.api import overrides_of
+from phasetrain.app.python_objects.describe_optimizer import describe_optimizer
+from phasetrain.app.result import RunResult
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.meters import Accuracy
+from phasetrain.models.digest import hash_model
+from phasetrain.runtime.terminal import Terminal
+
+
+class Points(Dataset[tuple[Tensor, int]]):
+    """Points on a line with noise from torch's generator, labelled by their sign."""
+
+    def __init__(self, count: int) -> None:
+        self.values = torch.linspace(-1, 1, count)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        value = self.values[index]
+        return value + 0.1 * torch.randn(4), int(value > 0)
+
+
+def make_net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+def fit(folder: Path, model: Any = None, **changes: Any) -> RunResult:
+    """Train a small model for two epochs of five updates, with a test after each."""
+    model = make_net() if model is None else model
+    arguments: dict[str, Any] = {
+        "train": DataLoader(Points(80), batch_size=16, shuffle=True),
+        "test": Points(32),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": torch.optim.SGD,
+        "metrics": [Accuracy()],
+        "epochs": 2,
+        "RUN": {"dir": str(folder)},
+        "HOOKS": {"metrics": {"every_updates": 1}},
+    }
+    silent = {"terminal": Terminal(io.StringIO(), live=False)}
+    return phasetrain.fit(model, **{**arguments, **silent, **changes})
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult, nn.Module]:
+    folder = tmp_path_factory.mktemp("unbroken")
+    model = make_net()
+    return folder, fit(folder, model), model
+
+
+def test_result_of_a_call_is_that_of_a_run(unbroken: tuple[Path, RunResult, nn.Module]) -> None:
+    _, result, model = unbroken
+    assert (result.state, result.updates) == ("finished", 10)
+    assert set(result.last) == {"train/loss", "train/accuracy", "test/loss", "test/accuracy"}
+    assert hash_model(model) == result.digest != hash_model(make_net())
+
+
+@pytest.mark.parametrize("steps", [1, 6, 8, 11])
+def test_killed_call_resumes_with_equal_bits_although_the_new_weights_differ(
+    steps: int, unbroken: tuple[Path, RunResult, nn.Module], tmp_path: Path
+) -> None:
+    hooks = {"save": SaveEachStep(), "kill": KillAfter(steps)}
+    with pytest.raises(Killed):
+        fit(tmp_path, hooks=hooks)
+    model = make_net()
+    nn.init.zeros_(model[0].weight)  # a program without a seed has other weights in each process
+    result = fit(tmp_path, model)
+    assert differences_of_runs(unbroken[0], tmp_path) == []
+    assert hash_model(model) == result.digest == unbroken[1].digest
+
+
+@pytest.mark.parametrize(
+    ("name", "described"),
+    [
+        ("MultiMarginLoss", {"name": "MultiMarginLoss"}),
+        ("label_smoothing", {"name": "cross_entropy", "label_smoothing": 0.1}),
+    ],
+)
+def test_loss_is_given_by_the_name_of_a_part_or_of_a_file(
+    name: str, described: dict[str, Any], tmp_path: Path
+) -> None:
+    result = fit(tmp_path, loss=name, test=None, epochs=0)
+    assert OmegaConf.load(Path(result.folder) / "config.yaml")["LOSS"] == described
+
+
+def test_finished_run_returns_its_weights_at_once(
+    unbroken: tuple[Path, RunResult, nn.Module],
+) -> None:
+    folder, result, _ = unbroken
+    model = make_net()
+    again = fit(folder, model)
+    assert (again.digest, again.last) == (result.digest, result.last)
+    assert hash_model(model) == result.digest
+
+
+def test_another_model_in_the_same_folder_is_refused(
+    unbroken: tuple[Path, RunResult, nn.Module],
+) -> None:
+    with raises(ChangedError, key="MODEL.name", code="resume.forbidden_key"):
+        fit(unbroken[0], nn.Linear(4, 2))
+
+
+def test_objects_are_recorded(unbroken: tuple[Path, RunResult, nn.Module]) -> None:
+    folder, _, _ = unbroken
+    environment = json.loads((folder / "environment.json").read_text())
+    by_key = {one["key"]: one for one in environment["objects"].values()}
+    assert by_key["MODEL"]["class"] == "torch.nn.modules.container.Sequential"
+    assert by_key["MODEL"]["sha256"] == hash_model(make_net())
+    assert by_key["DATA.TEST.dataset"]["class"] == f"{__name__}.Points"
+    (deviation,) = environment["departures"]
+    assert deviation["updates"] == 0
+    assert [line.partition(":")[0] for line in deviation["what"]] == list(by_key)
+
+
+def test_load_takes_the_model_or_knows_the_objects_of_the_call(
+    unbroken: tuple[Path, RunResult, nn.Module],
+) -> None:
+    folder, result, model = unbroken
+    inputs = torch.randn(3, 4)
+    expected = model.eval()(inputs)
+    assert torch.equal(result.load().predict(inputs), expected)
+    assert torch.equal(phasetrain.load(folder, model=make_net()).predict(inputs), expected)
+    with raises(ConfigError, key="MODEL.name", code="config.missing_object"):
+        phasetrain.load(folder)
+
+
+def test_run_trains_longer_as_its_last_lines_say(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    model = make_net()
+    fit(tmp_path, model, epochs=1, terminal=Terminal(screen, live=False))
+    (hint,) = re.findall(r"the same call: fit\(\.\.\., \*\*(\{.*\})\) or run", screen.getvalue())
+    assert fit(tmp_path, model, epochs=1, **ast.literal_eval(hint)).updates == 10
+    assert "phasetrain resume" not in (tmp_path / "RUN.md").read_text()
+
+
+def test_loaders_in_processes_of_their_own_give_equal_bits(
+    unbroken: tuple[Path, RunResult, nn.Module], tmp_path: Path
+) -> None:
+    train = DataLoader(Points(80), batch_size=16, shuffle=True, num_workers=1)
+    assert fit(tmp_path, train=train).digest == unbroken[1].digest
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+        lambda net: partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        lambda net: lambda weights: torch.optim.SGD(weights, 0.1, 0.9),
+        lambda net: {"name": torch.optim.SGD, "lr": 0.1, "momentum": 0.9},
+    ],
+    ids=["object", "partial", "function", "mapping"],
+)
+def test_optimizers_of_every_form_give_the_same_run(
+    make: Callable[[nn.Module], Any],
+    tmp_path: Path,
+    digests: set[str],
+) -> None:
+    model = make_net()
+    digests.add(fit(tmp_path, model, optimizer=make(model), epochs=1).digest)
+    assert len(digests) == 1
+
+
+@pytest.fixture(scope="module")
+def digests() -> set[str]:
+    return set()
+
+
+def plain_loop(model: nn.Module, samples: TensorDataset, epochs: int) -> str:
+    """Train as a loop without phasetrain does; return the digest of the weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(epochs):
+        for inputs, targets in DataLoader(samples, batch_size=8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return hash_model(model)
+
+
+def test_optimizer_object_gives_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
+    samples = TensorDataset(torch.randn(32, 4), torch.arange(32) % 2)
+    model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
+    expected = plain_loop(copy.deepcopy(model), samples, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train = DataLoader(samples, batch_size=8)
+    result = fit(tmp_path, model, train=train, test=None, optimizer=optimizer, epochs=3)
+    assert result.digest == expected
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "keys"),
+    [
+        ("adam", {"name": "adam", "lr": 1e-3}),
+        ({"name": "adamw"}, {"name": "adamw", "lr": 1e-3}),
+        ({"name": "sgd", "lr": 0.5}, {"name": "sgd", "lr": 0.5}),
+        ("lars", {"name": "lars"}),
+        (torch.optim.Adam, {"name": torch.optim.Adam, "lr": 1e-3, "fused": None}),
+        (torch.optim.Rprop, {"name": torch.optim.Rprop, "lr": 1e-2}),
+    ],
+)
+def test_optimizer_has_the_learning_rate_and_kernel_of_torch(
+    optimizer: Any, keys: dict[str, Any]
+) -> None:
+    assert describe_optimizer(optimizer) == keys
+
+
+def test_misspelt_argument_is_named(tmp_path: Path) -> None:
+    with raises(ConfigError, code="config.unknown_argument") as caught:
+        fit(tmp_path, batch_sise=20)
+    assert "'batch_size'" in str(caught.value)
+
+
+def test_groups_of_an_optimizer_become_rules() -> None:
+    net = make_net()
+    groups = [
+        {"params": [net[0].weight, net[0].bias], "lr": 0.01},
+        {"params": [*net[1].parameters(), *net[3].parameters()], "weight_decay": 0.1},
+    ]
+    found = describe_optimizer(torch.optim.AdamW(groups, lr=0.1), net)
+    assert found["groups"] == [
+        {"match": ["0.weight", "0.bias"], "lr_scale": 0.1},
+        {"match": ["1.weight", "1.bias", "3.weight", "3.bias"], "weight_decay": 0.1},
+    ]
+
+
+def used_optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(torch.randn(4, 4)).sum().backward()
+    made.step()
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        used_optimizer,
+        lambda net: torch.optim.SGD(nn.Linear(2, 2).parameters()),
+        lambda net: torch.optim.SGD(net[0].parameters()),
+        lambda net: 3,
+    ],
+    ids=["used", "other model", "part of the model", "number"],
+)
+def test_optimizer_that_no_config_describes_is_refused(
+    make: Callable[[nn.Module], Any], tmp_path: Path
+) -> None:
+    model = make_net()
+    with raises(ConfigError, code="config.invalid_optimizer", key="OPTIMIZER"):
+        fit(tmp_path, model, optimizer=make(model))
+
+
+def test_function_lambda_and_metrics_of_torchmetrics(tmp_path: Path) -> None:
+    result = fit(
+        tmp_path,
+        loss=lambda output, labels: nn.functional.cross_entropy(output, labels),
+        metrics={"recall": MulticlassRecall(2), "accuracy": Accuracy, "top": "accuracy"},
+        epochs=1,
+    )
+    assert {"test/recall", "test/accuracy", "test/top", "test/loss"} <= set(result.last)
+    assert result.last["test/top"] == result.last["test/accuracy"]
+
+
+def test_sampler_of_a_loader_is_drawn_from_the_seed_of_the_run(tmp_path: Path) -> None:
+    def train() -> DataLoader[Any]:
+        sampler = WeightedRandomSampler([1.0] * 40 + [3.0] * 40, 48)
+        return DataLoader(Points(80), batch_size=16, sampler=sampler, collate_fn=collate)
+
+    one = fit(tmp_path / "one", train=train())
+    assert one.updates == 6
+    with pytest.raises(Killed):
+        fit(tmp_path / "two", train=train(), hooks={"a": SaveEachStep(), "b": KillAfter(2)})
+    assert fit(tmp_path / "two", train=train()).digest == one.digest
+
+
+def collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    inputs, labels = zip(*samples, strict=True)
+    return torch.stack(inputs), torch.tensor(labels)
+
+
+class Endless(IterableDataset[Any]):
+    """Yields no end of zeros."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(lambda: torch.zeros(4), None)
+
+
+def test_loader_that_cannot_be_taken_apart_is_refused(tmp_path: Path) -> None:
+    for loader in (
+        DataLoader(Endless(), batch_size=2),
+        DataLoader(Points(4), batch_sampler=[[0, 1]]),
+        DataLoader(Points(4), batch_size=None),
+    ):
+        with raises(ConfigError, code="config.invalid_loader", key="DATA.TRAIN"):
+            fit(tmp_path, train=loader)
+
+
+def test_replaced_arguments_of_a_loader_are_told(tmp_path: Path) -> None:
+    train = DataLoader(
+        Points(80), batch_size=16, shuffle=True, generator=torch.Generator(), drop_last=True
+    )
+    fit(tmp_path, train=train, epochs=1)
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert any("generator" in line for line in environment["departures"][0]["what"])
+
+
+@pytest.mark.parametrize("missing", ["loss", "optimizer", "train"])
+def test_missing_argument_is_named(missing: str, tmp_path: Path) -> None:
+    key = {"train": "DATA"}.get(missing, missing.upper())
+    with raises(ConfigError, code="config.missing_argument", key=key):
+        fit(tmp_path, **{missing: None})
+
+
+def test_header_names_the_classes_of_objects(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    fit(tmp_path, nn.Linear(4, 2), epochs=1, terminal=Terminal(stream, live=False))
+    lines = [line.split(maxsplit=2)[1:] for line in stream.getvalue().splitlines()]
+    header = dict(line for line in lines if len(line) == 2)
+    assert header["model"] == "Linear, 10 parameters"
+    assert header["data"].startswith("Points (train 80, test 32 samples), 16 per update")
+
+
+def test_missing_arguments_are_reported_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fit(tmp_path, loss=None, optimizer=None)
+    assert [problem.key for problem in caught.value.problems] == ["LOSS", "OPTIMIZER"]
+
+
+class Wide(nn.Module):
+    """A linear model."""
+
+    def __init__(self, width: int = 4, classes: int = 2) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs)
+
+
+def test_classes_in_a_config_are_names() -> None:
+    words = overrides_of(
+        {
+            "MODEL": {"name": Wide, "width": 4},
+            "LOSS": nn.CrossEntropyLoss,
+            "OPTIMIZER.name": torch.optim.RAdam,
+            "METERS": {"hits": Accuracy, "recall": {"name": MulticlassRecall, "top_k": 1}},
+            "DATA": {"TRAIN": {"dataset": Points, "count": 80, "collate": collate}},
+            "HOOKS.mine": KillAfter,
+        }
+    )
+    assert words == [
+        f"MODEL.name='{__name__}.Wide'",
+        "MODEL.width=4",
+        "LOSS.name='CrossEntropyLoss'",
+        "OPTIMIZER.name='RAdam'",
+        "METERS.hits={name: 'accuracy'}",
+        "METERS.recall={name: 'torchmetrics.classification.precision_recall.MulticlassRecall', top_k: 1}",
+        f"DATA.TRAIN={{dataset: '{__name__}.Points', count: 80, collate: '{__name__}.collate'}}",
+        "HOOKS.mine={name: 'phasetrain.testing.kills.KillAfter'}",
+    ]
+
+
+def test_class_that_cannot_be_imported_is_an_object(tmp_path: Path) -> None:
+    class Local(Wide):
+        """Defined in a function, where no name reaches."""
+
+    class Flat:
+        """Makes a vector of an image."""
+
+        def __call__(self, image: Tensor) -> Tensor:
+            return image.flatten()
+
+    config = {
+        "MODEL": {"name": Local, "width": 64},
+        "DATA": {"TRAIN": {"transforms": [Flat()]}, "TEST": {"transforms": [{"name": Flat}]}},
+        "PHASES": {"epochs": 1, "limit": {"train": 2, "test": 1}},
+        "RUN": {"dir": str(tmp_path)},
+    }
+    result = phasetrain.run(["experiment=digits", config], terminal=Terminal(io.StringIO()))
+    assert result.updates == 2
+    assert torch.is_tensor(result.load().predict(torch.randn(2, 64)))
+
+
+def test_dataset_of_tensors_is_identified_by_its_content(tmp_path: Path) -> None:
+    def data(value: float) -> TensorDataset:
+        return TensorDataset(torch.full((32, 4), value), torch.zeros(32, dtype=torch.int64))
+
+    fit(tmp_path, train=data(1.0), batch_size=16, epochs=1)
+    with raises(ChangedError, key="DATA.TRAIN", code="resume.data_changed"):
+        fit(tmp_path, train=data(2.0), batch_size=16, epochs=1)
+
+
+def test_adapters_of_a_model_that_is_an_object_are_rejected() -> None:
+    with raises(ConfigError, code="config.conflict", key="MODEL.adapters"):
+        phasetrain.fit(
+            nn.Linear(2, 2),
+            train=[(0, 0)],
+            loss="mse",
+            optimizer="sgd",
+            epochs=1,
+            MODEL={"adapters": {}},
+        )

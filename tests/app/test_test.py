@@ -1,0 +1,186 @@
+"""Testing a checkpoint gives the numbers of the run, and touches nothing of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import newest, train
+from raising import raises
+
+from phasetrain.app.result import RunResult
+from phasetrain.checkpoint import Checkpointer
+from phasetrain.errors import ChangedError, ConfigError, NoValidCheckpointError
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.storage import Storage
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, train(folder, "HOOKS.metrics.every_updates=1")
+
+
+def test(folder: Path, *words: str) -> RunResult:
+    return train(folder, "RUN.engine=test", *words)
+
+
+test.__test__ = False  # type: ignore[attr-defined] # a function that tests a run, not a test
+
+
+def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, RunResult]) -> None:
+    folder, before = trained
+    found = test(folder)
+    assert before.last is not None
+    assert found.last == {
+        name: value for name, value in before.last.items() if name.startswith("test/")
+    }
+    assert (found.state, found.exit_code, found.updates, found.digest) == (
+        "tested",
+        0,
+        15,
+        before.digest,
+    )
+
+
+def test_random_transforms_of_a_test_are_those_of_the_epoch(tmp_path: Path) -> None:
+    words = ("DATA.TEST.transforms=[{name: noise, std: 2.0}]", "PHASES.epochs=2")
+    before = train(tmp_path, *words)
+    found = test(tmp_path, *words)
+    assert before.last is not None
+    assert found.last is not None
+    assert found.last["test/loss"] == before.last["test/loss"]
+
+
+def test_metrics_are_written_next_to_the_run(trained: tuple[Path, RunResult]) -> None:
+    folder, _ = trained
+    found = test(folder)
+    assert json.loads((folder / "test-p0006-s00000000.json").read_text()) == {
+        "checkpoint": f"{folder}/checkpoints/p0006-s00000000",
+        "updates": 15,
+        "metrics": found.last,
+    }
+
+
+def test_an_earlier_checkpoint_by_its_path(trained: tuple[Path, RunResult]) -> None:
+    folder, before = trained
+    path = f"{folder}/checkpoints/p0003-s00000000"
+    found = test(folder, f"RUN.checkpoint={path}")
+    assert (found.updates, found.reason) == (10, path)
+    assert found.last != before.last
+    assert (folder / "test-p0003-s00000000.json").exists()
+
+
+def test_several_test_splits_and_all_batches(trained: tuple[Path, RunResult]) -> None:
+    found = test(
+        trained[0],
+        "DATA.OTHER={dataset: digits, split: train, batch_size: 500}",
+        "PHASES.limit.test=null",
+    )
+    assert found.last is not None
+    assert list(found.last) == ["test/accuracy", "test/loss", "other/accuracy", "other/loss"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["DATA.TRAIN.dataset=null"],
+        ["DATA.TRAIN={dataset: idx, images: missing, labels: missing}", "DATA.TRAIN=null"],
+        ["DATA.TEST={dataset: phasetrain.data.datasets.digits.load_digits, split: test}"],
+    ],
+)
+def test_training_data_is_not_needed(trained: tuple[Path, RunResult], words: list[str]) -> None:
+    folder, before = trained
+    found = test(folder, *words)
+    assert before.last is not None
+    assert found.last == {
+        name: value for name, value in before.last.items() if name.startswith("test/")
+    }
+
+
+def test_only_extraction_takes_no_checkpoint(trained: tuple[Path, RunResult]) -> None:
+    with raises(ConfigError, code="config.wrong_value", key="RUN.checkpoint", given="'none'"):
+        test(trained[0], "RUN.checkpoint=none")
+
+
+def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(
+    trained: tuple[Path, RunResult],
+) -> None:
+    folder, _ = trained
+    test(folder)
+    owner = RunFolder(str(folder))
+    owner.open()
+    try:
+        before = {
+            p: p.stat().st_mtime_ns
+            for p in folder.rglob("*")
+            if p.is_file() and not p.name.startswith("test-")
+        }
+        test(folder)
+        after = {
+            p: p.stat().st_mtime_ns
+            for p in folder.rglob("*")
+            if p.is_file() and not p.name.startswith("test-")
+        }
+        assert after == before
+    finally:
+        owner.close()
+
+
+class TestErrors:
+    def test_folder_without_checkpoint_is_rejected(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=f"RUN.checkpoint = 'latest' .*'{tmp_path}'"):
+            test(tmp_path)
+
+    def test_path_that_is_not_a_checkpoint(self, trained: tuple[Path, RunResult]) -> None:
+        with raises(ConfigError, code="checkpoint.unusable", key="RUN.checkpoint"):
+            test(trained[0], f"RUN.checkpoint={trained[0]}")
+
+    def test_damaged_checkpoints_are_rejected(self, tmp_path: Path) -> None:
+        train(tmp_path, "PHASES.epochs=1")
+        for file in tmp_path.glob("checkpoints/*/tensors.safetensors"):
+            file.write_bytes(b"")
+        with pytest.raises(NoValidCheckpointError):
+            test(tmp_path)
+
+    def test_missing_test_split_is_rejected(self, trained: tuple[Path, RunResult]) -> None:
+        with raises(ConfigError, key="RUN.engine", given="'test'"):
+            test(trained[0], "DATA.TEST=null")
+
+    def test_checkpoint_of_another_model_is_rejected(self, trained: tuple[Path, RunResult]) -> None:
+        with raises(ChangedError, code="checkpoint.other_model"):
+            test(trained[0], "MODEL.width=8")
+
+
+def test_newest_valid_checkpoint_is_tested_if_the_last_is_damaged(tmp_path: Path) -> None:
+    train(tmp_path, "PHASES.epochs=2")
+    (tmp_path / "checkpoints/p0004-s00000000/state.json").unlink()
+    assert newest(tmp_path).path.endswith("p0003-s00000000")
+    assert test(tmp_path).reason.endswith("p0003-s00000000")
+
+
+class TestBest:
+    @pytest.mark.by_default("-")
+    @pytest.mark.parametrize("sign", ["", "-"])
+    def test_the_best_by_the_monitor_is_tested(self, tmp_path: Path, sign: str) -> None:
+        monitor = f"CHECKPOINT.best.monitor={sign}test/accuracy"
+        train(tmp_path, monitor, "CHECKPOINT.keep_last=9", "OPTIMIZER.lr=0.5")
+        listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).list_checkpoints()
+        values = {saved.name: saved.manifest.facts.metrics.get("test/accuracy") for saved in listed}
+        measured = {name: value for name, value in values.items() if value is not None}
+        wanted = (min if sign else max)(measured.values())
+        found = test(tmp_path, "RUN.checkpoint=best", monitor)
+        assert found.last is not None
+        assert found.last["test/accuracy"] == wanted
+        assert (
+            found.reason.rpartition("/")[2]
+            == [name for name in measured if measured[name] == wanted][-1]
+        )
+
+    def test_missing_monitor_is_rejected(self, trained: tuple[Path, RunResult]) -> None:
+        with pytest.raises(ConfigError) as caught:
+            test(trained[0], "RUN.checkpoint=best")
+        assert (caught.value.code, caught.value.key) == ("config.no_monitor", "RUN.checkpoint")
+
+    def test_unmeasured_monitor_is_rejected(self, trained: tuple[Path, RunResult]) -> None:
+        with pytest.raises(ConfigError, match="other/accuracy"):
+            test(trained[0], "RUN.checkpoint=best", "CHECKPOINT.best.monitor=other/accuracy")
