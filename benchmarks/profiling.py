@@ -26,9 +26,13 @@ from typing import Any
 import torch
 from overhead import FULL, STEPS_PER_EPOCH, _settled, observers
 
+from phasetrain.addons.observe.profiling.activations import Activations
+from phasetrain.addons.observe.profiling.breakdown import Breakdown
+from phasetrain.addons.observe.profiling.memory import Memory
+from phasetrain.addons.observe.profiling.profiler import Profiler
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
-from phasetrain.hooks import Activations, Breakdown, Hook, Hooks, Memory, Profiler
+from phasetrain.hooks import Hook, Hooks
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder

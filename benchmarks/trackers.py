@@ -26,10 +26,13 @@ from typing import Any
 import torch
 from overhead import GUARDED, STEPS_PER_EPOCH, _settled
 
-from phasetrain.addons.observe.trackers.mlflow import create_database
+from phasetrain.addons.observe.trackers.csv import CSV
+from phasetrain.addons.observe.trackers.mlflow import MLflow, create_database
+from phasetrain.addons.observe.trackers.tensorboard import TensorBoard
+from phasetrain.addons.observe.trackers.wandb import WandB
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
-from phasetrain.hooks import CSV, Hook, Hooks, Metrics, MLflow, TensorBoard, WandB
+from phasetrain.hooks import Hook, Hooks, Metrics
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder
 

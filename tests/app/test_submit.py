@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from phasetrain.commands import submit
 
+from phasetrain.app import submit
 from phasetrain.app.setup import resolve_config
 from phasetrain.app.submit import Training, job_environment, job_overrides
 from phasetrain.cli import main

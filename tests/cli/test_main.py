@@ -12,9 +12,10 @@ from phasetrain import __version__
 from phasetrain.app.api import run
 from phasetrain.app.engines import print_log
 from phasetrain.app.json_values import to_json_value
-from phasetrain.cli import file_commands, main
-from phasetrain.cli.parsing import Command, split_command
-from phasetrain.cli.table import COMMANDS, list_commands, reference_table
+from phasetrain.cli import main, run_commands
+from phasetrain.cli.parsing import split_command
+from phasetrain.cli.table import format_commands, list_commands, reference_table
+from phasetrain.config.addons import Command
 from phasetrain.runtime.terminal import Terminal
 
 
@@ -153,7 +154,7 @@ class TestJson:
     def test_unexpected_error_is_reported_and_raised(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(file_commands, "_diff_content", lambda one, other: 1 / 0)
+        monkeypatch.setattr(run_commands, "_diff_content", lambda one, other: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             main(["runs", "diff", "a", "b", "--json"])
         (error,) = json.loads(capsys.readouterr().out)["errors"]
@@ -165,7 +166,7 @@ class TestJson:
 
 
 class TestCommands:
-    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
+    @pytest.mark.parametrize("command", list_commands(), ids=lambda command: str(command.name))
     def test_help_names_every_command(
         self, command: Command, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -173,7 +174,7 @@ class TestCommands:
         out = capsys.readouterr().out
         assert out.startswith(f"usage: phasetrain {command.name} [flags]")
         assert "--json" in out
-        assert command.name in list_commands()
+        assert command.name in format_commands()
         assert f"`phasetrain {command.name}" in reference_table()
 
     @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ class TestCommands:
     def test_command_is_the_first_word_that_is_no_flag_and_no_override(
         self, words: list[str], name: str, rest: list[str]
     ) -> None:
-        command, others = split_command(COMMANDS, words)
+        command, others = split_command(list_commands(), words)
         assert (command.name, others) == (name, rest)
 
 

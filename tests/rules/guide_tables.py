@@ -25,7 +25,7 @@ from test_docs import blocks
 
 from phasetrain.app.setup import SLOTS
 from phasetrain.cli.help import general_help
-from phasetrain.cli.table import COMMANDS
+from phasetrain.cli.table import list_commands
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import DEFAULT_NAMES, default_schema, matches
@@ -194,7 +194,7 @@ def _is_valid(override: str) -> bool:
 def _is_command(words: str) -> bool:
     """Return whether the words after `phasetrain` begin with a command, a flag or a key."""
     first = words.partition(" ")[0]
-    names = {name for command in COMMANDS for name in command.name.split()[:1]}
+    names = {name for command in list_commands() for name in command.name.split()[:1]}
     if first in names or not first or first.endswith(".yaml"):
         return True
     return exists(first)

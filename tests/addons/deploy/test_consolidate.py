@@ -13,7 +13,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import Storage
 
-TOOL = Path(__file__).parents[2] / "tools" / "consolidate.py"
+TOOL = Path(__file__).parents[3] / "tools" / "consolidate.py"
 
 
 def tool(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:

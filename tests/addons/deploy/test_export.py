@@ -24,7 +24,7 @@ from phasetrain.models.sources import parse_sources
 from phasetrain.models.weights import load_pretrained
 from phasetrain.runtime.storage import Storage
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BATCH = torch.linspace(-1, 1, 3 * 64).reshape(3, 1, 8, 8)
 WORDS = (*SMALL, "PHASES.epochs=1", "CHECKPOINT.best.monitor=test/accuracy")
 

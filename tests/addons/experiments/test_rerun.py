@@ -33,7 +33,7 @@ from phasetrain.hooks.progress.notebook import NotebookProgress
 from phasetrain.runs.records import format_deviations
 from phasetrain.runtime.terminal import Terminal
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHORT = "PHASES.epochs=1"
 
 

@@ -17,9 +17,10 @@ from failpoints import refused
 from harness import SMALL, KillAfter, differences_of_runs, records, run_until_killed, status, train
 from PIL import Image
 
+from phasetrain.addons.report.hook import Report
 from phasetrain.app.api import run
 from phasetrain.engine.batch import Batch
-from phasetrain.hooks import Hook, Report
+from phasetrain.hooks import Hook
 from phasetrain.runs.folder import DiskSpace
 from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal

@@ -220,7 +220,7 @@ def test_mistake_is_underlined(text: str, line: int, message: str, server: Langu
 
 
 def test_shipped_experiments_have_no_underlines(server: LanguageServer) -> None:
-    for file in sorted((Path(__file__).parents[3] / "configs" / "experiment").glob("*.yaml")):
+    for file in sorted((Path(__file__).parents[4] / "configs" / "experiment").glob("*.yaml")):
         assert server.check(file.read_text("utf-8")) == [], file.name
     assert (
         server.check('CHECKPOINT: {background: yes, verify: off}\nRUN: {dir: "${oc.env:X}"}\n')

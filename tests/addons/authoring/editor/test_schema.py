@@ -28,7 +28,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES
 from phasetrain.testing.build import resolve_overrides
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SCHEMA = default_schema()
 
 KEYS_AND_TYPES = {

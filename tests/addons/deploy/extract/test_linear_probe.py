@@ -19,7 +19,7 @@ from phasetrain.addons.deploy.extract.linear_probe import (
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SETTINGS = ProbeSettings("trunk", penalties=(1e-2, 1e-1), device="cpu")
 
 

@@ -20,7 +20,7 @@ from phasetrain.app.setup import resolve_config
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGES = ROOT / "docs" / "recipes"
 NAMES = sorted(find_files())
 GOOD = {

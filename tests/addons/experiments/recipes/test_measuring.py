@@ -15,7 +15,7 @@ from phasetrain.hooks import Hook
 
 def load_benchmark() -> Any:
     """Return the module benchmarks/recipes.py."""
-    path = Path(__file__).parents[3] / "benchmarks" / "recipes.py"
+    path = Path(__file__).parents[4] / "benchmarks" / "recipes.py"
     spec = importlib.util.spec_from_file_location("measured_recipes", path)
     assert spec is not None
     assert spec.loader is not None

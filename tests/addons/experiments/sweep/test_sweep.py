@@ -379,7 +379,7 @@ def test_killed_worker_of_joblib_is_reported(tmp_path: Path) -> None:
         "words = ['A.x=1,2', 'hydra.sweep.dir=out', 'hydra/launcher=joblib']\n"
         "sys.exit(sweep(words, check=lambda one: None, command=[sys.executable, 'program.py']))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     done = subprocess.run(
         [sys.executable, "main.py"],
         cwd=tmp_path,

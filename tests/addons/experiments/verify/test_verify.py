@@ -45,7 +45,7 @@ WHOLE = VerifyOptions(fraction=1.0, seed=0)
 
 def load_benchmark() -> ModuleType:
     """Return the module benchmarks/forged_runs.py, which can forge runs."""
-    path = Path(__file__).parents[3] / "benchmarks" / "forged_runs.py"
+    path = Path(__file__).parents[4] / "benchmarks" / "forged_runs.py"
     spec = importlib.util.spec_from_file_location("forged_runs", path)
     assert spec is not None
     assert spec.loader is not None
@@ -421,7 +421,7 @@ class TestRejected:
             verify(str(copy))
 
     def test_run_of_an_earlier_version(self) -> None:
-        release = Path(__file__).parents[2] / "data" / "releases" / "0.1" / "finished"
+        release = Path(__file__).parents[3] / "data" / "releases" / "0.1" / "finished"
         found = verify(str(release), WHOLE)
         # Another torch may compute other bits, which then are excused; other parts are not missing.
         assert (found.updates, found.verdict) in ((20, "bit-identical"), (20, "undecided"))

@@ -23,6 +23,7 @@ from raising import raises
 from torch import Tensor, nn
 
 from phasetrain.addons.observe.profiling.activations import (
+    Activations,
     Moments,
     compute_moments,
     iterate_floating,
@@ -33,7 +34,7 @@ from phasetrain.app.train.train import Loop
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import HOOKS, Activations, Hook
+from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume, differences
 

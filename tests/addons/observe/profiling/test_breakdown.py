@@ -21,13 +21,14 @@ from harness import (
     train,
 )
 
+from phasetrain.addons.observe.profiling.breakdown import Breakdown
 from phasetrain.addons.observe.profiling.timing import PARTS
 from phasetrain.app.api import run
 from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.app.result import RunResult
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import HOOKS, Breakdown, Hook
+from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Position
 from phasetrain.testing.build import build_run

@@ -16,10 +16,11 @@ import torch
 from failpoints import Refusing
 from harness import SMALL, KillAfter, records, run_until_killed, train
 
-from phasetrain.addons.observe.profiling import resource_usage
+from phasetrain.addons.observe.profiling.memory import Memory
 from phasetrain.app.api import run
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import HOOKS, Hook, Memory
+from phasetrain.hooks import HOOKS, Hook
+from phasetrain.hooks.progress import resource_usage
 from phasetrain.hooks.progress.resource_usage import (
     GpuReader,
     allocator_bytes,

@@ -17,10 +17,11 @@ from failpoints import Refusing
 from harness import SMALL, KillAfter, differences_of_runs, run_until_killed, train
 from torch.profiler import ProfilerActivity, profile
 
+from phasetrain.addons.observe.profiling.profiler import Profiler
 from phasetrain.app.api import run
 from phasetrain.data.loading.worker_stream import prepare_worker
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import HOOKS, Hook, Profiler
+from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import MemoryHandler, assert_exact_resume

@@ -15,10 +15,11 @@ from harness import KillAfter, records, status
 from raising import raises
 
 from phasetrain.addons.observe.trackers import spooled
+from phasetrain.addons.observe.trackers.base import Record
 from phasetrain.addons.observe.trackers.spooled import Sender, Spool, SpooledTracker, Target
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import Hook, Record
+from phasetrain.hooks import Hook
 
 QUICK = ("HOOKS.report=null", "HOOKS.ledger=null")
 KEPT = ("kind", "split", "phase", "epoch", "step", "updates", "samples", "values")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from harness import KillAfter, records, run_until_killed, train
 
-from phasetrain.hooks import CSV, Hook
+from phasetrain.addons.observe.trackers.csv import CSV
+from phasetrain.hooks import Hook
 
 WORDS = ("HOOKS.csv.every_updates=1", "HOOKS.report=null", "HOOKS.ledger=null")
 DIFFERS = ("at", "samples_per_second")

@@ -18,10 +18,16 @@ import pytest
 from harness import KillAfter, records, run_until_killed, train
 from raising import raises
 
-from phasetrain.addons.observe.trackers.mlflow import COUNT_METRIC, MLflowRun, sanitize_names
+from phasetrain.addons.observe.trackers.base import Record
+from phasetrain.addons.observe.trackers.mlflow import (
+    COUNT_METRIC,
+    MLflow,
+    MLflowRun,
+    sanitize_names,
+)
 from phasetrain.addons.observe.trackers.spooled import Target
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import Hook, MLflow, Record
+from phasetrain.hooks import Hook
 
 WORDS = (
     "HOOKS.mlflow.every_updates=1",
@@ -164,7 +170,7 @@ def test_a_data_base_that_breaks_in_the_middle_stops_nothing(
     assert "mlflow.jsonl" in told
     assert "Traceback" not in capsys.readouterr().err
     shutil.copy(aside, path)
-    program = f"from phasetrain.hooks import MLflow; print(MLflow(wait_seconds=60).deliver({str(folder)!r}))"
+    program = f"from phasetrain.addons.observe.trackers.mlflow import MLflow; print(MLflow(wait_seconds=60).deliver({str(folder)!r}))"
     sent = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

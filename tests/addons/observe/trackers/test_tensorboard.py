@@ -12,9 +12,9 @@ from harness import KillAfter, records, run_until_killed, train
 from PIL import Image
 from raising import raises
 
-from phasetrain.addons.observe.trackers.tensorboard import draw_heat_map, join_images
+from phasetrain.addons.observe.trackers.tensorboard import TensorBoard, draw_heat_map, join_images
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import HOOKS, Hook, TensorBoard
+from phasetrain.hooks import HOOKS, Hook
 
 pytest.importorskip("tensorboard")
 

@@ -12,9 +12,9 @@ from harness import KillAfter, records, run_until_killed, train
 from raising import raises
 
 from phasetrain.addons.observe.trackers.spooled import Target
-from phasetrain.addons.observe.trackers.wandb import count_offline, history_rows
+from phasetrain.addons.observe.trackers.wandb import WandB, count_offline, history_rows
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import Hook, WandB
+from phasetrain.hooks import Hook
 
 pytest.importorskip("wandb")
 

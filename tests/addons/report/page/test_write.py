@@ -13,7 +13,7 @@ from phasetrain.addons.report.page import write_report
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import Storage
 
-TOOL = Path(__file__).parents[3] / "tools" / "report.py"
+TOOL = Path(__file__).parents[4] / "tools" / "report.py"
 
 
 def test_of_one_run_into_its_folder(run_folder: Path) -> None:
