@@ -160,9 +160,10 @@ def _load(point: EntryPoint) -> AddOn:
         point.load()(addon)
     except Exception as error:  # noqa: BLE001 - an installed package can raise anything
         # The metadata of the installed phasetrain still lists an add-on whose folder was deleted.
-        is_deleted = isinstance(error, ModuleNotFoundError) and error.name in (
-            point.module,
-            OWN_PACKAGE,
+        is_deleted = (
+            _is_own(point)
+            and isinstance(error, ModuleNotFoundError)
+            and error.name in (point.module, OWN_PACKAGE)
         )
         # A stale package must not block every run.
         reason = f"{type(error).__name__}: {error}"
@@ -179,8 +180,12 @@ def list_failures() -> list[str]:
     ]
 
 
+def _is_own(point: EntryPoint) -> bool:
+    return point.module.startswith(f"{OWN_PACKAGE}.")
+
+
 def _sort_key(point: EntryPoint) -> tuple[bool, str]:
-    return not point.module.startswith(f"{OWN_PACKAGE}."), point.name
+    return not _is_own(point), point.name
 
 
 def _reject_conflicts(addons: Sequence[AddOn]) -> None:
@@ -254,4 +259,4 @@ def find_name(name: str) -> str | None:
 def import_object(path: str) -> Any:
     """Return the object at `module:name`."""
     module, _, name = path.partition(":")
-    return vars(importlib.import_module(module))[name]
+    return getattr(importlib.import_module(module), name)

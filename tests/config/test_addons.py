@@ -1,0 +1,176 @@
+"""Add-ons: the mechanism, and the example package of the docs, installed with pip."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from raising import raises
+
+from phasetrain.config import addons
+from phasetrain.config.addons import AddOn, import_object, load_addons
+from phasetrain.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "addon"
+
+OWN = ["authoring", "deploy", "experiments", "observe", "report", "vissl"]
+
+
+def list_paths(addon: AddOn) -> list[str]:
+    """Return every `module:name` that an add-on declares."""
+    paths = [*addon.sections.values(), *addon.keys.values(), *addon.services.values()]
+    paths += addon.names.values()
+    for command in addon.commands:
+        paths += [command.run, command.arguments, command.config_words]
+    paths += [engine.run for engine in addon.engines]
+    return [path for path in paths if path]
+
+
+def test_own_add_ons_are_those_of_the_folder() -> None:
+    folders = sorted(
+        path.parent.name for path in (ROOT / "phasetrain/addons").glob("*/__init__.py")
+    )
+    assert [addon.name for addon in load_addons() if addon.package == "phasetrain"] == folders
+    assert [addon.error for addon in load_addons()] == [""] * len(load_addons())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_everything_that_an_add_on_declares_exists(name: str) -> None:
+    (addon,) = (addon for addon in load_addons() if addon.name == name)
+    for path in list_paths(addon):
+        assert callable(import_object(path)), path
+
+
+@pytest.fixture
+def _fresh_addons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addons, "load_addons", addons.load_addons.__wrapped__)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
+    """Let these be the only add-ons that are installed."""
+    monkeypatch.setattr(addons, "entry_points", lambda group: points)
+
+
+def add_command(addon: AddOn) -> None:
+    addon.add_command("spikes", "", "list spikes", "module:run")
+
+
+@pytest.mark.usefixtures("_fresh_addons")
+class TestFailures:
+    def test_add_on_whose_folder_was_deleted_is_skipped(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install(monkeypatch, EntryPoint("gone", "phasetrain.addons.gone:register", addons.GROUP))
+        assert addons.list_failures() == []
+
+    def test_add_on_that_cannot_be_imported_is_a_warning(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install(monkeypatch, EntryPoint("stale", "no_such_module:register", addons.GROUP))
+        assert addons.list_failures() == [
+            "add-on 'stale' of no_such_module is skipped: ModuleNotFoundError: No module named "
+            "'no_such_module'"
+        ]
+
+    def test_same_command_of_two_packages_is_rejected(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        value = f"{__name__}:add_command"
+        monkeypatch.setitem(sys.modules, __name__, sys.modules[add_command.__module__])
+        install(
+            monkeypatch,
+            EntryPoint("one", value, addons.GROUP),
+            EntryPoint("two", value, addons.GROUP),
+        )
+        with raises(ConfigError, code="addon.conflict"):
+            addons.load_addons()
+
+
+PROGRAM = """
+import io, json, sys
+from contextlib import redirect_stdout
+from phasetrain.cli import main
+
+def call(*words):
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = main(words)
+    return code, out.getvalue()
+
+print(json.dumps([call(*words) for words in json.loads(sys.argv[1])]))
+"""
+
+
+def run_words(python: Path, folder: Path, *lines: str) -> list[tuple[int, str]]:
+    """Run command lines in one process; return exit code and output of each."""
+    words = json.dumps([line.split() for line in lines])
+    done = subprocess.run(
+        [python, "-c", PROGRAM, words], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results: list[tuple[int, str]] = json.loads(done.stdout)
+    return results
+
+
+def list_files(folder: Path) -> set[Path]:
+    """Return all files below a folder, without caches of Python."""
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+@pytest.mark.slow
+def test_example_installs_works_and_uninstalls_without_a_trace(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    environment = tmp_path / "venv"
+    venv.create(environment)
+    python = environment / "bin" / "python"
+    (site,) = environment.glob("lib/python*/site-packages")
+    # All packages of this environment, of which phasetrain may be an editable one.
+    (site / "base.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    before = list_files(environment)
+    pip = [sys.executable, "-m", "pip", "--python", python, "--quiet"]
+    options = ["--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "install", *options, project], check=True, env=dict(os.environ))
+
+    small = "PHASES.epochs=1 PHASES.limit.train=3 RUN.dir=run"
+    results = run_words(
+        python,
+        tmp_path,
+        "--help",
+        "spikes --help",
+        f"LOSS.name=clipped_cross_entropy HOOKS.spike_alarm.limit=1000 {small}",
+        "spikes run",
+        "RUN.engine=count_updates PHASES.epochs=2 --json",
+        "LOSS.name=clipped_cross_entropy LOSS.limt=3 --json",
+        "HOOKS.spike_alarm.limt=3 --json",
+        "help clipped_cross_entropy",
+        "schema",
+        "completion bash",
+    )
+    codes = [code for code, _ in results]
+    texts = [text for _, text in results]
+    assert codes == [0, 0, 0, 0, 0, 2, 2, 0, 0, 0]
+    assert "  spikes           list the updates" in texts[0]
+    assert texts[1].startswith("usage: phasetrain spikes [flags] RUN_FOLDER")
+    assert texts[3] == "no spikes\n"
+    assert json.loads(texts[4])["details"] == {"updates": 44}
+    suggestions = [json.loads(text)["errors"][0]["suggestion"] for text in texts[5:7]]
+    assert suggestions == ["LOSS.limit", "HOOKS.spike_alarm.limit"]
+    assert "clipped_cross_entropy(limit=10.0)" in texts[7]
+    assert "clipped_cross_entropy" in texts[8]
+    assert "spike_alarm" in texts[9]
+
+    subprocess.run([*pip, "uninstall", "--yes", "phasetrain-spikes"], check=True)
+    assert list_files(environment) == before
+    (code, text), (unknown, _) = run_words(
+        python, tmp_path, "--help", "LOSS.name=clipped_cross_entropy --json"
+    )
+    assert (code, unknown) == (0, 2)
+    assert "spikes" not in text
