@@ -32,7 +32,7 @@ from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.adapters import make_peft_files
 from phasetrain.models.sources import WeightSource, parse_sources
-from phasetrain.models.sources.files import flatten_tensors
+from phasetrain.models.sources.files import flatten_tensors, without_tied
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.name_patterns import filter_names
 from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
@@ -563,17 +563,3 @@ def _write_folder(out: str, files: Mapping[str, bytes]) -> int:
         storage.abandon_folder(working, out.rstrip("/"))
         raise
     return sum(map(len, files.values()))
-
-
-def without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors without those that share memory with an earlier one, as safetensors
-    requires; the model ties them again when it loads."""
-    found: dict[str, Tensor] = {}
-    seen: set[tuple[int, torch.Size]] = set()
-    for name, tensor in tensors.items():
-        place = (tensor.data_ptr(), tensor.shape)
-        # empty tensors all have the address 0, without sharing anything
-        if not tensor.numel() or place not in seen:
-            found[name] = tensor.contiguous()
-        seen.add(place)
-    return found

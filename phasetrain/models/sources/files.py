@@ -148,3 +148,17 @@ def _explain_failure(path: str, error: Exception) -> str:
         "reading it would execute code; if you trust it, save its weights alone with "
         "torch.save(model.state_dict(), ...) or safetensors.torch.save_file, and use that file"
     )
+
+
+def without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors without those that share memory with an earlier one, as safetensors
+    requires; the model ties them again when it loads."""
+    found: dict[str, Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape)
+        # empty tensors all have the address 0, without sharing anything
+        if not tensor.numel() or place not in seen:
+            found[name] = tensor.contiguous()
+        seen.add(place)
+    return found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain import __version__
-from phasetrain.addons.deploy.export import remove_partial, without_tied
+from phasetrain.addons.deploy.export import remove_partial
 from phasetrain.addons.deploy.pack.archive import encode_archive, encode_json, parse_archive
 from phasetrain.addons.deploy.pack.card import format_page, make_card
 from phasetrain.addons.deploy.pack.example import TOLERANCES, Example, to_plain_output
@@ -54,6 +54,7 @@ from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.adapters import merge_adapters, remove_adapters
+from phasetrain.models.sources.files import without_tied
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal

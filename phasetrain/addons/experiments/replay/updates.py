@@ -24,7 +24,15 @@ from phasetrain.hooks import Hook, Hooks, LedgerHook, Run
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.run_state import collect_state, restore
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.ledger import FILE, FULL, SAMPLED, Ledger, LedgerRecord, parse_ledger
+from phasetrain.runs.ledger import (
+    FILE,
+    FULL,
+    SAMPLED,
+    Ledger,
+    LedgerRecord,
+    encode_ledger,
+    parse_ledger,
+)
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import SplitData
 
@@ -115,7 +123,9 @@ def replay_updates(
         engine.stages = builder.stages(data)
         with closing(engine):
             engine.run()
-        return parse_ledger(scratch.storage.read(scratch.file(FILE)))
+        written = scratch.storage.read(scratch.file(FILE))
+        # The hook writes the header with the first update, and the run may end before it.
+        return parse_ledger(written or encode_ledger([]))
 
 
 def find_content(record: LedgerRecord) -> Content:

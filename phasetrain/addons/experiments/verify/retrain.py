@@ -72,6 +72,8 @@ class Retrained:
         components: components of the records that were compared.
         records: number of updates whose records were compared.
         weights: checkpoints whose learned state was compared, by name.
+        missed: checkpoints that should have been compared too, and are at a place that the training
+            did not reach again.
         findings: differences, in the order of the updates; empty if there are none.
         excuses: why a difference would prove nothing: the machine or the world size is another one.
     """
@@ -80,6 +82,7 @@ class Retrained:
     components: tuple[str, ...]
     records: int
     weights: tuple[str, ...]
+    missed: tuple[str, ...]
     findings: tuple[Finding, ...]
     excuses: tuple[str, ...]
 
@@ -183,6 +186,7 @@ class Retrainer:
             tuple(components),
             len([one for one in found if one in ledger]),
             tuple(differing),
+            tuple(one.name for one in segment.ends if is_comparable and one.name not in differing),
             tuple(findings),
             tuple(dict.fromkeys(excuses)),
         )

@@ -37,7 +37,7 @@ class Choice:
     """The segments to train again.
 
     Attributes:
-        chosen: in the order of their updates.
+        chosen: in the order of their updates; some may have an obstacle.
         candidates: all segments that can be trained again.
         too_long: candidates that are longer than the share that was asked for.
     """
@@ -81,31 +81,32 @@ def choose_segments(
     Args:
         segments: all segments of a run.
         fraction: share of the updates of the run, above 0 and up to 1. Segments are taken in random
-            order as long as they fit. If none is short enough, one of the shortest is taken.
+            order as long as they fit. If none of them can be trained again, one of the shortest
+            that can be is taken as well.
         count: number of segments instead of a share.
         seed: of the choice.
     """
-    # Before the seed is used: the choice depends on the seed and on what can be trained alone.
-    candidates = [one for one in segments if not one.obstacle]
-    shuffled = random.Random(seed).sample(candidates, len(candidates))
+    # Segments with an obstacle as well: it is a claim of the run, and a forger could hide behind it
+    # if they were never asked for.
+    shuffled = random.Random(seed).sample(segments, len(segments))
+    candidates = [one for one in shuffled if not one.obstacle]
+    too_long: tuple[Segment, ...] = ()
     if count is not None:
-        return Choice(_sort(shuffled[:count]), tuple(candidates))
-    total = sum(one.updates for one in segments)
-    # A run of 999 updates with a checkpoint every 50 has segments that are a bit more than 5 %.
-    budget = fraction * total + 1
-    fitting = [one for one in shuffled if one.updates <= budget]
-    too_long = tuple(one for one in candidates if one.updates > budget)
+        chosen = shuffled[:count]
+    else:
+        total = sum(one.updates for one in segments)
+        # A run of 999 updates with a checkpoint every 50 has segments that are a bit more than 5 %.
+        budget = fraction * total + 1
+        too_long = _sort([one for one in candidates if one.updates > budget])
+        chosen = []
+        for one in shuffled:
+            if one.updates <= budget:
+                chosen.append(one)
+                budget -= one.updates
     # A short run has few checkpoints; to train nothing again would verify nothing.
-    if shuffled and not fitting:
-        shortest = min(one.updates for one in shuffled)
-        fitting = [one for one in shuffled if one.updates == shortest][:1]
-        budget = shortest
-    chosen = []
-    for one in fitting:
-        if one.updates <= budget:
-            chosen.append(one)
-            budget -= one.updates
-    return Choice(_sort(chosen), tuple(candidates), too_long)
+    if candidates and all(one.obstacle for one in chosen):
+        chosen.append(min(candidates, key=lambda one: one.updates))
+    return Choice(_sort(chosen), _sort(candidates), too_long)
 
 
 def _sort(segments: Sequence[Segment]) -> tuple[Segment, ...]:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from phasetrain.addons.experiments.verify.evidence import Evidence, Finding, gather_evidence
+from phasetrain.addons.experiments.verify.evidence import (
+    Evidence,
+    Finding,
+    count_updates,
+    gather_evidence,
+)
 from phasetrain.addons.experiments.verify.retrain import Retrained, Retrainer
 from phasetrain.addons.experiments.verify.segments import (
     Choice,
@@ -21,9 +26,10 @@ from phasetrain.addons.experiments.verify.weights_file import (
     read_weights_file,
 )
 from phasetrain.app.train.resume import limit_to_checkpoint
+from phasetrain.checkpoint.promised import read_promised
 from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.records import EnvironmentRecord, RunFiles
 from phasetrain.runtime.format import format_count, join_first
 from phasetrain.runtime.storage import open_storage
 
@@ -78,7 +84,8 @@ class Verification:
         choice: the segments that were chosen.
         retrained: their outcomes, in the order of the updates.
         findings: everything that differs.
-        notes: parts that could not be verified, and reasons why a difference would prove nothing.
+        unverified: what was asked for and could not be compared.
+        notes: parts that were not asked for, and reasons why a difference would prove nothing.
         seed: of the choice.
         seconds: duration.
     """
@@ -87,6 +94,7 @@ class Verification:
     choice: Choice
     retrained: tuple[Retrained, ...]
     findings: tuple[Finding, ...]
+    unverified: tuple[str, ...]
     notes: tuple[str, ...]
     seed: int
     seconds: float
@@ -109,7 +117,8 @@ class Verification:
         if any(id(one) not in excused for one in self.findings):
             return "different"
         compared_all = [each for each in self.retrained if "weights" in each.components]
-        if self.findings or not compared_all or len(compared_all) < len(self.retrained):
+        is_complete = len(compared_all) == len(self.retrained) and not self.unverified
+        if self.findings or not compared_all or not is_complete:
             return "undecided"
         return "bit-identical"
 
@@ -142,6 +151,7 @@ class Verification:
                 }
                 for one in self.findings
             ],
+            "unverified": list(self.unverified),
             "notes": list(self.notes),
         }
 
@@ -162,6 +172,7 @@ class Verification:
             *_limit([_format_segment(one) for one in self.retrained], "more segments"),
         ]
         lines += _limit([f"FOUND        {one.text}" for one in self.findings], "more differences")
+        lines += _limit([f"unverified   {one}" for one in self.unverified], "more unverified parts")
         lines += _limit([f"note         {one}" for one in self.notes], "more notes")
         return "\n".join([*lines, f"verdict      {self._explain()}"])
 
@@ -182,6 +193,12 @@ class Verification:
             return (
                 "undecided: this machine computes other bits, and the run was made on another one "
                 "or in another way (see the notes); verify it on an equal machine"
+            )
+        if self.unverified and self.retrained:
+            return (
+                f"undecided: {format_count(self.updates, 'update')} trained again without a "
+                f"difference, but {format_count(len(self.unverified), 'part')} of what was asked "
+                "for could not be compared (see unverified)"
             )
         return "undecided: nothing could be compared bit for bit (see the notes)"
 
@@ -213,13 +230,12 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
     limit_to_checkpoint(storage, folder)
     evidence = gather_evidence(folder, storage)
     findings = list(evidence.findings)
-    notes = list(evidence.notes)
+    unverified: list[str] = []
     if weights is not None:
-        differing, remarks = compare_weights(weights, evidence)
+        differing, unverified = compare_weights(weights, evidence)
         findings += differing
-        notes += remarks
     environment = RunFiles(folder, storage).environment()
-    segments = list_segments(evidence.saved, evidence.last, environment.changes)
+    segments = list_segments(evidence.saved, evidence.last, _list_changes(evidence, environment))
     if RunFiles(folder, storage).status().state == "failed":
         segments = _leave_out_failure(segments)
     seed = options.seed
@@ -230,9 +246,16 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
     retrainer = Retrainer(evidence, options.trust)
     if RunFiles(folder, storage).status().state == "finished":
         retrainer.check_config()
-    retrained = tuple(retrainer.retrain(one) for one in choice.chosen)
+    retrained = tuple(retrainer.retrain(one) for one in choice.chosen if not one.obstacle)
     findings += [finding for one in retrained for finding in one.findings]
-    notes += [excuse for one in retrained for excuse in one.excuses]
+    unverified += [_format_obstacle(one) for one in choice.chosen if one.obstacle]
+    unverified += [
+        f"the state of checkpoint {name} was not compared: trained again, the run does not reach "
+        f"its place after update {one.segment.last}"
+        for one in retrained
+        for name in one.missed
+    ]
+    notes = [*evidence.notes, *(excuse for one in retrained for excuse in one.excuses)]
     notes += _list_remarks(segments, choice, retrained)
     notes += [
         f"the run differs from a run of its command alone: {one}" for one in environment.deviations
@@ -242,10 +265,24 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
         choice,
         retrained,
         tuple(findings),
+        tuple(unverified),
         tuple(dict.fromkeys(notes)),
         seed,
         time.perf_counter() - began,
     )
+
+
+def _list_changes(evidence: Evidence, environment: EnvironmentRecord) -> list[tuple[int, str]]:
+    """Return after which updates the run says that config, data, code or machine changed."""
+    if not evidence.saved:
+        return environment.changes
+    newest = evidence.saved[-1]
+    promised = read_promised(evidence.folder, newest.name, evidence.storage)
+    # From the checkpoint, whose digests cover it: environment.json can be edited alone. Only that
+    # file has the changes since the newest checkpoint.
+    covered = EnvironmentRecord.from_json(promised).changes
+    last = count_updates(newest)
+    return [*covered, *(change for change in environment.changes if change[0] >= last)]
 
 
 def _leave_out_failure(segments: Sequence[Segment]) -> list[Segment]:
@@ -258,11 +295,7 @@ def _leave_out_failure(segments: Sequence[Segment]) -> list[Segment]:
 def _list_remarks(
     segments: Sequence[Segment], choice: Choice, retrained: Sequence[Retrained]
 ) -> list[str]:
-    notes = [
-        f"updates {one.first} to {one.last} cannot be trained again: {one.obstacle}"
-        for one in segments
-        if one.obstacle
-    ]
+    notes = [_format_obstacle(one) for one in segments if one.obstacle and one not in choice.chosen]
     left_out = [one for one in choice.too_long if one not in choice.chosen]
     if left_out:
         updates = sum(one.updates for one in left_out)
@@ -279,6 +312,10 @@ def _list_remarks(
         if not one.segment.ends
     ]
     return notes
+
+
+def _format_obstacle(segment: Segment) -> str:
+    return f"updates {segment.first} to {segment.last} cannot be trained again: {segment.obstacle}"
 
 
 def _describe_retrained(one: Retrained) -> dict[str, Any]:

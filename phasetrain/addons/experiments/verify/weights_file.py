@@ -8,14 +8,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from phasetrain.addons.experiments.verify.evidence import Evidence, Finding
+from phasetrain.addons.experiments.verify.evidence import Evidence, Finding, count_updates
 from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.checkpoint.reader import CheckpointReader
+from phasetrain.checkpoint.weights import holds_plain_weights
 from phasetrain.config.addons import require_service
 from phasetrain.errors import ConfigError
-from phasetrain.models.sources.files import flatten_tensors
+from phasetrain.models.sources.files import flatten_tensors, without_tied
 from phasetrain.runs.ledger import FILE
-from phasetrain.runtime.format import join_first
+from phasetrain.runtime.format import format_count, join_first
 
 SHOWN = 3
 """Maximum number of tensors that are named."""
@@ -30,6 +31,8 @@ class WeightsFile:
         tensors: name -> tensor.
         checkpoint: name of the checkpoint that they are of.
         updates: number of updates before it.
+        which: which of its weights, such as `model` or `ema`; empty if an earlier release wrote the
+            file.
         root: root of the ledger up to this update; empty if the run had no chain.
     """
 
@@ -37,6 +40,7 @@ class WeightsFile:
     tensors: Mapping[str, Tensor]
     checkpoint: str
     updates: int
+    which: str
     root: str
 
 
@@ -72,6 +76,7 @@ def read_weights_file(path: str) -> WeightsFile:
             tensors,
             str(facts["checkpoint"]),
             int(facts["updates"]),
+            str(facts.get("weights", "")),
             str(facts.get("ledger", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -100,25 +105,41 @@ def find_run(path: str) -> str:
 
 
 def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Finding], list[str]]:
-    """Return the differences between weights and their run, and reasons why parts of them cannot be
+    """Return the differences between weights and their run, and sentences about what could not be
     compared."""
     findings = list(_compare_root(weights, evidence))
     by_name = {one.name: one for one in evidence.saved}
     saved = by_name.get(weights.checkpoint)
-    if saved is None:
+    if saved is None or count_updates(saved) != weights.updates:
         return findings, [
-            f"checkpoint {weights.checkpoint}, from which {weights.path} was written, is not kept: "
-            "the weights cannot be compared with it"
+            f"the weights in {weights.path} were not compared: checkpoint {weights.checkpoint} of "
+            f"update {weights.updates}, from which they claim to be, is not kept"
         ]
     reader = CheckpointReader(f"{evidence.folder}/{FOLDER}", evidence.storage)
-    learned = reader.load(evidence.path_of(saved)).state["task"]
-    # An export may hold averaged weights, and earlier releases did not write which.
-    states = [flatten_tensors(state) for state in learned.values() if _holds_tensors(state)]
+    loaded = reader.load(evidence.path_of(saved))
+    if not holds_plain_weights(loaded):
+        return findings, [
+            f"the weights in {weights.path} were not compared: checkpoint {saved.name} has "
+            "adapters, or leaves weights out (CHECKPOINT.exclude)"
+        ]
+    learned = loaded.state["task"]
+    # Earlier releases did not write which weights of the checkpoint a file holds.
+    names = [weights.which] if weights.which else list(learned)
+    states = [flatten_tensors(learned[name]) for name in names if _holds_tensors(learned.get(name))]
     problems = [_find_problem(weights.tensors, state) for state in states]
-    # Equal to one of them is enough.
-    if "" not in problems:
-        text = f"{weights.path} does not have the weights of checkpoint {saved.name}: {problems[0]}"
+    equal = [state for state, problem in zip(states, problems, strict=True) if not problem]
+    if not equal:
+        reason = next(iter(problems), f"it has no weights {weights.which!r}")
+        text = f"{weights.path} does not have the weights of checkpoint {saved.name}: {reason}"
         findings.append(Finding("weights", weights.updates, ("exported weights",), text))
+        return findings, []
+    missing = min((without_tied(one).keys() - weights.tensors.keys() for one in equal), key=len)
+    if missing:
+        # Perhaps excluded from the export, which the file does not record: this accuses nobody.
+        return findings, [
+            f"{weights.path} lacks {format_count(len(missing), 'tensor')} of checkpoint "
+            f"{saved.name}: {join_first(sorted(missing), SHOWN)}"
+        ]
     return findings, []
 
 

@@ -1,5 +1,7 @@
 """Segments between kept checkpoints, and the random choice of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from phasetrain.addons.experiments.verify.segments import (
@@ -47,7 +49,23 @@ def test_run_without_checkpoints_is_one_segment() -> None:
 def test_segment_in_which_the_run_was_changed_is_no_candidate(at: int, blocked: list[int]) -> None:
     found = list_segments([saved_after(4), saved_after(10)], 10, [(at, "OPTIMIZER.lr changed")])
     assert [one.first for one in found if one.obstacle] == blocked
-    assert all(one.first not in blocked for one in choose_segments(found, 1.0, None, 0).chosen)
+    choice = choose_segments(found, 1.0, None, 0)
+    assert [one.first for one in choice.candidates] == [
+        each for each in (1, 5) if each not in blocked
+    ]
+    # It is asked for nevertheless: a forger could claim a change and hide updates from the choice.
+    assert describe(choice) == [(1, 4), (5, 10)]
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.25, None), (1.0, 1)])
+def test_a_segment_is_trained_again_even_if_another_one_is_chosen(
+    fraction: float, count: int | None
+) -> None:
+    segments = [replace(one, obstacle="changed") for one in segments_of(2, 2, 2)]
+    segments += [Segment(7, 9, None, ()), Segment(10, 12, None, ())]
+    for seed in range(50):
+        chosen = choose_segments(segments, fraction, count, seed).chosen
+        assert sum(not one.obstacle for one in chosen) == 1
 
 
 def test_each_segment_is_chosen_as_often_as_the_share_says() -> None:
