@@ -26,10 +26,10 @@ $ OPTIMIZER.lrr=1
 OPTIMIZER.lrr = 1 (command line): 'sgd' has no such parameter; did you mean OPTIMIZER.lr? It takes: ...
 
 $ MODLE.width=3
-MODLE.width = 3 (command line): no such key; did you mean MODEL.width? Known sections: RUN, DATA, TASK, MODEL, LOSS, METERS, OPTIMIZER, PHASES, EXTRACT, FIND, CHECKPOINT, MACHINE, DISTRIBUTED, LAUNCH, HOOKS
+MODLE.width = 3 (command line): no such key; did you mean MODEL.width? Known sections: RUN, DATA, TASK, MODEL, LOSS, METERS, OPTIMIZER, PHASES, CHECKPOINT, MACHINE, DISTRIBUTED, LAUNCH, HOOKS, EXTRACT, FIND
 
 $ lr=0.1
-lr = 0.1 (command line): no such key; did you mean OPTIMIZER.lr? Known sections: RUN, DATA, TASK, MODEL, LOSS, METERS, OPTIMIZER, PHASES, EXTRACT, FIND, CHECKPOINT, MACHINE, DISTRIBUTED, LAUNCH, HOOKS
+lr = 0.1 (command line): no such key; did you mean OPTIMIZER.lr? Known sections: RUN, DATA, TASK, MODEL, LOSS, METERS, OPTIMIZER, PHASES, CHECKPOINT, MACHINE, DISTRIBUTED, LAUNCH, HOOKS, EXTRACT, FIND
 
 $ DATA.TRAIN.batchsize=3
 DATA.TRAIN.batchsize = 3 (command line): 'digits' has no such parameter; did you mean DATA.TRAIN.batch_size? It takes: ...
@@ -149,7 +149,7 @@ $ RUN.engine=train RUN.resume=must
 RUN.resume = 'must' and RUN.dir = 'FOLDER/run' contains no checkpoint to resume from; set RUN.resume=auto to start a run in it
 
 $ RUN.engine=trian
-RUN.engine = 'trian' (command line): expected 'train' or 'test' or 'extract' or 'plan' or 'replay' or 'find_lr' or 'find_batch_size'; did you mean 'train'?
+RUN.engine = 'trian' (command line): expected 'train' or 'test' or 'plan' or 'extract' or 'replay' or 'find_lr' or 'find_batch_size'; did you mean 'train'?
 
 $ OPTIMIZER.lrr=1 LOSS.name=focl PHASES.epochs=x
 3 problems in the config:

@@ -259,4 +259,7 @@ def find_name(name: str) -> str | None:
 def import_object(path: str) -> Any:
     """Return the object at `module:name`."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    names = vars(importlib.import_module(module))
+    if name not in names:
+        raise AttributeError(f"an add-on names {path!r}, and {module!r} has no {name!r}")
+    return names[name]

@@ -15,6 +15,7 @@ from phasetrain.config.compose.override_text import format_literal
 from phasetrain.config.problems import format_value
 from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
 from phasetrain.config.sections.data import SubsetSection
+from phasetrain.config.sections.extended import complete_config
 from phasetrain.config.sections.keys import Key, section_keys, walk_section
 
 HEADER = """# Reference
@@ -37,7 +38,7 @@ adjustable."""
 def reference_page() -> str:
     """Return docs/reference.md."""
     parts = [HEADER]
-    for path, section in _list_sections(Config, ""):
+    for path, section in _list_sections(complete_config(), ""):
         keys = _keys_to_list(section, path)
         if keys:
             parts.append(f"## {path}\n\n{_summary(section)}\n\n{_table(keys)}")
@@ -49,7 +50,7 @@ def reference_page() -> str:
 
 def commented_defaults() -> str:
     """Return the defaults of all keys as YAML, with the meaning of each key above it."""
-    return "\n".join(_yaml_lines(Config, "", 0)).lstrip("\n") + "\n"
+    return "\n".join(_yaml_lines(complete_config(), "", 0)).lstrip("\n") + "\n"
 
 
 def _list_sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -88,6 +88,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         section: the config section that names it, such as `LOSS`.
         library: returns the library's own parts by class name; called on the first look-up that
             needs it.
+        has_addons: whether the parts of this kind that add-ons add belong to it.
 
     Example:
         >>> LOSSES: Registry[torch.nn.Module] = Registry("loss", "LOSS")
@@ -101,11 +102,13 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         section: str,
         *,
         library: Callable[[], Mapping[str, Factory[T]]] | None = None,
+        has_addons: bool = True,
     ) -> None:
         self.kind = kind
         self.section = section
         self._own: dict[str, Factory[T]] = {}
         self._bridges: dict[str, Bridge[T]] = {}
+        self._has_addons = has_addons
         # Called on first use, since listing the classes of a library imports it.
         self._library = lru_cache(maxsize=1)(library or dict)
 
@@ -317,27 +320,31 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 raise ConfigError(f"{error}; {advice}", code=error.code) from error
             raise
 
+    def _list_added(self) -> Mapping[str, str]:
+        """Return the parts of add-ons: name -> module whose import registers it."""
+        return list_parts(self.kind) if self._has_addons else {}
+
     def _other_source(self, name: str, factory: Factory[T]) -> str:
         """Return where another part of this name comes from; empty if there is none."""
         if name in self._own:
             return source_of(self._own[name])
-        module = list_parts(self.kind).get(name, factory.__module__)
+        module = self._list_added().get(name, factory.__module__)
         return "" if module == factory.__module__ else module
 
     def __getitem__(self, name: str) -> Factory[T]:
         if name not in self._own:
             # The part of an add-on: the import registers it.
-            importlib.import_module(list_parts(self.kind)[name])
+            importlib.import_module(self._list_added()[name])
         return self._own[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._own, *list_parts(self.kind)}))
+        return iter(sorted({*self._own, *self._list_added()}))
 
     def __len__(self) -> int:
-        return len({*self._own, *list_parts(self.kind)})
+        return len({*self._own, *self._list_added()})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in list_parts(self.kind)
+        return name in self._own or name in self._list_added()
 
 
 def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

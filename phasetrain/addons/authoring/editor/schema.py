@@ -18,7 +18,7 @@ from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, find_conf
 from phasetrain.config.plugins import load_plugins
 from phasetrain.config.problems import raise_all
 from phasetrain.config.schema import default_schema
-from phasetrain.config.sections import Config
+from phasetrain.config.sections.extended import complete_config
 from phasetrain.config.stages import CHANGES, LENGTHS
 from phasetrain.config.validation import find_part_names
 from phasetrain.errors import ConfigError, did_you_mean
@@ -44,7 +44,7 @@ def make_schema(
     """
     composed = import_parts(overrides, config_dir)
     builder = SchemaBuilder(SLOTS, find_part_names(composed, SLOTS, default_schema()))
-    root = builder.add_section(Config, "")
+    root = builder.add_section(complete_config(), "")
     definitions = builder.definitions
     # The only section that is one key, and so has no definition yet.
     definitions["METERS"] = root["properties"]["METERS"]
