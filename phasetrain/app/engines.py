@@ -25,6 +25,7 @@ from phasetrain.errors import ConfigError, PhasetrainError, needs_traceback
 from phasetrain.hooks import Hook
 from phasetrain.runs.records import read_status, shorten_error
 from phasetrain.runtime.clock import Clock
+from phasetrain.runtime.signals import reject_exit
 from phasetrain.runtime.terminal import Terminal
 
 __all__ = ["Extras", "Loop", "OnException", "print_log", "run_engine"]
@@ -146,6 +147,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
                 return _failed_result(setup, error)
 
 
+@reject_exit()
 def _run_setup(setup: Setup, extras: Extras) -> RunResult:
     name = setup.config.RUN.engine
     engine = list_engines()[name]

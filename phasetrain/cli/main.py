@@ -24,6 +24,7 @@ from phasetrain.config.addons import Command, import_object
 from phasetrain.errors import PhasetrainError, list_problems
 from phasetrain.runs.owner import process_age
 from phasetrain.runtime.clock import Clock
+from phasetrain.runtime.signals import reject_exit
 
 log = getLogger(__name__)
 
@@ -93,7 +94,8 @@ def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -
         ended.command = command.name
         runs_user_code = command.takes_overrides
         call = Call(command.name, parse_flags(command, rest), clock, tuple(words))
-        ended.outcome = _run(command, call, owns_process=owns_process)
+        with reject_exit():
+            ended.outcome = _run(command, call, owns_process=owns_process)
     except PhasetrainError as error:
         text = format_error(error, os.environ)
         sys.stderr.write(text)
@@ -104,7 +106,7 @@ def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -
     except KeyboardInterrupt as error:
         ended.outcome = Outcome(130)  # 128 + SIGINT, as a shell reports it
         ended.failure = error
-    except SystemExit as error:  # stopped by a second signal
+    except SystemExit as error:  # stopped by a signal
         code = error.code if isinstance(error.code, int) else 1
         ended = _Ended(ended.command, Outcome(code), error, is_reported=False)
     except Exception as error:  # noqa: BLE001 - raised again, once the JSON object is printed

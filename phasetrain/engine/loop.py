@@ -16,7 +16,7 @@ from phasetrain.engine.protocols import EngineHooks, PhaseTask
 from phasetrain.engine.step_logs import Collected, average_logs, collected
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
-from phasetrain.runtime.signals import Interrupted
+from phasetrain.runtime.signals import Interrupted, reject_exit
 
 TaskType = TypeVar("TaskType", bound=PhaseTask, default=Any)
 HooksType = TypeVar("HooksType", bound=EngineHooks, default=Any)
@@ -276,15 +276,17 @@ class PhaseEngine(Generic[TaskType, HooksType]):
     def _session(self) -> Iterator[None]:
         """Call the hooks at the start and at the end of the run, whichever way it ends."""
         try:
-            self.hooks.on_start(self)
-            if self.resumed_from:
-                self.hooks.on_load(self)
-            yield
-            # Set before `on_end`, so that the last checkpoint says that nothing is left to resume.
-            if not self.consensus.interrupted and not self.state.finished:
-                self.state.finished = self.stopping or COMPLETED
-            self.clock.switch_to("end")
-            self.hooks.on_end(self)
+            with reject_exit():
+                self.hooks.on_start(self)
+                if self.resumed_from:
+                    self.hooks.on_load(self)
+                yield
+                # Set before `on_end`, so that the last checkpoint says that nothing is left to
+                # resume.
+                if not self.consensus.interrupted and not self.state.finished:
+                    self.state.finished = self.stopping or COMPLETED
+                self.clock.switch_to("end")
+                self.hooks.on_end(self)
         except GeneratorExit as error:  # the caller left its loop over `steps`
             self._leave_loop(error)
             raise

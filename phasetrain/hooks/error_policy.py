@@ -49,7 +49,7 @@ class HookErrorGuard:
         def guarded(run: Stoppable, *args: Any) -> R | None:
             try:
                 return call(run, *args)
-            # KeyboardInterrupt and SystemExit are requests to stop, not failures of the hook.
+            # KeyboardInterrupt and SystemExit end the run, whatever the policy.
             except Exception as error:
                 if at_start and isinstance(error, ConfigError):
                     raise

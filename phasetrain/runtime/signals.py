@@ -4,10 +4,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from phasetrain.errors import ExitCallError
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVING = (signal.SIGUSR1,)
@@ -40,6 +43,26 @@ def is_in_foreground() -> bool:
 
 class Interrupted(BaseException):
     """Raised when a stop is requested while the run waits for data, between two steps."""
+
+
+class SignalExit(SystemExit):
+    """Ends the process at once because of a signal."""
+
+
+@contextmanager
+def reject_exit() -> Iterator[None]:
+    """Turn `sys.exit` in user code into an error, because with exit code 0 a scheduler would take
+    the run as finished.
+
+    Raises:
+        ExitCallError: user code has called `sys.exit`.
+    """
+    try:
+        yield
+    except SignalExit:
+        raise
+    except SystemExit as error:
+        raise ExitCallError.from_exit(error) from error
 
 
 class Signals:
@@ -102,7 +125,7 @@ class Signals:
             self.ended = number
             # The kernel's default action for SIGALRM works even if Python never runs again.
             signal.alarm(END_SECONDS)
-            raise SystemExit(128 + number)
+            raise SignalExit(128 + number)
         self.stop = number
         self._first = time.monotonic()
         if self.reads(frame):

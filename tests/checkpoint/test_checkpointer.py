@@ -200,6 +200,19 @@ class TestRetention:
         assert loaded is not None
         assert loaded.promised["again"] is True
 
+    def test_latest_is_set_before_others_are_deleted(self, tmp_path: Path) -> None:
+        seen: list[tuple[str, str]] = []
+
+        class Noting(Storage):
+            def delete_folder(self, path: str, *args: Any) -> None:
+                seen.append((Path(path).name, (tmp_path / "latest").read_text()))
+                super().delete_folder(path, *args)
+
+        made = Checkpointer(str(tmp_path), Noting(), Retention(2))
+        for step in (1, 2, 3):
+            made.save(at(step), learned(step), PROMISED)
+        assert seen == [("p0000-s00000001", "p0000-s00000003")]
+
     def test_two_healthy_verified_ones_stay_however_many_others_come(self, tmp_path: Path) -> None:
         save(tmp_path, [1, 2, 3])
         made = checkpointer(tmp_path, keep_last=2)

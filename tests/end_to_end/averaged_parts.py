@@ -1,17 +1,29 @@
 """Tasks that forget averages, as a negative control of the checks that they are saved."""
 
+from typing import Any
+
 from phasetrain.tasks import Stateful, Supervised
+
+
+class Nothing:
+    """Takes the place of a part whose state is not saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
 
 class WithoutEMA(Supervised):
     """Does not save the running mean."""
 
     def stateful(self) -> dict[str, Stateful]:
-        return {name: part for name, part in super().stateful().items() if name != "ema"}
+        return {**super().stateful(), "ema": Nothing()}
 
 
 class WithoutCount(Supervised):
     """Does not save the number of weights in the plain mean."""
 
     def stateful(self) -> dict[str, Stateful]:
-        return {name: part for name, part in super().stateful().items() if name != "swa.taken"}
+        return {**super().stateful(), "swa.taken": Nothing()}

@@ -6,11 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import SMALL
+import torch
+from harness import SMALL, status
+from raising import raises
 
+from phasetrain.app.api import run
 from phasetrain.cli import main
+from phasetrain.errors import ExitCallError
 
 PARTS = """
+import sys
+
 import torch
 from torch import nn
 from phasetrain.hooks import Hook
@@ -35,6 +41,28 @@ class Samples(torch.utils.data.Dataset):
         if index < 60:
             return torch.zeros(1, 8, 8), index % 10
         return {}["image"]  # wrong
+
+
+class LeavingSamples(Samples):
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index < 60 else sys.exit(0)
+
+
+class LeavingModel(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+
+    def forward(self, x):
+        return super().forward(x.flatten(1)) if self.training else exit()
+
+
+def leaving_loss(output, target):
+    sys.exit("no loss")
+
+
+class LeavingHook(Hook):
+    def on_step(self, run, phase, out):
+        sys.exit(3)
 
 
 class Detached(nn.Linear):
@@ -85,6 +113,11 @@ class WrongArguments(Hook):
 class LossAlone(Supervised):
     def forward(self, batch):
         return super().forward(batch).loss
+
+
+class StatefulAlone(Supervised):
+    def stateful(self):
+        return {"memory": nn.Linear(1, 1)}
 
 
 class Typo(Hook):
@@ -138,6 +171,51 @@ def test_error_in_user_code_shows_its_line_and_the_log_has_the_traceback(
     assert frame.partition(": ")[2] in log
 
 
+LEAVING = [
+    *("DATA.TRAIN.dataset=broken_parts.LeavingSamples", "DATA.TEST=null", "MODEL.classes=10"),
+    "MODEL.channels=1",
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (LEAVING, "else sys.exit(0)"),
+        ([*LEAVING, "DATA.TRAIN.workers=1"], "else sys.exit(0)"),
+        (["LOSS=null", "LOSS.name=broken_parts.leaving_loss", "RUN.rehearse=true"], '"no loss"'),
+        (["+HOOKS.leaving.name=broken_parts.LeavingHook"], "sys.exit(3)"),
+    ],
+    ids=["sample", "worker", "rehearsal", "hook"],
+)
+def test_exit_in_user_code_is_a_failure_that_names_its_line(
+    words: list[str], call: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, *words, "RUN.dir=run", "--json"]) == 1
+    (error,) = json.loads(capfd.readouterr().out)["errors"]
+    location = f"broken_parts.py:{line_of(call)}"
+    assert error["code"] == "run.exit_called"
+    assert error["message"].startswith(f"{location}: sys.exit(")
+    assert error["frames"][-1].startswith(f"{location} in ")
+    ended = status(Path("run"))
+    assert (ended["state"], ended["exit_code"]) == ("failed", 1)
+
+
+def test_exit_in_a_custom_loop_is_a_failure() -> None:
+    with raises(ExitCallError, code="run.exit_called"):
+        run([*SMALL, "RUN.dir=run"], loop=lambda engine: [sys.exit(0) for _ in engine.steps()])
+    assert status(Path("run"))["exit_code"] == 1
+
+
+def test_exit_is_a_failure_of_any_engine_and_command(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["MODEL=null", "MODEL.name=broken_parts.LeavingModel", "DATA.TEST=null"]
+    assert main([*SMALL, *words, "PHASES.epochs=1", "RUN.dir=run"]) == 0
+    torch.save(torch.zeros(1, 8, 8), "sample.pt")
+    assert main(["predict", "run", "sample.pt", "--trust"]) == 1
+    assert "sys.exit() was called" in capfd.readouterr().err
+    with raises(ExitCallError, code="run.exit_called"):
+        run([*SMALL, *LEAVING, "RUN.engine=find_lr"])
+
+
 @pytest.mark.parametrize(
     ("words", "place"),
     [
@@ -180,6 +258,7 @@ SCHEDULE = "OPTIMIZER.SCHEDULES.lr"
         (["LOSS=null", "LOSS.name=detached_loss"], "task.no_gradient", "LOSS"),
         (["MODEL=null", "MODEL.name=Detached"], "task.no_gradient", "MODEL"),
         (["TASK.name=LossAlone"], "config.wrong_part", "TASK.name"),
+        (["TASK.name=StatefulAlone"], "task.missing_state", "TASK.name"),
         ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=make_text"], "schedule.invalid", SCHEDULE),
         ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=late_nan"], "schedule.invalid", SCHEDULE),
         ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=make_number"], "schedule.invalid", SCHEDULE),
@@ -191,7 +270,7 @@ def test_part_of_the_wrong_form_is_rejected_before_the_first_step(
     words: list[str], code: str, key: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = ("make_nothing", "detached_loss", "Detached", "make_text", "late_nan", "make_number")
-    for name in (*names, "NoHook", "WrongArguments", "LossAlone"):
+    for name in (*names, "NoHook", "WrongArguments", "LossAlone", "StatefulAlone"):
         words = [re.sub(rf"(=|\[){name}\b", rf"\1broken_parts.{name}", word) for word in words]
     assert main([*SMALL, *words, "RUN.dir=run", "--json"]) == 2
     (error,) = json.loads(capfd.readouterr().out)["errors"]

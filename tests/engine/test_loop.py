@@ -9,14 +9,15 @@ import torch
 from raising import raises
 
 from phasetrain.app.setup import resolve_config
-from phasetrain.distributed import World
+from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, ExitCallError
 from phasetrain.hooks import Hook, on
 from phasetrain.hooks.base import Hooks
 from phasetrain.models.digest import hash_model
+from phasetrain.runtime.signals import SignalExit
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder
 
@@ -368,6 +369,18 @@ class TestStopping:
         assert (state.phase, state.step, state.finished) == (1, 0, "")
         assert (made.stopping, made.consensus.interrupted) == ("SIGTERM", True)
 
+    def test_stop_of_another_rank_at_the_end_of_a_phase_takes_effect_there(self) -> None:
+        class AskedElsewhere(Consensus):
+            def agree(self, *, wait: bool = False, pause: str = "") -> bool:
+                if wait:  # without waiting, the request is received one step later
+                    self.stopping = "enough"
+                return bool(self.stopping)
+
+        made = engine()
+        made.consensus = AskedElsewhere(World())
+        state = made.run()
+        assert (state.phase, state.step, state.finished) == (1, 0, "enough")
+
     def test_run_to_the_end_is_completed(self) -> None:
         state = engine().run()
         assert state == RunState(phase=4, step=0, updates=6, samples=24, finished="completed")
@@ -393,6 +406,25 @@ class TestErrors:
             engine({**hooks, "failing": Failing()}).run()
         assert events[-1] == "a.exception 0.1 1"
         assert vars(caught.value)["__notes__"] == ["while hooks handled it, ValueError: second"]
+
+    @pytest.mark.parametrize(
+        ("raised", "expected"), [(SystemExit, ExitCallError), (SignalExit, SignalExit)]
+    )
+    def test_exit_reaches_hooks_as_an_error_unless_a_signal_asked_for_it(
+        self, raised: type[SystemExit], expected: type[BaseException]
+    ) -> None:
+        seen: list[type[BaseException]] = []
+
+        class Leaving(Hook):
+            def on_step(self, run: Any, phase: Any, out: Any) -> None:
+                raise raised(0)
+
+            def on_exception(self, run: Any, error: BaseException) -> None:
+                seen.append(type(error))
+
+        with pytest.raises(expected):
+            engine({"leaving": Leaving()}).run()
+        assert seen == [expected]
 
     @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
     def test_close_is_always_called_in_reverse_order(
@@ -519,6 +551,25 @@ def test_position_of_each_step() -> None:
         ("test", 3, 1, 0.5, 2, 0, 0.5, None),
         ("train", 3, 0, 0.5, 4, 0, 0.5, (0.5, 0.5)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "begun"),
+    [
+        (RunState(), [0, 1]),
+        (RunState(phase=0, step=1, updates=1, samples=4), [1]),
+        (RunState(phase=2, step=0, updates=2, samples=8), [1]),
+        (RunState(phase=3, step=0, updates=3, samples=12), [1]),
+    ],
+)
+def test_epoch_that_has_begun_does_not_begin_again_in_a_resume(
+    state: RunState, begun: list[int]
+) -> None:
+    made = engine(None, "PHASES.test_every={epochs: null, updates: 2}", state=state)
+    seen: list[int] = []
+    made.task.begin_epoch = lambda phase: seen.append(phase.epoch)  # type: ignore[method-assign]
+    made.run()
+    assert seen == begun
 
 
 def test_resume_from_a_position_reads_the_same_batches() -> None:

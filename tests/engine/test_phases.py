@@ -116,6 +116,7 @@ STAGES = {
     ),
     "both intervals": make_stage(length=61, epochs=9, test_every_epochs=2, test_every_updates=7),
     "interval of a split": make_stage(length=61, epochs=9, every=SplitInterval(3, 2)),
+    "order at the end of an epoch": make_stage(length=40, epochs=4, every=SplitInterval(updates=1)),
     "only at the end": make_stage(epochs=9, every=SplitInterval()),
     "windows": make_stage(windows=(8, 0, 13), epochs=4, test_every_epochs=2),
     "limits": make_stage(epochs=9, limit_train=3, test_every_updates=2, limit_test=1),

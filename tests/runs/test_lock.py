@@ -2,6 +2,7 @@
 lease, or its job."""
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -99,6 +100,21 @@ class TestFiles:
         finally:
             holder.kill()
             holder.communicate()
+
+    def test_lock_of_a_file_that_another_one_has_replaced_does_not_count(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lockf = fcntl.lockf
+
+        def release_before(handle: int, operation: int) -> None:
+            # The owner ends between our open and our lock, and another process begins.
+            (tmp_path / "run.lock").unlink()
+            (tmp_path / "run.lock").touch()
+            lockf(handle, operation)
+
+        monkeypatch.setattr("fcntl.lockf", release_before)
+        with pytest.raises(FolderInUseError):
+            opened(tmp_path)
 
     @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
     def test_record_alone_locks_on_a_file_system_without_locks(

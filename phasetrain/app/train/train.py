@@ -32,7 +32,7 @@ from phasetrain.runs.folder import RunFolder, describe_store
 from phasetrain.runs.set_aside import set_aside, unlock_kept
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.format import format_count
-from phasetrain.runtime.signals import Signals
+from phasetrain.runtime.signals import SignalExit, Signals, reject_exit
 from phasetrain.runtime.stacks import NAME, stacks_on_signal
 from phasetrain.runtime.storage.remote import scheme_of
 from phasetrain.tasks import SplitData
@@ -91,6 +91,7 @@ def train(
         folder.status_file.attempt = world.broadcast(folder.attempt)
         try:
             with ExitStack() as stack:
+                stack.enter_context(reject_exit())
                 stack.enter_context(log_to_folder(folder))
                 if world.is_main:
                     describe_store(folder)
@@ -121,7 +122,7 @@ def _find_cause(
     # After a second signal anything may be raised while the process unwinds, such as the end of a
     # data worker: the signal is the cause.
     if signals.ended and not isinstance(error, SystemExit):
-        return SystemExit(128 + signals.ended)
+        return SignalExit(128 + signals.ended)
     failures = setup.world.failures
     if failures is None:
         return error

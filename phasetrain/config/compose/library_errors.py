@@ -14,7 +14,7 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from phasetrain.errors import did_you_mean
+from phasetrain.errors import did_you_mean, nearest
 
 _PAIRS = {"[": "]", "{": "}", "(": ")"}
 _RESOLVERS = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.dict.keys", "oc.dict.values")
@@ -45,8 +45,15 @@ _DEFAULTS_HINTS = (
         r"Too many keys in default item|Unsupported type in defaults|Unsupported item",
         "defaults: expected entries such as digits, /OPTIMIZER: adamw or _self_",
     ),
+    (
+        r"Multiple values for experiment",
+        "defaults: an experiment is an entry without a group, as in `defaults: [digits, _self_]`",
+    ),
+    (r"is defined before", "defaults: entries with `override` come after all others but _self_"),
 )
 """Pattern in a message of Hydra about a defaults list -> the sentence."""
+
+_NOT_READ = "Hydra's own options, such as its launcher, are not read; remove the entry"
 
 _NO_MATCH = re.compile(r"Could not override '(?P<group>[^'@]+)(?:@[^']*)?'\. No match")
 _TWICE = re.compile(r"(?P<group>\S+) appears more than once in the final defaults list")
@@ -83,10 +90,13 @@ def explain_defaults_error(error: Exception, groups: Sequence[str]) -> str:
                 f"defaults: `override {group}: ...` names no entry of the files that the list "
                 f"starts from; groups begin with a slash: `override /{group}: ...`"
             )
+        name = path.removeprefix("experiment/")
+        if name.partition("/")[0] == "hydra":
+            return f"defaults: `override {name}: ...`: {_NOT_READ}"
         near = "; remove the word `override`"
-        if path not in groups:
-            near = did_you_mean(path, groups) or near
-        return f"defaults: `override /{path}: ...`: no file before it has an entry of {path}{near}"
+        if name not in groups:
+            near = did_you_mean(name, groups) or f"; groups: {', '.join(groups)}"
+        return f"defaults: `override /{name}: ...`: no file before it has an entry of {name}{near}"
     twice = _TWICE.search(reason)
     if twice is not None:
         group = twice["group"].partition("@")[0]
@@ -95,6 +105,26 @@ def explain_defaults_error(error: Exception, groups: Sequence[str]) -> str:
             f"starts from, write `override /{group}: ...`"
         )
     return _find_hint(_DEFAULTS_HINTS, reason) or f"defaults: {reason}"
+
+
+def explain_unknown_group(name: str, option: str, groups: Sequence[str]) -> str:
+    """Return what to do about an entry `name: option` of a defaults list, if the group does not
+    exist there.
+
+    Args:
+        name: group, as written without the slash.
+        option: name of the option.
+        groups: folders with options, such as `OPTIMIZER`.
+    """
+    if name.partition("/")[0] == "hydra":
+        return f": {_NOT_READ}"
+    match = nearest(name, groups)
+    if match == "experiment":
+        return f"; did you mean {option!r}?"
+    if match is not None:
+        return f"; did you mean '/{match}: {option}'?"
+    paths = ", ".join(f"/{group}" for group in groups if group != "experiment")
+    return f"; groups: {paths}; remove the entry `{name}: {option}`, and set its keys in the file"
 
 
 def explain_interpolation_error(error: Exception, find_key: Callable[[str], str | None]) -> str:

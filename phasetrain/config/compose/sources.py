@@ -29,7 +29,11 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from phasetrain.config.compose.library_errors import explain_defaults_error, explain_file_error
+from phasetrain.config.compose.library_errors import (
+    explain_defaults_error,
+    explain_file_error,
+    explain_unknown_group,
+)
 from phasetrain.errors import Problem, did_you_mean
 
 PACKAGE = "phasetrain.configs"
@@ -263,12 +267,15 @@ class ConfigFiles:
 
     def _add_missing(self, path: str, message: str) -> None:
         named = _PARENT.match(message)
-        group, _, option = path.rpartition("/")
+        group, _, option = path.removesuffix(".yaml").rpartition("/")
         parent = self._label(named["parent"]) if named else group
-        text = f"{parent}: its defaults list names {path}.yaml, which does not exist"
+        text = f"{parent}: its defaults list names {group}/{option}.yaml, which does not exist"
         if group and not self.is_group(group):
-            near = did_you_mean(group, self.groups()) or ";"
-            text += f"{near} groups: {', '.join(self.groups())}"
+            # Without a slash, Hydra looks below the folder of the file.
+            folder = named["parent"].rpartition("/")[0] if named else ""
+            name = group.removeprefix(f"{folder}/")
+            groups = [name] if self.is_group(name) else self.groups()
+            text += explain_unknown_group(name, option, groups)
         else:
             known = self.options(group)
             near = did_you_mean(option, [*known, "_self_"]) or ";"
@@ -299,10 +306,12 @@ class _GivenFile(FileConfigSource):
         """Return the file of an option, which need not exist."""
         if config_path == _GIVEN:
             return self._given
-        return self._given.with_name(f"{config_path.removeprefix(f'{EXPERIMENT}/')}.yaml")
+        name = config_path.removeprefix(f"{EXPERIMENT}/").removesuffix(".yaml")
+        return self._given.parent / f"{name}.yaml"
 
     def is_config(self, config_path: str) -> bool:
-        in_group = config_path.startswith(f"{EXPERIMENT}/")
+        # An entry `data: mnist` is `experiment/data/mnist`, an option of another group.
+        in_group = config_path.rpartition("/")[0] == EXPERIMENT
         return in_group and self.find_file(config_path).is_file()
 
     def is_group(self, config_path: str) -> bool:

@@ -7,7 +7,6 @@ import faulthandler
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +29,14 @@ from phasetrain.data.bad_samples import SampleError
 from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.engine.batch import Batch, mapped
-from phasetrain.runtime.signals import STOPPING, Interrupted, stop_signals
+from phasetrain.errors import ExitCallError
+from phasetrain.runtime.signals import (
+    STOPPING,
+    Interrupted,
+    SignalExit,
+    reject_exit,
+    stop_signals,
+)
 
 SIGNALS = frozenset({*STOPPING, signal.SIGUSR1, signal.SIGUSR2})
 """Signals that a run may be sent from outside."""
@@ -116,6 +122,7 @@ class WorkerStream:
 
         Raises:
             SampleError: a sample could not be read, or a worker died or did not answer in time.
+            ExitCallError: user code has called `sys.exit` in a worker.
             Interrupted: the run is to stop.
         """
         try:
@@ -186,7 +193,7 @@ class _Failure:
         traceback: its chained traceback.
     """
 
-    error: SampleError
+    error: SampleError | ExitCallError
     traceback: str
 
 
@@ -263,8 +270,9 @@ class _ErrorCatcher(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, draw: Draw) -> Parcel | _Failure:
         try:
-            batch = self._reader[draw]
-        except SampleError as error:
+            with reject_exit():  # it would end the worker without a message
+                batch = self._reader[draw]
+        except (SampleError, ExitCallError) as error:
             text = "".join(format_exception(error))
             sent = type(error)(str(error), code=error.code, problems=error.problems)
             return _Failure(sent, text)
@@ -334,7 +342,7 @@ def prepare_worker(worker: int, stacks: str | None = None) -> None:
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
         if received and number != signal.SIGHUP:
-            sys.exit(128 + number)
+            raise SignalExit(128 + number)
         received.append(number)
 
     for number in stop_signals():

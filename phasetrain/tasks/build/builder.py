@@ -137,7 +137,21 @@ class Builder:
         section = self.context.config.TASK
         model_factory = partial(make_model, self.context, facts=parts.known_facts)
         facts = {"parts": parts, "make_model": model_factory}
-        return TASKS.build(section.name, parameters_of(section, {"name"}), facts=facts)
+        task = TASKS.build(section.name, parameters_of(section, {"name"}), facts=facts)
+        _check_stateful(task, section.name)
+        return task
+
+
+def _check_stateful(task: Task, name: str) -> None:
+    """Raise ConfigError if a custom task leaves parts that every task has out of checkpoints."""
+    missing = [part for part in Task.stateful(task) if part not in task.stateful()]
+    if missing:
+        raise ConfigError(
+            f"TASK.name = {name!r}: {type(task).__qualname__}.stateful() leaves out "
+            f"{', '.join(missing)}, which every checkpoint needs; return also what the base class "
+            "returns: return {**super().stateful(), ...}",
+            code="task.missing_state",
+        )
 
 
 def build_parts(

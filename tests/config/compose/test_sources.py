@@ -115,11 +115,17 @@ def test_file_in_another_encoding_is_named(user_dir) -> None:
     assert "byte 7 (0xe9) is not UTF-8" in found.message
 
 
-def test_unknown_group_of_a_defaults_list_is_the_only_problem(user_dir) -> None:
-    own = user_dir({"experiment/mine.yaml": "defaults: [/optimizer: adamw]\n"})
+@pytest.mark.parametrize(
+    ("entry", "suggestion"),
+    [("/optimizer: adamw", "/OPTIMIZER: adamw"), ("DATA/TRAIN: a", "/DATA/TRAIN: a")],
+)
+def test_unknown_group_of_a_defaults_list_is_the_only_problem(
+    user_dir, entry: str, suggestion: str
+) -> None:
+    own = user_dir({"experiment/mine.yaml": f"defaults: [{entry}]\n", "DATA/TRAIN/a.yaml": "{}"})
     found = compose(["experiment=mine"], config_dir=own)
     (problem,) = found.problems
-    assert (problem.code, problem.suggestion) == ("config.missing_file", "OPTIMIZER")
+    assert (problem.code, problem.suggestion) == ("config.missing_file", suggestion)
     assert "optimizer" not in found.config
 
 
@@ -133,7 +139,8 @@ class TestExperimentFile:
     def test_values_start_from_options_and_from_files_next_to_it(self, user_dir) -> None:
         own = user_dir(
             {
-                "digits.yaml": "defaults: [digits, base, override /LOSS: mine, _self_]\nRUN: {seed: 5}\n",
+                "digits.yaml": "defaults: [digits, base.yaml, {debug: null}, {optional local: x}, "
+                "override /LOSS: mine, _self_]\nRUN: {seed: 5}\n",
                 "base.yaml": "RUN: {seed: 3, name: based}\n",
                 "conf/LOSS/mine.yaml": "name: focal\n",
             }
@@ -162,6 +169,18 @@ class TestExperimentFile:
             ("defaults: digits\n", "defaults: expected a list"),
             ("defaults: [mine]\n", "its defaults list includes the file itself"),
             ("defaults: [digts]\n", "experiment/digts.yaml"),
+            ("defaults: [digts.yaml]\n", "did you mean 'digits'?"),
+            ("defaults: [{data: mnist.yaml}]\n", "remove the entry `data: mnist`"),
+            ("defaults: [{data: [mnist.yaml]}]\n", "; groups: /LOSS, "),
+            ("defaults: [{MODEL: dense}]\n", "did you mean '/MODEL: dense'?"),
+            ("defaults: [{model: dense}]\n", "did you mean '/MODEL: dense'?"),
+            ("defaults: [{experiment: digits}]\n", "did you mean 'digits'?"),
+            ("defaults: [{/experiment: digits}]\n", "`defaults: [digits, _self_]`"),
+            ("defaults: [{hydra: default}]\n", "Hydra's own options"),
+            ("defaults: [{override hydra/launcher: basic}]\n", "Hydra's own options"),
+            ("defaults: [{override /hydra/launcher: basic}]\n", "Hydra's own options"),
+            ("defaults: [{override data: mnist}]\n", "an entry of data; groups: experiment, LOSS"),
+            ("defaults: [{override /LOSS: focal}, base]\n", "come after all others"),
         ],
     )
     @pytest.mark.parametrize("folder", ["", "experiment/"])

@@ -151,8 +151,14 @@ def test_generators_are_seeded_for_collation() -> None:
     def mixed(samples: Any) -> tuple[Tensor, Tensor]:
         return torch.randn(len(samples)), torch.zeros(len(samples))
 
-    found = [reader(OneByOne(), collate=mixed)[draw(0, 1)].input for _ in range(2)]
-    assert torch.equal(*found)
+    def drawn(dataset: Any = None, *, seed: int = 0, **fields: Any) -> Tensor:
+        return reader(dataset or OneByOne(), collate=mixed, seed=seed)[draw(0, 1, **fields)].input
+
+    alone = drawn()
+    assert torch.equal(drawn(), alone)
+    assert torch.equal(drawn(Random()), alone), "it depends on what the samples have drawn"
+    others = [drawn(seed=1), drawn(epoch=1), drawn(ordinal=2), drawn(split="test")]
+    assert not any(torch.equal(alone, other) for other in others)
 
 
 class TestErrors:

@@ -219,6 +219,14 @@ class TestState:
             assert all(one.untyped_storage().nbytes() == one.nbytes for one in state.values())
         assert states[next(net.parameters())]["exp_avg"] is own
 
+    def test_layout_of_its_tensors_is_restored(self) -> None:
+        one, two = (Updater(torch.optim.SGD(model().parameters(), lr=0.1)) for _ in range(2))
+        weight = one.optimizer.param_groups[0]["params"][0]
+        one.optimizer.state[weight]["basis"] = torch.arange(20.0).view(5, 4).T
+        two.load_state_dict(decode(*encode(one.state_dict())))
+        (state,) = two.optimizer.state.values()
+        assert state["basis"].stride() == (1, 4)
+
     def test_options_come_from_the_config_and_not_from_the_checkpoint(self) -> None:
         net = model()
         one = Updater(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4))

@@ -28,6 +28,7 @@ from phasetrain.proof.compare import (
 )
 from phasetrain.runs.ledger import FILE
 from phasetrain.runs.records import read_status
+from phasetrain.runtime.signals import SignalExit
 from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -242,7 +243,7 @@ class Trial:
         log.debug("%s: exit code %d after %.1f s", name, code, time.perf_counter() - began)
         # The signal was passed on to the attempt; this process has caught it.
         if code in STOPPED:
-            raise SystemExit(code)
+            raise SignalExit(code)
         return code, output.read_text(encoding="utf-8", errors="replace")
 
     def _launch_processes(self, order: Path, output: Path) -> int:
