@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import phasetrain
-from phasetrain.meters.frechet_distance import frechet_distance
+from phasetrain.addons.vision.frechet_distance import frechet_distance
 from phasetrain.runtime.terminal import Terminal
 
 FOLDER = "/usr/share/datasets/fashion-mnist"

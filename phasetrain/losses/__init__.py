@@ -2,16 +2,16 @@
 
 from phasetrain.losses.base import LOSSES, FunctionLoss, LoggingLoss, name_loss
 from phasetrain.losses.cross_entropy import CrossEntropy
-from phasetrain.losses.dice import DiceLoss
+from phasetrain.addons.vision.dice import DiceLoss
 from phasetrain.losses.distillation import SoftTargets
 from phasetrain.losses.from_model import FromModel
 from phasetrain.losses.mean_reduction import find_target_counter, has_nested_target_counter
-from phasetrain.losses.self_supervised.barlow_twins import BarlowTwins
-from phasetrain.losses.self_supervised.byol import BYOL
-from phasetrain.losses.self_supervised.deepcluster import DeepClusterV2
-from phasetrain.losses.self_supervised.dino import DINO
-from phasetrain.losses.self_supervised.moco import MoCo
-from phasetrain.losses.self_supervised.multi_view import (
+from phasetrain.addons.vision.self_supervised_losses.barlow_twins import BarlowTwins
+from phasetrain.addons.vision.self_supervised_losses.byol import BYOL
+from phasetrain.addons.vision.self_supervised_losses.deepcluster import DeepClusterV2
+from phasetrain.addons.vision.self_supervised_losses.dino import DINO
+from phasetrain.addons.vision.self_supervised_losses.moco import MoCo
+from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     ClusteringLoss,
     CoupledLoss,
     FreezingLoss,
@@ -20,10 +20,10 @@ from phasetrain.losses.self_supervised.multi_view import (
     ScheduledLoss,
     TeacherLoss,
 )
-from phasetrain.losses.self_supervised.npid import NPID
-from phasetrain.losses.self_supervised.simclr import SimCLR
-from phasetrain.losses.self_supervised.swav import SwAV
-from phasetrain.losses.self_supervised.view_distillation import ViewDistillation
+from phasetrain.addons.vision.self_supervised_losses.npid import NPID
+from phasetrain.addons.vision.self_supervised_losses.simclr import SimCLR
+from phasetrain.addons.vision.self_supervised_losses.swav import SwAV
+from phasetrain.addons.vision.self_supervised_losses.view_distillation import ViewDistillation
 from phasetrain.losses.weighted_sum import WeightedSum
 
 __all__ = [

@@ -12,12 +12,12 @@ from phasetrain.meters.classification.per_class_accuracy import PerClassAccuracy
 from phasetrain.meters.classification.present_accuracy import PresentAccuracy
 from phasetrain.meters.dense.detection import MeanAveragePrecision
 from phasetrain.meters.dense.pixels import Dice, MeanIoU, PixelAccuracy
-from phasetrain.meters.frechet_distance import FrechetDistance
+from phasetrain.addons.vision.frechet_distance import FrechetDistance
 from phasetrain.meters.loss import MeanLoss, MeanOfLogged
-from phasetrain.meters.perplexity import BitsPerByte, Perplexity
+from phasetrain.addons.text.perplexity import BitsPerByte, Perplexity
 from phasetrain.meters.regression import Regression
-from phasetrain.meters.sequence_errors import SequenceErrorRate, SequenceErrors, TokenErrorRate
-from phasetrain.meters.torchmetrics_bridge import TorchMetric
+from phasetrain.addons.text.sequence_errors import SequenceErrorRate, SequenceErrors, TokenErrorRate
+from phasetrain.addons.libraries.torchmetrics import TorchMetric
 
 __all__ = [
     "AUROC",

@@ -1,18 +1,18 @@
 """Models by name (section MODEL)."""
 
-from phasetrain.models.alexnet import AlexNet
+from phasetrain.addons.vision.alexnet import AlexNet
 from phasetrain.models.base import MODELS
-from phasetrain.models.bridges import (
+from phasetrain.addons.libraries.models import (
     find_timm_model,
     find_torchvision_model,
     find_transformers_model,
 )
-from phasetrain.models.conditional_gan import ConditionalGAN
+from phasetrain.addons.vision.conditional_gan import ConditionalGAN
 from phasetrain.models.heads import HEADS, Embedding, TrunkHead
 from phasetrain.models.mlp import MLP
 from phasetrain.models.resnet import make_resnet
 from phasetrain.models.resnet_cifar import ResNetCifar
-from phasetrain.models.sequence import (
+from phasetrain.addons.text.models import (
     Decodes,
     Seq2SeqGRU,
     Seq2SeqTransformer,
@@ -20,9 +20,9 @@ from phasetrain.models.sequence import (
     SeriesResNet,
 )
 from phasetrain.models.small_cnn import SmallCNN
-from phasetrain.models.transformer import KeyValueCache, Transformer
+from phasetrain.addons.text.transformer import KeyValueCache, Transformer
 from phasetrain.models.trunk_heads import TrunkHeads
-from phasetrain.models.unet import UNet
+from phasetrain.addons.vision.unet import UNet
 
 __all__ = [
     "HEADS",

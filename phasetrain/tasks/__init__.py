@@ -5,12 +5,12 @@ from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.build.builder import Builder
 from phasetrain.tasks.build.data_builder import SplitData
 from phasetrain.tasks.distillation import Distillation
-from phasetrain.tasks.gan import GAN
-from phasetrain.tasks.language_model import LanguageModel
+from phasetrain.addons.vision.gan import GAN
+from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.passes import GradientPass
-from phasetrain.tasks.self_supervised import SelfSupervised
-from phasetrain.tasks.sequence_to_sequence import SequenceToSequence
+from phasetrain.addons.vision.self_supervised import SelfSupervised
+from phasetrain.addons.text.sequence_to_sequence import SequenceToSequence
 from phasetrain.tasks.state import PerRank, SavedTask, Stateful
 from phasetrain.tasks.supervised import Supervised
 

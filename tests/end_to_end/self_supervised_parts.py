@@ -18,7 +18,7 @@ from phasetrain.losses import (
     SimCLR,
     SwAV,
 )
-from phasetrain.losses.self_supervised.swav import build_swav
+from phasetrain.addons.vision.self_supervised_losses.swav import build_swav
 from phasetrain.tasks import TASKS, SelfSupervised, Stateful
 
 ROWS, FEATURES, SIZE, BATCHES = 12, 5, 4, 3

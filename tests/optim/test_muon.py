@@ -10,7 +10,7 @@ from torch import nn
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError
-from phasetrain.models.transformer import Transformer
+from phasetrain.addons.text.transformer import Transformer
 from phasetrain.optim.groups import list_weights
 from phasetrain.optim.muon import Muon
 from phasetrain.optim.optimizers import OPTIMIZERS

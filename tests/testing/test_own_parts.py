@@ -267,7 +267,7 @@ LEARNS_ELSEWHERE = {
         ),
         VIEWED,
     ),
-    "conditional_gan": "tests/tasks/test_gan.py::test_generator_learns_and_a_killed_run_resumes_exactly",
+    "conditional_gan": "tests/addons/vision/test_gan.py::test_generator_learns_and_a_killed_run_resumes_exactly",
     "transformer": "tests/end_to_end/test_tasks.py::TestTextTiny::test_whole_experiment_reaches_its_metric",
 }
 """Parts whose loss of one batch does not come near 0: views of a batch stay what they are to each

@@ -20,7 +20,7 @@ from phasetrain.config.sections.keys import join_path
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
-from phasetrain.meters.torchmetrics_bridge import TorchMetric
+from phasetrain.addons.libraries.torchmetrics import TorchMetric
 from phasetrain.models.digest import hash_state
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

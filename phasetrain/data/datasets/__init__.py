@@ -3,14 +3,14 @@
 from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
 from phasetrain.data.datasets.digits import load_digits
 from phasetrain.data.datasets.file_list import FileList
-from phasetrain.data.datasets.huggingface import HuggingFace
+from phasetrain.addons.libraries.huggingface import HuggingFace
 from phasetrain.data.datasets.idx import load_idx, read_idx
 from phasetrain.data.datasets.image_folder import ImageFolder
 from phasetrain.data.datasets.lines import Lines
-from phasetrain.data.datasets.masks.folder import ImageMaskFolder
-from phasetrain.data.datasets.masks.stamps import Stamps
-from phasetrain.data.datasets.scikit_learn import NumberSamples, load_sklearn
-from phasetrain.data.datasets.sequences import Series, TokenPairs, load_cmudict, load_ucr
+from phasetrain.addons.vision.masks.folder import ImageMaskFolder
+from phasetrain.addons.vision.masks.stamps import Stamps
+from phasetrain.addons.libraries.scikit_learn import NumberSamples, load_sklearn
+from phasetrain.addons.text.sequences import Series, TokenPairs, load_cmudict, load_ucr
 from phasetrain.data.datasets.synthetic import make_synthetic
 from phasetrain.data.datasets.text import (
     IGNORED,
@@ -19,8 +19,8 @@ from phasetrain.data.datasets.text import (
     load_alice,
     load_text,
 )
-from phasetrain.data.datasets.torchvision import TorchvisionSamples, find_torchvision_dataset
-from phasetrain.data.datasets.webdataset import WebDataset
+from phasetrain.addons.libraries.torchvision import TorchvisionSamples, find_torchvision_dataset
+from phasetrain.addons.libraries.webdataset import WebDataset
 from phasetrain.data.datasets.windows import Windows, make_windows
 from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
 

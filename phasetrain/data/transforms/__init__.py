@@ -1,6 +1,6 @@
 """Transforms of the input by name (`DATA.*.transforms`)."""
 
-from phasetrain.data.transforms.albumentations import find_albumentations_transform
+from phasetrain.addons.libraries.albumentations import find_albumentations_transform
 from phasetrain.data.transforms.apply import Apply, ApplyToSample
 from phasetrain.data.transforms.base import (
     TRANSFORMS,
@@ -10,14 +10,14 @@ from phasetrain.data.transforms.base import (
     TargetTransform,
     check_images,
 )
-from phasetrain.data.transforms.bridge import find_torchvision_transform
+from phasetrain.addons.libraries.torchvision_transforms import find_torchvision_transform
 from phasetrain.data.transforms.center_crop import CenterCrop
 from phasetrain.data.transforms.flatten import Flatten
 from phasetrain.data.transforms.joint.geometric import GeometricTransform, JointTransform
 from phasetrain.data.transforms.joint.kinds import FieldKind, FieldKinds, parse_field_kinds
 from phasetrain.data.transforms.joint.pipeline import FieldPipeline
 from phasetrain.data.transforms.joint.placement import Placement
-from phasetrain.data.transforms.multi_crop import MultiCrop, MultiCropOfSamples
+from phasetrain.addons.vision.multi_crop import MultiCrop, MultiCropOfSamples
 from phasetrain.data.transforms.noise import Noise
 from phasetrain.data.transforms.normalize import Normalize
 from phasetrain.data.transforms.on_fields import OnFields

@@ -25,7 +25,7 @@ from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS, Embedding
 from phasetrain.models.adapters import attach_adapters
-from phasetrain.models.bridges.base import spread_mapping
+from phasetrain.models.model_calls import spread_mapping
 from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.models.prepare import (
     CompiledModel,

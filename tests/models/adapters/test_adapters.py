@@ -16,7 +16,7 @@ from phasetrain.models.adapters import (
     list_base_parameters,
     merge_adapters,
 )
-from phasetrain.models.transformer import Transformer
+from phasetrain.addons.text.transformer import Transformer
 from phasetrain.runtime.machine import seed_of
 
 

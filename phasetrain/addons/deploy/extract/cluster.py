@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from phasetrain.addons.deploy.extract.feature_files import read_columns
 from phasetrain.addons.deploy.extract.linear_probe import check_origins
 from phasetrain.errors import ConfigError
-from phasetrain.losses.self_supervised.clustering import assign_rows, find_clusters
+from phasetrain.losses.clustering import assign_rows, find_clusters
 from phasetrain.runtime.machine import resolve_device, seed_of
 from phasetrain.runtime.storage import open_storage
 

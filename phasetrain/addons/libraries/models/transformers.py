@@ -1,0 +1,149 @@
+"""Models of transformers, built from a config without a download."""
+
+import inspect
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from phasetrain.config.registry import Factory, UnknownNameError
+from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.models.base import MODELS
+from phasetrain.models.model_calls import (
+    MappingSpreader,
+    OutputSelector,
+    PositionalSelector,
+    check_params,
+    list_input_names,
+)
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+OF_ALL = ("num_labels", "attn_implementation")
+"""Settings that every config class accepts without listing them."""
+
+OF_A_HUB = ("hf-hub:", "hf_hub:")
+"""Prefixes of models that timm, which some models of transformers use, gets from a hub."""
+
+
+@MODELS.bridge("transformers", "transformers")
+def find_transformers_model(name: str) -> Factory[nn.Module] | None:
+    """Return the factory of the transformers class `name`; None if `name` is a path inside
+    transformers.
+
+    Raises:
+        UnknownNameError: transformers has no such model class.
+    """
+    import transformers
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+    from transformers.utils.generic import TransformersKwargs
+
+    if "." in name:
+        return None
+    names = dir(transformers)  # listing is cheap: a class is imported on first access
+    found: Any = attrgetter(name)(transformers) if name in names else None
+    is_auto = inspect.isclass(found) and issubclass(found, _BaseAutoModelClass)
+    if not is_auto and not (
+        inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    ):
+        raise UnknownNameError(
+            name, (one for one in names if "For" in one or one.endswith("Model"))
+        )
+
+    def build(
+        config: Mapping[str, Any] | None = None,
+        classes: int | None = None,
+        output: str | None = "logits",
+        pretrained: bool = False,  # noqa: FBT001, FBT002 - it is named in the config
+    ) -> nn.Module:
+        """Build a transformers model with initial weights.
+
+        Called with one positional argument, as tasks do, it returns `output`; a mapping is passed
+        as keyword arguments. Called with keywords, as `generate` and other code of the library do,
+        it returns the same as without phasetrain.
+
+        Args:
+            config: config of the model, as in its config.json; Auto classes need `model_type`.
+            classes: `num_labels` of the model.
+            output: name of the output for the loss; null passes all of them by name.
+            pretrained: rejected, see MODEL.weights.
+        """
+        settings = check_params(config, (), pretrained=pretrained)
+        kind = settings.pop("model_type", None)
+        if is_auto:
+            made_of = _make_auto_config(kind, settings, classes)
+        else:
+            made_of = _make_config(found.config_class, settings, classes)
+        made: nn.Module = found.from_config(made_of) if is_auto else found(made_of)
+        first = next(iter(inspect.signature(made.forward).parameters))
+        known = list_input_names(made) | TransformersKwargs.__annotations__.keys()
+        made.register_forward_pre_hook(MappingSpreader(first, known), with_kwargs=True)
+        made.register_forward_hook(PositionalSelector(OutputSelector(output)), with_kwargs=True)
+        return made
+
+    return build
+
+
+def _make_auto_config(
+    kind: Any, settings: Mapping[str, Any], classes: int | None
+) -> "PretrainedConfig":
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kinds = sorted(CONFIG_MAPPING)
+    if kind not in kinds:
+        near = did_you_mean(kind, kinds) if isinstance(kind, str) else ""
+        near = near or "; use for example bert, gpt2 or vit"
+        raise ConfigError(
+            f"MODEL.config.model_type = {kind!r}: transformers has no such type of model{near}",
+            code="config.unknown_value",
+        )
+    return _make_config(CONFIG_MAPPING[kind], settings, classes)
+
+
+def _make_config(
+    kind: type["PretrainedConfig"], settings: Mapping[str, Any], classes: int | None
+) -> "PretrainedConfig":
+    """Return a config of a class.
+
+    Raises:
+        ConfigError: the class does not have a setting, which it would silently keep, or rejects a
+            value.
+    """
+    known = [*kind().to_dict(), *kind.attribute_map, *OF_ALL]
+    for key in settings:
+        if key not in known:
+            near = did_you_mean(key, known) or "."
+            raise ConfigError(
+                f"MODEL.config.{key}: {kind.__name__} has no such setting{near} "
+                f"It has {', '.join(sorted(known))}",
+                code="config.unknown_key",
+            )
+    _reject_downloads(settings, "MODEL.config")
+    facts = {} if classes is None else {"num_labels": classes}
+    try:
+        return kind(**{**facts, **settings})
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"MODEL.config: {kind.__name__} rejects it: {reason}") from error
+
+
+def _reject_downloads(value: Any, path: str) -> None:
+    """Reject kernels and models of a hub: transformers would download and execute the former.
+
+    Raises:
+        ConfigError: there is one, at any depth.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _reject_downloads(item, f"{path}.{key}")
+    if not isinstance(value, str):
+        return
+    # `OWNER/NAME` instead of the name of an implementation is a kernel.
+    if value.startswith(OF_A_HUB) or ("implementation" in path and "/" in value):
+        raise ConfigError(
+            f"{path} = {value!r}: it is on a hub, and no code or model is downloaded while a run "
+            "is built; use what is installed, such as sdpa or eager for attn_implementation",
+            code="config.download",
+        )

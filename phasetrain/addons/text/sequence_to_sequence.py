@@ -1,0 +1,184 @@
+"""Learning to write one sequence from another."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasetrain.config.checks import check_at_least
+from phasetrain.data.datasets import IGNORED
+from phasetrain.engine.batch import Batch, SequenceOutput, StepOutput
+from phasetrain.errors import ConfigError
+from phasetrain.addons.text.sequence_errors import SequenceErrors
+from phasetrain.addons.text.models.search import Decodes, decode_beam, decode_greedy, split_inputs
+from phasetrain.tasks.base import TASKS
+from phasetrain.addons.text.language_model import LanguageModel
+from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
+from phasetrain.tasks.parts import Parts
+
+
+@TASKS.register("sequence_to_sequence")
+class SequenceToSequence(LanguageModel):
+    """Learns target sequences `(N, T)` from sources, each token from the ones before it (teacher
+    forcing), weighted by target tokens.
+
+    A target ends with the token `end`; padding is -100. If several sequences follow one another,
+    each with its `end`, the first is learned, and all are references. Loss and meters get scores
+    `(N * T, V)` and targets `(N * T,)`, as in the task `language_model`. If a meter measures
+    decoded sequences, tests also decode.
+
+    Args:
+        parts: parts made by the builder.
+        end: token that ends a sequence, and that the decoder starts with; None: as the dataset
+            says, or else 0.
+        beams: number of sequences that a beam search follows; 1 takes the most likely token.
+        max_length: maximum number of decoded tokens.
+
+    Raises:
+        ConfigError: a number is below 1, or the model cannot decode; on a step: see
+            `LanguageModel`.
+    """
+
+    def __init__(
+        self, parts: Parts, end: int | None = None, beams: int = 1, max_length: int = 50
+    ) -> None:
+        super().__init__(parts)
+        check_at_least(1, beams=beams, max_length=max_length)
+        self.end = int(parts.known_facts.get("end", 0)) if end is None else end
+        self._beams = beams
+        self._max_length = max_length
+        decoding = [one for one, meter in parts.meters.items() if isinstance(meter, SequenceErrors)]
+        if decoding and not isinstance(parts.model, Decodes):
+            raise ConfigError(
+                f"METERS.{decoding[0]} and MODEL: {type(parts.model).__name__} cannot decode; give "
+                "it the methods `start` and `step` of phasetrain.models.Decodes, or leave the "
+                "meter out",
+                code="config.conflict",
+            )
+
+    def check_targets(self, split: str, target: object) -> None:
+        """Reject a split whose first target does not end with `end`."""
+        super().check_targets(split, target)
+        if isinstance(target, Tensor) and target.ndim == 1 and target.dtype == torch.int64:
+            if len(target) and int(target[-1]) == self.end:
+                return
+            given = f"the last token of the first one is {target[-1:].tolist()}"
+        elif target is ...:  # the first sample cannot be read
+            return
+        elif isinstance(target, Tensor):
+            given = f"the first one is {target.dtype} {tuple(target.shape)}"
+        else:
+            given = f"the first one is {type(target).__name__}"
+        raise ConfigError(
+            f"DATA.{split.upper()}: targets are sequences of tokens, int64 (T,), which end with "
+            f"{self.end} (TASK.end), and {given}; append it in the dataset, or set TASK.end",
+            code="data.wrong_target",
+        )
+
+    def weight_of(self, batch: Batch) -> int:
+        """Return the number of target tokens that count, the end of each sequence included."""
+        return int((self._find_learned(batch) != IGNORED).sum())
+
+    def output_of(self, batch: Batch) -> Any:
+        """Return the scores `(N, T, V)` of each target token, given the ones before it."""
+        targets: Tensor = batch.target
+        prefix = torch.cat([torch.full_like(targets[:, :1], self.end), targets[:, :-1]], dim=1)
+        prefix = prefix.masked_fill(prefix == IGNORED, self.end)
+        try:
+            return self.model(batch.input, prefix)
+        except MISFITS as error:
+            raise_unless_misfit(error)
+            sentence = describe_failed_forward(
+                self.parts.model, error, batch.input, batch.ids.tolist()
+            )
+            raise ConfigError(sentence, code="config.misfit") from error
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return mean loss and scores of a micro-batch, and in tests the decoded sequences."""
+        learned = self._find_learned(batch)
+        out = super().forward(
+            Batch(batch.input, learned, batch.ids, batch.size, batch.mask, weight=batch.weight)
+        )
+        found = SequenceOutput(
+            out.loss, out.weight, out.samples, out.output, out.target, out.mask, out.ids
+        )
+        meters = self._measured.values()
+        if not self._trains and any(isinstance(one, SequenceErrors) for one in meters):
+            decoded = self.decode(batch.input)
+            references = split_references(batch.target, self.end)
+            if batch.mask is not None:
+                decoded = decoded[batch.mask]
+                references = references[batch.mask]
+            found.decoded = decoded
+            found.references = references
+        return found
+
+    @torch.no_grad()
+    def decode(self, inputs: Any) -> Tensor:
+        """Return the decoded sequences of inputs as the model takes them.
+
+        Returns:
+            Tokens without their end, int64 `(N, L)`, padded with -100.
+        """
+        # The bare module: the wrapper of a strategy has no `start` and `step`.
+        model = self.parts.model if self._trains else self.model
+        assert isinstance(model, Decodes), "checked when the task was built"
+        if self._beams == 1:
+            return decode_greedy(model, inputs, self.end, self._max_length)
+        return decode_beam(model, inputs, self.end, self._max_length, self._beams)
+
+    def _find_learned(self, batch: Batch) -> Tensor:
+        """Return the tokens of the first sequence of each target, and -100 elsewhere.
+
+        Raises:
+            ConfigError: targets or inputs have other types or shapes.
+        """
+        targets = batch.target
+        if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.dtype != torch.int64:
+            raise ConfigError(
+                "DATA: the targets of a batch are no token sequences of one length, int64 (N, T); "
+                "set collate to pad, which pads them",
+                code="data.wrong_target",
+            )
+        if batch.mask is not None:
+            targets = targets.masked_fill(~batch.mask[:, None], IGNORED)
+        ends = targets == self.end
+        # The sequence number of a token is the number of ends before it.
+        return targets.masked_fill((ends.cumsum(dim=1) - ends.long()) > 0, IGNORED)
+
+    def _release(self, out: StepOutput, *, measure: bool = True) -> StepOutput:
+        out = super()._release(out, measure=measure)
+        if isinstance(out, SequenceOutput):
+            out.decoded = None
+            out.references = None
+        return out
+
+    def _predict_slice(self, tensors: Any, part: slice) -> Any:
+        device = self.parts.machine.device
+        tokens, mask = split_inputs(tensors)
+        return self.decode({"input": tokens[part].to(device), "mask": mask[part].to(device)})
+
+
+def split_references(targets: Tensor, end: int) -> Tensor:
+    """Return the sequences of each target without their end, see `SequenceOutput.references`.
+
+    Args:
+        targets: tokens `(N, T)`; sequences follow one another, each with its `end`, then -100.
+        end: the token after a sequence.
+    """
+    ends = targets == end
+    numbers = ends.cumsum(dim=1) - ends.long()
+    several = max(1, int(ends.sum(dim=1).max())) if len(targets) else 1
+    is_token = (targets != IGNORED) & ~ends
+    found: list[Tensor] = []
+    for number in range(several):
+        chosen = is_token & (numbers == number)
+        if found:
+            # A target with fewer sequences repeats its first one.
+            missing = ends.sum(dim=1) <= number
+            chosen = torch.where(missing[:, None], is_token & (numbers == 0), chosen)
+        # Stable, so that tokens move to the front in their order.
+        places = (~chosen).to(torch.int8).argsort(dim=1, stable=True)
+        tokens = targets.gather(1, places)
+        found.append(tokens.masked_fill(~chosen.gather(1, places), IGNORED))
+    return torch.stack(found, dim=1)
