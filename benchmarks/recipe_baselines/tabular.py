@@ -6,7 +6,7 @@ from statistics import mean
 from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from phasetrain.data.datasets import load_sklearn
+from phasetrain.addons.libraries.scikit_learn import load_sklearn
 
 FOLDS = 5
 TABLES = {"breast_cancer": "accuracy", "wine": "accuracy", "diabetes": "r2"}

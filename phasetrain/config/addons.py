@@ -90,6 +90,7 @@ class AddOn:
     commands: list[Command] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
+    bridges: dict[str, dict[str, str]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     services: dict[str, str] = field(default_factory=dict)
@@ -111,6 +112,15 @@ class AddOn:
             modules: name of a part -> module whose import registers it.
         """
         self.parts.setdefault(kind, {}).update(modules)
+
+    def add_bridges(self, kind: str, modules: Mapping[str, str]) -> None:
+        """Add bridges to the parts of libraries, see `phasetrain.config.registry.Registry.bridge`.
+
+        Args:
+            kind: kind of the parts.
+            modules: library -> module whose import registers the bridge.
+        """
+        self.bridges.setdefault(kind, {}).update(modules)
 
     def add_section(self, name: str, path: str) -> None:
         """Add a section of the config.
@@ -211,12 +221,22 @@ def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:
         yield from ((kind, name) for name in modules)
 
 
+@cache
 def list_parts(kind: str) -> Mapping[str, str]:
     """Return the parts of a kind that add-ons add: name -> module whose import registers it."""
     parts: dict[str, str] = {}
     for addon in load_addons():
         parts |= addon.parts.get(kind, {})
     return parts
+
+
+@cache
+def list_bridges(kind: str) -> Mapping[str, str]:
+    """Return the bridges that add-ons add for a kind of parts: library -> module."""
+    bridges: dict[str, str] = {}
+    for addon in load_addons():
+        bridges |= addon.bridges.get(kind, {})
+    return bridges
 
 
 def find_service(name: str) -> Any:

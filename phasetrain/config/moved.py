@@ -9,6 +9,7 @@ from types import MappingProxyType, ModuleType
 
 REMOVED_IN = "0.4"
 
+ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
 
@@ -40,34 +41,104 @@ MOVED = MappingProxyType(
 )
 """Former name of a module or package -> its present name; the longest match counts."""
 
-HOOKS = MappingProxyType(
+NAMES = MappingProxyType(
     {
-        "Activations": "phasetrain.addons.observe.profiling.activations",
-        "Breakdown": "phasetrain.addons.observe.profiling.breakdown",
-        "CSV": "phasetrain.addons.observe.trackers.csv",
-        "MLflow": "phasetrain.addons.observe.trackers.mlflow",
-        "Memory": "phasetrain.addons.observe.profiling.memory",
-        "Profiler": "phasetrain.addons.observe.profiling.profiler",
-        "Record": "phasetrain.addons.observe.trackers.base",
-        "Report": "phasetrain.addons.report.hook",
-        "TensorBoard": "phasetrain.addons.observe.trackers.tensorboard",
-        "Tracker": "phasetrain.addons.observe.trackers.base",
-        "WandB": "phasetrain.addons.observe.trackers.wandb",
+        "phasetrain.hooks": {
+            "Activations": f"{ADDONS}.observe.profiling.activations",
+            "Breakdown": f"{ADDONS}.observe.profiling.breakdown",
+            "CSV": f"{ADDONS}.observe.trackers.csv",
+            "MLflow": f"{ADDONS}.observe.trackers.mlflow",
+            "Memory": f"{ADDONS}.observe.profiling.memory",
+            "Profiler": f"{ADDONS}.observe.profiling.profiler",
+            "Record": f"{ADDONS}.observe.trackers.base",
+            "Report": f"{ADDONS}.report.hook",
+            "TensorBoard": f"{ADDONS}.observe.trackers.tensorboard",
+            "Tracker": f"{ADDONS}.observe.trackers.base",
+            "WandB": f"{ADDONS}.observe.trackers.wandb",
+        },
+        "phasetrain.data.datasets": {
+            "HuggingFace": f"{ADDONS}.libraries.huggingface",
+            "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
+            "NumberSamples": f"{ADDONS}.libraries.scikit_learn",
+            "Series": f"{ADDONS}.text.sequences",
+            "Stamps": f"{ADDONS}.vision.masks.stamps",
+            "TokenPairs": f"{ADDONS}.text.sequences",
+            "TorchvisionSamples": f"{ADDONS}.libraries.torchvision",
+            "WebDataset": f"{ADDONS}.libraries.webdataset",
+            "find_torchvision_dataset": f"{ADDONS}.libraries.torchvision",
+            "load_cmudict": f"{ADDONS}.text.sequences",
+            "load_sklearn": f"{ADDONS}.libraries.scikit_learn",
+            "load_ucr": f"{ADDONS}.text.sequences",
+        },
+        "phasetrain.data.transforms": {
+            "MultiCrop": f"{ADDONS}.vision.multi_crop",
+            "MultiCropOfSamples": f"{ADDONS}.vision.multi_crop",
+            "find_albumentations_transform": f"{ADDONS}.libraries.albumentations",
+            "find_torchvision_transform": f"{ADDONS}.libraries.torchvision_transforms",
+        },
+        "phasetrain.losses": {
+            "BYOL": f"{ADDONS}.vision.self_supervised_losses.byol",
+            "BarlowTwins": f"{ADDONS}.vision.self_supervised_losses.barlow_twins",
+            "ClusteringLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
+            "DINO": f"{ADDONS}.vision.self_supervised_losses.dino",
+            "DeepClusterV2": f"{ADDONS}.vision.self_supervised_losses.deepcluster",
+            "DiceLoss": f"{ADDONS}.vision.dice",
+            "FreezingLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
+            "InstanceLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
+            "MemoryLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
+            "MoCo": f"{ADDONS}.vision.self_supervised_losses.moco",
+            "NPID": f"{ADDONS}.vision.self_supervised_losses.npid",
+            "ScheduledLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
+            "SimCLR": f"{ADDONS}.vision.self_supervised_losses.simclr",
+            "SwAV": f"{ADDONS}.vision.self_supervised_losses.swav",
+            "TeacherLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
+            "ViewDistillation": f"{ADDONS}.vision.self_supervised_losses.view_distillation",
+        },
+        "phasetrain.meters": {
+            "BitsPerByte": f"{ADDONS}.text.perplexity",
+            "FrechetDistance": f"{ADDONS}.vision.frechet_distance",
+            "Perplexity": f"{ADDONS}.text.perplexity",
+            "SequenceErrorRate": f"{ADDONS}.text.sequence_errors",
+            "SequenceErrors": f"{ADDONS}.text.sequence_errors",
+            "TokenErrorRate": f"{ADDONS}.text.sequence_errors",
+            "TorchMetric": f"{ADDONS}.libraries.torchmetrics",
+        },
+        "phasetrain.models": {
+            "AlexNet": f"{ADDONS}.vision.alexnet",
+            "ConditionalGAN": f"{ADDONS}.vision.conditional_gan",
+            "Decodes": f"{ADDONS}.text.models",
+            "KeyValueCache": f"{ADDONS}.text.transformer",
+            "Seq2SeqGRU": f"{ADDONS}.text.models",
+            "Seq2SeqTransformer": f"{ADDONS}.text.models",
+            "SeriesFCN": f"{ADDONS}.text.models",
+            "SeriesResNet": f"{ADDONS}.text.models",
+            "Transformer": f"{ADDONS}.text.transformer",
+            "UNet": f"{ADDONS}.vision.unet",
+            "find_timm_model": f"{ADDONS}.libraries.models",
+            "find_torchvision_model": f"{ADDONS}.libraries.models",
+            "find_transformers_model": f"{ADDONS}.libraries.models",
+        },
+        "phasetrain.tasks": {
+            "GAN": f"{ADDONS}.vision.gan",
+            "LanguageModel": f"{ADDONS}.text.language_model",
+            "SelfSupervised": f"{ADDONS}.vision.self_supervised",
+            "SequenceToSequence": f"{ADDONS}.text.sequence_to_sequence",
+        },
     }
 )
-"""Classes that `phasetrain.hooks` had -> their modules."""
+"""Package -> names that it had -> their modules."""
 
 
-def import_moved_hook(name: str) -> object:
-    """Return a class that `phasetrain.hooks` had under a name, with a warning.
+def import_moved_name(package: str, name: str) -> object:
+    """Return what a package had under a name, with a warning.
 
     Raises:
-        AttributeError: it had none.
+        AttributeError: it had nothing of this name.
     """
-    module = HOOKS.get(name)
+    module = NAMES[package].get(name)
     if module is None:
-        raise AttributeError(f"module 'phasetrain.hooks' has no attribute {name!r}")
-    _warn(f"phasetrain.hooks.{name}", f"{module}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    _warn(f"{package}.{name}", f"{module}.{name}")
     return vars(importlib.import_module(module))[name]
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from phasetrain.config.addons import list_parts
+from phasetrain.config.addons import list_bridges, list_parts
 from phasetrain.config.objects import find_object, is_object_name
 from phasetrain.config.problems import raise_all
 from phasetrain.config.trust import (
@@ -201,6 +201,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 return name
         module, _, name = f"{factory.__module__}.{factory.__qualname__}".rpartition(".")
         library = module.partition(".")[0]
+        self._load_bridge(library)
         # The name that a bridge knows comes first: a bridge builds with parameters of its own.
         places = [library, module] if library in self._bridges else [module]
         for place in places:
@@ -282,14 +283,16 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         known = ", ".join(self) or "none"
         by_class = f", and {len(library)} of the library by class name" if library else ""
         bridged = "."
-        if self._bridges:
-            names = " or ".join(f"{one}." for one in self._bridges)
+        libraries = dict.fromkeys([*self._bridges, *self._list_bridges()])
+        if libraries:
+            names = " or ".join(f"{library}." for library in libraries)
             bridged = f", and so does a name after {names}"
         return f"Known: {known}{by_class}; a dotted path works too{bridged}"
 
     def _find_dotted(self, name: str, key: str) -> Factory[T]:
         """Return the part behind a name with a dot: a name behind a bridge, or a dotted path."""
         library, _, rest = name.partition(".")
+        self._load_bridge(library)
         if library not in self._bridges:
             return import_part(name, key, self.kind)
         bridge = self._bridges[library]
@@ -323,6 +326,16 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
     def _list_added(self) -> Mapping[str, str]:
         """Return the parts of add-ons: name -> module whose import registers it."""
         return list_parts(self.kind) if self._has_addons else {}
+
+    def _list_bridges(self) -> Mapping[str, str]:
+        """Return the bridges of add-ons: library -> module whose import registers it."""
+        return list_bridges(self.kind) if self._has_addons else {}
+
+    def _load_bridge(self, library: str) -> None:
+        """Import the bridge of a library that an add-on has, if there is one."""
+        module = self._list_bridges().get(library)
+        if module is not None and library not in self._bridges:
+            importlib.import_module(module)
 
     def _other_source(self, name: str, factory: Factory[T]) -> str:
         """Return where another part of this name comes from; empty if there is none."""

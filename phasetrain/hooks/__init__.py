@@ -1,6 +1,6 @@
 """Hooks, which watch a run (section HOOKS)."""
 
-from phasetrain.config.moved import import_moved_hook
+from phasetrain.config.moved import import_moved_name
 from phasetrain.hooks.base import HOOKS, Hook, Hooks, Run, on
 from phasetrain.hooks.checkpoint import CheckpointHook
 from phasetrain.hooks.ledger import LedgerHook
@@ -35,5 +35,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return a hook that has moved to an add-on, with a warning."""
-    return import_moved_hook(name)
+    """Return a name that has moved to an add-on, with a warning."""
+    return import_moved_name(__name__, name)

@@ -8,7 +8,7 @@ scalar with a graph.
 from collections.abc import Callable, Mapping
 from inspect import isclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -76,3 +76,18 @@ def _list_torch_losses() -> Mapping[str, Factory[nn.Module]]:
 
 
 LOSSES: Registry[nn.Module] = Registry("loss", "LOSS", library=_list_torch_losses)
+
+
+@runtime_checkable
+class CoupledLoss(Protocol):
+    """A loss whose value for a sample depends on the other samples of the batch, or on earlier
+    batches.
+
+    Computed on parts of a batch, such a loss has a different value, so gradient accumulation and
+    ordered reduction are rejected.
+
+    Attributes:
+        coupled: whether samples are coupled; a class attribute.
+    """
+
+    coupled: bool

@@ -1,5 +1,6 @@
 """Meters by name (section METERS)."""
 
+from phasetrain.config.moved import import_moved_name
 from phasetrain.meters.base import METERS, Meter
 from phasetrain.meters.classification.accuracy import Accuracy
 from phasetrain.meters.classification.at_k import PrecisionAtK, RecallAtK
@@ -12,12 +13,8 @@ from phasetrain.meters.classification.per_class_accuracy import PerClassAccuracy
 from phasetrain.meters.classification.present_accuracy import PresentAccuracy
 from phasetrain.meters.dense.detection import MeanAveragePrecision
 from phasetrain.meters.dense.pixels import Dice, MeanIoU, PixelAccuracy
-from phasetrain.addons.vision.frechet_distance import FrechetDistance
 from phasetrain.meters.loss import MeanLoss, MeanOfLogged
-from phasetrain.addons.text.perplexity import BitsPerByte, Perplexity
 from phasetrain.meters.regression import Regression
-from phasetrain.addons.text.sequence_errors import SequenceErrorRate, SequenceErrors, TokenErrorRate
-from phasetrain.addons.libraries.torchmetrics import TorchMetric
 
 __all__ = [
     "AUROC",
@@ -25,10 +22,8 @@ __all__ = [
     "METERS",
     "Accuracy",
     "AveragePrecision",
-    "BitsPerByte",
     "ConfusionMatrix",
     "Dice",
-    "FrechetDistance",
     "GroupedAUROC",
     "MeanAveragePrecision",
     "MeanIoU",
@@ -37,14 +32,14 @@ __all__ = [
     "Meter",
     "MultilabelAccuracy",
     "PerClassAccuracy",
-    "Perplexity",
     "PixelAccuracy",
     "PrecisionAtK",
     "PresentAccuracy",
     "RecallAtK",
     "Regression",
-    "SequenceErrorRate",
-    "SequenceErrors",
-    "TokenErrorRate",
-    "TorchMetric",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name that has moved to an add-on, with a warning."""
+    return import_moved_name(__name__, name)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from phasetrain.config.addons import list_bridges
 from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.engine.batch import StepOutput
@@ -168,6 +169,7 @@ class Meter(RankBuffers, ABC):
         first: name of the metric that represents a meter with several metrics; empty if there is a
             single metric; None if the metrics depend on parameters or data.
         splits: names of the splits that it measures, in lower case; None: all.
+        library_name: name of the metric of another library that it wraps; empty if it wraps none.
     """
 
     better: ClassVar[Better | Mapping[str, Better] | None] = None
@@ -175,6 +177,7 @@ class Meter(RankBuffers, ABC):
 
     needs_target = True
     splits: frozenset[str] | None = None
+    library_name = ""
 
     def measures(self, split: str) -> bool:
         """Return whether the meter measures a split; an average is tested on `test` as
@@ -267,6 +270,10 @@ class MeterRegistry(Registry[Meter]):
     def find(self, name: str, key: str | None = None) -> Factory[Meter]:
         """Return the callable behind `name`, see `Registry.find`."""
         found = super().find(name, key)
+        if name not in self:
+            # A class of the user's may derive from one of a library that has an adapter.
+            for library in list_bridges(self.kind):
+                self._load_bridge(library)
         for adapter in self._adapters:
             found = adapter(found)
         return found

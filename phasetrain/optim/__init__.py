@@ -1,6 +1,5 @@
 """Optimizers, schedules, scalers and the update (section OPTIMIZER)."""
 
-from phasetrain.optim import bridges
 from phasetrain.optim.large_batch import LAMB, LARS
 from phasetrain.optim.multi_optimizer import MultiOptimizer
 from phasetrain.optim.muon import Muon
@@ -28,6 +27,5 @@ __all__ = [
     "SamSettings",
     "Schedules",
     "Updater",
-    "bridges",
     "fusable",
 ]

@@ -1,35 +1,33 @@
 """Tasks, and the builder that makes their parts (section TASK)."""
 
+from phasetrain.config.moved import import_moved_name
 from phasetrain.engine.position import Position
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.build.builder import Builder
 from phasetrain.tasks.build.data_builder import SplitData
 from phasetrain.tasks.distillation import Distillation
-from phasetrain.addons.vision.gan import GAN
-from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.passes import GradientPass
-from phasetrain.addons.vision.self_supervised import SelfSupervised
-from phasetrain.addons.text.sequence_to_sequence import SequenceToSequence
 from phasetrain.tasks.state import PerRank, SavedTask, Stateful
 from phasetrain.tasks.supervised import Supervised
 
 __all__ = [
-    "GAN",
     "TASKS",
     "Builder",
     "Distillation",
     "GradientPass",
-    "LanguageModel",
     "Parts",
     "PerRank",
     "Position",
     "SavedTask",
-    "SelfSupervised",
-    "SequenceToSequence",
     "SplitData",
     "Stateful",
     "StepEvents",
     "Supervised",
     "Task",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name that has moved to an add-on, with a warning."""
+    return import_moved_name(__name__, name)

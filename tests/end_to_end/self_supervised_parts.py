@@ -5,21 +5,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from phasetrain.addons.vision.self_supervised import SelfSupervised
+from phasetrain.addons.vision.self_supervised_losses.barlow_twins import BarlowTwins
+from phasetrain.addons.vision.self_supervised_losses.deepcluster import DeepClusterV2
+from phasetrain.addons.vision.self_supervised_losses.dino import DINO
+from phasetrain.addons.vision.self_supervised_losses.moco import MoCo
+from phasetrain.addons.vision.self_supervised_losses.multi_view import MemoryLoss
+from phasetrain.addons.vision.self_supervised_losses.npid import NPID
+from phasetrain.addons.vision.self_supervised_losses.simclr import SimCLR
+from phasetrain.addons.vision.self_supervised_losses.swav import SwAV, build_swav
 from phasetrain.distributed import World
 from phasetrain.hooks import HOOKS, Hook, Run
-from phasetrain.losses import (
-    DINO,
-    LOSSES,
-    NPID,
-    BarlowTwins,
-    DeepClusterV2,
-    MemoryLoss,
-    MoCo,
-    SimCLR,
-    SwAV,
-)
-from phasetrain.addons.vision.self_supervised_losses.swav import build_swav
-from phasetrain.tasks import TASKS, SelfSupervised, Stateful
+from phasetrain.losses import LOSSES
+from phasetrain.tasks import TASKS, Stateful
 
 ROWS, FEATURES, SIZE, BATCHES = 12, 5, 4, 3
 

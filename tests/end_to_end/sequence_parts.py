@@ -8,11 +8,14 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from phasetrain.addons.text.models import Seq2SeqGRU, Seq2SeqTransformer
+from phasetrain.addons.text.sequence_to_sequence import SequenceToSequence
+from phasetrain.addons.text.sequences import TokenPairs
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets import TokenPairs, load_digits
+from phasetrain.data.datasets import load_digits
 from phasetrain.engine.batch import Batch
-from phasetrain.models import MODELS, Seq2SeqGRU, Seq2SeqTransformer
-from phasetrain.tasks import TASKS, SequenceToSequence
+from phasetrain.models import MODELS
+from phasetrain.tasks import TASKS
 
 
 @DATASETS.register("reversed_tokens")

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from phasetrain.addons.text.language_model import LanguageModel
+from phasetrain.addons.text.transformer import Transformer
 from phasetrain.data import DATASETS
 from phasetrain.data.datasets import IGNORED, TensorSamples
 from phasetrain.data.datasets.digits import load_digits
 from phasetrain.engine.batch import Batch
 from phasetrain.losses import LoggingLoss
-from phasetrain.models import MODELS, Transformer
-from phasetrain.tasks import TASKS, LanguageModel
+from phasetrain.models import MODELS
+from phasetrain.tasks import TASKS
 
 
 @DATASETS.register("uneven_tokens")

@@ -7,10 +7,10 @@ import torch
 from raising import raises
 from torch import nn
 
+from phasetrain.addons.text.transformer import Transformer
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError
-from phasetrain.addons.text.transformer import Transformer
 from phasetrain.optim.groups import list_weights
 from phasetrain.optim.muon import Muon
 from phasetrain.optim.optimizers import OPTIMIZERS

@@ -8,11 +8,12 @@ import torch
 from raising import raises
 from torch import nn
 
+from phasetrain.addons.vision.dice import DiceLoss
 from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError, NumericsError
-from phasetrain.losses import DiceLoss, FromModel
+from phasetrain.losses import FromModel
 from phasetrain.meters import METERS
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine

@@ -59,6 +59,7 @@ class TorchMetric(Meter):
     def __init__(self, metric: "Metric", class_names: Sequence[str] | None = None) -> None:
         super().__init__()
         self.name = type(metric).__name__
+        self.library_name = f"torchmetrics.{self.name}"
         self.class_names = class_names
         _reject_nested(metric)
         metric.sync_on_compute = False

@@ -85,6 +85,10 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self._init_weights(depth)
 
+    def make_cache(self) -> KeyValueCache:
+        """Return an empty cache, for generation token by token."""
+        return KeyValueCache()
+
     def forward(
         self, tokens: Tensor | Mapping[str, Tensor], cache: KeyValueCache | None = None
     ) -> Tensor:

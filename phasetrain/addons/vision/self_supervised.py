@@ -10,15 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from phasetrain.data import SampleReader, SourcesReader
-from phasetrain.data.batch_transforms import EachView
-from phasetrain.data.loading.per_stage import PerStageReader
-from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
-from phasetrain.engine.batch import Batch, StepOutput, mapped
-from phasetrain.engine.plan import TRAIN, Phase
-from phasetrain.engine.position import Position
-from phasetrain.errors import ConfigError, is_out_of_memory
-from phasetrain.losses import (
+from phasetrain.addons.vision.momentum_teacher import MomentumTeacher
+from phasetrain.addons.vision.multi_crop import MultiCrop, MultiCropOfSamples
+from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     ClusteringLoss,
     FreezingLoss,
     InstanceLoss,
@@ -26,12 +20,18 @@ from phasetrain.losses import (
     ScheduledLoss,
     TeacherLoss,
 )
+from phasetrain.data import SampleReader, SourcesReader
+from phasetrain.data.batch_transforms import EachView
+from phasetrain.data.loading.per_stage import PerStageReader
+from phasetrain.engine.batch import Batch, StepOutput, mapped
+from phasetrain.engine.plan import TRAIN, Phase
+from phasetrain.engine.position import Position
+from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.runtime.machine import seed_of
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.distillation import MakeModel, Teacher, build_teacher
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
-from phasetrain.addons.vision.momentum_teacher import MomentumTeacher
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.passes import GradientPass
 from phasetrain.tasks.state import Stateful

@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 
 from phasetrain.app.python_objects.split_loader import split_loader
 from phasetrain.app.setup import SLOTS
+from phasetrain.config.addons import require_service
 from phasetrain.config.objects import PREFIX, GivenObject, GivenObjects
 from phasetrain.config.schema import matches
 from phasetrain.config.sections.keys import join_path
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
-from phasetrain.addons.libraries.torchmetrics import TorchMetric
 from phasetrain.models.digest import hash_state
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -98,7 +98,8 @@ class ObjectNamer:
             if name is not None:
                 return name
         if slot.registry is METERS and not is_factory and not isinstance(value, Meter):
-            value = TorchMetric(value)
+            wrap = require_service("wrap_metric", "libraries", f"{key}: a metric of torchmetrics")
+            value = wrap(value)
         return self._give(value, key, is_factory=is_factory)
 
     def _give(self, value: Any, key: str, *, is_factory: bool) -> str:
@@ -136,8 +137,8 @@ def describe_class(value: Any) -> str:
     """Return the module and name of a class or function, or of the class of an object."""
     if isinstance(value, partial):
         return describe_class(value.func)
-    if isinstance(value, TorchMetric):
-        return f"torchmetrics.{value.name}"
+    if isinstance(value, Meter) and value.library_name:
+        return value.library_name
     if not isinstance(value, type | FunctionType | BuiltinFunctionType):
         value = type(value)
     return f"{value.__module__}.{value.__qualname__}"

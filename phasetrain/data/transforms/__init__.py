@@ -1,6 +1,6 @@
 """Transforms of the input by name (`DATA.*.transforms`)."""
 
-from phasetrain.addons.libraries.albumentations import find_albumentations_transform
+from phasetrain.config.moved import import_moved_name
 from phasetrain.data.transforms.apply import Apply, ApplyToSample
 from phasetrain.data.transforms.base import (
     TRANSFORMS,
@@ -10,14 +10,12 @@ from phasetrain.data.transforms.base import (
     TargetTransform,
     check_images,
 )
-from phasetrain.addons.libraries.torchvision_transforms import find_torchvision_transform
 from phasetrain.data.transforms.center_crop import CenterCrop
 from phasetrain.data.transforms.flatten import Flatten
 from phasetrain.data.transforms.joint.geometric import GeometricTransform, JointTransform
 from phasetrain.data.transforms.joint.kinds import FieldKind, FieldKinds, parse_field_kinds
 from phasetrain.data.transforms.joint.pipeline import FieldPipeline
 from phasetrain.data.transforms.joint.placement import Placement
-from phasetrain.addons.vision.multi_crop import MultiCrop, MultiCropOfSamples
 from phasetrain.data.transforms.noise import Noise
 from phasetrain.data.transforms.normalize import Normalize
 from phasetrain.data.transforms.on_fields import OnFields
@@ -43,8 +41,6 @@ __all__ = [
     "GeometricTransform",
     "JointTransform",
     "Keys",
-    "MultiCrop",
-    "MultiCropOfSamples",
     "Noise",
     "Normalize",
     "OnFields",
@@ -60,7 +56,10 @@ __all__ = [
     "Rotate",
     "TargetTransform",
     "check_images",
-    "find_albumentations_transform",
-    "find_torchvision_transform",
     "parse_field_kinds",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name that has moved to an add-on, with a warning."""
+    return import_moved_name(__name__, name)

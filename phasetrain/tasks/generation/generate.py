@@ -8,9 +8,27 @@ from torch import Generator, Tensor, nn
 
 from phasetrain.data.tokens import TextCodec
 from phasetrain.errors import ConfigError
-from phasetrain.models import KeyValueCache, Transformer
 from phasetrain.runtime.machine import seed_of
 from phasetrain.tasks.generation.sampling import Sampling, draw_token
+
+
+@runtime_checkable
+class CachingModel(Protocol):
+    """A model that keeps keys and values of earlier tokens, such as phasetrain's own transformer.
+
+    Attributes:
+        context: maximum number of tokens.
+    """
+
+    context: int
+
+    def make_cache(self) -> Any:
+        """Return an empty cache."""
+        ...
+
+    def __call__(self, tokens: Tensor, cache: Any) -> Tensor:
+        """Return the scores after each token, `(N, T, V)`."""
+        ...
 
 
 @runtime_checkable
@@ -78,7 +96,7 @@ class TextGenerator:
 
 def find_context(model: nn.Module) -> int | None:
     """Return the maximum number of tokens that a model takes; None if it is unknown."""
-    if isinstance(model, Transformer):
+    if isinstance(model, CachingModel):
         return model.context
     if isinstance(model, PretrainedLike):
         found = model.config.to_dict()
@@ -121,11 +139,10 @@ class _Scorer:
         """Return the scores after the last token, and the cache with these tokens."""
         batch = torch.tensor([list(tokens)], device=self._device)
         model = self._model
-        if isinstance(model, Transformer):
-            held = cache
-            if held is None and self._uses_cache:
-                held = KeyValueCache()
-            return model(batch, held)[0, -1], held
+        if isinstance(model, CachingModel):
+            if cache is None and self._uses_cache:
+                cache = model.make_cache()
+            return model(batch, cache)[0, -1], cache
         if isinstance(model, PretrainedLike):
             made = model(input_ids=batch, past_key_values=cache, use_cache=self._uses_cache)
             # Not every architecture has a cache.

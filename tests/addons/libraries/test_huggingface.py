@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from raising import raises
 
-from phasetrain.data.datasets import DATASETS, Described, HuggingFace, Labelled, Role
+from phasetrain.addons.libraries.huggingface import HuggingFace
+from phasetrain.data.datasets import DATASETS, Described, Labelled, Role
 from phasetrain.errors import ConfigError
 
 datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")

@@ -6,7 +6,8 @@ import pytest
 import torch
 from raising import raises
 
-from phasetrain.data.datasets import NumberSamples, TensorSamples, load_sklearn
+from phasetrain.addons.libraries.scikit_learn import NumberSamples, load_sklearn
+from phasetrain.data.datasets import TensorSamples
 from phasetrain.errors import ConfigError
 
 

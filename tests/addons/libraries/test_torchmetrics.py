@@ -9,11 +9,11 @@ import torch
 import torchmetrics
 from raising import raises
 
+from phasetrain.addons.libraries.torchmetrics import metric_as_meter
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS
 from phasetrain.meters.base import MeterRegistry
-from phasetrain.addons.libraries.torchmetrics import metric_as_meter
 
 GENERATOR = torch.Generator().manual_seed(21)
 FACTS = {"classes": 4, "class_names": ("cat", "dog", "cow", "hen")}

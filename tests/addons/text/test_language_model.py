@@ -10,6 +10,8 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
+from phasetrain.addons.text.language_model import LanguageModel
+from phasetrain.addons.text.transformer import Transformer
 from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.data import SampleError
 from phasetrain.data.datasets import IGNORED
@@ -19,10 +21,9 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
 from phasetrain.meters import METERS
-from phasetrain.models import Transformer
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
-from phasetrain.tasks import LanguageModel, Parts, Position, Supervised
+from phasetrain.tasks import Parts, Position, Supervised
 
 AT = Position("train", updates=3, step=1, where=0.25)
 TRAIN = Phase(0, "train", 0, 0, 2, 0, 8, 4)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from raising import raises
 
+from phasetrain.addons.text.perplexity import BitsPerByte, Perplexity
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.meters import BitsPerByte, Perplexity
 
 
 def test_value_is_exp_of_the_mean_over_tokens():

@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from phasetrain.addons.text.sequence_errors import (
+    SequenceErrorRate,
+    SequenceErrors,
+    TokenErrorRate,
+    edit_distances,
+    measure_nearest,
+)
 from phasetrain.engine.batch import SequenceOutput, StepOutput
-from phasetrain.meters import SequenceErrorRate, SequenceErrors, TokenErrorRate
-from phasetrain.addons.text.sequence_errors import edit_distances, measure_nearest
 
 
 def padded(*rows: list[int], length: int = 0) -> Tensor:

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from raising import raises
 
+from phasetrain.addons.text.sequence_to_sequence import SequenceToSequence, split_references
 from phasetrain.engine.batch import Batch, SequenceOutput
 from phasetrain.errors import ConfigError
-from phasetrain.tasks import SequenceToSequence
-from phasetrain.addons.text.sequence_to_sequence import split_references
 from phasetrain.testing.build import build_run
 
 WORDS = (

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from phasetrain.models import MODELS, Transformer
+from phasetrain.addons.text.transformer import Transformer
+from phasetrain.models import MODELS
 
 
 def made(dropout: float = 0.0, seed: int = 0) -> Transformer:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phasetrain.models import AlexNet
+from phasetrain.addons.vision.alexnet import AlexNet
 
 
 def test_features_have_the_shapes_of_the_paper():

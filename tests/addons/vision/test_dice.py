@@ -5,8 +5,9 @@ import torch
 from raising import raises
 from torch import Tensor
 
+from phasetrain.addons.vision.dice import DiceLoss
 from phasetrain.errors import ConfigError
-from phasetrain.losses import DiceLoss, find_target_counter
+from phasetrain.losses import find_target_counter
 from phasetrain.losses.cross_entropy import CrossEntropy
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from phasetrain.engine.batch import GeneratedOutput, StepOutput
 from phasetrain.addons.vision.frechet_distance import FrechetDistance, frechet_distance
+from phasetrain.engine.batch import GeneratedOutput, StepOutput
 
 
 def features(*columns: tuple[float, float]) -> torch.Tensor:

@@ -4,18 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from phasetrain.addons.vision.multi_crop import MultiCrop, MultiCropOfSamples
 from phasetrain.data.datasets.digits import load_digits
 from phasetrain.data.loading.collate import stack_samples
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.samplers.phase_sampler import Draw
-from phasetrain.data.transforms import (
-    TRANSFORMS,
-    Keys,
-    MultiCrop,
-    MultiCropOfSamples,
-    Noise,
-    Pipeline,
-)
+from phasetrain.data.transforms import TRANSFORMS, Keys, Noise, Pipeline
 from phasetrain.errors import ConfigError
 
 CROP = {"name": "random_resized_crop", "size": 6}

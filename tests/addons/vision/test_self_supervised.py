@@ -10,12 +10,12 @@ import torch
 from raising import raises
 from torch import Tensor
 
+from phasetrain.addons.vision.self_supervised import SelfSupervised, spread
 from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 from phasetrain.optim.update.nonfinite import NonFiniteGuard
-from phasetrain.tasks import Position, SelfSupervised
-from phasetrain.addons.vision.self_supervised import spread
+from phasetrain.tasks import Position
 from phasetrain.testing.build import build_run
 
 SMALL = ["DATA.TRAIN.batch_size=16", "DATA.TEST.batch_size=16", "OPTIMIZER.SCHEDULES.lr=null"]

@@ -4,8 +4,9 @@ import pytest
 import torch
 from raising import raises
 
+from phasetrain.addons.vision.unet import UNet
 from phasetrain.errors import ConfigError
-from phasetrain.models import MODELS, UNet
+from phasetrain.models import MODELS
 
 
 @pytest.mark.parametrize("size", [(16, 16), (13, 9), (8, 31)])

@@ -8,6 +8,7 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
+from phasetrain.addons.text.transformer import Transformer
 from phasetrain.errors import ConfigError
 from phasetrain.models.adapters import (
     LoRA,
@@ -16,7 +17,6 @@ from phasetrain.models.adapters import (
     list_base_parameters,
     merge_adapters,
 )
-from phasetrain.addons.text.transformer import Transformer
 from phasetrain.runtime.machine import seed_of
 
 

@@ -7,7 +7,8 @@ from torch import nn
 
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
-from phasetrain.losses import BYOL, SimCLR
+from phasetrain.addons.vision.self_supervised_losses.byol import BYOL
+from phasetrain.addons.vision.self_supervised_losses.simclr import SimCLR
 from phasetrain.tasks.build.coupling import check_coupled, is_coupled
 from phasetrain.testing.build import build_run, resolve_overrides
 

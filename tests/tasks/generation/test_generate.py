@@ -7,9 +7,9 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
+from phasetrain.addons.text.transformer import KeyValueCache, Transformer
 from phasetrain.data.tokens import ByteCodec
 from phasetrain.errors import ConfigError
-from phasetrain.models import KeyValueCache, Transformer
 from phasetrain.tasks.generation import Sampling, TextGenerator
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from phasetrain.addons.text.models.search import split_inputs
 from phasetrain.config.checks import check_at_least, check_below_one
 from phasetrain.models.base import MODELS
-from phasetrain.addons.text.models.search import split_inputs
 
 
 @MODELS.register("seq2seq_gru")

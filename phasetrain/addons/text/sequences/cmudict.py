@@ -10,8 +10,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from phasetrain.data.datasets.base import DATASETS
 from phasetrain.addons.text.sequences.token_pairs import TokenPairs
+from phasetrain.data.datasets.base import DATASETS
 from phasetrain.errors import ConfigError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"

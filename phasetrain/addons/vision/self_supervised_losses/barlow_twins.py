@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from phasetrain.config.checks import check_positive
-from phasetrain.distributed import World
-from phasetrain.losses.base import LOSSES
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     gather_embeddings,
     pair_views,
 )
+from phasetrain.config.checks import check_positive
+from phasetrain.distributed import World
+from phasetrain.losses.base import LOSSES
 
 EPSILON = 1e-5
 """Added to variances, as the batch norm of the authors' implementation does."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from phasetrain.losses.base import LOSSES
 from phasetrain.addons.vision.self_supervised_losses.multi_view import pair_views_with_teacher
+from phasetrain.losses.base import LOSSES
 
 
 @LOSSES.register("byol")

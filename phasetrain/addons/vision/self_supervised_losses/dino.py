@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, softmax
 
-from phasetrain.config.checks import check_fraction, check_positive
-from phasetrain.distributed import World, reduce
-from phasetrain.losses.base import LOSSES
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     pair_views_with_teacher,
 )
+from phasetrain.config.checks import check_fraction, check_positive
+from phasetrain.distributed import World, reduce
+from phasetrain.losses.base import LOSSES
 
 
 @LOSSES.register("dino")

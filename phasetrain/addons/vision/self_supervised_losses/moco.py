@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from phasetrain.config.checks import check_positive
-from phasetrain.distributed import World
-from phasetrain.losses.base import LOSSES
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     enqueue_rows,
     gather_embeddings,
     pair_views_with_teacher,
 )
+from phasetrain.config.checks import check_positive
+from phasetrain.distributed import World
+from phasetrain.losses.base import LOSSES
 
 
 @LOSSES.register("moco")

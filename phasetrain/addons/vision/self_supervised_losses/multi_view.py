@@ -18,21 +18,6 @@ from phasetrain.distributed import World, gather_rows, gather_with_gradient
 
 
 @runtime_checkable
-class CoupledLoss(Protocol):
-    """A loss whose value for a sample depends on the other samples of the batch, or on earlier
-    batches.
-
-    Computed on parts of a batch, such a loss has a different value, so gradient accumulation and
-    ordered reduction are rejected.
-
-    Attributes:
-        coupled: whether samples are coupled; a class attribute.
-    """
-
-    coupled: bool
-
-
-@runtime_checkable
 class TeacherLoss(Protocol):
     """A loss of views that may compare them with the embeddings of a teacher.
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from phasetrain.addons.vision.self_supervised_losses.multi_view import gather_embeddings
 from phasetrain.config.checks import check_at_least, check_fraction, check_positive
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.losses.base import LOSSES
-from phasetrain.addons.vision.self_supervised_losses.multi_view import gather_embeddings
 
 Contrast = Literal["nce", "cross_entropy"]
 

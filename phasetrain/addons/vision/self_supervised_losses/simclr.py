@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from phasetrain.config.checks import check_positive
-from phasetrain.distributed import World
-from phasetrain.losses.base import LOSSES
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     gather_embeddings,
     pair_views,
 )
+from phasetrain.config.checks import check_positive
+from phasetrain.distributed import World
+from phasetrain.losses.base import LOSSES
 
 
 @LOSSES.register("simclr")

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
-from phasetrain.config.checks import check_at_least, check_positive
-from phasetrain.distributed import World, reduce
-from phasetrain.losses.base import LOSSES
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     check_views,
     enqueue_rows,
     gather_embeddings,
 )
+from phasetrain.config.checks import check_at_least, check_positive
+from phasetrain.distributed import World, reduce
+from phasetrain.losses.base import LOSSES
 
 TINY = 1e-30
 """Avoids 0 / 0; far below any score that matters."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, softmax
 
+from phasetrain.addons.vision.self_supervised_losses.multi_view import check_views
 from phasetrain.config.checks import check_positive
 from phasetrain.losses.base import LOSSES
-from phasetrain.addons.vision.self_supervised_losses.multi_view import check_views
 
 
 @LOSSES.register("view_distillation")

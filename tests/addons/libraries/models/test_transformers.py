@@ -9,13 +9,14 @@ import torch
 from harness import newest
 from raising import raises
 
+from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
 from phasetrain.models import MODELS
 from phasetrain.runtime.machine import Machine
-from phasetrain.tasks import LanguageModel, Parts
+from phasetrain.tasks import Parts
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.kills import run_quietly
 

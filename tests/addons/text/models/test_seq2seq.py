@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phasetrain.models import Decodes, Seq2SeqGRU, Seq2SeqTransformer
-from phasetrain.addons.text.models import decode_beam, decode_greedy
+from phasetrain.addons.text.models import (
+    Decodes,
+    Seq2SeqGRU,
+    Seq2SeqTransformer,
+    decode_beam,
+    decode_greedy,
+)
 
 KINDS = (Seq2SeqGRU, Seq2SeqTransformer)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.models import SeriesFCN, SeriesResNet
+from phasetrain.addons.text.models import SeriesFCN, SeriesResNet
 
 
 def count(model: nn.Module) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from raising import raises
 
-from phasetrain.data.datasets import load_cmudict
+from phasetrain.addons.text.sequences import load_cmudict
 from phasetrain.addons.text.sequences.cmudict import (
     assign_split,
     list_phonemes,

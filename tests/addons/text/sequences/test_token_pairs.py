@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from phasetrain.data.datasets import TokenPairs
+from phasetrain.addons.text.sequences import TokenPairs
 
 SOURCES = [[1, 2, 3], [4], [2, 2]]
 TARGETS = [[3, 0], [1, 1, 0, 2, 0], [0]]

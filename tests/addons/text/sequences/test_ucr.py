@@ -7,7 +7,7 @@ import pytest
 import torch
 from raising import raises
 
-from phasetrain.data.datasets import load_ucr
+from phasetrain.addons.text.sequences import load_ucr
 from phasetrain.errors import ConfigError
 
 WHERE = "phasetrain.addons.text.sequences.ucr.find_spec"

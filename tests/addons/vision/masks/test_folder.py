@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from raising import raises
 
+from phasetrain.addons.vision.masks.folder import ImageMaskFolder
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets import ImageMaskFolder
 from phasetrain.errors import ConfigError, PhasetrainError
 
 

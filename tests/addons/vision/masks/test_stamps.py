@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from raising import raises
 
-from phasetrain.data.datasets import Stamps
+from phasetrain.addons.vision.masks.stamps import Stamps
 from phasetrain.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasetrain.losses import BarlowTwins
+from phasetrain.addons.vision.self_supervised_losses.barlow_twins import BarlowTwins
 
 
 def direct(one: Tensor, other: Tensor, off_diagonal: float) -> float:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phasetrain.losses import BYOL
+from phasetrain.addons.vision.self_supervised_losses.byol import BYOL
 
 
 def test_loss_equals_the_formula() -> None:

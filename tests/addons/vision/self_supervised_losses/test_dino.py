@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasetrain.losses import DINO
+from phasetrain.addons.vision.self_supervised_losses.dino import DINO
 
 
 def rows(count: int, seed: int) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasetrain.losses import MoCo
+from phasetrain.addons.vision.self_supervised_losses.moco import MoCo
 
 
 def rows(count: int, seed: int) -> Tensor:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from phasetrain.addons.vision.self_supervised_losses.npid import NPID
 from phasetrain.errors import ConfigError
-from phasetrain.losses import NPID
 from phasetrain.testing.build import build_run
 
 

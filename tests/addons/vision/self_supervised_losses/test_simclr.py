@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasetrain.losses import LOSSES, SimCLR
+from phasetrain.addons.vision.self_supervised_losses.simclr import SimCLR
+from phasetrain.losses import LOSSES
 
 
 def views(count: int = 2, rows: int = 5) -> list[Tensor]:

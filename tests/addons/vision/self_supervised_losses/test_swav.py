@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasetrain.distributed import World
 from phasetrain.addons.vision.self_supervised_losses.swav import balance_codes, build_swav
+from phasetrain.distributed import World
 
 
 def rows(count: int, seed: int, size: int = 3) -> Tensor:

@@ -1,0 +1,58 @@
+"""Vision beyond classification: segmentation, self-supervised learning, GANs."""
+
+from phasetrain.config.addons import AddOn
+
+PACKAGE = "phasetrain.addons.vision"
+
+
+def register(addon: AddOn) -> None:
+    """Declare what this add-on adds."""
+    addon.add_parts(
+        "model",
+        {
+            "alexnet": f"{PACKAGE}.alexnet",
+            "conditional_gan": f"{PACKAGE}.conditional_gan",
+            "unet": f"{PACKAGE}.unet",
+        },
+    )
+    addon.add_parts(
+        "loss",
+        {
+            "dice": f"{PACKAGE}.dice",
+            "barlow_twins": f"{PACKAGE}.self_supervised_losses.barlow_twins",
+            "byol": f"{PACKAGE}.self_supervised_losses.byol",
+            "deepcluster_v2": f"{PACKAGE}.self_supervised_losses.deepcluster",
+            "dino": f"{PACKAGE}.self_supervised_losses.dino",
+            "moco": f"{PACKAGE}.self_supervised_losses.moco",
+            "npid": f"{PACKAGE}.self_supervised_losses.npid",
+            "simclr": f"{PACKAGE}.self_supervised_losses.simclr",
+            "swav": f"{PACKAGE}.self_supervised_losses.swav",
+            "view_distillation": f"{PACKAGE}.self_supervised_losses.view_distillation",
+        },
+    )
+    addon.add_parts(
+        "meter",
+        {
+            "frechet_distance": f"{PACKAGE}.frechet_distance",
+        },
+    )
+    addon.add_parts(
+        "task",
+        {
+            "gan": f"{PACKAGE}.gan",
+            "self_supervised": f"{PACKAGE}.self_supervised",
+        },
+    )
+    addon.add_parts(
+        "dataset",
+        {
+            "image_mask_folder": f"{PACKAGE}.masks.folder",
+            "stamps": f"{PACKAGE}.masks.stamps",
+        },
+    )
+    addon.add_parts(
+        "transform",
+        {
+            "multi_crop": f"{PACKAGE}.multi_crop",
+        },
+    )
