@@ -32,7 +32,9 @@ class Library:
 
 @pytest.fixture
 def losses() -> Registry[Any]:
-    made: Registry[Any] = Registry("loss", "LOSS", library=lambda: {"LibraryLoss": Library})
+    made: Registry[Any] = Registry(
+        "loss", "LOSS", library=lambda: {"LibraryLoss": Library}, has_addons=False
+    )
     made.register("focal")(Focal)
     made.register("mean")(lambda: "mean")
     return made
@@ -170,7 +172,9 @@ def test_bad_parameters_are_rejected(
 
 
 def test_part_of_a_library_that_fails_points_to_the_registered_one() -> None:
-    made: Registry[Any] = Registry("loss", "LOSS", library=lambda: {"Focal": Focal, "Other": Focal})
+    made: Registry[Any] = Registry(
+        "loss", "LOSS", library=lambda: {"Focal": Focal, "Other": Focal}, has_addons=False
+    )
     made.register("focal")(Focal)
 
     def reason(name: str) -> str:
@@ -222,7 +226,7 @@ def test_unknown_parameter_of_a_part_without_parameters() -> None:
 def test_class_without_init_takes_no_parameters() -> None:
     import torch
 
-    losses: Registry[torch.nn.Module] = Registry("loss", "LOSS")
+    losses: Registry[torch.nn.Module] = Registry("loss", "LOSS", has_addons=False)
 
     @losses.register("plain")
     class Plain(torch.nn.Module):
@@ -300,7 +304,7 @@ def test_part_that_exhausts_the_memory_is_not_called_wrong(error: Exception) -> 
     def make_huge() -> None:
         raise error
 
-    parts: Registry[Any] = Registry("loss", "LOSS")
+    parts: Registry[Any] = Registry("loss", "LOSS", has_addons=False)
     parts.register("huge")(make_huge)
     with pytest.raises(type(error)) as caught:
         parts.build("huge")

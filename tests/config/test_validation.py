@@ -211,7 +211,7 @@ def test_bad_parameters_of_parts_are_reported(
     assert (found.code, found.key, found.suggestion) == (code, key, suggestion)
 
 
-ENGINES = ("train", "test", "extract", "plan", "replay", "find_lr", "find_batch_size")
+ENGINES = ("train", "test", "plan", "extract", "replay", "find_lr", "find_batch_size")
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 from raising import raises
 
+from phasetrain.addons.libraries import webdataset as module
 from phasetrain.addons.libraries.webdataset import WebDataset
 from phasetrain.app.api import run
 from phasetrain.data.datasets import DATASETS
-from phasetrain.data.datasets import webdataset as module
 from phasetrain.data.protocols import ShardedDataset
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.runtime.terminal import Terminal

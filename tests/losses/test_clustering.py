@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from phasetrain.addons.vision.self_supervised_losses import clustering
+from phasetrain.losses import clustering
 from phasetrain.losses.clustering import assign_rows, find_clusters
 
 ROWS = torch.randn(60, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
