@@ -51,8 +51,8 @@ class SequenceToSequence(LanguageModel):
         if decoding and not isinstance(parts.model, Decodes):
             raise ConfigError(
                 f"METERS.{decoding[0]} and MODEL: {type(parts.model).__name__} cannot decode; give "
-                "it the methods `start` and `step` of phasetrain.addons.text.models.Decodes, or leave the "
-                "meter out",
+                "it the methods `start` and `step` of phasetrain.addons.text.models.Decodes, or "
+                "leave the meter out",
                 code="config.conflict",
             )
 
