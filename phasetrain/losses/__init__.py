@@ -5,7 +5,11 @@ from phasetrain.losses.base import LOSSES, CoupledLoss, FunctionLoss, LoggingLos
 from phasetrain.losses.cross_entropy import CrossEntropy
 from phasetrain.losses.distillation import SoftTargets
 from phasetrain.losses.from_model import FromModel
-from phasetrain.losses.mean_reduction import find_target_counter, has_nested_target_counter
+from phasetrain.losses.mean_reduction import (
+    find_ignore_index,
+    find_target_counter,
+    has_nested_target_counter,
+)
 from phasetrain.losses.weighted_sum import WeightedSum
 
 __all__ = [
@@ -17,6 +21,7 @@ __all__ = [
     "LoggingLoss",
     "SoftTargets",
     "WeightedSum",
+    "find_ignore_index",
     "find_target_counter",
     "has_nested_target_counter",
     "name_loss",

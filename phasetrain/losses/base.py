@@ -6,7 +6,7 @@ scalar with a graph.
 """
 
 from collections.abc import Callable, Mapping
-from inspect import isclass
+from inspect import isclass, signature
 from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,12 +41,16 @@ class FunctionLoss(nn.Module):
     Args:
         function: function that returns the mean loss over the batch.
         params: its remaining parameters.
+
+    Attributes:
+        ignore_index: value of its parameter of this name; None without one.
     """
 
     def __init__(self, function: Callable[..., Any], params: Mapping[str, Any]) -> None:
         super().__init__()
         self._function = function
         self._params = dict(params)
+        self.ignore_index: int | None = self._params.get("ignore_index", _find_default(function))
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -57,6 +61,17 @@ class FunctionLoss(nn.Module):
         """Return the value of the function."""
         found: Tensor = self._function(output, target, **self._params)
         return found
+
+
+def _find_default(function: Callable[..., Any]) -> Any:
+    """Return the default of the parameter `ignore_index`; None without one."""
+    try:
+        parameter = signature(function).parameters.get("ignore_index")
+    except (TypeError, ValueError):  # some callables written in C have none
+        return None
+    if parameter is None or parameter.default is parameter.empty:
+        return None
+    return parameter.default
 
 
 def name_loss(loss: nn.Module) -> str:

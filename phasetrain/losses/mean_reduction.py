@@ -1,6 +1,8 @@
-"""The denominator of a loss of torch whose mean is not taken over samples."""
+"""Targets that a loss ignores, and the denominator of a loss of torch whose mean is not taken over
+samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +10,42 @@ from torch import Tensor, nn
 from phasetrain.engine.batch import IGNORED
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
+from phasetrain.losses.weighted_sum import WeightedSum
 
 Count = Callable[[Tensor], float]
 """Maps the targets of a micro-batch to the denominator of its mean loss."""
+
+
+@runtime_checkable
+class IgnoresTargets(Protocol):
+    """A loss that may ignore targets, as torch's cross entropy does."""
+
+    ignore_index: int | None
+
+
+def find_ignore_index(losses: Iterable[nn.Module], target: str | int | None = None) -> int | None:
+    """Return the class of targets that losses ignore; None if they ignore none, or different ones.
+
+    A loss declares it by an attribute `ignore_index`, as torch's losses do, or contains a loss that
+    does.
+
+    Args:
+        losses: the loss of each stage.
+        target: the entry of the targets in question; None: all of them.
+    """
+    values = set[int]()
+    for loss in losses:
+        terms = loss.select_target(target) if isinstance(loss, WeightedSum) else [loss]
+        for part in (part for term in terms for part in term.modules()):
+            if not isinstance(part, IgnoresTargets):
+                continue
+            if isinstance(part.ignore_index, int):
+                values.add(part.ignore_index)
+            elif isinstance(part, CrossEntropy):
+                values.add(IGNORED)
+    if len(values) == 1:
+        return values.pop()
+    return None
 
 
 def find_target_counter(loss: nn.Module) -> Count | None:

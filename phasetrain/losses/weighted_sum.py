@@ -82,6 +82,11 @@ class WeightedSum(LoggingLoss):
         # Another split has other targets, so its first batch is checked as well.
         self._checked = False
 
+    def select_target(self, target: str | int | None) -> list[nn.Module]:
+        """Return the losses that take an entry of the targets; all losses if none takes it."""
+        matches = [loss for label, loss in self.losses.items() if self._entries[label][1] == target]
+        return matches or list(self.losses.values())
+
     def forward(self, output: Any, target: Any) -> Tensor:
         """Return the weighted sum, a scalar."""
         terms = []

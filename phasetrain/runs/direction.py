@@ -1,11 +1,13 @@
-"""Which values of a metric are better: the one definition that everything else reads.
+"""Which values of a metric are better, and which are possible: the one definition that everything
+else reads.
 
 A meter declares the direction of its metrics (`Meter.better`, `Meter.direction`). It is written
 into plan.json and into the phase lines of metrics.jsonl, from where `runs list`, reports and sweeps
 read it. In configs a metric is named with a minus sign if smaller values are better: `-test/loss`.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -39,7 +41,7 @@ SMALLER_IS_BETTER = frozenset(
 )
 """Words in names of metrics whose smaller values are better, see `guess_direction`."""
 
-LARGER_IS_BETTER = frozenset(
+FRACTIONS = frozenset(
     [
         "accuracy",
         "acc",
@@ -62,18 +64,23 @@ LARGER_IS_BETTER = frozenset(
         "miou",
         "dice",
         "jaccard",
-        "kappa",
-        "mcc",
-        "r2",
-        "correlation",
-        "bleu",
-        "rouge",
-        "psnr",
-        "ssim",
-        "score",
-        "reward",
     ]
 )
+"""Words in names of metrics with values in [0, 1] whose larger values are better, see
+`guess_bounds`."""
+
+LARGER_IS_BETTER = FRACTIONS | {
+    "kappa",
+    "mcc",
+    "r2",
+    "correlation",
+    "bleu",
+    "rouge",
+    "psnr",
+    "ssim",
+    "score",
+    "reward",
+}
 """Words in names of metrics whose larger values are better, see `guess_direction`."""
 
 COUNTS = frozenset({"absent", "groups", "left_out"})
@@ -169,12 +176,25 @@ def guess_direction(metric: str) -> Direction | None:
     # The label says nothing about a count: `f1_absent` is the number of absent classes.
     if metric.endswith(tuple(f"_{count}" for count in COUNTS)):
         return None
-    words = set(metric.replace("/", "_").replace("-", "_").lower().split("_"))
+    words = _split_words(metric)
     if words & SMALLER_IS_BETTER:
         return Direction.SMALLER
     if words & LARGER_IS_BETTER:
         return Direction.LARGER
     return None
+
+
+def guess_bounds(metric: str, values: Iterable[float]) -> tuple[float, float]:
+    """Return the smallest and largest possible value of a metric: 0 and 1 if the words of its name
+    say so and its values are not in percent, else infinite ones."""
+    is_fraction = guess_direction(metric) is Direction.LARGER and _split_words(metric) & FRACTIONS
+    if is_fraction and all(0 <= value <= 1 for value in values):
+        return 0.0, 1.0
+    return -math.inf, math.inf
+
+
+def _split_words(metric: str) -> set[str]:
+    return set(metric.replace("/", "_").replace("-", "_").lower().split("_"))
 
 
 def resolve_objective(text: str, recorded: Mapping[str, Direction | None]) -> Objective:

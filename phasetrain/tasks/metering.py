@@ -35,9 +35,7 @@ def update_meters(
         except ConfigError as error:
             if error.key:
                 raise
-            # A meter does not know its label; its message may begin with a parameter of it.
-            separator = "." if re.match(r"\w+ = ", str(error)) else ": "
-            raise ConfigError(f"METERS.{label}{separator}{error}", code=error.code) from error
+            raise _add_label(error, label) from error
         except MISFITS as error:
             raise_unless_misfit(error)
             advice = ""
@@ -51,13 +49,21 @@ def compute_metrics(meters: Mapping[str, Meter], world: World) -> dict[str, floa
     """Return the metrics over all ranks by label; every rank must call this.
 
     A metric that is NaN because its meter saw no sample is left out.
+
+    Raises:
+        ConfigError: a meter rejects what it has seen.
     """
     metrics: dict[str, float] = {}
     for label, meter in meters.items():
         # Sums are reduced, not metrics: a mean of the ranks' accuracies would weigh ranks, not
         # samples.
         whole = meter.all_reduce(world)
-        value = whole.compute()
+        try:
+            value = whole.compute()
+        except ConfigError as error:
+            if error.key:
+                raise
+            raise _add_label(error, label) from error
         if isinstance(value, dict):
             found = {f"{label}_{name}": float(one) for name, one in value.items()}
         else:
@@ -66,3 +72,10 @@ def compute_metrics(meters: Mapping[str, Meter], world: World) -> dict[str, floa
             found = {name: one for name, one in found.items() if not math.isnan(one)}
         metrics |= found
     return metrics
+
+
+def _add_label(error: ConfigError, label: str) -> ConfigError:
+    """Return the error of a meter with its key: a meter does not know its label."""
+    # The message may begin with a parameter of the meter.
+    separator = "." if re.match(r"\w+ = ", str(error)) else ": "
+    return ConfigError(f"METERS.{label}{separator}{error}", code=error.code)

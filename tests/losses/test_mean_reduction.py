@@ -4,7 +4,14 @@ from raising import raises
 from torch import Tensor, nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.losses import CrossEntropy, find_target_counter, has_nested_target_counter
+from phasetrain.losses import (
+    CrossEntropy,
+    FunctionLoss,
+    WeightedSum,
+    find_ignore_index,
+    find_target_counter,
+    has_nested_target_counter,
+)
 from phasetrain.testing.build import build_run
 
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
@@ -47,3 +54,41 @@ def test_nested_counter_is_rejected_with_accumulation() -> None:
 def test_reduction_other_than_mean_is_rejected(reduction: str) -> None:
     with raises(ConfigError, key="LOSS.reduction", given=f"'{reduction}'"):
         build_run(["LOSS.name=CrossEntropyLoss", f"LOSS.reduction={reduction}"])
+
+
+def sum_losses(*entries: tuple[nn.Module, str | None]) -> WeightedSum:
+    losses = {
+        f"{number}": {"name": f"{number}", "target": key} for number, (_, key) in enumerate(entries)
+    }
+    return WeightedSum(losses, lambda section, where: entries[int(section["name"])][0])
+
+
+SUM = sum_losses(
+    (CrossEntropy(ignore_index=1), "a"), (nn.NLLLoss(ignore_index=2), "b"), (nn.MSELoss(), "c")
+)
+
+
+@pytest.mark.parametrize(
+    ("losses", "target", "ignored"),
+    [
+        ([CrossEntropy()], None, -100),
+        ([CrossEntropy(ignore_index=0)], None, 0),
+        ([nn.NLLLoss(ignore_index=255)], None, 255),
+        ([nn.Sequential(nn.CrossEntropyLoss())], None, -100),
+        ([FunctionLoss(nn.functional.cross_entropy, {})], None, -100),
+        ([FunctionLoss(nn.functional.cross_entropy, {"ignore_index": 7})], None, 7),
+        ([FunctionLoss(nn.functional.mse_loss, {})], None, None),
+        ([nn.MSELoss()], None, None),
+        ([SUM], "a", 1),
+        ([SUM], "b", 2),
+        ([SUM], "c", None),
+        ([SUM], None, None),
+        ([sum_losses((CrossEntropy(), "a"), (nn.MSELoss(), "c"))], None, -100),
+        ([CrossEntropy(), CrossEntropy(ignore_index=1)], None, None),
+        ([], None, None),
+    ],
+)
+def test_ignored_class_is_that_of_the_loss_of_the_target(
+    losses: list[nn.Module], target: str | None, ignored: int | None
+) -> None:
+    assert find_ignore_index(losses, target) == ignored

@@ -27,6 +27,7 @@ FACTS = {
     "classes": 4,
     "class_names": ("cat", "dog", "cow", "hen"),
     "token_bytes": [1, 2, 3, 4],
+    "ignore_index": -100,
 }
 
 

@@ -21,6 +21,11 @@ Key = TypeVar("Key", bound=Hashable)
 LEVEL = 0.95
 """Default confidence level of intervals."""
 
+Bounds = tuple[float, float]
+"""Smallest and largest possible value."""
+
+UNBOUNDED: Bounds = (-math.inf, math.inf)
+
 POWER = 0.8
 """Default probability with which a planned test finds the difference it is planned for."""
 
@@ -84,12 +89,16 @@ class PairedDifference:
     variance_ratio: float | None = None
 
 
-def summarize_sample(values: Sequence[float], level: float = LEVEL) -> Summary:
+def summarize_sample(
+    values: Sequence[float], level: float = LEVEL, bounds: Bounds = UNBOUNDED
+) -> Summary:
     """Return mean, spread and the confidence interval of the mean, by Student's t distribution.
 
     Args:
         values: finite numbers, which the interval takes as independent and about normal.
         level: confidence level between 0 and 1.
+        bounds: possible values, which the interval does not exceed: all values that it loses are
+            impossible, so that its level stays.
     """
     count = len(values)
     if count == 0:
@@ -100,23 +109,30 @@ def summarize_sample(values: Sequence[float], level: float = LEVEL) -> Summary:
     std = stdev(values)
     stderr = std / math.sqrt(count)
     half_width = find_t_quantile((1 + level) / 2, count - 1) * stderr
-    return Summary(count, mean, std, stderr, mean - half_width, mean + half_width)
+    low = max(mean - half_width, bounds[0])
+    high = min(mean + half_width, bounds[1])
+    return Summary(count, mean, std, stderr, low, high)
 
 
 def compare_pairs(
-    first: Mapping[Key, float], second: Mapping[Key, float], level: float = LEVEL
+    first: Mapping[Key, float],
+    second: Mapping[Key, float],
+    level: float = LEVEL,
+    bounds: Bounds = UNBOUNDED,
 ) -> PairedDifference:
     """Return the differences `first[key] - second[key]` over the keys of both groups.
 
     Args:
         first, second: key, such as a seed, -> finite value.
         level: confidence level of the interval of the mean difference.
+        bounds: possible values of both groups.
     """
     keys = tuple(key for key in first if key in second)
     paired_first = [first[key] for key in keys]
     paired_second = [second[key] for key in keys]
     differences = tuple(a - b for a, b in zip(paired_first, paired_second, strict=True))
-    summary = summarize_sample(differences, level)
+    width = bounds[1] - bounds[0]
+    summary = summarize_sample(differences, level, (-width, width))
     if summary.mean is None or summary.stderr is None:
         return PairedDifference(keys, differences, summary)
     unpaired = variance(paired_first) + variance(paired_second)

@@ -19,6 +19,7 @@ from phasetrain.engine.batch import Batch, GeneratedOutput, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
+from phasetrain.losses import find_ignore_index
 from phasetrain.meters import ConfusionMatrix, Meter
 from phasetrain.meters.classification.class_scores import (
     ClassScores,
@@ -114,7 +115,7 @@ class Report(Hook):
         self._is_watching = loaded.get("processes") == run.world.size
         self._kept = loaded.get("kept")
         if self._is_watching and loaded.get("counts") is not None:
-            self._counts = ConfusionMatrix(len(loaded["counts"]), class_names=self._names)
+            self._counts = self._make_matrix(run, len(loaded["counts"]))
             self._counts.load_state_dict({name: loaded[name] for name in ("counts", "outside")})
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
@@ -134,7 +135,7 @@ class Report(Hook):
             classes = scores.scores.shape[1]
             if self.confusion and classes <= MAX_CLASSES:
                 if self._counts is None:
-                    matrix = ConfusionMatrix(classes, class_names=self._names)
+                    matrix = self._make_matrix(run, classes)
                     self._counts = matrix.to(scores.scores.device)
                 self._counts.update(out)
         except (ValueError, IndexError):  # not a classifier
@@ -145,6 +146,11 @@ class Report(Hook):
                 batch = replace(batch, input=out.images)
             self._keep_samples(batch, scores, self._count_shown(run, phase))
         self._is_watching = True
+
+    def _make_matrix(self, run: Run, classes: int) -> ConfusionMatrix:
+        parts = run.task.parts
+        ignored = find_ignore_index(parts.losses or [parts.loss])
+        return ConfusionMatrix(classes, class_names=self._names, ignore_index=ignored)
 
     def _watch_dense(self, run: Run, phase: Phase, batch: Batch | None, out: StepOutput) -> bool:
         """Keep samples with masks or boxes; return whether the model predicts them."""

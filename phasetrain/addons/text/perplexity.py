@@ -9,6 +9,7 @@ from torch import Tensor
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS
+from phasetrain.meters.classification.class_scores import combine_masks, find_kept
 from phasetrain.meters.loss import MeanLoss
 
 
@@ -38,15 +39,20 @@ class BitsPerByte(MeanLoss):
     Args:
         token_bytes: bytes of each token, `(vocabulary,)`, a fact of the datasets `tokens`, `text`
             and `alice`.
+        ignore_index: token that does not count as a target; by default that of the loss.
 
     Raises:
         ConfigError: on update: the data provides no such numbers.
+        IndexError: on update: a target is outside the vocabulary.
     """
 
     bytes: Tensor
 
-    def __init__(self, token_bytes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, token_bytes: Sequence[int] | None = None, ignore_index: int | None = None
+    ) -> None:
         super().__init__()
+        self.ignore_index = ignore_index
         self.add_sum("bytes", dtype=torch.int64)
         # A plain attribute: buffers of meters are sums, which a checkpoint saves.
         self._token_bytes: Tensor | None = None
@@ -71,10 +77,12 @@ class BitsPerByte(MeanLoss):
             return
         if self._token_bytes.device != out.target.device:
             self._token_bytes = self._token_bytes.to(out.target.device)
-        counts = self._token_bytes[out.target]
-        if out.mask is not None:
-            counts = counts * out.mask
-        self.bytes.add_(counts.sum())
+        target: Tensor = out.target
+        counted = combine_masks(target, out.mask, find_kept(target, self.ignore_index))
+        # Not by indexing, which takes a negative target for a token from the end.
+        tokens = target.masked_fill(~counted, 0).flatten()
+        counts = self._token_bytes.index_select(0, tokens)
+        self.bytes.add_((counts * counted.flatten()).sum())
 
     def compute(self) -> float:
         """Return the bits per byte, NaN without steps."""

@@ -431,6 +431,8 @@ def find_fact_source(key: str) -> str:
         return "the role of the split"
     if name in ("device", "precision"):
         return "MACHINE"
+    if name == "ignore_index":
+        return "LOSS"
     if name == "fused":
         return "torch, which has a fused kernel"
     planned = ("epochs", "updates", "updates_per_epoch", "train_batches", "test_batches")

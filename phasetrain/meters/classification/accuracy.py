@@ -5,21 +5,24 @@ from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.base import METERS, Meter
+from phasetrain.meters.base import METERS
+from phasetrain.meters.classification.class_scores import ClassMeter, find_outside
 
 
 @METERS.register("accuracy")
-class Accuracy(Meter):
+class Accuracy(ClassMeter):
     """Fraction of samples, in [0, 1], whose class is among the `topk` highest scores.
 
     Takes outputs `(N, C)` and integer targets `(N,)`.
 
     Args:
         topk: number of scores that may contain the class.
+        ignore_index: class of targets that do not count; by default that of the loss.
 
     Raises:
         ValueError: topk is below 1; on update: wrong shapes, non-integer targets, or fewer than
             topk classes.
+        ConfigError: on compute: a target is outside the classes.
     """
 
     better = "larger"
@@ -27,8 +30,8 @@ class Accuracy(Meter):
     correct: Tensor
     samples: Tensor
 
-    def __init__(self, topk: int = 1) -> None:
-        super().__init__()
+    def __init__(self, topk: int = 1, ignore_index: int | None = None) -> None:
+        super().__init__("accuracy", ignore_index)
         check_at_least(1, topk=topk)
         self.topk = topk
         self.add_sum("correct", dtype=torch.int64)
@@ -38,23 +41,21 @@ class Accuracy(Meter):
         """Count the samples of one step and the correct ones."""
         output = out.output
         target = out.target
-        mask = out.mask
         self._check_shapes(output, target)
+        counted = self.find_counted(target, out.mask)
+        self.count_outside(find_outside(target, output.shape[1]), counted)
         # argmax is several times faster than topk(1).
         if self.topk == 1:
             hits = output.argmax(1).eq(target)
         else:
             hits = output.topk(self.topk, dim=1).indices.eq(target[:, None]).any(1)
-        if mask is None:
-            self.samples.add_(len(hits))
-        else:
-            hits = hits & mask
-            self.samples.add_(mask.sum())
         # Exact counts in int64: sums over steps and ranks are the same in any order.
-        self.correct.add_(hits.sum())
+        self.samples.add_(counted.sum())
+        self.correct.add_((hits & counted).sum())
 
     def compute(self) -> float:
         """Return the accuracy, NaN without samples."""
+        self.check_outside()
         return float(self.correct.double() / self.samples)
 
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:

@@ -8,19 +8,22 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.meters.base import Meter
 from phasetrain.meters.classification.class_scores import (
+    ClassMeter,
+    ClassScores,
     average_present,
     label_classes,
     make_class_labels,
-    read_scores,
 )
 
 BinaryProblem = tuple[Tensor, Tensor]
 """Scores `(N,)` for a class, and whether each sample belongs to it, bool `(N,)`."""
 
+IGNORED_LABEL = -1
+"""Kept in the place of a label that does not count; others are 0 and 1."""
 
-class RankingMeter(Meter):
+
+class RankingMeter(ClassMeter):
     """Keeps scores and targets of a phase, and computes the mean over classes of a one-vs-rest
     metric.
 
@@ -34,6 +37,7 @@ class RankingMeter(Meter):
             log-odds of each class, which tell apart probabilities near 1 that are equal in float32.
             False: ranked as they are.
         class_names: names of the classes.
+        ignore_index: see `ClassMeter`.
     """
 
     better = "larger"
@@ -44,16 +48,21 @@ class RankingMeter(Meter):
     labels: Tensor
 
     def __init__(
-        self, name: str, *, per_class: bool, logits: bool, class_names: Sequence[str] | None
+        self,
+        name: str,
+        *,
+        per_class: bool,
+        logits: bool,
+        class_names: Sequence[str] | None,
+        ignore_index: int | None,
     ) -> None:
-        super().__init__()
-        self.name = name
+        super().__init__(name, ignore_index)
         self.per_class = per_class
         self.logits = logits
         self.class_names = class_names
         self.add_rows("scores")
         self.add_rows("target", dtype=torch.int64)
-        self.add_rows("labels", dtype=torch.bool)
+        self.add_rows("labels", dtype=torch.int8)
 
     @abstractmethod
     def compute_class(self, scores: Tensor, positive: Tensor) -> float:
@@ -65,9 +74,18 @@ class RankingMeter(Meter):
 
     def update(self, out: StepOutput) -> None:
         """Append the scores of one step."""
-        found = read_scores(self.name, out)
+        found = self.read_scores(out)
         self.append_rows("scores", found.scores, found.mask)
-        self.append_rows("target" if found.is_single_label else "labels", found.target, found.mask)
+        # All targets are kept: selecting those that are not ignored would wait for the device.
+        if found.is_single_label:
+            self.append_rows("target", found.target, found.mask)
+        else:
+            self.append_rows("labels", encode_labels(found), found.mask)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no target counts."""
+        return not bool(self.find_counted(self.target).any() or (self.labels >= 0).any())
 
     def compute(self) -> dict[str, float]:
         """Return the mean, the number of absent classes and, if requested, the value of each
@@ -117,15 +135,18 @@ class RankingMeter(Meter):
                 f"{self.name}: some steps had classes (N,) as targets, and others labels (N, C)",
                 code="config.conflict",
             )
-        if not len(scores):
+        if self.is_empty:
             return {}
         classes = scores.shape[1]
+        self.check_outside(classes)
         names = make_class_labels(classes, self.class_names)
         if len(labels):
+            columns = zip(names, scores.T, labels.T, strict=True)
             return {
-                name: (scores[:, number], labels[:, number]) for number, name in enumerate(names)
+                name: (column[label >= 0], label[label >= 0] > 0) for name, column, label in columns
             }
-        check_targets(self.name, int(((target < 0) | (target >= classes)).sum()), classes)
+        counted = self.find_counted(target)
+        scores, target = scores[counted], target[counted]
         if self.logits:
             # In chunks, because the float64 intermediates are several times the size of the scores.
             scores = torch.cat([compute_log_odds(chunk) for chunk in torch.split(scores, 4096)])
@@ -143,15 +164,9 @@ def compute_log_odds(logits: Tensor) -> Tensor:
     return (logs - (-logs.exp()).log1p()).scatter(1, highest, logits.gather(1, highest) - rest)
 
 
-def check_targets(meter: str, outside: int, classes: int) -> None:
-    """Reject targets outside the classes.
-
-    Raises:
-        ConfigError: there are some.
-    """
-    if outside:
-        raise ConfigError(
-            f"{meter}: {outside} targets of the phase are outside the classes 0 to {classes - 1}; "
-            "fix the labels, or give the model and the meter the right number of classes",
-            code="data.label_outside_classes",
-        )
+def encode_labels(scores: ClassScores) -> Tensor:
+    """Return labels as they are kept, int8 `(N, C)`: 0, 1 or IGNORED_LABEL."""
+    labels = scores.target.to(torch.int8)
+    if scores.kept is None:
+        return labels
+    return labels.masked_fill(~scores.kept, IGNORED_LABEL)

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.class_scores import read_scores
+from phasetrain.meters.base import METERS
+from phasetrain.meters.classification.class_scores import ClassMeter
 
 
-class _TopKMeter(Meter):
+class _TopKMeter(ClassMeter):
     """Counts the true labels among the k highest scores of each sample, for several k.
 
-    Takes outputs `(N, C)` and classes `(N,)` or labels `(N, C)`.
+    Takes outputs `(N, C)` and classes `(N,)` or labels `(N, C)`. Ignored labels are not ranked.
     """
 
     better = "larger"
@@ -24,8 +24,8 @@ class _TopKMeter(Meter):
     samples: Tensor
     positives: Tensor
 
-    def __init__(self, topk: Sequence[int] | int = 1) -> None:
-        super().__init__()
+    def __init__(self, topk: Sequence[int] | int = 1, ignore_index: int | None = None) -> None:
+        super().__init__("precision_at_k or recall_at_k", ignore_index)
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or min(self.topk) < 1 or len(set(self.topk)) < len(self.topk):
             raise ValueError(f"topk = {topk}: expected distinct integers of at least 1")
@@ -35,29 +35,34 @@ class _TopKMeter(Meter):
 
     def update(self, out: StepOutput) -> None:
         """Count the true labels of one step, and how many are among the k highest scores."""
-        found = read_scores("precision_at_k or recall_at_k", out)
+        found = self.read_scores(out)
         classes = found.scores.shape[1]
         if max(self.topk) > classes:
             raise ValueError(
                 f"topk = {max(self.topk)} is more than the {classes} classes; lower topk"
             )
-        # One topk for the largest k, whose indices are sorted by score, serves all smaller ones.
-        best = found.scores.topk(max(self.topk), dim=1).indices
+        scores = found.scores
         counted = found.counted_mask()
+        if not found.is_single_label and found.kept is not None:
+            scores = scores.masked_fill(~found.kept, -torch.inf)
+        # One topk for the largest k, whose indices are sorted by score, serves all smaller ones.
+        best = scores.topk(max(self.topk), dim=1).indices
         if found.is_single_label:
-            is_true = best.eq(found.target[:, None])
-            labels = counted
+            is_true = best.eq(found.target[:, None]) & counted[:, None]
+            labels = samples = counted
         else:
-            is_true = found.target.gather(1, best)
-            labels = found.target & counted[:, None]
+            labels = found.target & counted
+            is_true = labels.gather(1, best)
+            samples = counted.any(1)
         # Column k - 1 of the cumulative sum has the hits among the k highest scores.
-        among = (is_true & counted[:, None]).sum(0).cumsum(0)
+        among = is_true.sum(0).cumsum(0)
         self.hits.add_(torch.stack([among[k - 1] for k in self.topk]))
-        self.samples.add_(counted.sum())
+        self.samples.add_(samples.sum())
         self.positives.add_(labels.sum())
 
     def compute(self) -> dict[str, float]:
         """Return the value of each k, keyed by k as a string; NaN without samples."""
+        self.check_outside()
         possible = self._count_possible_hits()
         return {str(k): float(self.hits[i].double() / possible[k]) for i, k in enumerate(self.topk)}
 
@@ -73,9 +78,11 @@ class PrecisionAtK(_TopKMeter):
 
     Args:
         topk: one k or several, each a metric named by k.
+        ignore_index: class, or value of a label, that does not count; by default that of the loss.
 
     Raises:
         ValueError: a k is below 1; on update: wrong shapes, or fewer than k classes.
+        ConfigError: on compute: a target is outside the classes.
     """
 
     def _count_possible_hits(self) -> dict[int, Tensor]:
@@ -90,9 +97,11 @@ class RecallAtK(_TopKMeter):
 
     Args:
         topk: one k or several, each a metric named by k.
+        ignore_index: class, or value of a label, that does not count; by default that of the loss.
 
     Raises:
         ValueError: a k is below 1; on update: wrong shapes, or fewer than k classes.
+        ConfigError: on compute: a target is outside the classes.
     """
 
     def _count_possible_hits(self) -> dict[int, Tensor]:

@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.all_scores import BinaryProblem, RankingMeter
-from phasetrain.meters.classification.class_scores import read_scores
+from phasetrain.meters.base import METERS
+from phasetrain.meters.classification.all_scores import (
+    BinaryProblem,
+    RankingMeter,
+    encode_labels,
+)
+from phasetrain.meters.classification.class_scores import ClassMeter
 from phasetrain.meters.classification.ranking import compute_auroc, compute_auroc_by_group
 
 
@@ -24,6 +28,7 @@ class AUROC(RankingMeter):
         per_class: also return the value of each class.
         logits: see `RankingMeter`.
         class_names: names of the classes; by default the names in the data.
+        ignore_index: class, or value of a label, that does not count; by default that of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.
@@ -36,8 +41,15 @@ class AUROC(RankingMeter):
         per_class: bool = False,
         logits: bool = True,
         class_names: Sequence[str] | None = None,
+        ignore_index: int | None = None,
     ) -> None:
-        super().__init__("auroc", per_class=per_class, logits=logits, class_names=class_names)
+        super().__init__(
+            "auroc",
+            per_class=per_class,
+            logits=logits,
+            class_names=class_names,
+            ignore_index=ignore_index,
+        )
 
     def compute_class(self, scores: Tensor, positive: Tensor) -> float:
         """Return the area of one class."""
@@ -57,7 +69,7 @@ class AUROC(RankingMeter):
 
 
 @METERS.register("grouped_auroc")
-class GroupedAUROC(Meter):
+class GroupedAUROC(ClassMeter):
     """Area under the ROC within each group (a user, a query), averaged by the samples of the group.
 
     Zhou et al. 2018, Deep Interest Network, arXiv:1706.06978, equation 7: sum(samples * area) /
@@ -69,9 +81,11 @@ class GroupedAUROC(Meter):
     Args:
         label: key of the targets with the label, `(N,)`, true above 0.5.
         group: key of the targets with the group, integers `(N,)`.
+        ignore_index: value of labels that do not count; by default that of the loss.
 
     Raises:
         ValueError: on update: the targets lack these keys, or wrong shapes.
+        ConfigError: on compute: a label is below -1.
     """
 
     better = "larger"
@@ -81,12 +95,14 @@ class GroupedAUROC(Meter):
     labels: Tensor
     groups: Tensor
 
-    def __init__(self, label: str = "label", group: str = "group") -> None:
-        super().__init__()
+    def __init__(
+        self, label: str = "label", group: str = "group", ignore_index: int | None = None
+    ) -> None:
+        super().__init__("grouped_auroc", ignore_index)
         self.label = label
         self.group = group
         self.add_rows("scores")
-        self.add_rows("labels", dtype=torch.bool)
+        self.add_rows("labels", dtype=torch.int8)
         self.add_rows("groups", dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
@@ -96,8 +112,8 @@ class GroupedAUROC(Meter):
         if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 2:
             # The difference of two logits ranks samples as the probability of the second does.
             output = output.float().diff(dim=1)
-        found = read_scores(
-            "grouped_auroc", StepOutput(out.loss, out.weight, out.samples, output, label, out.mask)
+        found = self.read_scores(
+            StepOutput(out.loss, out.weight, out.samples, output, label, out.mask)
         )
         if found.scores.shape[1] != 1:
             raise ValueError(
@@ -110,13 +126,22 @@ class GroupedAUROC(Meter):
                 f"{tuple(group.shape)} {group.dtype}"
             )
         self.append_rows("scores", found.scores[:, 0], found.mask)
-        self.append_rows("labels", found.target[:, 0], found.mask)
+        self.append_rows("labels", encode_labels(found)[:, 0], found.mask)
         self.append_rows("groups", group, found.mask)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no label counts."""
+        return not bool((self.labels >= 0).any())
 
     def compute(self) -> dict[str, float]:
         """Return the weighted mean, NaN without a valid group, and the number of groups in it and
         outside."""
-        areas, samples = compute_auroc_by_group(self.scores, self.labels, self.groups)
+        self.check_outside()
+        counted = self.labels >= 0
+        areas, samples = compute_auroc_by_group(
+            self.scores[counted], self.labels[counted] > 0, self.groups[counted]
+        )
         both = ~areas.isnan()
         mean = (areas[both] * samples[both]).sum() / samples[both].sum()
         return {"mean": float(mean), "groups": float(both.sum()), "left_out": float((~both).sum())}

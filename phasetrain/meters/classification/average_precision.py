@@ -24,6 +24,7 @@ class AveragePrecision(RankingMeter):
         per_class: also return the value of each class.
         logits: see `RankingMeter`.
         class_names: names of the classes; by default the names in the data.
+        ignore_index: class, or value of a label, that does not count; by default that of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.
@@ -37,9 +38,14 @@ class AveragePrecision(RankingMeter):
         per_class: bool = False,
         logits: bool = True,
         class_names: Sequence[str] | None = None,
+        ignore_index: int | None = None,
     ) -> None:
         super().__init__(
-            "average_precision", per_class=per_class, logits=logits, class_names=class_names
+            "average_precision",
+            per_class=per_class,
+            logits=logits,
+            class_names=class_names,
+            ignore_index=ignore_index,
         )
         if area not in ("voc", "step"):
             raise ValueError(f"area = {area!r}: expected 'voc' or 'step'")

@@ -2,63 +2,53 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.base import Meter
-from phasetrain.meters.classification.all_scores import check_targets
 from phasetrain.meters.classification.class_scores import (
+    ClassMeter,
+    ClassScores,
     check_classes,
     make_class_labels,
-    read_scores,
     require_single_label,
 )
 
 
-class PerClassMeter(Meter):
-    """Counts per class; targets outside the classes are counted separately and rejected at the end.
+class PerClassMeter(ClassMeter):
+    """Counts per class.
 
     Args:
         name: name of the meter, for messages.
         classes: number of classes.
         threshold: score above which a single score per sample predicts the second of two classes.
         class_names: names of the classes.
+        ignore_index: see `ClassMeter`.
     """
 
-    outside: Tensor
-
     def __init__(
-        self, name: str, classes: int, threshold: float, class_names: Sequence[str] | None
+        self,
+        name: str,
+        classes: int,
+        threshold: float,
+        class_names: Sequence[str] | None,
+        ignore_index: int | None,
     ) -> None:
-        super().__init__()
+        super().__init__(name, ignore_index)
         check_at_least(1, classes=classes)
-        self.name = name
         self.classes = classes
         self.threshold = threshold
         self.names = make_class_labels(classes, class_names)
-        self.add_sum("outside", dtype=torch.int64)
 
     def read_pairs(self, out: StepOutput) -> tuple[Tensor, Tensor, Tensor]:
         """Return target, prediction and whether the sample counts, `(N,)` each."""
-        found = require_single_label(
-            self.name, read_scores(self.name, out).as_two_classes(self.threshold)
-        )
-        check_classes(self.name, found.scores.shape[1], self.classes)
-        target = found.target
-        counted = found.counted_mask()
-        # Raising here would wait for the device in every step; `check_outside` raises at the end.
-        inside = (target >= 0) & (target < self.classes)
-        self.outside.add_((counted & ~inside).sum())
+        return self.make_pairs(self.read_scores(out).as_two_classes(self.threshold))
+
+    def make_pairs(self, scores: ClassScores) -> tuple[Tensor, Tensor, Tensor]:
+        """Return target, prediction and whether the sample counts, `(N,)` each."""
+        require_single_label(self.name, scores)
+        check_classes(self.name, scores.scores.shape[1], self.classes)
+        counted = scores.counted_mask() & ~scores.invalid
         # Clamped, because an index outside would fail as an assertion of the device; it is not
         # counted.
-        return target.clamp(0, self.classes - 1), found.scores.argmax(1), counted & inside
-
-    def check_outside(self) -> None:
-        """Reject a phase with targets outside the classes.
-
-        Raises:
-            ConfigError: there are some.
-        """
-        check_targets(self.name, int(self.outside), self.classes)
+        return scores.target.clamp(0, self.classes - 1), scores.scores.argmax(1), counted

@@ -29,6 +29,7 @@ class ConfusionMatrix(PerClassMeter):
             number of samples.
         threshold: score above which a single score per sample predicts the second of two classes.
         class_names: names of the classes; by default the names in the data.
+        ignore_index: class of targets that do not count; by default that of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.
@@ -46,8 +47,9 @@ class ConfusionMatrix(PerClassMeter):
         normalize: Normalize = "none",
         threshold: float = 0.0,
         class_names: Sequence[str] | None = None,
+        ignore_index: int | None = None,
     ) -> None:
-        super().__init__("confusion_matrix", classes, threshold, class_names)
+        super().__init__("confusion_matrix", classes, threshold, class_names, ignore_index)
         if normalize not in ("none", "targets", "predictions", "all"):
             raise ValueError(
                 f"normalize = {normalize!r}: expected 'none', 'targets', 'predictions' or 'all'"
@@ -64,7 +66,7 @@ class ConfusionMatrix(PerClassMeter):
 
     def compute_matrix(self) -> Tensor:
         """Return the normalised matrix, float64 `(C, C)`; NaN if nothing was counted."""
-        self.check_outside()
+        self.check_outside(self.classes)
         counts = self.counts.double()
         total = counts.sum()
         by = {

@@ -12,7 +12,6 @@ from phasetrain.meters.classification.class_scores import (
     average_present,
     check_classes,
     label_classes,
-    read_scores,
 )
 
 
@@ -31,6 +30,7 @@ class F1(PerClassMeter):
         threshold: score above which a label is predicted: 0.0 for logits, 0.5 for probabilities.
         per_class: also return the value of each class.
         class_names: names of the classes; by default the names in the data.
+        ignore_index: class, or value of a label, that does not count; by default that of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.
@@ -51,23 +51,24 @@ class F1(PerClassMeter):
         *,
         per_class: bool = False,
         class_names: Sequence[str] | None = None,
+        ignore_index: int | None = None,
     ) -> None:
-        super().__init__("f1", classes, threshold, class_names)
+        super().__init__("f1", classes, threshold, class_names, ignore_index)
         self.per_class = per_class
         for name in ("right", "predicted", "actual"):
             self.add_sum(name, (classes,), dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
         """Count the labels of one step, the predicted ones, and the correctly predicted ones."""
-        found = read_scores(self.name, out).as_two_classes(self.threshold)
+        found = self.read_scores(out).as_two_classes(self.threshold)
         if found.is_single_label:
-            target, predicted, counted = self.read_pairs(out)
+            target, predicted, counted = self.make_pairs(found)
             self.actual.index_add_(0, target, counted.long())
             self.predicted.index_add_(0, predicted, counted.long())
             self.right.index_add_(0, target, (counted & (predicted == target)).long())
             return
         check_classes(self.name, found.scores.shape[1], self.classes)
-        counted = found.counted_mask()[:, None]
+        counted = found.counted_mask()
         actual = found.target & counted
         above = (found.scores > self.threshold) & counted
         self.actual.add_(actual.sum(0))
@@ -77,7 +78,7 @@ class F1(PerClassMeter):
     def compute(self) -> dict[str, float]:
         """Return macro and micro F1, the number of absent classes and, if requested, the F1 of each
         class."""
-        self.check_outside()
+        self.check_outside(self.classes)
         both = self.predicted + self.actual
         # From counts instead of precision and recall, which are 0 / 0 for a class that is never
         # predicted.

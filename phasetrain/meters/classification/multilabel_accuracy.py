@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.class_scores import read_scores
+from phasetrain.meters.base import METERS
+from phasetrain.meters.classification.class_scores import ClassMeter
 
 
 @METERS.register("multilabel_accuracy")
-class MultilabelAccuracy(Meter):
+class MultilabelAccuracy(ClassMeter):
     """Fraction of correct labels, `labels` (1 - Hamming loss), and of samples with all labels
     correct, `exact`.
 
@@ -17,9 +17,11 @@ class MultilabelAccuracy(Meter):
 
     Args:
         threshold: score above which a label is predicted: 0.0 for logits, 0.5 for probabilities.
+        ignore_index: value of labels that do not count; by default that of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.
+        ConfigError: on compute: a label is below -1.
     """
 
     better = "larger"
@@ -30,28 +32,30 @@ class MultilabelAccuracy(Meter):
     decisions: Tensor
     samples: Tensor
 
-    def __init__(self, threshold: float = 0.0) -> None:
-        super().__init__()
+    def __init__(self, threshold: float = 0.0, ignore_index: int | None = None) -> None:
+        super().__init__("multilabel_accuracy", ignore_index)
         self.threshold = threshold
         for name in ("right", "exact", "decisions", "samples"):
             self.add_sum(name, dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
         """Count the labels of one step and the correct ones."""
-        found = read_scores("multilabel_accuracy", out)
+        found = self.read_scores(out)
         if found.is_single_label:
             raise ValueError(
                 "multilabel_accuracy takes labels (N, C); for one class per sample use accuracy"
             )
         counted = found.counted_mask()
-        hits = ((found.scores > self.threshold) == found.target) & counted[:, None]
-        self.right.add_(hits.sum())
-        self.exact.add_((hits.all(1) & counted).sum())
-        self.decisions.add_(counted.sum() * hits.shape[1])
-        self.samples.add_(counted.sum())
+        samples = counted.any(1)
+        hits = (found.scores > self.threshold) == found.target
+        self.right.add_((hits & counted).sum())
+        self.exact.add_(((hits | ~counted).all(1) & samples).sum())
+        self.decisions.add_(counted.sum())
+        self.samples.add_(samples.sum())
 
     def compute(self) -> dict[str, float]:
         """Return both fractions, in [0, 1], NaN without samples."""
+        self.check_outside()
         labels = self.right.double() / self.decisions
         exact = self.exact.double() / self.samples
         return {"labels": float(labels), "exact": float(exact)}

@@ -23,6 +23,7 @@ class PerClassAccuracy(PerClassMeter):
         classes: number of classes; by default the number in the data.
         threshold: score above which a single score per sample predicts the second of two classes.
         class_names: names of the classes; by default the names in the data.
+        ignore_index: class of targets that do not count; by default that of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.
@@ -36,9 +37,13 @@ class PerClassAccuracy(PerClassMeter):
     samples: Tensor
 
     def __init__(
-        self, classes: int, threshold: float = 0.0, class_names: Sequence[str] | None = None
+        self,
+        classes: int,
+        threshold: float = 0.0,
+        class_names: Sequence[str] | None = None,
+        ignore_index: int | None = None,
     ) -> None:
-        super().__init__("per_class_accuracy", classes, threshold, class_names)
+        super().__init__("per_class_accuracy", classes, threshold, class_names, ignore_index)
         self.add_sum("correct", (classes,), dtype=torch.int64)
         self.add_sum("samples", (classes,), dtype=torch.int64)
 
@@ -50,7 +55,7 @@ class PerClassAccuracy(PerClassMeter):
 
     def compute(self) -> dict[str, float]:
         """Return the mean, the number of absent classes, and the accuracy of each class."""
-        self.check_outside()
+        self.check_outside(self.classes)
         values = self.correct.double() / self.samples
         return average_present(values, self.samples > 0) | label_classes(self.names, values)
 

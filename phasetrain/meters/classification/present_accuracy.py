@@ -5,13 +5,12 @@ import torch
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.all_scores import check_targets
-from phasetrain.meters.classification.class_scores import read_scores, require_single_label
+from phasetrain.meters.base import METERS
+from phasetrain.meters.classification.class_scores import ClassMeter, require_single_label
 
 
 @METERS.register("present_accuracy")
-class PresentAccuracy(Meter):
+class PresentAccuracy(ClassMeter):
     """Top-k accuracy if only classes among the targets of the phase can be predicted.
 
     For a test on some of the classes that a model knows (VISSL: METERS.model_output_mask). Takes
@@ -21,6 +20,7 @@ class PresentAccuracy(Meter):
 
     Args:
         topk: number of scores that may contain the class.
+        ignore_index: class of targets that do not count; by default that of the loss.
 
     Raises:
         ValueError: topk is below 1; on update: wrong shapes.
@@ -34,8 +34,8 @@ class PresentAccuracy(Meter):
     scores: torch.Tensor
     target: torch.Tensor
 
-    def __init__(self, topk: int = 1) -> None:
-        super().__init__()
+    def __init__(self, topk: int = 1, ignore_index: int | None = None) -> None:
+        super().__init__("present_accuracy", ignore_index)
         check_at_least(1, topk=topk)
         self.topk = topk
         self.add_rows("scores")
@@ -43,25 +43,32 @@ class PresentAccuracy(Meter):
 
     def update(self, out: StepOutput) -> None:
         """Append scores and classes of one step."""
-        found = require_single_label("present_accuracy", read_scores("present_accuracy", out))
+        found = require_single_label(self.name, self.read_scores(out))
+        # All targets are kept: selecting those that are not ignored would wait for the device.
         self.append_rows("scores", found.scores, found.mask)
         self.append_rows("target", found.target, found.mask)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no target counts."""
+        return not bool(self.find_counted(self.target).any())
+
     def compute(self) -> dict[str, float]:
         """Return the accuracy among present classes, NaN without samples."""
-        if not len(self.scores):
+        counted = self.find_counted(self.target)
+        scores = self.scores[counted]
+        target = self.target[counted]
+        if not len(scores):
             return {"accuracy": float("nan"), "absent": float("nan")}
-        classes = self.scores.shape[1]
-        check_targets(
-            "present_accuracy", int(((self.target < 0) | (self.target >= classes)).sum()), classes
-        )
-        present = torch.unique(self.target)
+        classes = scores.shape[1]
+        self.check_outside(classes)
+        present = torch.unique(target)
         if self.topk > len(present):
             raise ConfigError(
                 f"present_accuracy: topk = {self.topk} is more than the {len(present)} classes "
                 "present",
                 code="config.conflict",
             )
-        best = present[self.scores[:, present].topk(self.topk, dim=1).indices]
-        hits = best.eq(self.target[:, None]).any(1)
+        best = present[scores[:, present].topk(self.topk, dim=1).indices]
+        hits = best.eq(target[:, None]).any(1)
         return {"accuracy": float(hits.double().mean()), "absent": float(classes - len(present))}

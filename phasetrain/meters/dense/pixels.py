@@ -8,17 +8,18 @@ from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import IGNORED, StepOutput
-from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.all_scores import check_targets
+from phasetrain.meters.base import METERS
 from phasetrain.meters.classification.class_scores import (
+    ClassMeter,
     average_present,
     check_classes,
+    find_outside,
     label_classes,
     make_class_labels,
 )
 
 
-class PixelMeter(Meter):
+class PixelMeter(ClassMeter):
     """Counts which class is predicted for pixels of which class, over all images of a phase.
 
     Takes scores `(N, C, ...)`, whose highest one is the prediction, and classes `(N, ...)`. The
@@ -38,7 +39,6 @@ class PixelMeter(Meter):
     better = "larger"
 
     counts: Tensor
-    outside: Tensor
 
     def __init__(
         self,
@@ -47,32 +47,24 @@ class PixelMeter(Meter):
         ignore_index: int | None,
         class_names: Sequence[str] | None,
     ) -> None:
-        super().__init__()
+        super().__init__(name, ignore_index)
         check_at_least(1, classes=classes)
-        self.name = name
         self.classes = classes
-        self.ignore_index = ignore_index
         self.names = make_class_labels(classes, class_names)
         self.add_sum("counts", (classes, classes), dtype=torch.int64)
-        self.add_sum("outside", dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
         """Count the pixels of one step."""
         self._check_shapes(out.output, out.target)
         target = out.target
         predicted = out.output.detach().argmax(1)
-        counted = torch.ones_like(target, dtype=torch.bool)
-        if out.mask is not None:
-            counted &= out.mask.view(-1, *[1] * (target.ndim - 1))
-        if self.ignore_index is not None:
-            counted &= target != self.ignore_index
-        inside = (target >= 0) & (target < self.classes)
-        # Raising here would wait for the device in every step; `compute` raises at the end.
-        self.outside.add_((counted & ~inside).sum())
+        counted = self.find_counted(target, out.mask)
+        invalid = find_outside(target, self.classes)
+        self.count_outside(invalid, counted)
         # Clamped, since an index outside would fail on the device; these pixels are added as 0.
         pairs = target.clamp(0, self.classes - 1) * self.classes + predicted
         # Not bincount, which waits for the device to learn the length of its result.
-        self.counts.view(-1).index_add_(0, pairs.flatten(), (counted & inside).flatten().long())
+        self.counts.view(-1).index_add_(0, pairs.flatten(), (counted & ~invalid).flatten().long())
 
     @abstractmethod
     def compute(self) -> float | dict[str, float]:
@@ -84,7 +76,7 @@ class PixelMeter(Meter):
         Raises:
             ConfigError: a target was outside the classes.
         """
-        check_targets(self.name, int(self.outside), self.classes)
+        self.check_outside(self.classes)
         return self.counts.double()
 
     def _check_shapes(self, output: object, target: object) -> None:
@@ -155,7 +147,8 @@ class MeanIoU(ClassOverlap):
 
     Args:
         classes: number of classes; by default the number in the data.
-        ignore_index: class of pixels that do not count; null: all count.
+        ignore_index: class of pixels that do not count; null: all count. By default that of the
+            loss, or -100 if it has none.
         class_names: names of the classes; by default the names in the data.
 
     Raises:
@@ -179,7 +172,8 @@ class Dice(ClassOverlap):
 
     Args:
         classes: number of classes; by default the number in the data.
-        ignore_index: class of pixels that do not count; null: all count.
+        ignore_index: class of pixels that do not count; null: all count. By default that of the
+            loss, or -100 if it has none.
         class_names: names of the classes; by default the names in the data.
 
     Raises:
@@ -202,7 +196,8 @@ class PixelAccuracy(PixelMeter):
 
     Args:
         classes: number of classes; by default the number in the data.
-        ignore_index: class of pixels that do not count; null: all count.
+        ignore_index: class of pixels that do not count; null: all count. By default that of the
+            loss, or -100 if it has none.
 
     Raises:
         ValueError: there are no classes; on update: wrong shapes.

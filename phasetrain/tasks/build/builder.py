@@ -21,7 +21,7 @@ from phasetrain.distributed import Strategy, World
 from phasetrain.distributed.subgroups import partition, subgroup
 from phasetrain.engine.plan import TRAIN, Plan, Stage
 from phasetrain.errors import ConfigError
-from phasetrain.losses import LOSSES, FunctionLoss
+from phasetrain.losses import LOSSES, FunctionLoss, find_ignore_index
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS, Embedding
 from phasetrain.models.adapters import attach_adapters
@@ -184,10 +184,6 @@ def build_parts(
     model, loss, checkpointed = prepare_modules(
         context, built, build_loss(context, facts), train=train
     )
-    meters = {
-        label: meter.to(context.machine.device)
-        for label, meter in build_meters(context, facts).items()
-    }
     if train:
         check_coupled(loss, context.stage_configs, context.world)
         check_counted(loss, context.stage_configs, context.world)
@@ -215,6 +211,10 @@ def build_parts(
         updaters = list(others.values())
         updater = others.pop(MAIN)
     losses = build_stage_losses(context, loss, facts)
+    meters = {
+        label: meter.to(context.machine.device)
+        for label, meter in build_meters(context, facts, losses or [loss]).items()
+    }
     loaders = {name: build_loader(context, split, plan) for name, split in data.items()}
     groups: list[tuple[str, str, str, str]] = []
     train_model = None
@@ -552,13 +552,22 @@ def make_loss(
     return FunctionLoss(loss, {})
 
 
-def build_meters(context: BuildContext, facts: Mapping[str, Any]) -> dict[str, Meter]:
-    """Return the meters by label, in the order of their keys."""
+def build_meters(
+    context: BuildContext, facts: Mapping[str, Any], losses: Sequence[nn.Module] = ()
+) -> dict[str, Meter]:
+    """Return the meters by label, in the order of their keys.
 
-    return {
-        label: build_meter(label, section, facts, context.used)
-        for label, section in context.config.METERS.items()
-    }
+    Args:
+        context: config, machine and world.
+        facts: values that parts may ask for by name.
+        losses: the loss of each stage; meters skip the targets that they ignore.
+    """
+    meters = {}
+    for label, section in context.config.METERS.items():
+        ignored = find_ignore_index(losses, section.get("target"))
+        meter_facts = facts if ignored is None else {**facts, "ignore_index": ignored}
+        meters[label] = build_meter(label, section, meter_facts, context.used)
+    return meters
 
 
 def build_meter(

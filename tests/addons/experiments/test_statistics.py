@@ -62,6 +62,20 @@ def test_interval_of_a_mean_is_that_of_students_t() -> None:
     assert summary.high == pytest.approx(4.48414, abs=1e-5)
 
 
+def test_intervals_stay_within_the_bounds_of_the_values() -> None:
+    # 12.706 * 0.1 around 0.7
+    values = [0.6, 0.8]
+    summary = summarize_sample(values, bounds=(0.0, 1.0))
+    assert (summary.mean, summary.low, summary.high) == (pytest.approx(0.7), 0.0, 1.0)
+    free = summarize_sample(values)
+    assert (free.low, free.high) == (
+        pytest.approx(-0.5706, abs=1e-4),
+        pytest.approx(1.9706, abs=1e-4),
+    )
+    difference = compare_pairs({0: 0.9, 1: 0.5}, {0: 0.1, 1: 0.3}, bounds=(0.0, 1.0)).summary
+    assert (difference.mean, difference.low, difference.high) == (pytest.approx(0.5), -1.0, 1.0)
+
+
 def test_samples_without_a_spread_have_no_interval() -> None:
     assert summarize_sample([]).mean is None
     single = summarize_sample([2.5])

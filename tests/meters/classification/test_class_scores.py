@@ -66,6 +66,22 @@ def test_misfitting_inputs_are_rejected(output, target, message):
         read(output, target)
 
 
+@pytest.mark.parametrize(
+    ("target", "ignore_index", "counted"),
+    [
+        (torch.tensor([0, 1, -100]), None, [True, True, True]),
+        (torch.tensor([0, 1, -100]), -100, [True, True, False]),
+        (torch.tensor([0, 1, 0]), 0, [False, True, False]),
+        (torch.tensor([[0, -100], [1, 0]]), -100, [[True, False], [True, True]]),
+        # Class 0 of a loss of classes says nothing about labels.
+        (torch.tensor([[0, 1], [1, 0]]), 0, [[True, True], [True, True]]),
+    ],
+)
+def test_targets_equal_to_ignore_index_do_not_count(target, ignore_index, counted):
+    out = StepOutput(torch.tensor(0.0), 1.0, len(target), torch.zeros(len(target), 2), target)
+    assert read_scores("f1", out, ignore_index).counted_mask().tolist() == counted
+
+
 def test_class_names_are_unique():
     assert make_class_labels(2, ("cat", "dog")) == ("cat", "dog")
     assert make_class_labels(2, None) == ("0", "1")

@@ -171,6 +171,41 @@ class TestParts:
             "loss": "MeanLoss",
         }
 
+    @pytest.mark.parametrize(
+        ("words", "ignored"),
+        [
+            ([], {"accuracy": -100, "mean_iou": -100, "digit": -100}),
+            (["LOSS.ignore_index=255"], {"accuracy": 255, "mean_iou": 255, "digit": 255}),
+            (["LOSS.name=MSELoss"], {"accuracy": None, "mean_iou": -100, "digit": None}),
+            (
+                ["LOSS.ignore_index=255", "METERS.accuracy.ignore_index=null"],
+                {"accuracy": None, "mean_iou": 255, "digit": 255},
+            ),
+            (
+                [
+                    "LOSS={name: weighted_sum, losses: {a: {name: cross_entropy, ignore_index: 7, "
+                    "target: digit}, b: {name: NLLLoss, target: other}}}"
+                ],
+                {"accuracy": None, "mean_iou": -100, "digit": 7},
+            ),
+            (
+                [
+                    "PHASES.epochs=null",
+                    "PHASES.stages=[{epochs: 1}, {epochs: 1, LOSS: {ignore_index: 7}}]",
+                ],
+                {"accuracy": None, "mean_iou": -100, "digit": None},
+            ),
+        ],
+    )
+    def test_meters_ignore_the_targets_that_the_loss_ignores(
+        self, words: list[str], ignored: dict[str, int | None]
+    ) -> None:
+        meters = "METERS={loss: null, mean_iou: {}, digit: {name: f1, target: digit}}"
+        parts = built_whole([*WORDS, meters, *words]).task.parts
+        assert {
+            label: vars(meter)["ignore_index"] for label, meter in parts.meters.items()
+        } == ignored
+
     def test_task_is_supervised_by_default(self) -> None:
         made = builder()
         data = made.data()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from phasetrain.addons.experiments.statistics import (
+    Bounds,
     adjust_p_values,
     compare_pairs,
     count_pairs,
@@ -22,7 +23,7 @@ from phasetrain.addons.experiments.sweep.override_text import (
 )
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
 from phasetrain.errors import ConfigError
-from phasetrain.runs.direction import Objective
+from phasetrain.runs.direction import Objective, guess_bounds
 from phasetrain.runs.records import parse_number
 from phasetrain.runtime.format import format_metric, join_first
 
@@ -178,12 +179,14 @@ def group_runs(
         found.setdefault(shared, []).append(run)
     # Of all configs together: a run that one of them lacks is listed as missing.
     repetitions = _list_repetitions(runs, over)
+    values = [run.best for run in runs if run.best is not None and math.isfinite(run.best)]
+    bounds = guess_bounds(objective.metric, values)
     groups = [
-        _make_group(dict(shared), over, each, objective, repetitions)
+        _make_group(dict(shared), over, each, objective, repetitions, bounds)
         for shared, each in found.items()
     ]
     groups.sort(key=lambda group: _rank_mean(group, objective))
-    return _compare_groups(groups, comparison)
+    return _compare_groups(groups, comparison, bounds)
 
 
 def find_config(
@@ -237,6 +240,7 @@ def _make_group(
     runs: Sequence[SweepRun],
     objective: Objective,
     repetitions: Sequence[str],
+    bounds: Bounds,
 ) -> Group:
     by_name = {_name_repetition(run, over): run for run in runs}
     values: dict[str, float] = {}
@@ -249,7 +253,7 @@ def _make_group(
             missing[name] = run.state
         else:
             values[name] = run.best
-    summary = summarize_sample(list(values.values()))
+    summary = summarize_sample(list(values.values()), bounds=bounds)
     return Group(
         swept,
         over,
@@ -260,7 +264,9 @@ def _make_group(
     )
 
 
-def _compare_groups(groups: Sequence[Group], comparison: ComparisonSettings) -> list[Group]:
+def _compare_groups(
+    groups: Sequence[Group], comparison: ComparisonSettings, bounds: Bounds
+) -> list[Group]:
     """Return the groups with their differences from a baseline, by default the best one.
 
     A config of which runs have failed is the best one only if all have: the mean of the others may
@@ -278,12 +284,13 @@ def _compare_groups(groups: Sequence[Group], comparison: ComparisonSettings) -> 
         if group is baseline:
             compared.append(replace(group, is_baseline=True))
         else:
-            compared.append(replace(group, difference=_compare(group, baseline, comparison.detect)))
+            difference = _compare(group, baseline, comparison.detect, bounds)
+            compared.append(replace(group, difference=difference))
     return _correct_p_values(compared)
 
 
-def _compare(group: Group, baseline: Group, detect: float | None) -> Comparison:
-    result = compare_pairs(group.values, baseline.values)
+def _compare(group: Group, baseline: Group, detect: float | None, bounds: Bounds) -> Comparison:
+    result = compare_pairs(group.values, baseline.values, bounds=bounds)
     summary = result.summary
     needed = None
     to_detect = None

@@ -139,14 +139,14 @@ class TestGroups:
         ]  # fmt: skip
         _, rows = found.make_table()
         assert [row[-1] for row in rows] == [*"adbce"]
-        # 4.303 * 0.1 / sqrt(3) around 0.8
+        # 4.303 * 0.1 / sqrt(3) around 0.8, and at most 1
         assert make_mean_table(found.groups, "test/accuracy") == (
             "mean and standard deviation over DATA.VALID.subset.fold",
             ["LOSS", "best test/accuracy", "95 % interval", "runs"],
-            [["mse", "0.8000 ± 0.1000", "0.5516 to 1.0484", "3/3"], ["l1", "0.7000", "-", "1/2"]],
+            [["mse", "0.8000 ± 0.1000", "0.5516 to 1.0000", "3/3"], ["l1", "0.7000", "-", "1/2"]],
         )
         page = render_sweep(found)
-        assert "<td>mse</td><td>0.8000 ± 0.1000</td><td>0.5516 to 1.0484</td><td>3/3</td>" in page
+        assert "<td>mse</td><td>0.8000 ± 0.1000</td><td>0.5516 to 1.0000</td><td>3/3</td>" in page
 
     def test_groups_with_smaller_mean_come_first_if_smaller_is_better(self) -> None:
         seeds = [
