@@ -3,7 +3,6 @@
 import importlib
 import warnings
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 
@@ -142,8 +141,10 @@ def import_moved_name(package: str, name: str) -> object:
     return vars(importlib.import_module(module))[name]
 
 
-class MovedFinder(MetaPathFinder):
+class MovedFinder:
     """Finds a module under its former name, after all other finders have failed."""
+
+    # Not derived from the classes of importlib.abc, which takes 20 modules to import.
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -152,10 +153,10 @@ class MovedFinder(MetaPathFinder):
         new_name = find_new_name(name)
         if new_name is None:
             return None
-        return ModuleSpec(name, _Loader(new_name), is_package=True)
+        return ModuleSpec(name, _Loader(new_name), is_package=True)  # type: ignore[arg-type]
 
 
-class _Loader(Loader):
+class _Loader:
     def __init__(self, new_name: str) -> None:
         self.new_name = new_name
 
