@@ -16,7 +16,8 @@ from phasetrain.app.python_objects.describe_optimizer import describe_optimizer
 from phasetrain.app.result import RunResult
 from phasetrain.checkpoint.excluded import complete_state, excluded_digests
 from phasetrain.checkpoint.weights import find_checkpoint
-from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
+from phasetrain.config.compose.folders import find_config_dir
+from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.problems import raise_all
 from phasetrain.config.registry import parameters
 from phasetrain.engine.loop import PhaseEngine

@@ -11,8 +11,9 @@ from phasetrain.app.stored.trust import check_code, describe_code, select_code_f
 from phasetrain.config.addons import list_failures
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed, compose
+from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.merge import lookup
-from phasetrain.config.compose.sources import Layer, find_config_dir
+from phasetrain.config.compose.sources import Layer
 from phasetrain.config.engines import list_engines
 from phasetrain.config.objects import GivenObjects, current_objects
 from phasetrain.config.plugins import load_plugins, run_imports

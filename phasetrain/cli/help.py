@@ -1,11 +1,9 @@
 """Texts of `phasetrain help`: flags and groups, sections, keys and parts."""
 
 import inspect
-import textwrap
 from collections.abc import Iterator
 
 from phasetrain.app.setup import SLOTS
-from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import default_schema, matches
@@ -13,48 +11,6 @@ from phasetrain.config.sections.keys import Key
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.tasks.build.builder import FACTS
-
-
-def general_help(usage: str, config_dir: str | None) -> str:
-    """Return flags, groups, sections and exit codes."""
-    files = ConfigFiles(find_config_dir(config_dir))
-    groups = "\n".join(
-        f"  {group:<12} {', '.join(files.options(group))}" for group in files.groups()
-    )
-    return f"""usage: {usage}
-
-Trains the configured experiment. Run the same command again to resume an interrupted run.
-
-flags
-  -h, --help [TOPIC]     this text, or help on a section, a key or a part: OPTIMIZER, lr, cosine
-  --version              print the version and exit
-  --cfg                  print the resolved config and exit
-  --config-dir DIR       a folder with your configs, in one sub-folder per group below;
-                         by default ./configs or ./conf
-  --restart              start over; the folder of the run is kept under a number: runs/base.1
-  --from RUN_FOLDER      repeat a run in a new folder and check that it is bit-identical
-  -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01
-
-groups (SECTION=GROUP) and experiments (experiment=NAME, or a file: phasetrain FILE.yaml)
-{groups}
-
-sections
-  {", ".join(default_schema().sections)}
-
-getting started
-  phasetrain plan        print the plan, and exit
-  RUN.dir=FOLDER         run folder; a run in it is resumed
-  PHASES.epochs=N        length of the training
-
-exit codes
-  0      success, or the run had already finished
-  2      error in the config or in the command line
-  3      the data, the plan or a forbidden key has changed since the checkpoint
-  4      another process uses the run folder
-  5      there are checkpoints, but none is valid
-  6      repeated attempts made no progress
-  128+n  after signal n
-  1      any other error"""
 
 
 def topic_help(topic: str) -> str:
@@ -91,18 +47,6 @@ def topic_help(topic: str) -> str:
         f"{', '.join(schema.sections)}",
         code="config.unknown_section",
     )
-
-
-def wrap_help(text: str, width: int) -> str:
-    """Return a text with lines of at most `width` characters; continuation lines are indented
-    like the line."""
-    lines = []
-    for line in text.splitlines():
-        indent = " " * (len(line) - len(line.lstrip()))
-        lines += textwrap.wrap(
-            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        ) or [""]
-    return "\n".join(lines)
 
 
 def _find_section(topic: str) -> str:

@@ -3,10 +3,13 @@
 import argparse
 import shutil
 import sys
+import textwrap
 
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call, make_parser
 from phasetrain.cli.table import format_commands, list_commands, list_group
+from phasetrain.config.compose.folders import find_config_dir, list_options
+from phasetrain.config.schema import default_schema
 
 USAGE = "phasetrain [COMMAND] [flags] [FILE.yaml] [SECTION=GROUP] [SECTION.key=value ...]"
 
@@ -34,13 +37,65 @@ def run_help(call: Call) -> Outcome:
             for command in list_group(topic)
         )
     else:
-        # imports every registry of parts, and with them torch
-        from phasetrain.cli.help import general_help, topic_help, wrap_help
-
         if topic:
+            # Imports every registry of parts, and with them torch.
+            from phasetrain.cli.help import topic_help
+
             text = topic_help(topic)
         else:
             text = general_help(f"{USAGE}\n\n{format_commands()}", call.flags.config_dir)
         if sys.stdout.isatty():
             text = wrap_help(text, shutil.get_terminal_size().columns)
     return Outcome(text=text, content={"text": text})
+
+
+def general_help(usage: str, config_dir: str | None) -> str:
+    """Return flags, groups, sections and exit codes."""
+    options = list_options(find_config_dir(config_dir))
+    groups = "\n".join(f"  {group:<12} {', '.join(names)}" for group, names in options.items())
+    return f"""usage: {usage}
+
+Trains the configured experiment. Run the same command again to resume an interrupted run.
+
+flags
+  -h, --help [TOPIC]     this text, or help on a section, a key or a part: OPTIMIZER, lr, cosine
+  --version              print the version and exit
+  --cfg                  print the resolved config and exit
+  --config-dir DIR       a folder with your configs, in one sub-folder per group below;
+                         by default ./configs or ./conf
+  --restart              start over; the folder of the run is kept under a number: runs/base.1
+  --from RUN_FOLDER      repeat a run in a new folder and check that it is bit-identical
+  -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01
+
+groups (SECTION=GROUP) and experiments (experiment=NAME, or a file: phasetrain FILE.yaml)
+{groups}
+
+sections
+  {", ".join(default_schema().sections)}
+
+getting started
+  phasetrain plan        print the plan, and exit
+  RUN.dir=FOLDER         run folder; a run in it is resumed
+  PHASES.epochs=N        length of the training
+
+exit codes
+  0      success, or the run had already finished
+  2      error in the config or in the command line
+  3      the data, the plan or a forbidden key has changed since the checkpoint
+  4      another process uses the run folder
+  5      there are checkpoints, but none is valid
+  6      repeated attempts made no progress
+  128+n  after signal n
+  1      any other error"""
+
+
+def wrap_help(text: str, width: int) -> str:
+    """Return a text with lines of at most `width` characters; continuation lines are indented
+    like the line."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)

@@ -6,8 +6,8 @@ from inspect import Parameter
 from typing import Any
 
 from phasetrain.config.compose.composed import Composed
+from phasetrain.config.compose.folders import EXPERIMENT
 from phasetrain.config.compose.merge import leaves, lookup
-from phasetrain.config.compose.sources import EXPERIMENT
 from phasetrain.config.engines import list_engines
 from phasetrain.config.problems import make_problem, raise_all
 from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters

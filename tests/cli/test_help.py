@@ -1,10 +1,15 @@
 """What `phasetrain help` prints."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from raising import raises
 
 from phasetrain.cli import main
-from phasetrain.cli.help import general_help, topic_help, wrap_help
+from phasetrain.cli.help import topic_help
+from phasetrain.cli.help_command import general_help, wrap_help
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.builder import FACTS
@@ -134,3 +139,22 @@ def test_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(words) == 0
         assert capsys.readouterr().out.startswith(start)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["help", "sweep"], ["runs", "list"]])
+def test_commands_that_read_no_config_import_neither_torch_nor_hydra(
+    words: list[str], tmp_path: Path
+) -> None:
+    program = (
+        "import sys; from phasetrain.cli import main; code = main(sys.argv[1:]); "
+        "print([name for name in ('torch', 'hydra', 'omegaconf', 'numpy') if name in sys.modules]); "
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

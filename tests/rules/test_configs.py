@@ -13,7 +13,8 @@ from PIL import Image
 from raising import raises
 
 from phasetrain.app.api import run
-from phasetrain.config.compose.sources import RECIPES, ConfigFiles
+from phasetrain.config.compose.folders import RECIPES
+from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.errors import ConfigError
 from phasetrain.models import SmallCNN
 from phasetrain.runtime.terminal import Terminal

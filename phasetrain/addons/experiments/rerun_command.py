@@ -18,7 +18,7 @@ def run_recipes_list(call: Call) -> Outcome:
     """List the recipes and their results."""
     from phasetrain.addons.experiments.recipes.facts import read_recipes
     from phasetrain.addons.experiments.recipes.pages import format_list, list_content
-    from phasetrain.config.compose.sources import find_config_dir
+    from phasetrain.config.compose.folders import find_config_dir
 
     recipes = read_recipes(find_config_dir(call.flags.config_dir))
     if call.flags.json:
@@ -74,7 +74,7 @@ def _rerun_recipe(call: Call) -> Outcome:
     from phasetrain.addons.experiments.recipes.run_recipe import run_variant
     from phasetrain.addons.experiments.recipes.verdict import compare
     from phasetrain.app.engines import run_engine
-    from phasetrain.config.compose.sources import find_config_dir
+    from phasetrain.config.compose.folders import find_config_dir
     from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
@@ -197,7 +197,7 @@ def list_config_words(call: Call) -> list[str] | None:
         return None
     from phasetrain.addons.experiments.recipes.facts import find_variant
     from phasetrain.addons.experiments.recipes.run_recipe import last_words
-    from phasetrain.config.compose.sources import find_config_dir
+    from phasetrain.config.compose.folders import find_config_dir
 
     _, variant = find_variant(call.flags.recipe, find_config_dir(call.flags.config_dir))
     return last_words(variant, call.flags.seed, _recipe_overrides(call))

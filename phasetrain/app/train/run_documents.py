@@ -21,8 +21,8 @@ from phasetrain.app.train.resume import (
     describe_environment,
     list_packages,
 )
+from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.override_text import key_of, quote_value
-from phasetrain.config.compose.sources import find_config_dir
 from phasetrain.data import SampleError
 from phasetrain.hooks.progress.notebook import in_notebook
 from phasetrain.runs.folder import RunFolder

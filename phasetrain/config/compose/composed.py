@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phasetrain.config.compose.folders import EXPERIMENT
 from phasetrain.config.compose.interpolation import resolve_interpolations
 from phasetrain.config.compose.merge import Merged, lookup
 from phasetrain.config.compose.overrides import CommandLine, read_overrides
-from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, Layer
+from phasetrain.config.compose.sources import ConfigFiles, Layer
 from phasetrain.config.deprecations import rename_keys, rename_path
 from phasetrain.config.schema import DEFAULTS, PARTS, Schema, default_schema
 from phasetrain.errors import Problem, did_you_mean

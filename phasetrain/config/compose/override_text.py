@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from phasetrain.config.compose.sources import EXPERIMENT, is_file_word
+from phasetrain.config.compose.folders import EXPERIMENT, is_file_word
 from phasetrain.errors import ConfigError
 
 _SPECIAL = re.compile(r"([\\()\[\]{}:=,\s])")

@@ -8,9 +8,10 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from phasetrain.config.compose.folders import EXPERIMENT, is_file_word
 from phasetrain.config.compose.library_errors import explain_override_error, find_unclosed
 from phasetrain.config.compose.override_parser import make_override_parser
-from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, is_file_word
+from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.schema import LABELLED, WORDS, Schema, part_pattern
 from phasetrain.errors import Problem, did_you_mean, nearest
 

@@ -29,6 +29,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from phasetrain.config.compose.folders import EXPERIMENT, PACKAGE, RECIPES
 from phasetrain.config.compose.library_errors import (
     explain_defaults_error,
     explain_file_error,
@@ -36,18 +37,11 @@ from phasetrain.config.compose.library_errors import (
 )
 from phasetrain.errors import Problem, did_you_mean
 
-PACKAGE = "phasetrain.configs"
-EXPERIMENT = "experiment"
-RECIPES = "recipes"
-"""Folder among the configs that is no group: the facts of recipes."""
-
 _SELECTED = "_selected_"
 """Name of a file that exists in memory only, whose defaults list has the selected option."""
 _GIVEN = f"{EXPERIMENT}/_given_"
 """Path below which Hydra knows an experiment file that was given by its path. No option can have
 it, so a given `digits.yaml` may start from the built-in experiment `digits`."""
-FOUND_DIRS = ("configs", "conf")
-"""Folders of configs that are found by themselves in the current folder; the first one is used."""
 _PARENT = re.compile(r"In '(?P<parent>[^']+)'")
 
 
@@ -62,39 +56,6 @@ class Layer:
 
     name: str
     values: dict[str, Any]
-
-
-def is_file_word(word: str) -> bool:
-    """Return whether a word of the command line is the path of an experiment file."""
-    return word.endswith((".yaml", ".yml")) and "=" not in word and not word.startswith("~")
-
-
-def find_config_dir(config_dir: str | None, overrides: Sequence[str] = ()) -> str | None:
-    """Return the user's folder of configs: the given one, else the one above the folder
-    `experiment` of an experiment file, else `configs` or `conf` in the current folder.
-
-    Args:
-        config_dir: value of `--config-dir`.
-        overrides: words of the command line.
-    """
-    if config_dir is not None:
-        return config_dir
-    for word in filter(is_file_word, overrides):
-        for parent in Path(word).parents:
-            if parent.name == EXPERIMENT:
-                return str(parent.parent)
-    return next((name for name in FOUND_DIRS if _holds_options(Path(name))), None)
-
-
-def _holds_options(folder: Path) -> bool:
-    """Return whether a folder has experiments or options of a section; the package's own folder,
-    which `configs` is in a clone of the source, does not count."""
-    own = Path(str(files(PACKAGE)))
-    if not folder.is_dir() or folder.resolve() == own.resolve():
-        return False
-    return any(
-        one.is_dir() and (one.name == EXPERIMENT or one.name.isupper()) for one in folder.iterdir()
-    )
 
 
 class ConfigFiles:

@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from phasetrain.config.compose.composed import compose
-from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
+from phasetrain.config.compose.folders import find_config_dir
+from phasetrain.config.compose.sources import ConfigFiles
 
 
 def test_options_of_user_and_package_are_listed_together(user_dir) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from phasetrain.addons.authoring.editor.schema import import_parts
 from phasetrain.addons.authoring.editor.value_schemas import describe_values
 from phasetrain.app.setup import SLOTS
-from phasetrain.config.compose.sources import ConfigFiles, find_config_dir
+from phasetrain.config.compose.folders import find_config_dir
+from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameter_types, parameters
 from phasetrain.config.schema import DEFAULT_NAMES, WORDS, default_schema

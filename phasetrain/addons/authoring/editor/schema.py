@@ -14,7 +14,8 @@ from phasetrain.addons.authoring.editor.texts import value_texts
 from phasetrain.addons.authoring.editor.value_schemas import JsonSchema, describe_values
 from phasetrain.app.setup import SLOTS, import_modules
 from phasetrain.config.compose.composed import Composed, compose
-from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, find_config_dir
+from phasetrain.config.compose.folders import EXPERIMENT, find_config_dir
+from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.plugins import load_plugins
 from phasetrain.config.problems import raise_all
 from phasetrain.config.schema import default_schema

@@ -11,8 +11,8 @@ from pathlib import Path
 from phasetrain.addons.experiments.judge.facts import Facts, Order, read_facts
 from phasetrain.addons.experiments.judge.processes import Launch, WorkingFolder
 from phasetrain.addons.experiments.sweep.results import read_last_line
+from phasetrain.config.compose.folders import EXPERIMENT, is_file_word
 from phasetrain.config.compose.override_text import key_of
-from phasetrain.config.compose.sources import EXPERIMENT, is_file_word
 from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runtime.storage import open_storage

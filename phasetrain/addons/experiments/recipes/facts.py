@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from phasetrain.config.compose.sources import RECIPES
+from phasetrain.config.compose.folders import RECIPES
 from phasetrain.errors import ConfigError, did_you_mean
 
 STATUSES = ("run", "not_run_by_us")
