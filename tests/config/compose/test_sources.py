@@ -240,7 +240,7 @@ class TestFoundFolder:
         self, user_dir, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(Path(__file__).parents[1])
-        monkeypatch.setattr("phasetrain.config.compose.sources.FOUND_DIRS", ["options_for_tests"])
+        monkeypatch.setattr("phasetrain.config.compose.folders.FOUND_DIRS", ["options_for_tests"])
         assert find_config_dir(None) is None
         builtin = Path("options_for_tests/LOSS/cross_entropy.yaml").read_text()
         assert compose([], config_dir=user_dir({"LOSS/cross_entropy.yaml": builtin})).problems == ()
