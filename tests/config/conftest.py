@@ -16,7 +16,8 @@ Write = Callable[[Mapping[str, str]], Path]
 def _options_for_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # `configs` in the folder of the tests would be found
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.setattr("phasetrain.config.compose.sources.PACKAGE", "options_for_tests")
+    for module in ("folders", "sources"):
+        monkeypatch.setattr(f"phasetrain.config.compose.{module}.PACKAGE", "options_for_tests")
 
 
 @pytest.fixture
