@@ -248,7 +248,7 @@ class Moments:
         }
         if not self.finite:
             return {**dict.fromkeys(("mean", "std", "min", "max", "norm"), "nan"), **shares}
-        found = {
+        statistics = {
             "mean": self.mean,
             "std": math.sqrt(self.squares / self.finite),
             "min": self.low,
@@ -256,7 +256,8 @@ class Moments:
             "norm": math.sqrt(self.squares + self.finite * self.mean * self.mean),
         }
         return {
-            name: value if math.isfinite(value) else repr(value) for name, value in found.items()
+            name: value if math.isfinite(value) else repr(value)
+            for name, value in statistics.items()
         } | shares
 
 
@@ -287,7 +288,7 @@ def compute_moments(values: Tensor, bins: int = 0) -> Tensor:
     low = upper.amin()
     high = values.where(is_finite, -math.inf).amax()
     zeros = torch.count_nonzero(values == 0)
-    row = torch.stack([one.to(wide) for one in (finite, mean, squares, low, high, zeros)])
+    row = torch.stack([value.to(wide) for value in (finite, mean, squares, low, high, zeros)])
     if not bins:
         return row
     inner = [low + (high - low) * (edge / bins) for edge in range(1, bins)]
@@ -310,9 +311,9 @@ class _PendingStatistics:
         """Drop all statistics."""
         self._rows.clear()
 
-    def add(self, kind: str, name: str, values: Tensor) -> None:
+    def add(self, tensor_kind: str, name: str, values: Tensor) -> None:
         """Compute the statistics of a tensor."""
-        self._rows.append((kind, name, values.numel(), compute_moments(values, self._bins)))
+        self._rows.append((tensor_kind, name, values.numel(), compute_moments(values, self._bins)))
 
     def take(self) -> dict[str, dict[str, Any]]:
         """Return and drop all statistics; several tensors of a module are merged."""
@@ -322,16 +323,20 @@ class _PendingStatistics:
         values = torch.stack([row.to(device) for *_, row in rows]).tolist()  # one copy for all
         moments: dict[tuple[str, str], Moments] = {}
         lines: dict[str, dict[str, Any]] = {}
-        for (kind, name, count, _), (finite, mean, squares, low, high, zeros, *bins) in zip(
+        for (tensor_kind, name, count, _), (finite, mean, squares, low, high, zeros, *bins) in zip(
             rows, values, strict=True
         ):
             own = Moments(count, finite, mean, squares, low, high, zeros)
-            is_first = (kind, name) not in moments
-            moments[kind, name] = own if is_first else moments[kind, name] + own
+            is_first = (tensor_kind, name) not in moments
+            moments[tensor_kind, name] = own if is_first else moments[tensor_kind, name] + own
             if bins and is_first and finite:
-                histogram = {"min": low, "max": high, "counts": [int(one) for one in bins]}
-                lines.setdefault(f"{kind}_histograms", {})[name] = histogram
-        for (kind, name), merged in moments.items():
-            values_by_name = {f"{name}/{what}": one for what, one in merged.as_json().items()}
-            lines[kind] = {**lines.get(kind, {}), **values_by_name}
+                histogram = {
+                    "min": low,
+                    "max": high,
+                    "counts": [int(bin_count) for bin_count in bins],
+                }
+                lines.setdefault(f"{tensor_kind}_histograms", {})[name] = histogram
+        for (tensor_kind, name), merged in moments.items():
+            values_by_name = {f"{name}/{what}": value for what, value in merged.as_json().items()}
+            lines[tensor_kind] = {**lines.get(tensor_kind, {}), **values_by_name}
         return dict(sorted(lines.items()))
