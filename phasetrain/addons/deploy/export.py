@@ -208,7 +208,7 @@ def _find_source(path: str, options: Mapping[str, Any]) -> tuple[WeightSource, L
     source = WeightSource(path, **options, where="export")
     storage = source.get_storage()
     if not storage.exists(path):
-        raise source.make_error("there is no such folder")
+        raise source.make_error("there is no such folder; expected a run or one of its checkpoints")
     loaded = find_checkpoint(source, storage)
     return replace(source, which=choose_weights(options.get("which"), loaded)), loaded
 
@@ -509,7 +509,8 @@ def _trace_program(model: nn.Module, example: Tensor) -> torch.export.ExportedPr
             raise
         first = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(
-            f"torch.export cannot trace the model ({type(error).__name__}: {first})",
+            f"torch.export cannot trace the model ({type(error).__name__}: {first}); "
+            "export its weights, as with --format safetensors",
             code="export.unsupported_model",
         ) from error
 

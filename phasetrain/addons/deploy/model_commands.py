@@ -242,7 +242,7 @@ def run_predict(call: Call) -> Outcome:
     if skipped and not predictions:
         raise ConfigError(
             f"--skip-unreadable: none of the {format_count(len(skipped), 'file')} can be read, the "
-            f"first one because of: {skipped[0]['error']}",
+            f"first one because of: {skipped[0]['error']}; expected at least one readable file",
             code="predict.unreadable",
         )
     if flags.skip_unreadable:

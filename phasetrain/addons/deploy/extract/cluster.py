@@ -78,7 +78,9 @@ def cluster_features(folders: Sequence[str], settings: ClusterSettings, out: str
             raise ConfigError(f"{name} = {number}: expected at least 1")
     names = [PurePosixPath(folder).name for folder in folders]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(folders)}: the folders need different names")
+        raise ConfigError(
+            f"{', '.join(folders)}: the folders need different names; rename one of them"
+        )
     storage = open_storage(out)
     storage.make_folder(out)
     centroids = _find_centroids(_read_rows(folders[0], settings)[1], settings)

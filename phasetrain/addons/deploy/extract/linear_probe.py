@@ -294,7 +294,8 @@ def _read_features(path: str, layer: str) -> tuple[Tensor, Tensor]:
     counts = target >= 0
     if not counts.any():
         raise ConfigError(
-            f"{path!r}: no sample has a class of 0 or more, so there is nothing to compare with"
+            f"{path!r}: no sample has a class of 0 or more, so there is nothing to compare with; "
+            "expected the features of a split with classes"
         )
     return features[counts].flatten(1), target[counts].long()
 

@@ -161,7 +161,10 @@ def read_archive(path: str) -> Archive:
             content = bytearray(size)  # not twice in memory
             storage.read_into(path, [memoryview(content)])
     except OSError as error:
-        raise ConfigError(f"{path!r}: cannot be read: {error}", code="pack.unreadable") from error
+        raise ConfigError(
+            f"{path!r}: cannot be read: {error}; expected a file of phasetrain pack",
+            code="pack.unreadable",
+        ) from error
     return parse_archive(path, content)
 
 

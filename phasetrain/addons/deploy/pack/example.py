@@ -48,7 +48,9 @@ class Example:
             tree, tensors = encode({"samples": samples, "output": self.output})
         except TypeError as error:
             raise ConfigError(
-                f"the example cannot be packed: {error}", code="pack.unsupported"
+                f"the example cannot be packed: {error}; expected tensors, arrays, pictures, "
+                "numbers, texts, and mappings and lists of them",
+                code="pack.unsupported",
             ) from error
         return {TREE: tree, TENSORS: tensors}
 

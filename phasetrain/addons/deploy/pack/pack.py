@@ -301,7 +301,9 @@ def _read_samples(
                 code="pack.no_example",
             ) from error
     if not samples:
-        raise ConfigError("--example: the files contain no sample", code="pack.no_example")
+        raise ConfigError(
+            "--example: the files contain no sample; expected at least one", code="pack.no_example"
+        )
     return samples
 
 

@@ -204,7 +204,8 @@ def _import(needed: NeededCode, file_or_module: str) -> None:
             _import_file(needed.module, Path(file_or_module).resolve())
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"--imports {file_or_module}: the import failed ({type(error).__name__}: {error})",
+            f"--imports {file_or_module}: the import failed ({type(error).__name__}: {error}); "
+            "correct the file, or install what it needs",
             code="config.import_failed",
         ) from error
     if (

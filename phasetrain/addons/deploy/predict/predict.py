@@ -414,7 +414,9 @@ def write_masks(predictions: Sequence[Prediction], folder: str) -> int:
             image.fromarray(np.array(prediction.mask, dtype=np.uint8)).save(path)
         except OSError as error:
             raise ConfigError(
-                f"--masks {folder}: could not be written: {error}", code="file.not_writable"
+                f"--masks {folder}: could not be written: {error}; expected a folder that can be "
+                "written",
+                code="file.not_writable",
             ) from error
         written += 1
     return written
@@ -494,5 +496,6 @@ def write_predictions(predictions: Sequence[Prediction], out: str) -> None:
         open_storage(out).replace(out, text.encode(errors="surrogateescape"))
     except OSError as error:
         raise ConfigError(
-            f"--out {out}: could not be written: {error}", code="file.not_writable"
+            f"--out {out}: could not be written: {error}; expected a path that can be written",
+            code="file.not_writable",
         ) from error

@@ -62,7 +62,10 @@ def list_inputs(inputs: Sequence[str]) -> list[InputFile]:
                 code="tokens.no_input",
             )
         if not names:
-            raise ConfigError(f"{text_input}: this folder has no files", code="tokens.no_input")
+            raise ConfigError(
+                f"{text_input}: this folder has no files; expected text or .jsonl",
+                code="tokens.no_input",
+            )
         files = [path / name if path.is_dir() else path for name in names]
         input_files += [
             InputFile(file, name, file.stat().st_size)
@@ -122,7 +125,9 @@ def _parse_line(file: InputFile, number: int, line: bytes, field: str) -> bytes:
         content = json.loads(line)
     except ValueError as error:
         raise ConfigError(
-            f"{file.path}: line {number} is not JSON: {error}", code="tokens.invalid_input"
+            f"{file.path}: line {number} is not JSON: {error}; expected an object with a text "
+            f"under {field!r}",
+            code="tokens.invalid_input",
         ) from error
     if isinstance(content, dict) and isinstance(content.get(field), str):
         # JSON can name half of a surrogate pair, which UTF-8 cannot hold.
