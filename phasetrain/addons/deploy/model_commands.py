@@ -95,8 +95,8 @@ def run_export(call: Call) -> Outcome:
         "output": made.output,
         "class_names": list(made.class_names),
     }
-    counted = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
-    lines = [f"{flags.out}: {counted} ({form})"]
+    sizes_text = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
+    lines = [f"{flags.out}: {sizes_text} ({form})"]
     if made.weights != "model":
         lines.append(f"weights: {made.weights}, the average of MODEL.{made.weights}")
     if made.input:

@@ -53,10 +53,10 @@ def select_dense_samples(
     Raises:
         ValueError: targets or predictions have another form.
     """
-    counted = torch.ones(len(batch.ids), dtype=torch.bool)
+    is_counted = torch.ones(len(batch.ids), dtype=torch.bool)
     if batch.mask is not None:
-        counted = batch.mask.cpu()
-    places = select_evenly(counted.nonzero()[:, 0].tolist(), count)
+        is_counted = batch.mask.cpu()
+    places = select_evenly(is_counted.nonzero()[:, 0].tolist(), count)
     if kind == "masks":
         return [_describe_masks(batch, out, index, pixels) for index in places]
     predicted = split_boxes(out.output, "mask", "outputs")

@@ -195,7 +195,7 @@ def iterate_floating(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Moments:
+class TensorMoments:
     """Moments and extremes of a set of numbers; non-finite numbers are only counted.
 
     Attributes:
@@ -214,7 +214,7 @@ class Moments:
     high: float
     zeros: float
 
-    def __add__(self, other: "Moments") -> "Moments":
+    def __add__(self, other: "TensorMoments") -> "TensorMoments":
         """Return the moments of the union.
 
         Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115.
@@ -227,7 +227,7 @@ class Moments:
         finite = self.finite + other.finite
         distance = other.mean - self.mean
         between = distance * distance * self.finite * other.finite / finite
-        return Moments(
+        return TensorMoments(
             count=count,
             finite=finite,
             mean=self.mean + distance * other.finite / finite,
@@ -263,7 +263,7 @@ class Moments:
 
 @torch.no_grad()
 def compute_moments(values: Tensor, bins: int = 0) -> Tensor:
-    """Return the fields of `Moments` without the count, and the counts of a histogram.
+    """Return the fields of `TensorMoments` without the count, and the counts of a histogram.
 
     Everything stays on the device; no random number is drawn.
 
@@ -321,12 +321,12 @@ class _PendingStatistics:
         self._rows = []
         device = rows[0][3].device
         values = torch.stack([row.to(device) for *_, row in rows]).tolist()  # one copy for all
-        moments: dict[tuple[str, str], Moments] = {}
+        moments: dict[tuple[str, str], TensorMoments] = {}
         lines: dict[str, dict[str, Any]] = {}
         for (tensor_kind, name, count, _), (finite, mean, squares, low, high, zeros, *bins) in zip(
             rows, values, strict=True
         ):
-            own = Moments(count, finite, mean, squares, low, high, zeros)
+            own = TensorMoments(count, finite, mean, squares, low, high, zeros)
             is_first = (tensor_kind, name) not in moments
             moments[tensor_kind, name] = own if is_first else moments[tensor_kind, name] + own
             if bins and is_first and finite:
