@@ -270,9 +270,9 @@ def _count_epoch_updates(plan: PlanRecord) -> int:
             epoch = parse_count(phase.get("epoch"))
             counts[epoch] = counts.get(epoch, 0) + parse_count(phase.get("steps"))
     # The last epoch may be a part.
-    epoch_updates = set(list(counts.values())[:-1]) or set(counts.values())
-    if len(epoch_updates) == 1:
-        return epoch_updates.pop()
+    complete = set(list(counts.values())[:-1]) or set(counts.values())
+    if len(complete) == 1:
+        return complete.pop()
     return 0
 
 
