@@ -32,13 +32,13 @@ from typing import Any
 
 import yaml
 
-from phasetrain.addons.experiments.recipes.facts import (
+from phasetrain.addons.experiments.recipes.pages import curve_file, write_pages
+from phasetrain.addons.experiments.recipes.recipe import (
     Variant,
     find_files,
     find_variant,
     read_recipe,
 )
-from phasetrain.addons.experiments.recipes.pages import curve_file, write_pages
 from phasetrain.addons.experiments.recipes.requirements import require_packages
 from phasetrain.addons.experiments.recipes.run_recipe import run_variant, stage_folder
 from phasetrain.app.engines import run_engine

@@ -58,7 +58,9 @@ def run_completion(call: Call) -> Outcome:
         CommandWords(
             command.name,
             # private: argparse has no public list of its flags
-            tuple(word for one in make_parser(command)._actions for word in one.option_strings),
+            tuple(
+                word for action in make_parser(command)._actions for word in action.option_strings
+            ),
             takes_folder="RUN" in command.synopsis.split(".")[0] or command.synopsis == "A B",
             takes_overrides=command.takes_overrides,
             arguments=command.choices,

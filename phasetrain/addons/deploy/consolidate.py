@@ -54,6 +54,7 @@ def consolidate(checkpoint: str, out: str, *, everything: bool = False) -> tuple
         open_storage(out).replace(out, content)
     except OSError as error:
         raise ConfigError(
-            f"{out!r} could not be written: {error}", code="file.not_writable"
+            f"{out!r} could not be written: {error}; expected a path that can be written",
+            code="file.not_writable",
         ) from error
     return len(tensors), content.nbytes

@@ -93,14 +93,14 @@ class Weights:
 
     Attributes:
         tensors: name -> tensor.
-        facts: metadata, as text.
+        metadata: metadata of the file, as text.
         source: where they are from, with the weights that were chosen.
         loaded: the checkpoint.
         transforms: the transforms of the first test split.
     """
 
     tensors: Mapping[str, Tensor]
-    facts: Mapping[str, str]
+    metadata: Mapping[str, str]
     source: WeightSource
     loaded: LoadedCheckpoint
     transforms: Sequence[str] = ()
@@ -186,31 +186,31 @@ def export(  # noqa: PLR0913 - the keyword arguments are those of the command
     built = build_model(
         weights, overrides, config_dir, with_transforms=with_transforms, trust=trust
     )
-    facts = {
-        **weights.facts,
+    metadata = {
+        **weights.metadata,
         "transforms": json.dumps(built.outside),
         "transforms_inside": json.dumps(built.inside),
     }
     if form == "onnx":
-        content = _encode_onnx(built.model, built.example, facts)
+        content = _encode_onnx(built.model, built.example, metadata)
     else:
-        content = _encode_torch_export(built.model, built.example, facts)
+        content = _encode_torch_export(built.model, built.example, metadata)
     storage.replace(out, content)
     return _describe_file(built, len(content), chosen.which)
 
 
-def _find_source(path: str, given: Mapping[str, Any]) -> tuple[WeightSource, LoadedCheckpoint]:
+def _find_source(path: str, options: Mapping[str, Any]) -> tuple[WeightSource, LoadedCheckpoint]:
     """Return the source with the weights to use, and its checkpoint.
 
     Raises:
         ConfigError: there is no such checkpoint.
     """
-    source = WeightSource(path, **given, where="export")
+    source = WeightSource(path, **options, where="export")
     storage = source.get_storage()
     if not storage.exists(path):
-        raise source.make_error("there is no such folder")
+        raise source.make_error("there is no such folder; expected a run or one of its checkpoints")
     loaded = find_checkpoint(source, storage)
-    return replace(source, which=choose_weights(given.get("which"), loaded)), loaded
+    return replace(source, which=choose_weights(options.get("which"), loaded)), loaded
 
 
 def _write_weights(weights: Weights, out: str, form: str, *, trust: bool) -> int:
@@ -246,7 +246,7 @@ def _export_peft(
 
 @torch.no_grad()
 def _describe_file(built: BuiltModel, size: int, which: str) -> Exported:
-    """Return the known facts of a file of `size` bytes with a model."""
+    """Return the report on a file of `size` bytes with a model."""
     example = _describe_batch(built.example)
     made = Exported(size, size, which, built.inside, built.outside, example)
     output = built.model(built.example)
@@ -316,8 +316,8 @@ def remove_partial(out: str, storage: Storage) -> None:
 
 
 def _encode_safetensors(weights: Weights) -> bytes:
-    facts = {**weights.facts, "transforms": json.dumps(weights.transforms)}
-    return save(without_tied(weights.tensors), facts)
+    metadata = {**weights.metadata, "transforms": json.dumps(weights.transforms)}
+    return save(without_tied(weights.tensors), metadata)
 
 
 def _read_weights(source: WeightSource, loaded: LoadedCheckpoint, *, trust: bool) -> Weights:
@@ -347,7 +347,7 @@ def _read_weights(source: WeightSource, loaded: LoadedCheckpoint, *, trust: bool
     )
     config = loaded.promised["config"]
     manifest = loaded.manifest
-    facts = {
+    metadata = {
         "format": "pt",
         "phasetrain": __version__,
         "checkpoint": loaded.path.rpartition("/")[2],
@@ -359,7 +359,7 @@ def _read_weights(source: WeightSource, loaded: LoadedCheckpoint, *, trust: bool
         "ledger": manifest.facts.ledger,
     }
     chosen = {name: tensors[name] for name in taken}
-    return Weights(chosen, facts, source, loaded, _list_transforms(config))
+    return Weights(chosen, metadata, source, loaded, _list_transforms(config))
 
 
 def _list_transforms(config: Mapping[str, Any]) -> list[str]:
@@ -447,10 +447,10 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
 
 
 @torch.no_grad()
-def _encode_torch_export(model: nn.Module, example: Tensor, facts: Mapping[str, str]) -> bytes:
+def _encode_torch_export(model: nn.Module, example: Tensor, metadata: Mapping[str, str]) -> bytes:
     """Return a program of torch.export, after comparing its outputs for two batch sizes."""
     file = io.BytesIO()
-    torch.export.save(_trace_program(model, example), file, extra_files=dict(facts))
+    torch.export.save(_trace_program(model, example), file, extra_files=dict(metadata))
     # loaded again, so that the outputs of the file are compared and not of the program in memory
     exported = torch.export.load(io.BytesIO(file.getvalue())).module()
     # a second batch size reveals a program in which the size was traced as a constant
@@ -474,7 +474,7 @@ def _encode_torch_export(model: nn.Module, example: Tensor, facts: Mapping[str, 
 
 
 @torch.no_grad()
-def _encode_onnx(model: nn.Module, example: Tensor, facts: Mapping[str, str]) -> bytes:
+def _encode_onnx(model: nn.Module, example: Tensor, metadata: Mapping[str, str]) -> bytes:
     """Return an ONNX model; its outputs are not compared, because that takes onnxruntime."""
     try:
         import onnxscript  # noqa: F401 - torch's exporter needs it
@@ -491,7 +491,7 @@ def _encode_onnx(model: nn.Module, example: Tensor, facts: Mapping[str, str]) ->
         exported = torch.onnx.export(_trace_program(model, example), dynamo=True, verbose=False)
         assert exported is not None, "torch.onnx.export with dynamo returns the program"
         made = exported.model_proto
-        for key, value in facts.items():
+        for key, value in metadata.items():
             made.metadata_props.add(key=key, value=value)
         content: bytes = made.SerializeToString()
         return content
@@ -509,7 +509,8 @@ def _trace_program(model: nn.Module, example: Tensor) -> torch.export.ExportedPr
             raise
         first = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(
-            f"torch.export cannot trace the model ({type(error).__name__}: {first})",
+            f"torch.export cannot trace the model ({type(error).__name__}: {first}); "
+            "export its weights, as with --format safetensors",
             code="export.unsupported_model",
         ) from error
 
@@ -520,28 +521,28 @@ def _make_files(weights: Weights, *, trust: bool) -> Mapping[str, bytes]:
     A whole model of transformers or timm is written by its library, which then reads it.
     """
     config = weights.loaded.promised["config"]
-    facts = {
-        **{key: weights.facts[key] for key in OF_FOLDER},
-        "metrics": json.loads(weights.facts["metrics"]),
+    metadata = {
+        **{key: weights.metadata[key] for key in OF_FOLDER},
+        "metrics": json.loads(weights.metadata["metrics"]),
         "transforms": list(weights.transforms),
     }
     source = weights.source
     selects = bool(source.include or source.exclude)
-    if is_native(weights.facts["model"]) and not selects:
+    if is_native(weights.metadata["model"]) and not selects:
         merged = None
         if config["MODEL"].get("adapters") is not None:
             merged = weights.tensors
         files = make_native_files(
             weights.loaded.path, config, source.which, trust=trust, merged=merged
         )
-        return {**files, "phasetrain.json": _encode_json(facts)}
+        return {**files, "phasetrain.json": _encode_json(metadata)}
     named = {
         "model_type": "phasetrain",
-        "architectures": [weights.facts["model"]],
+        "architectures": [weights.metadata["model"]],
         "model": {key: value for key, value in config["MODEL"].items() if key != "weights"},
     }
     return {
-        "config.json": _encode_json(named | facts),
+        "config.json": _encode_json(named | metadata),
         "model.safetensors": _encode_safetensors(weights),
     }
 

@@ -79,11 +79,11 @@ def run_probe(call: Call) -> Outcome:
     from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
-    found: Probed | SvmProbed
+    result: Probed | SvmProbed
     if flags.kind == "svm":
         costs = flags.costs or COSTS
         svm = SvmSettings(flags.layer, costs, flags.folds, flags.shots, flags.draws, flags.seed)
-        found = probe_by_svm(flags.train, flags.test, svm, flags.out)
+        result = probe_by_svm(flags.train, flags.test, svm, flags.out)
         measured = "mean average precision"
     else:
         settings = ProbeSettings(
@@ -95,15 +95,15 @@ def run_probe(call: Call) -> Outcome:
             flags.seed,
             flags.device,
         )
-        found = probe(flags.train, flags.test, settings, flags.out)
+        result = probe(flags.train, flags.test, settings, flags.out)
         measured = "accuracy"
     title = (
-        f"{found.layer}: {found.dimensions} numbers, {found.samples[0]} training samples, "
-        f"{found.samples[1]} test samples"
+        f"{result.layer}: {result.dimensions} numbers, {result.samples[0]} training samples, "
+        f"{result.samples[1]} test samples"
     )
-    Terminal().print_table(title, ("classifier", measured), found.rows())
+    Terminal().print_table(title, ("classifier", measured), result.rows())
     # through JSON, so that numbers as keys become texts exactly as in probe.json
-    return Outcome(content=json.loads(json.dumps(asdict(found))))
+    return Outcome(content=json.loads(json.dumps(asdict(result))))
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +128,6 @@ def run_cluster(call: Call) -> Outcome:
     settings = ClusterSettings(
         flags.layer, flags.clusters, flags.iterations, flags.samples, flags.seed, flags.device
     )
-    found = cluster_features(flags.folders, settings, flags.out)
-    sizes = f"largest cluster: {found.largest} samples; empty clusters: {found.empty}"
-    return Outcome(text="\n".join([*found.labels.values(), sizes]), content=asdict(found))
+    clustered = cluster_features(flags.folders, settings, flags.out)
+    sizes = f"largest cluster: {clustered.largest} samples; empty clusters: {clustered.empty}"
+    return Outcome(text="\n".join([*clustered.labels.values(), sizes]), content=asdict(clustered))

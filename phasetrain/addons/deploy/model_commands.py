@@ -95,15 +95,17 @@ def run_export(call: Call) -> Outcome:
         "output": made.output,
         "class_names": list(made.class_names),
     }
-    counted = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
-    lines = [f"{flags.out}: {counted} ({form})"]
+    sizes_text = ", ".join(f"{count:,} {unit}" for unit, count in sizes.items())
+    lines = [f"{flags.out}: {sizes_text} ({form})"]
     if made.weights != "model":
         lines.append(f"weights: {made.weights}, the average of MODEL.{made.weights}")
     if made.input:
-        given = "as the transforms below give it" if made.outside else "as the dataset gives it"
+        input_form = (
+            "as the transforms below give it" if made.outside else "as the dataset gives it"
+        )
         lines.append(
-            f"input: {made.input}, {given}; what the dataset does, such as resizing images and "
-            "scaling them to [0, 1], is not included"
+            f"input: {made.input}, {input_form}; what the dataset does, such as resizing images "
+            "and scaling them to [0, 1], is not included"
         )
     if made.output:
         lines.append(f"output: {made.output}")
@@ -117,7 +119,7 @@ def run_export(call: Call) -> Outcome:
 
 
 def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare run, file and the facts of the card."""
+    """Declare run, file and the entries of the card."""
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, or one of its checkpoints")
     parser.add_argument("out", metavar="MODEL.zip", help="file to write; it must not exist")
     parser.add_argument(
@@ -158,7 +160,7 @@ def run_pack(call: Call) -> Outcome:
     if which != "model":
         lines.append(f"weights: {which}, the average of MODEL.{which}")
     if made.card["code"]:
-        names = ", ".join(one["file"] for one in made.card["code"])
+        names = ", ".join(entry["file"] for entry in made.card["code"])
         lines.append(f"custom code that its users need, and that is not included: {names}")
     lines.append(f"use: phasetrain predict {made.out} FILE...")
     content = {"out": made.out, "bytes": made.size, "sha256": made.digest, "card": made.card}
@@ -232,29 +234,29 @@ def run_predict(call: Call) -> Outcome:
     if flags.skip_unreadable:
         on_unreadable = partial(_report_skipped, skipped)
     if names_archive(flags.run_folder):
-        found, verified = _predict_packed(call, files, changes, on_unreadable)
+        predictions, verified = _predict_packed(call, files, changes, on_unreadable)
         content["pack"] = verified
         lines.append(f"{flags.run_folder}: example {verified['example']}")
     else:
-        found = _predict_run(call, files, changes, on_unreadable)
-    if skipped and not found:
+        predictions = _predict_run(call, files, changes, on_unreadable)
+    if skipped and not predictions:
         raise ConfigError(
             f"--skip-unreadable: none of the {format_count(len(skipped), 'file')} can be read, the "
-            f"first one because of: {skipped[0]['error']}",
+            f"first one because of: {skipped[0]['error']}; expected at least one readable file",
             code="predict.unreadable",
         )
     if flags.skip_unreadable:
         content["skipped"] = skipped
-    content["predictions"] = [one.to_json() for one in found]
+    content["predictions"] = [prediction.to_json() for prediction in predictions]
     if flags.masks is not None:
-        lines.append(f"{flags.masks}: {write_masks(found, flags.masks)} masks")
+        lines.append(f"{flags.masks}: {write_masks(predictions, flags.masks)} masks")
     if flags.out is not None:
-        write_predictions(found, flags.out)
-        lines.append(f"{flags.out}: {len(found)} predictions")
+        write_predictions(predictions, flags.out)
+        lines.append(f"{flags.out}: {len(predictions)} predictions")
     elif flags.csv:
-        lines = [format_csv(found).rstrip("\n")]
+        lines = [format_csv(predictions).rstrip("\n")]
     elif not flags.json:
-        head, rows = format_rows(found)
+        head, rows = format_rows(predictions)
         Terminal().print_table(f"predictions of {flags.run_folder}", head, rows)
     return Outcome(text="\n".join(lines), content=content)
 
@@ -277,8 +279,8 @@ def _predict_run(
     flags = call.flags
     if flags.imports or flags.digest:
         raise ConfigError(
-            f"{flags.run_folder} is no packed model: --imports and --digest are for the files of "
-            "phasetrain pack; a run takes --trust",
+            f"{flags.run_folder} is not a packed model: --imports and --digest are for the files "
+            "of phasetrain pack; a run takes --trust",
             code="cli.conflict",
         )
     options = PredictOptions(
@@ -299,13 +301,13 @@ def reject_run_options(call: Call, changes: Sequence[str]) -> None:
         ConfigError: names the first one.
     """
     flags = call.flags
-    given = {
+    is_given_by_name = {
         "--checkpoint": flags.checkpoint not in (None, "latest"),
         "--weights": flags.weights not in (None, "model"),
         "--trust": flags.trust,
         "overrides": bool(changes),
     }
-    for name, is_given in given.items():
+    for name, is_given in is_given_by_name.items():
         if is_given:
             raise ConfigError(
                 f"{name} and {flags.run_folder}: a packed model has one set of weights and one "
@@ -325,7 +327,7 @@ def _predict_packed(
     packed = load_pack(
         flags.run_folder, device=flags.device, imports=flags.imports, digest=flags.digest
     )
-    found = packed.predict_files(
+    predictions = packed.predict_files(
         files, top=flags.top, batch_size=flags.batch_size, on_unreadable=on_unreadable
     )
     verified = {
@@ -334,4 +336,4 @@ def _predict_packed(
         "identical": packed.verification.identical,
         "difference": packed.verification.difference,
     }
-    return found, verified
+    return predictions, verified

@@ -55,11 +55,13 @@ def make_native_files(
             _save_transformers(task, folder)
         else:
             _save_timm(task, folder)
-        made = {one.name: one.read_bytes() for one in sorted(Path(folder).iterdir())}
+        made = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
     for source in _list_tokenizer_folders(config):
-        found = {name: source / name for name in TOKENIZER_FILES if (source / name).is_file()}
-        if found:
-            return {name: path.read_bytes() for name, path in found.items()} | made
+        tokenizer_files = {
+            name: source / name for name in TOKENIZER_FILES if (source / name).is_file()
+        }
+        if tokenizer_files:
+            return {name: path.read_bytes() for name, path in tokenizer_files.items()} | made
     return made
 
 

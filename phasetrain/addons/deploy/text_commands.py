@@ -128,18 +128,23 @@ def run_generate(call: Call) -> Outcome:
             trust=flags.trust,
         )
     prompts = flags.prompt or [""]
-    found = task.generate(
+    continuations = task.generate(
         prompts,
         tokens=flags.tokens,
         samples=flags.samples,
         sampling=sampling,
         tokenizer=flags.tokenizer,
     )
-    blocks = [prompt + text for prompt, texts in zip(prompts, found, strict=True) for text in texts]
+    blocks = [
+        prompt + text
+        for prompt, texts in zip(prompts, continuations, strict=True)
+        for text in texts
+    ]
     content = {
         "folder": flags.run_folder,
         "generated": [
-            {"prompt": prompt, "texts": texts} for prompt, texts in zip(prompts, found, strict=True)
+            {"prompt": prompt, "texts": texts}
+            for prompt, texts in zip(prompts, continuations, strict=True)
         ],
     }
     return Outcome(text="\n---\n".join(blocks), content=content)

@@ -36,11 +36,13 @@ def run_certify(call: Call) -> Outcome:
     terminal = Terminal()
     with print_log(terminal):
         if flags.check is not None:
-            found = check(flags.check, call.overrides, flags.config_dir)
+            outcome = check(flags.check, call.overrides, flags.config_dir)
         else:
             options = Options(flags.out, is_quick=flags.quick)
-            found = certify(call.overrides, options, config_dir=flags.config_dir, terminal=terminal)
-    return Outcome(found.exit_code, text=found.text, content=found.content)
+            outcome = certify(
+                call.overrides, options, config_dir=flags.config_dir, terminal=terminal
+            )
+    return Outcome(outcome.exit_code, text=outcome.text, content=outcome.content)
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,8 +83,10 @@ def run_verify(call: Call) -> Outcome:
     flags = call.flags
     options = VerifyOptions(flags.fraction, flags.segments, flags.seed, flags.run, flags.trust)
     with print_log(Terminal()):
-        found = verify(flags.path, options)
-    return Outcome(found.exit_code, text=found.format_text(), content=found.to_json())
+        verification = verify(flags.path, options)
+    return Outcome(
+        verification.exit_code, text=verification.format_text(), content=verification.to_json()
+    )
 
 
 def add_judge_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,5 +164,5 @@ def run_judge(call: Call) -> Outcome:
         trust=flags.trust,
     )
     with print_log(Terminal()):
-        found = judge(flags.words, settings)
-    return Outcome(found.exit_code, text=found.text, content=found.to_json())
+        judgement = judge(flags.words, settings)
+    return Outcome(judgement.exit_code, text=judgement.text, content=judgement.to_json())

@@ -16,8 +16,8 @@ def add_recipes_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_recipes_list(call: Call) -> Outcome:
     """List the recipes and their results."""
-    from phasetrain.addons.experiments.recipes.facts import read_recipes
     from phasetrain.addons.experiments.recipes.pages import format_list, list_content
+    from phasetrain.addons.experiments.recipes.recipe import read_recipes
     from phasetrain.config.compose.folders import find_config_dir
 
     recipes = read_recipes(find_config_dir(call.flags.config_dir))
@@ -69,7 +69,7 @@ def add_rerun_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rerun_recipe(call: Call) -> Outcome:
     """Run a recipe and compare it with its measured results."""
-    from phasetrain.addons.experiments.recipes.facts import find_variant
+    from phasetrain.addons.experiments.recipes.recipe import find_variant
     from phasetrain.addons.experiments.recipes.requirements import require_packages
     from phasetrain.addons.experiments.recipes.run_recipe import run_variant
     from phasetrain.addons.experiments.recipes.verdict import compare
@@ -195,7 +195,7 @@ def list_config_words(call: Call) -> list[str] | None:
     None if it repeats a run."""
     if call.flags.recipe is None:
         return None
-    from phasetrain.addons.experiments.recipes.facts import find_variant
+    from phasetrain.addons.experiments.recipes.recipe import find_variant
     from phasetrain.addons.experiments.recipes.run_recipe import last_words
     from phasetrain.config.compose.folders import find_config_dir
 

@@ -198,16 +198,16 @@ def compute_power(effect: float, pairs: int, significance: float = 1 - LEVEL) ->
     low = max(0.0, 1 - INTEGRATED_SIGMAS * sigma)
     step = (1 + INTEGRATED_SIGMAS * sigma - low) / SIMPSON_STEPS
     total = 0.0
-    for place in range(SIMPSON_STEPS + 1):
-        ratio = low + place * step  # estimated over true standard deviation
+    for node in range(SIMPSON_STEPS + 1):
+        ratio = low + node * step  # estimated over true standard deviation
         if ratio == 0:
             # Only with one degree of freedom is the density not zero here.
             density = math.exp(log_scale) if degrees == 1 else 0.0
         else:
             density = math.exp(log_scale + (degrees - 1) * math.log(ratio) - half * ratio**2)
         significant = normal.cdf(shift - critical * ratio) + normal.cdf(-shift - critical * ratio)
-        weight = 4 if place % 2 else 2
-        if place in (0, SIMPSON_STEPS):
+        weight = 4 if node % 2 else 2
+        if node in (0, SIMPSON_STEPS):
             weight = 1
         total += weight * density * significant
     return total * step / 3
@@ -222,11 +222,11 @@ def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     """
     adjusted = [0.0] * len(p_values)
     largest = 0.0
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
-    for rank, place in enumerate(order):
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    for rank, index in enumerate(order):
         # An adjusted value is never below that of a smaller p value.
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
     return adjusted
 
 

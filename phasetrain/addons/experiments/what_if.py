@@ -10,7 +10,7 @@ from typing import Any
 
 from phasetrain import __version__
 from phasetrain.addons.experiments.fork.compared_run import ComparedRun
-from phasetrain.addons.experiments.fork.first_difference import Difference, find_first_difference
+from phasetrain.addons.experiments.fork.first_difference import RunDifference, find_first_difference
 from phasetrain.addons.experiments.fork.fork_run import fork_run, list_fork_updates
 from phasetrain.addons.experiments.rerun import (
     Original,
@@ -41,7 +41,7 @@ RECEIPT = "what_if.json"
 RECEIPT_TEXT = "what_if.txt"
 """Files of the receipt in the new folder, for programs and for people."""
 
-SHOWN_METRICS = 6
+MAX_LISTED_METRICS = 6
 """Maximum number of metrics in the text of a receipt."""
 
 
@@ -131,7 +131,7 @@ class Receipt:
             ("digest of the original", self.original_digest),
             ("digest now", f"{self.digest} ({same})"),
         ]
-        for name in list(self.metrics)[:SHOWN_METRICS]:
+        for name in list(self.metrics)[:MAX_LISTED_METRICS]:
             before = self.original_metrics.get(name)
             shown = "" if before is None else f"{before:.6g} -> "
             rows.append((name, f"{shown}{self.metrics[name]:.6g}"))
@@ -145,10 +145,10 @@ class _Prepared:
 
     words: list[str]
     changes: list[str]
-    difference: Difference
+    difference: RunDifference
     is_same_run: bool
-    one: ComparedRun
-    other: ComparedRun
+    unchanged: ComparedRun
+    changed: ComparedRun
 
 
 def answer(
@@ -182,7 +182,7 @@ def answer(
     prepared = _prepare(original, overrides, question)
     limit = prepared.difference.updates
     if question.keep_until is not None:
-        last = prepared.one.plan.updates - 1
+        last = prepared.unchanged.plan.updates - 1
         if not 0 <= question.keep_until <= last:
             raise ConfigError(
                 f"--keep-until {question.keep_until}: expected an update from 0 to {last}, after "
@@ -190,12 +190,14 @@ def answer(
                 code="rerun.no_such_update",
             )
         limit = min(limit, question.keep_until)
-    start = max((one for one in list_fork_updates(original.folder) if one <= limit), default=0)
-    target = str(prepared.other.setup.config.RUN.dir)
+    start = max(
+        (update for update in list_fork_updates(original.folder) if update <= limit), default=0
+    )
+    target = str(prepared.changed.setup.config.RUN.dir)
     # Ranks are started once the fork is there, so that none of them has to wait for it.
     if find_placement(os.environ).size == 1:
-        _fork(original.folder, prepared.other.setup, start, limit)
-        require_ranks(prepared.other.setup)
+        _fork(original.folder, prepared.changed.setup, start, limit)
+        require_ranks(prepared.changed.setup)
     elif not list_fork_updates(target):
         start = 0  # ranks that somebody else has started, without a fork
     result = run(prepared.words, original.stored)
@@ -228,20 +230,20 @@ def _prepare(original: Original, overrides: Sequence[str], question: Question) -
     """Find the words of the changed run, and how long it is the same."""
     # Threads divide a sum, so their number decides about its last bits.
     keeps = [f"MACHINE.threads={n}" for n in [original.stored.environment.threads] if n]
-    one = ComparedRun.open(resolve_repetition(original, keeps))
-    _check_data(original.folder, one)
+    unchanged = ComparedRun.open(resolve_repetition(original, keeps))
+    _check_data(original.folder, unchanged)
     changes = [
         *_exclude_words(original.stored.values, question.without),
-        *_stage_words(one, question),
+        *_stage_words(unchanged, question),
         *overrides,
     ]
     words = repeat_overrides(original, changes, suffix="what-if")
     setup = resolve_repetition(original, words)
     _check_world_size(original, setup.config)
-    other = ComparedRun.open(setup)
-    found = find_first_difference(one, other)
+    changed = ComparedRun.open(setup)
+    difference = find_first_difference(unchanged, changed)
     # Without a key the difference is the end of both runs.
-    return _Prepared(words, changes, found, not found.key, one, other)
+    return _Prepared(words, changes, difference, not difference.key, unchanged, changed)
 
 
 def _check_data(folder: str, run: ComparedRun) -> None:
@@ -309,10 +311,10 @@ def _stage_words(run: ComparedRun, question: Question) -> list[str]:
         if not sign or not key:
             raise ConfigError(f"--set {word}: expected KEY=VALUE", code="cli.usage")
         *sections, name = key.split(".")
-        place = tree
+        inner = tree
         for section in sections:
-            place = place.setdefault(section, {})
-        place[name] = value
+            inner = inner.setdefault(section, {})
+        inner[name] = value
     stages = [
         f"{{updates: {start - 1}}}",
         f"{{updates: {updates - start + 1}, continues: true, {_format_tree(tree)[1:]}",
@@ -334,8 +336,8 @@ def _format_tree(tree: Mapping[str, Any]) -> str:
 def _check_world_size(original: Original, config: Mapping[str, Any]) -> None:
     """Reject a world size whose sums have other bits than the sums of the original."""
     before = original.stored.environment.content.get("processes", 1)
-    place = find_placement(os.environ)
-    now = place.size
+    placement = find_placement(os.environ)
+    now = placement.size
     if now == 1 and config["LAUNCH"]["processes"]:
         now = config["LAUNCH"]["processes"]
     if now != before and config["DISTRIBUTED"]["reduction"] != "ordered":
@@ -379,8 +381,8 @@ def _fork(source: str, setup: Setup, start: int, common: int) -> None:
 def _make_receipt(
     original: Original, prepared: _Prepared, result: RunResult, started_from: int
 ) -> Receipt:
-    split = prepared.other.data[TRAIN]
-    found = prepared.difference
+    split = prepared.changed.data[TRAIN]
+    difference = prepared.difference
     excluded = ExcludedSamples(split.excluded_ids)
     return Receipt(
         original=original.folder,
@@ -391,8 +393,8 @@ def _make_receipt(
         excluded=len(excluded),
         excluded_digest=excluded.digest() if len(excluded) else "",
         dataset=split.fingerprint().partition(WITHOUT)[0],
-        shared_updates=found.updates,
-        reason=found.key,
+        shared_updates=difference.updates,
+        reason=difference.key,
         started_from=started_from,
         updates=result.updates,
         original_metrics=read_history(original.folder).last,

@@ -53,15 +53,17 @@ def select_dense_samples(
     Raises:
         ValueError: targets or predictions have another form.
     """
-    counted = torch.ones(len(batch.ids), dtype=torch.bool)
+    is_counted = torch.ones(len(batch.ids), dtype=torch.bool)
     if batch.mask is not None:
-        counted = batch.mask.cpu()
-    places = select_evenly(counted.nonzero()[:, 0].tolist(), count)
+        is_counted = batch.mask.cpu()
+    places = select_evenly(is_counted.nonzero()[:, 0].tolist(), count)
     if kind == "masks":
-        return [_describe_masks(batch, out, place, pixels) for place in places]
-    found = split_boxes(out.output, "mask", "outputs")
+        return [_describe_masks(batch, out, index, pixels) for index in places]
+    predicted = split_boxes(out.output, "mask", "outputs")
     true = split_boxes(out.target, "mask", "targets")
-    return [_describe_boxes(batch, found[place], true[place], place, pixels) for place in places]
+    return [
+        _describe_boxes(batch, predicted[index], true[index], index, pixels) for index in places
+    ]
 
 
 def select_evenly(places: Sequence[int], count: int) -> list[int]:
@@ -70,25 +72,27 @@ def select_evenly(places: Sequence[int], count: int) -> list[int]:
     return [places[number * len(places) // count] for number in range(count)]
 
 
-def encode_image(inputs: Any, place: int, pixels: int) -> str | None:
-    """Return the image of a sample as a data URL; None if the inputs are no images."""
-    shown = _normalize_image(find_image(inputs, place), pixels)
+def encode_image(inputs: Any, index: int, pixels: int) -> str | None:
+    """Return the image of a sample as a data URL; None if the inputs are not images."""
+    shown = _normalize_image(find_image(inputs, index), pixels)
     if shown is None:
         return None
     return make_data_url(shown)
 
 
-def find_image(inputs: Any, place: int) -> Array | None:
-    """Return the image `(C, H, W)` or `(H, W)` of a sample; None if the inputs are no images."""
+def find_image(inputs: Any, index: int) -> Array | None:
+    """Return the image `(C, H, W)` or `(H, W)` of a sample; None if the inputs are not images."""
     if isinstance(inputs, Mapping):
-        tensors = (one for one in inputs.values() if isinstance(one, Tensor) and one.ndim == 4)
+        tensors = (
+            value for value in inputs.values() if isinstance(value, Tensor) and value.ndim == 4
+        )
         inputs = next(tensors, None)
     is_image = isinstance(inputs, Tensor) and inputs.ndim in (3, 4)
-    if isinstance(inputs, list) and isinstance(inputs[place], Tensor):
-        is_image = inputs[place].ndim in (2, 3)
-    if not is_image or inputs[place].is_complex():
+    if isinstance(inputs, list) and isinstance(inputs[index], Tensor):
+        is_image = inputs[index].ndim in (2, 3)
+    if not is_image or inputs[index].is_complex():
         return None
-    image: Array = inputs[place].detach().float().cpu().numpy()
+    image: Array = inputs[index].detach().float().cpu().numpy()
     return image
 
 
@@ -102,14 +106,16 @@ def _has_boxes(value: Any, names: Sequence[str]) -> bool:
     if isinstance(value, Mapping):
         return all(name in value for name in names)
     is_list = isinstance(value, list | tuple) and len(value) > 0
-    return is_list and all(isinstance(one, Mapping) and set(names) <= one.keys() for one in value)
+    return is_list and all(
+        isinstance(boxes, Mapping) and set(names) <= boxes.keys() for boxes in value
+    )
 
 
-def _describe_masks(batch: Batch, out: StepOutput, place: int, pixels: int) -> dict[str, Any]:
-    true = out.target[place].detach().cpu().numpy()
-    found = out.output[place].detach().argmax(0).cpu().numpy()
+def _describe_masks(batch: Batch, out: StepOutput, index: int, pixels: int) -> dict[str, Any]:
+    true = out.target[index].detach().cpu().numpy()
+    predicted = out.output[index].detach().argmax(0).cpu().numpy()
     is_counted = (true >= 0) & (true < out.output.shape[1])
-    shown = _normalize_image(find_image(batch.input, place), pixels)
+    shown = _normalize_image(find_image(batch.input, index), pixels)
     if shown is None:  # such as one of 4 channels
         shown = normalize_pixels(np.zeros(true.shape), pixels)
     if shown is None:
@@ -117,11 +123,11 @@ def _describe_masks(batch: Batch, out: StepOutput, place: int, pixels: int) -> d
     size = shown.shape[:2]
     right = None
     if is_counted.any():
-        right = round(float((true == found)[is_counted].mean()), 4)
+        right = round(float((true == predicted)[is_counted].mean()), 4)
     target = resize_nearest(np.where(is_counted, true, -1), size)
-    prediction = resize_nearest(found, size)
+    prediction = resize_nearest(predicted, size)
     return {
-        "index": _find_index(batch, place),
+        "index": _find_index(batch, index),
         "image": make_data_url(shown),
         "target": make_data_url(blend_classes(shown, target)),
         "prediction": make_data_url(blend_classes(shown, prediction)),
@@ -131,21 +137,21 @@ def _describe_masks(batch: Batch, out: StepOutput, place: int, pixels: int) -> d
 
 
 def _describe_boxes(
-    batch: Batch, found: Boxes, true: Boxes, place: int, pixels: int
+    batch: Batch, predicted: Boxes, true: Boxes, index: int, pixels: int
 ) -> dict[str, Any]:
-    image = find_image(batch.input, place)
+    image = find_image(batch.input, index)
     shown = _normalize_image(image, pixels)
-    content: dict[str, Any] = {"index": _find_index(batch, place)}
+    content: dict[str, Any] = {"index": _find_index(batch, index)}
     if image is not None and shown is not None:
         # Coordinates of boxes are those of the input, which may be larger than what is shown.
         height, width = image.shape[-2:]
         if image.shape[-1] == 3 and image.shape[0] not in (1, 3):  # channels last
             height, width = image.shape[:2]
         content |= {"image": make_data_url(shown), "size": [width, height]}
-    order = found["scores"].detach().argsort(descending=True, stable=True)[:MAX_BOXES]
+    order = predicted["scores"].detach().argsort(descending=True, stable=True)[:MAX_BOXES]
     return content | {
         "target": _list_boxes(true),
-        "prediction": _list_boxes({name: value[order] for name, value in found.items()}),
+        "prediction": _list_boxes({name: value[order] for name, value in predicted.items()}),
     }
 
 
@@ -156,13 +162,13 @@ def _list_boxes(boxes: Boxes) -> list[dict[str, Any]]:
         for box, label in zip(corners, boxes["labels"].tolist(), strict=True)
     ]
     if "scores" in boxes:
-        for one, score in zip(listed, boxes["scores"].tolist(), strict=True):
-            one["score"] = round(score, 4)
+        for box, score in zip(listed, boxes["scores"].tolist(), strict=True):
+            box["score"] = round(score, 4)
     # Targets that are padded, with a mask of another name, have negative labels.
-    return [one for one in listed if one["class"] >= 0]
+    return [box for box in listed if box["class"] >= 0]
 
 
-def _find_index(batch: Batch, place: int) -> int | None:
-    if place < len(batch.ids):
-        return int(batch.ids[place])
+def _find_index(batch: Batch, index: int) -> int | None:
+    if index < len(batch.ids):
+        return int(batch.ids[index])
     return None

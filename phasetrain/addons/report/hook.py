@@ -154,14 +154,14 @@ class Report(Hook):
 
     def _watch_dense(self, run: Run, phase: Phase, batch: Batch | None, out: StepOutput) -> bool:
         """Keep samples with masks or boxes; return whether the model predicts them."""
-        kind = find_dense_kind(out)
-        if kind is None or not self.samples:
+        dense_kind = find_dense_kind(out)
+        if dense_kind is None or not self.samples:
             return False
         if batch is not None and run.world.is_main:
-            kept = self._kept or {kind: [], "classes": list(self._names or ())}
+            kept = self._kept or {dense_kind: [], "classes": list(self._names or ())}
             shown = self._count_shown(run, phase)
-            found = select_dense_samples(kind, batch, out, shown, self.pixels)
-            self._kept = {**kept, kind: [*kept[kind], *found][: self.samples]}
+            samples = select_dense_samples(dense_kind, batch, out, shown, self.pixels)
+            self._kept = {**kept, dense_kind: [*kept[dense_kind], *samples][: self.samples]}
         return True
 
     def _keep_samples(self, batch: Batch, scores: ClassScores, shown: int) -> None:
@@ -172,8 +172,8 @@ class Report(Hook):
         if not self._kept:
             self._kept = self._select_samples(batch, scores, labels, shown, self.samples)
             return
-        found = self._select_samples(batch, scores, labels, shown, 0)
-        together = [*self._kept["first"], *found["first"]]
+        selected = self._select_samples(batch, scores, labels, shown, 0)
+        together = [*self._kept["first"], *selected["first"]]
         # A checkpoint of an older version may have all of them already.
         self._kept = {**self._kept, "first": together[: self.samples]}
 
@@ -240,18 +240,18 @@ class Report(Hook):
         # A stable order: equal runs have to show the same mistakes, also with equal confidences.
         wrong = wrong[confidence[wrong].argsort(descending=True, stable=True)]
 
-        def describe_sample(place: int) -> dict[str, Any]:
+        def describe_sample(index: int) -> dict[str, Any]:
             return {
-                "index": int(batch.ids[place]) if place < len(batch.ids) else None,
-                "label": names[int(target[place])],
-                "prediction": names[int(prediction[place])],
-                "confidence": round(float(confidence[place]), 4),
-                "image": encode_image(batch.input, place, self.pixels),
+                "index": int(batch.ids[index]) if index < len(batch.ids) else None,
+                "label": names[int(target[index])],
+                "prediction": names[int(prediction[index])],
+                "confidence": round(float(confidence[index]), 4),
+                "image": encode_image(batch.input, index, self.pixels),
             }
 
         return {
-            "first": [describe_sample(place) for place in select_evenly(places.tolist(), shown)],
-            "mistakes": [describe_sample(place) for place in wrong[:mistakes].tolist()],
+            "first": [describe_sample(index) for index in select_evenly(places.tolist(), shown)],
+            "mistakes": [describe_sample(index) for index in wrong[:mistakes].tolist()],
         }
 
     def _write_predictions(self, folder: RunFolder) -> None:

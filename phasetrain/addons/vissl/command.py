@@ -29,15 +29,15 @@ def run_migrate_vissl(call: Call) -> Outcome:
     from phasetrain.addons.vissl.vissl import migrate_vissl
 
     flags = call.flags
-    found = migrate_vissl(flags.configs, flags.out, flags.catalog)
+    migration = migrate_vissl(flags.configs, flags.out, flags.catalog)
     content = {
-        "experiment": found.experiment,
+        "experiment": migration.experiment,
         "out": flags.out,
-        "keys": [asdict(one) for one in found.keys],
-        "notes": list(found.notes),
+        "keys": [asdict(key) for key in migration.keys],
+        "notes": list(migration.notes),
     }
-    text = found.format_report()
+    text = migration.format_report()
     if flags.out is None:
         title = ", ".join(Path(path).name for path in flags.configs)
-        text = f"{found.format_yaml(title)}\n{text}"
-    return Outcome(int(bool(found.missing)), text=text, content=content)
+        text = f"{migration.format_yaml(title)}\n{text}"
+    return Outcome(int(bool(migration.missing)), text=text, content=content)

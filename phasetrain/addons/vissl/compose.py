@@ -36,15 +36,15 @@ class VisslConfig:
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value: of the files, else of VISSL's defaults, else `default`."""
         self.read.add(key)
-        found: Any = self._tree
+        value: Any = self._tree
         for part in key.split("."):
-            if not isinstance(found, Mapping) or part not in found:
+            if not isinstance(value, Mapping) or part not in value:
                 return default
-            found = found[part]
+            value = value[part]
         # VISSL's files write null for "the default of the code".
-        if found is None:
+        if value is None:
             return default
-        return found
+        return value
 
     def has(self, prefix: str) -> bool:
         """Return whether the files set a key, or one below it."""
@@ -67,15 +67,15 @@ class VisslConfig:
 def read_defaults() -> dict[str, Any]:
     """Return VISSL's defaults: key -> value."""
     text = files(__package__).joinpath("vissl_defaults.yaml").read_text()
-    found: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
-    return found
+    defaults: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    return defaults
 
 
 def read_vissl(paths: Sequence[str | Path]) -> VisslConfig:
     """Return the config of several files, a base and the files merged over it, in this order.
 
     Raises:
-        ConfigError: a file cannot be read, or is no config of VISSL.
+        ConfigError: a file cannot be read, or is not a config of VISSL.
     """
     tree: dict[str, Any] = {}
     for path in paths:

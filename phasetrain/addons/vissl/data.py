@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.addons.vissl.compose import VisslConfig
-from phasetrain.addons.vissl.draft import Draft
+from phasetrain.addons.vissl.draft import ExperimentDraft
 from phasetrain.addons.vissl.losses import SELF_SUPERVISED
 from phasetrain.addons.vissl.transforms import TransformConverter, group_views, image_size
 from phasetrain.errors import ConfigError
@@ -34,17 +34,17 @@ def read_catalog(path: str | None) -> Mapping[str, Any]:
     if path is None:
         return {}
     try:
-        found: Mapping[str, Any] = json.loads(Path(path).read_text())
+        catalog: Mapping[str, Any] = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"migrate vissl --catalog {path}: cannot be read: {error}; expected VISSL's "
             "dataset_catalog.json",
             code="file.unreadable",
         ) from error
-    return found
+    return catalog
 
 
-def convert_data(source: VisslConfig, draft: Draft, catalog: Mapping[str, Any]) -> None:
+def convert_data(source: VisslConfig, draft: ExperimentDraft, catalog: Mapping[str, Any]) -> None:
     """Write the splits TRAIN and TEST."""
     _convert_split(source, draft, "TRAIN", catalog)
     tests = bool(source.get("TEST_MODEL")) and bool(source.get("DATA.TEST.DATA_SOURCES"))
@@ -69,7 +69,7 @@ def count_processes(source: VisslConfig) -> int:
 
 
 def _convert_split(
-    source: VisslConfig, draft: Draft, split: str, catalog: Mapping[str, Any]
+    source: VisslConfig, draft: ExperimentDraft, split: str, catalog: Mapping[str, Any]
 ) -> None:
     key = f"DATA.{split}"
     _convert_source(source, draft, key, catalog)
@@ -90,32 +90,32 @@ def _convert_split(
     _convert_transforms(source, draft, key)
     _convert_collator(source, draft, key)
     for name, usual in (("INPUT_KEY_NAMES", ["data"]), ("TARGET_KEY_NAMES", ["label"])):
-        given = source.get(f"{key}.{name}")
-        if given == usual:
+        entries = source.get(f"{key}.{name}")
+        if entries == usual:
             draft.skip("inputs and targets are the two entries of a sample", f"{key}.{name}")
         else:
-            draft.miss(f"samples with the entries {', '.join(given)}", f"{key}.{name}")
+            draft.miss(f"samples with the entries {', '.join(entries)}", f"{key}.{name}")
 
 
 def _convert_source(
-    source: VisslConfig, draft: Draft, key: str, catalog: Mapping[str, Any]
+    source: VisslConfig, draft: ExperimentDraft, key: str, catalog: Mapping[str, Any]
 ) -> None:
     sources = list(source.get(f"{key}.DATA_SOURCES", []))
     if len(sources) > 1:
         draft.miss("several sources of one sample", f"{key}.DATA_SOURCES")
-    kind = str((sources or [""])[0])
+    source_type = str((sources or [""])[0])
     names = [f"{key}.{name}" for name in ("DATA_SOURCES", "DATASET_NAMES", "DATA_PATHS")]
     images, labels = _find_paths(source, draft, key, catalog)
-    if kind == "disk_folder":
+    if source_type == "disk_folder":
         draft.put(f"{key}.dataset", "image_folder", *names)
         draft.put(f"{key}.path", images)
-    elif kind == "synthetic":
+    elif source_type == "synthetic":
         draft.put(f"{key}.dataset", "synthetic", *names)
         draft.put(f"{key}.input_shape", [3, 224, 224])
         # Of TRAIN for both splits: their labels must have the same classes.
         classes = int(source.get("DATA.TRAIN.RANDOM_SYNTHETIC_LABELS") or 2)
         draft.put(f"{key}.classes", max(2, classes), f"{key}.RANDOM_SYNTHETIC_LABELS")
-    elif kind == "torchvision_dataset":
+    elif source_type == "torchvision_dataset":
         name = str((source.get(f"{key}.DATASET_NAMES") or ["CIFAR10"])[0])
         draft.put(f"{key}.dataset", _find_torchvision_name(name), *names)
         draft.put(f"{key}.root", images)
@@ -125,12 +125,12 @@ def _convert_source(
         draft.put(f"{key}.images", images)
         if source.get(f"{key}.LABEL_SOURCES"):
             draft.put(f"{key}.labels", labels, f"{key}.LABEL_PATHS")
-        _convert_list_source(source, draft, key, kind)
+        _convert_list_source(source, draft, key, source_type)
     _convert_local_copy(source, draft, key)
     _convert_label_type(source, draft, key)
 
 
-def _convert_local_copy(source: VisslConfig, draft: Draft, key: str) -> None:
+def _convert_local_copy(source: VisslConfig, draft: ExperimentDraft, key: str) -> None:
     wanted = f"{key}.COPY_TO_LOCAL_DISK"
     folder = f"{key}.COPY_DESTINATION_DIR"
     if not source.get(wanted):
@@ -146,7 +146,7 @@ def _find_torchvision_name(name: str) -> str:
     return f"torchvision.{TORCHVISION_NAMES.get(name.lower(), name)}"
 
 
-def _put_torchvision_split(draft: Draft, key: str) -> None:
+def _put_torchvision_split(draft: ExperimentDraft, key: str) -> None:
     trains = key.endswith("TRAIN")
     if draft.experiment["DATA"][key.split(".")[1]]["dataset"] in SPLIT_BY_NAME:
         draft.put(f"{key}.split", "train" if trains else "test")
@@ -154,21 +154,25 @@ def _put_torchvision_split(draft: Draft, key: str) -> None:
         draft.put(f"{key}.train", trains)
 
 
-def _convert_list_source(source: VisslConfig, draft: Draft, key: str, kind: str) -> None:
+def _convert_list_source(
+    source: VisslConfig, draft: ExperimentDraft, key: str, source_type: str
+) -> None:
     """Write the prefix of a list of files, and say if VISSL has no list."""
-    if not kind:
+    if not source_type:
         draft.miss("the config names no data; complete it", f"{key}.DATA_SOURCES")
         draft.note(f"{key} names no data: set {key}.images and {key}.labels.")
     # everstore and airstore are converted as lists, which anyone outside of Meta has instead.
-    elif kind != "disk_filelist":
-        draft.note(f"{key}: the source {kind} is internal to Meta; list its images in a file.")
-    places = [f"{key}.REMOVE_IMG_PATH_PREFIX", f"{key}.NEW_IMG_PATH_PREFIX"]
-    prefixes = [source.get(place, "") for place in places]
+    elif source_type != "disk_filelist":
+        draft.note(
+            f"{key}: the source {source_type} is internal to Meta; list its images in a file."
+        )
+    prefix_keys = [f"{key}.REMOVE_IMG_PATH_PREFIX", f"{key}.NEW_IMG_PATH_PREFIX"]
+    prefixes = [source.get(prefix_key, "") for prefix_key in prefix_keys]
     if any(prefixes):
-        draft.put(f"{key}.replace_prefix", prefixes, *places)
+        draft.put(f"{key}.replace_prefix", prefixes, *prefix_keys)
 
 
-def _convert_label_type(source: VisslConfig, draft: Draft, key: str) -> None:
+def _convert_label_type(source: VisslConfig, draft: ExperimentDraft, key: str) -> None:
     label_type = str(source.get(f"{key}.LABEL_TYPE"))
     label_keys = (f"{key}.LABEL_TYPE", f"{key}.LABEL_SOURCES")
     if label_type == "zero":
@@ -181,7 +185,7 @@ def _convert_label_type(source: VisslConfig, draft: Draft, key: str) -> None:
 
 
 def _find_paths(
-    source: VisslConfig, draft: Draft, key: str, catalog: Mapping[str, Any]
+    source: VisslConfig, draft: ExperimentDraft, key: str, catalog: Mapping[str, Any]
 ) -> tuple[str, str]:
     """Return the paths of images and labels: of the config, of the catalog, or placeholders."""
     images = list(source.get(f"{key}.DATA_PATHS", []))
@@ -191,8 +195,8 @@ def _find_paths(
     name = str((source.get(f"{key}.DATASET_NAMES") or ["data"])[0])
     part = "train" if key.endswith("TRAIN") else "val"
     if name in catalog:
-        found = list(catalog[name].get(part, ["", ""]))
-        return str(found[0]), str(found[-1])
+        paths = list(catalog[name].get(part, ["", ""]))
+        return str(paths[0]), str(paths[-1])
     draft.note(
         f"{key}: the paths are placeholders, since {name!r} is a name in VISSL's catalog; give "
         "--catalog dataset_catalog.json, or set them."
@@ -204,7 +208,7 @@ def _find_paths(
     return f"{name}/{part}_images.npy", f"{name}/{part}_labels.npy"
 
 
-def _convert_loading(source: VisslConfig, draft: Draft, key: str) -> None:
+def _convert_loading(source: VisslConfig, draft: ExperimentDraft, key: str) -> None:
     draft.put(f"{key}.workers", source.get("DATA.NUM_DATALOADER_WORKERS"))
     draft.translate("DATA.*.workers", "DATA.NUM_DATALOADER_WORKERS")
     # Without workers there is no process to start.
@@ -222,7 +226,7 @@ def _convert_loading(source: VisslConfig, draft: Draft, key: str) -> None:
         draft.put(f"{key}.on_bad_sample", "substitute", f"{key}.ENABLE_QUEUE_DATASET")
 
 
-def _convert_limit(source: VisslConfig, draft: Draft, key: str) -> None:
+def _convert_limit(source: VisslConfig, draft: ExperimentDraft, key: str) -> None:
     limit = int(source.get(f"{key}.DATA_LIMIT", -1))
     sampling = f"{key}.DATA_LIMIT_SAMPLING"
     synthetic = draft.experiment["DATA"][key.split(".")[1]]["dataset"] == "synthetic"
@@ -243,7 +247,7 @@ def _convert_limit(source: VisslConfig, draft: Draft, key: str) -> None:
     draft.put(f"{key}.subset", subset, f"{key}.DATA_LIMIT", *below)
 
 
-def _convert_sampler(source: VisslConfig, draft: Draft, key: str) -> None:
+def _convert_sampler(source: VisslConfig, draft: ExperimentDraft, key: str) -> None:
     stratified = f"{key}.STRATIFIED_SAMPLER"
     power_law = f"{key}.POWER_LAW_SAMPLER"
     if source.get(f"{stratified}.ENABLED"):
@@ -268,17 +272,17 @@ def _convert_sampler(source: VisslConfig, draft: Draft, key: str) -> None:
         draft.deactivate(f"{power_law}.", "the sampler is not enabled")
 
 
-def _convert_transforms(source: VisslConfig, draft: Draft, key: str) -> None:
+def _convert_transforms(source: VisslConfig, draft: ExperimentDraft, key: str) -> None:
     items = list(source.get(f"{key}.TRANSFORMS", []))
     converter = TransformConverter(draft, f"{key}.TRANSFORMS")
     common, views = converter.convert(items)
     if not views and source.get("LOSS.name") == "nce_loss_with_memory":
         # Its one view is compared with the memory.
         common, views = [], [common]
-    found = [*common]
+    transforms = [*common]
     if views:
-        found.append(group_views(views))
-    draft.put(f"{key}.transforms", found, f"{key}.TRANSFORMS")
+        transforms.append(group_views(views))
+    draft.put(f"{key}.transforms", transforms, f"{key}.TRANSFORMS")
     names = [item.get("name") for item in items]
     if "RandAugment" in names or "AutoAugment" in names:
         draft.note(f"{key}: RandAugment and AutoAugment are torchvision's, with other operations.")
@@ -286,7 +290,7 @@ def _convert_transforms(source: VisslConfig, draft: Draft, key: str) -> None:
         draft.note(f"{key}: the blur is torchvision's, close to Pillow's but not equal.")
 
 
-def find_image_size(draft: Draft, split: str = "TRAIN") -> int:
+def find_image_size(draft: ExperimentDraft, split: str = "TRAIN") -> int:
     """Return the side of the images that the model gets, in pixels."""
     items: Sequence[Any] = draft.experiment["DATA"][split]["transforms"]
     # The first views are the large ones, which decide the shape of the model.
@@ -295,26 +299,32 @@ def find_image_size(draft: Draft, split: str = "TRAIN") -> int:
     return image_size(list(items)) or 224
 
 
-def _convert_collator(source: VisslConfig, draft: Draft, key: str) -> None:
+def _convert_collator(source: VisslConfig, draft: ExperimentDraft, key: str) -> None:
     name = str(source.get(f"{key}.COLLATE_FUNCTION"))
-    place = f"{key}.COLLATE_FUNCTION"
-    below = [one for one in source.given if one.startswith(f"{key}.COLLATE_FUNCTION_PARAMS")]
+    collator_key = f"{key}.COLLATE_FUNCTION"
+    below = [
+        params_key
+        for params_key in source.given
+        if params_key.startswith(f"{key}.COLLATE_FUNCTION_PARAMS")
+    ]
     if name in VIEW_COLLATORS:
-        draft.skip("transforms make the views, and samples are stacked", place, *below)
+        draft.skip("transforms make the views, and samples are stacked", collator_key, *below)
         return
     if name not in ("cutmixup_collator", "mixup_collator"):
-        draft.miss(f"the collator {name}", place)
+        draft.miss(f"the collator {name}", collator_key)
         draft.deactivate(f"{key}.COLLATE_FUNCTION_PARAMS", f"belongs to the collator {name}")
         return
     params: Mapping[str, Any] = source.get(f"{key}.COLLATE_FUNCTION_PARAMS", {})
     if key.endswith("TEST"):
-        draft.skip("tests are not mixed", place, *below)
+        draft.skip("tests are not mixed", collator_key, *below)
         return
     views = source.get("LOSS.name") in SELF_SUPERVISED
     if views and name == "mixup_collator":
-        draft.miss("mixup of neighbours in a batch", place, *below)
+        draft.miss("mixup of neighbours in a batch", collator_key, *below)
         return
-    draft.put("DATA.TRAIN.batch_transforms", _make_mixers(params, views=views), place, *below)
+    draft.put(
+        "DATA.TRAIN.batch_transforms", _make_mixers(params, views=views), collator_key, *below
+    )
     # VISSL's losses of views ignore targets, and with them label smoothing.
     smoothing = 0.0 if views else float(params.get("label_smoothing", 0.0))
     if smoothing:
@@ -326,11 +336,11 @@ def _convert_collator(source: VisslConfig, draft: Draft, key: str) -> None:
 def _make_mixers(params: Mapping[str, Any], *, views: bool) -> list[dict[str, Any]]:
     """Return mixup and cutmix, or one of them, as batch transforms."""
     mixers: list[dict[str, Any]] = []
-    for kind, usual in (("mixup", 1.0), ("cutmix", 0.0)):
+    for mixer_name, usual in (("mixup", 1.0), ("cutmix", 0.0)):
         # An alpha of 0 switches a transform off, as in timm, where the collator is from.
-        alpha = float(params.get(f"{kind}_alpha", usual))
+        alpha = float(params.get(f"{mixer_name}_alpha", usual))
         if alpha > 0:
-            mixers.append({"name": kind, "alpha": alpha})
+            mixers.append({"name": mixer_name, "alpha": alpha})
     chance = float(params.get("prob", 1.0))
     for mixer in mixers:
         if params.get("mode", "batch") != "batch":

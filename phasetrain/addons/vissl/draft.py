@@ -37,7 +37,7 @@ class KeyReport:
     text: str
 
 
-class Draft:
+class ExperimentDraft:
     """An experiment in the making.
 
     Args:
@@ -70,8 +70,8 @@ class Draft:
         """Record which key of the experiment replaces keys of VISSL."""
         for key in keys:
             # Several keys may replace one of VISSL's: the report names all of them.
-            known = self._targets.get(key)
-            self._targets[key] = target if known in (None, target) else f"{known}, {target}"
+            targets = self._targets.get(key)
+            self._targets[key] = target if targets in (None, target) else f"{targets}, {target}"
 
     def miss(self, reason: str, *keys: str) -> None:
         """Record that keys have no counterpart, with the reason."""
@@ -99,15 +99,15 @@ class Draft:
     def _judge(self, key: str, value: Any) -> KeyReport:
         # What the converters say about this config wins over the table, and a gap over all else.
         row = find_row(key)
-        for known, status in (
+        for reasons, status in (
             (self._missing, "missing"),
             (self._targets, "translated"),
             (self._needless, NOT_NEEDED),
         ):
-            if key in known:
+            if key in reasons:
                 if status == "translated" and row is not None and row.startswith(COPY):
                     status = "renamed"
-                return KeyReport(key, value, status, known[key])  # type: ignore[arg-type]
+                return KeyReport(key, value, status, reasons[key])  # type: ignore[arg-type]
         for prefix, reason in self._inactive.items():
             if key.startswith(prefix):
                 return KeyReport(key, value, "not needed", reason)
@@ -130,8 +130,8 @@ class Draft:
 def read_key_table() -> dict[str, str]:
     """Return the table of keys: key or pattern of VISSL -> counterpart or reason."""
     text = files(__package__).joinpath("vissl_keys.yaml").read_text()
-    found: dict[str, str] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
-    return found
+    table: dict[str, str] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+    return table
 
 
 def find_row(key: str) -> str | None:
@@ -143,7 +143,7 @@ def find_row(key: str) -> str | None:
     return next((row for pattern, row in table.items() if fnmatchcase(key, pattern)), None)
 
 
-def copy_keys(source: VisslConfig, draft: Draft) -> None:
+def copy_keys(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Copy all changed keys whose value stays the same."""
     for key in source.given:
         row = find_row(key)
@@ -155,8 +155,10 @@ def list_table_rows() -> list[tuple[str, str]]:
     """Return each default key of VISSL with its entry, then the other rows, for the docs."""
     table = read_key_table()
     rows = [(key, find_row(key) or "") for key in read_defaults()]
-    known = {key for key, _ in rows}
-    return rows + [(key, row) for key, row in table.items() if "*" not in key and key not in known]
+    default_keys = {key for key, _ in rows}
+    return rows + [
+        (key, row) for key, row in table.items() if "*" not in key and key not in default_keys
+    ]
 
 
 def format_row(row: str) -> str:

@@ -49,27 +49,27 @@ def convert_cluster_head(items: Sequence[Any]) -> Params:
         UnknownHeadError: it is another head, or has several sets of prototypes.
     """
     names = [str(item[0]) for item in items]
-    given: Params = dict(items[-1][1]) if items else {}
-    if len(names) != 1 or names[0] not in SWAV or len(given.get("num_clusters") or []) != 1:
+    params: Params = dict(items[-1][1]) if items else {}
+    if len(names) != 1 or names[0] not in SWAV or len(params.get("num_clusters") or []) != 1:
         raise UnknownHeadError(f"clusters of the head {', '.join(names)}")
-    dims = list(given["dims"])
-    head: Params = {"name": "prototypes", "dimensions": int(given["num_clusters"][0])}
+    dims = list(params["dims"])
+    head: Params = {"name": "prototypes", "dimensions": int(params["num_clusters"][0])}
     head |= {"hidden": dims[1:-1], "bottleneck": dims[-1]}
-    if given.get("use_bn"):
+    if params.get("use_bn"):
         head["batch_norm"] = True
     return head
 
 
-def _convert_swav_head(given: Params) -> tuple[Params, list[int]]:
-    dims = list(given["dims"])
-    clusters = [int(one) for one in given.get("num_clusters") or []]
+def _convert_swav_head(params: Params) -> tuple[Params, list[int]]:
+    dims = list(params["dims"])
+    clusters = [int(number) for number in params.get("num_clusters") or []]
     # Prototypes of DINO belong to the model, since its loss compares their scores.
-    if given.get("use_weight_norm_prototypes"):
+    if params.get("use_weight_norm_prototypes"):
         head: Params = {"name": "prototypes", "dimensions": clusters[0], "hidden": dims[1:-1]}
         return {**head, "bottleneck": dims[-1]}, []
     # Those of SwAV belong to the loss, which freezes and normalizes them.
     head = {"name": "projection", "hidden": dims[1:-1], "dimensions": dims[-1]}
-    if given.get("use_bn"):
+    if params.get("use_bn"):
         head["batch_norm"] = True
     return head, clusters
 
@@ -103,7 +103,7 @@ def convert_classifier(item: Any) -> Params:
     """
     if item and not isinstance(item[0], str):
         if len(item) > 1:
-            raise UnknownHeadError(f"a chain of the heads {', '.join(one[0] for one in item)}")
+            raise UnknownHeadError(f"a chain of the heads {', '.join(head[0] for head in item)}")
         item = item[0]
     name = str(item[0])
     params: Params = dict(item[1]) if len(item) > 1 else {}
@@ -131,22 +131,22 @@ def convert_feature(trunk: Trunk, name: str, pool: Sequence[Any]) -> Params:
     Raises:
         UnknownHeadError: the trunk has no such feature here.
     """
-    found = _find_layers(trunk, name)
-    kind = str(pool[0])
+    feature = _find_layers(trunk, name)
+    pooling = str(pool[0])
     args = list(pool[1]) if len(pool) > 1 else []
-    if kind == "AdaptiveAvgPool2d":
-        found["pool"] = args[0]
-    elif kind == "AdaptiveMaxPool2d":
-        found["pool"] = {"size": args[0], "kind": "max"}
-    elif kind in ("AvgPool2d", "MaxPool2d"):
+    if pooling == "AdaptiveAvgPool2d":
+        feature["pool"] = args[0]
+    elif pooling == "AdaptiveMaxPool2d":
+        feature["pool"] = {"size": args[0], "kind": "max"}
+    elif pooling in ("AvgPool2d", "MaxPool2d"):
         names = ("kernel", "stride", "padding")
         # The arguments of torch's pooling are optional from the end.
-        found["pool"] = dict(zip(names, args, strict=False))
-        if kind == "MaxPool2d":
-            found["pool"]["kind"] = "max"
-    elif kind != "Identity":
-        raise UnknownHeadError(f"the pooling {kind}")
-    return found
+        feature["pool"] = dict(zip(names, args, strict=False))
+        if pooling == "MaxPool2d":
+            feature["pool"]["kind"] = "max"
+    elif pooling != "Identity":
+        raise UnknownHeadError(f"the pooling {pooling}")
+    return feature
 
 
 def _find_layers(trunk: Trunk, name: str) -> Params:
@@ -158,12 +158,12 @@ def _find_layers(trunk: Trunk, name: str) -> Params:
             return {"from": "norm", "pool": "first"}
         if name in ("lastPOOL", "lastMAP"):
             return {"from": "norm", "pool": "mean"}
-        if found := re.fullmatch(r"(concatCLS|concatPOOL|blkCLS)(\d+)", name):
-            number = int(found[2])
+        if match := re.fullmatch(r"(concatCLS|concatPOOL|blkCLS)(\d+)", name):
+            number = int(match[2])
             layers: Any = blocks[-number:]
-            if found[1] == "blkCLS":
+            if match[1] == "blkCLS":
                 layers = blocks[number]
-            pool = "mean" if found[1] == "concatPOOL" else "first"
+            pool = "mean" if match[1] == "concatPOOL" else "first"
             return {"from": layers, "norm": "norm", "pool": pool}
     if name in ("trunk_pool", "flatten", "avgpool", "res5avg"):
         return {}

@@ -26,32 +26,32 @@ def key_page() -> str:
     lines += [f"| `{name}` | {cell} |" for name, cell in sorted(_list_transforms().items())]
     lines += ["", "## Losses", "| VISSL | phasetrain |", "|---|---|"]
     lines += [f"| `{name}` | `cross_entropy`, or `BCEWithLogitsLoss` |" for name in CLASSIFIERS]
-    lines += [f"| `{name}` | `{found}` |" for name, found in SELF_SUPERVISED.items()]
+    lines += [f"| `{name}` | `{counterpart}` |" for name, counterpart in SELF_SUPERVISED.items()]
     return "\n".join([*lines, ""])
 
 
 def _format_cell(row: str) -> str:
-    for kind in (NONE, NOT_NEEDED):
-        if row.startswith(f"{kind}: "):
-            return f"*{kind}*: {row.removeprefix(f'{kind}: ')}"
+    for status in (NONE, NOT_NEEDED):
+        if row.startswith(f"{status}: "):
+            return f"*{status}*: {row.removeprefix(f'{status}: ')}"
     return format_row(row).replace("|", "\\|")
 
 
 def _list_transforms() -> dict[str, str]:
     """Return transform of VISSL -> its counterpart in words."""
-    found = {name: f"`{same}`" for name, same in SAME.items()}
-    found |= {name: f"*not needed*: {reason}" for name, reason in NEEDLESS.items()}
-    found |= {name: f"*none*: {reason}" for name, reason in GAPS.items()}
+    counterparts = {name: f"`{same}`" for name, same in SAME.items()}
+    counterparts |= {name: f"*not needed*: {reason}" for name, reason in NEEDLESS.items()}
+    counterparts |= {name: f"*none*: {reason}" for name, reason in GAPS.items()}
     for name, convert in CONVERTERS.items():
         items, _ = convert({})
         names = [str(item["name"]) for item in items]
         for item in items:
             names += [str(inner["name"]) for inner in item.get("transforms", [])]
-        found[name] = ", ".join(f"`{one}`" for one in names)
+        counterparts[name] = ", ".join(f"`{inner_name}`" for inner_name in names)
     for name in ("ImgReplicatePil", "ImgPilToMultiCrop"):
-        found[name] = "`multi_crop`"
-    found["ImgPilMultiCropRandomApply"] = "`apply` in groups of `multi_crop`"
-    return found
+        counterparts[name] = "`multi_crop`"
+    counterparts["ImgPilMultiCropRandomApply"] = "`apply` in groups of `multi_crop`"
+    return counterparts
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from phasetrain.addons.vissl.compose import VisslConfig
-from phasetrain.addons.vissl.draft import Draft
+from phasetrain.addons.vissl.draft import ExperimentDraft
 
 CLASSIFIERS = (
     "CrossEntropyLoss",
@@ -34,7 +34,7 @@ METERS = {
 
 
 def convert_self_supervised(
-    source: VisslConfig, draft: Draft, loss: str, prototypes: Sequence[int]
+    source: VisslConfig, draft: ExperimentDraft, loss: str, prototypes: Sequence[int]
 ) -> None:
     """Write a loss of views, and the task."""
     own = f"LOSS.{loss}"
@@ -74,7 +74,7 @@ def convert_self_supervised(
         _convert_swav(source, draft, own, prototypes)
 
 
-def _convert_npid(source: VisslConfig, draft: Draft, own: str) -> None:
+def _convert_npid(source: VisslConfig, draft: ExperimentDraft, own: str) -> None:
     for key, target in (
         ("negative_sampling_params.num_negatives", "LOSS.negatives"),
         ("temperature", "LOSS.temperature"),
@@ -89,7 +89,7 @@ def _convert_npid(source: VisslConfig, draft: Draft, own: str) -> None:
         draft.miss("a constant that is not estimated from the first batch", f"{own}.norm_constant")
 
 
-def _convert_dino(source: VisslConfig, draft: Draft, own: str) -> None:
+def _convert_dino(source: VisslConfig, draft: ExperimentDraft, own: str) -> None:
     for key, target in (
         ("student_temp", "LOSS.student_temperature"),
         ("teacher_temp_min", "LOSS.warmup_temperature"),
@@ -108,7 +108,7 @@ def _convert_dino(source: VisslConfig, draft: Draft, own: str) -> None:
         draft.miss("teacher views other than the first ones", f"{own}.crops_for_teacher")
 
 
-def _convert_deepcluster(source: VisslConfig, draft: Draft, own: str) -> None:
+def _convert_deepcluster(source: VisslConfig, draft: ExperimentDraft, own: str) -> None:
     draft.put("LOSS.clusters", source.get(f"{own}.num_clusters"), f"{own}.num_clusters")
     draft.put("LOSS.iterations", source.get(f"{own}.kmeans_iters"), f"{own}.kmeans_iters")
     draft.put("LOSS.temperature", source.get(f"{own}.temperature"), f"{own}.temperature")
@@ -119,7 +119,9 @@ def _convert_deepcluster(source: VisslConfig, draft: Draft, own: str) -> None:
         draft.miss("a memory of other views than the first ones", key)
 
 
-def _convert_swav(source: VisslConfig, draft: Draft, own: str, prototypes: Sequence[int]) -> None:
+def _convert_swav(
+    source: VisslConfig, draft: ExperimentDraft, own: str, prototypes: Sequence[int]
+) -> None:
     for key, target in (
         ("temperature", "LOSS.temperature"),
         ("epsilon", "LOSS.epsilon"),
@@ -130,10 +132,10 @@ def _convert_swav(source: VisslConfig, draft: Draft, own: str, prototypes: Seque
     draft.put("LOSS.code_views", len(views), f"{own}.crops_for_assign")
     if views != list(range(len(views))):
         draft.miss("codes of other views than the first ones", f"{own}.crops_for_assign")
-    found = list(prototypes) or [3000]
+    prototype_sets = list(prototypes) or [3000]
     # Of the head: VISSL overwrites the number of the loss with it.
-    draft.put("LOSS.prototypes", found[0], f"{own}.num_prototypes")
-    if len(found) > 1:
+    draft.put("LOSS.prototypes", prototype_sets[0], f"{own}.num_prototypes")
+    if len(prototype_sets) > 1:
         draft.miss("several sets of prototypes", "MODEL.HEAD.PARAMS")
     queue = int(source.get(f"{own}.queue.queue_length"))
     if queue:
@@ -146,7 +148,9 @@ def _convert_swav(source: VisslConfig, draft: Draft, own: str, prototypes: Seque
         draft.put("LOSS.power_law", exponent, f"{own}.shk_powerlaw")
 
 
-def convert_classification(source: VisslConfig, draft: Draft, labels: Sequence[str]) -> None:
+def convert_classification(
+    source: VisslConfig, draft: ExperimentDraft, labels: Sequence[str]
+) -> None:
     """Write a loss of scores, one for each head."""
     loss = str(source.get("LOSS.name"))
     own = f"LOSS.{loss}"
@@ -173,40 +177,40 @@ def convert_classification(source: VisslConfig, draft: Draft, labels: Sequence[s
     draft.translate(f"LOSS.name = {draft.experiment['LOSS']['name']}", "LOSS.name")
 
 
-def convert_meters(source: VisslConfig, draft: Draft, labels: Sequence[str]) -> None:
+def convert_meters(source: VisslConfig, draft: ExperimentDraft, labels: Sequence[str]) -> None:
     """Write the meters, one for each head and k."""
     names = list(source.get("METERS.names", [])) or [source.get("METERS.name", "")]
     masked = bool(source.get("METERS.model_output_mask"))
     # VISSL reports the loss of tests without a meter.
     draft.put("METERS.loss", {})
-    for given in names:
-        if not given:
+    for vissl_meter in names:
+        if not vissl_meter:
             continue
-        kind = METERS.get(str(given))
-        if kind is None:
-            draft.miss(f"the meter {given}", "METERS.name", "METERS.names")
+        meter = METERS.get(str(vissl_meter))
+        if meter is None:
+            draft.miss(f"the meter {vissl_meter}", "METERS.name", "METERS.names")
             continue
-        if kind == "accuracy" and masked:
-            kind = "present_accuracy"
+        if meter == "accuracy" and masked:
+            meter = "present_accuracy"
             draft.translate("METERS.LABEL.name", "METERS.model_output_mask")
-        _put_meters(source, draft, str(given), kind, labels)
+        _put_meters(source, draft, str(vissl_meter), meter, labels)
     for key in source.given:
         if key.startswith("METERS.") and key.count(".") > 1 and key.split(".")[1] not in names:
             draft.deactivate(key, f"the meter {key.split('.')[1]} is not used")
 
 
 def _put_meters(
-    source: VisslConfig, draft: Draft, given: str, kind: str, labels: Sequence[str]
+    source: VisslConfig, draft: ExperimentDraft, vissl_meter: str, meter: str, labels: Sequence[str]
 ) -> None:
     keys = ["METERS.name", "METERS.names"]
     topk = [1]
-    if kind != "average_precision":
-        topk = [int(one) for one in source.get(f"METERS.{given}.topk_values", [1])]
-        keys.append(f"METERS.{given}.topk_values")
+    if meter != "average_precision":
+        topk = [int(k) for k in source.get(f"METERS.{vissl_meter}.topk_values", [1])]
+        keys.append(f"METERS.{vissl_meter}.topk_values")
     for label in labels or [""]:
         for k in topk:
-            name = "_".join(filter(None, (label, kind, f"top{k}" if k > 1 else "")))
-            section: dict[str, Any] = {"name": kind}
+            name = "_".join(filter(None, (label, meter, f"top{k}" if k > 1 else "")))
+            section: dict[str, Any] = {"name": meter}
             if k > 1:
                 section["topk"] = k
             if label:

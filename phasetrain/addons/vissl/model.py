@@ -5,7 +5,7 @@ from typing import Any
 
 from phasetrain.addons.vissl.compose import VisslConfig
 from phasetrain.addons.vissl.data import find_image_size
-from phasetrain.addons.vissl.draft import Draft, find_row
+from phasetrain.addons.vissl.draft import ExperimentDraft, find_row
 from phasetrain.addons.vissl.heads import (
     DINO,
     SWAV,
@@ -37,7 +37,7 @@ SWAV_RULES = [
 """Names of weights in VISSL's head with prototypes, and here."""
 
 
-def convert_model(source: VisslConfig, draft: Draft) -> None:
+def convert_model(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Write the model, its initial weights, the loss and the meters."""
     loss = str(source.get("LOSS.name"))
     # Files merged over each other keep the parameters of losses that another one replaced.
@@ -68,7 +68,7 @@ def convert_model(source: VisslConfig, draft: Draft) -> None:
             draft.deactivate(prefix, reason)
 
 
-def _convert_embedding(source: VisslConfig, draft: Draft, loss: str) -> None:
+def _convert_embedding(source: VisslConfig, draft: ExperimentDraft, loss: str) -> None:
     """Write a trunk with a projection, and a self-supervised loss."""
     trunk = convert_trunk(source, draft, views=True)
     prototypes: list[int] = []
@@ -88,7 +88,7 @@ def _convert_embedding(source: VisslConfig, draft: Draft, loss: str) -> None:
     draft.put("METERS.loss", {})
 
 
-def _write_embedding(draft: Draft, trunk: Trunk, head: Mapping[str, Any]) -> None:
+def _write_embedding(draft: ExperimentDraft, trunk: Trunk, head: Mapping[str, Any]) -> None:
     draft.put("MODEL.name", "trunk_head")
     draft.put("MODEL.trunk", {**trunk.section, "cut": trunk.cut})
     draft.put("MODEL.head", dict(head))
@@ -96,7 +96,7 @@ def _write_embedding(draft: Draft, trunk: Trunk, head: Mapping[str, Any]) -> Non
     draft.put("MODEL.input_shape", [3, size, size])
 
 
-def _convert_classifier(source: VisslConfig, draft: Draft, loss: str) -> None:
+def _convert_classifier(source: VisslConfig, draft: ExperimentDraft, loss: str) -> None:
     """Write a classifier, or a trunk with several heads."""
     trunk = convert_trunk(source, draft)
     try:
@@ -112,7 +112,9 @@ def _convert_classifier(source: VisslConfig, draft: Draft, loss: str) -> None:
         _put_checkpointing(source, draft, trunk)
 
 
-def _write_classifier(source: VisslConfig, draft: Draft, trunk: Trunk | None) -> list[str]:
+def _write_classifier(
+    source: VisslConfig, draft: ExperimentDraft, trunk: Trunk | None
+) -> list[str]:
     """Write the model, and return the labels of its heads; none: a model with one output."""
     heads = list(source.get(HEADS, []))
     pools = list(source.get(POOLS, []))
@@ -145,7 +147,7 @@ def _write_classifier(source: VisslConfig, draft: Draft, trunk: Trunk | None) ->
     return list(sections)
 
 
-def _write_heads(draft: Draft, trunk: Trunk, sections: Mapping[str, Any]) -> None:
+def _write_heads(draft: ExperimentDraft, trunk: Trunk, sections: Mapping[str, Any]) -> None:
     draft.put("MODEL.name", "trunk_heads")
     draft.put("MODEL.trunk", {**trunk.section, "cut": trunk.cut})
     draft.put("MODEL.heads", dict(sections), HEADS)
@@ -154,7 +156,7 @@ def _write_heads(draft: Draft, trunk: Trunk, sections: Mapping[str, Any]) -> Non
 
 
 def _write_plain_classifier(
-    draft: Draft, trunk: Trunk, heads: Sequence[Any], *, named: bool = False
+    draft: ExperimentDraft, trunk: Trunk, heads: Sequence[Any], *, named: bool = False
 ) -> list[str]:
     """Write a model whose last layer is the head, if the head is one layer.
 
@@ -166,7 +168,7 @@ def _write_plain_classifier(
     """
     if len(heads) > 1:
         if any("dims" not in params for _, params in heads):
-            raise UnknownHeadError(f"a chain of the heads {', '.join(one[0] for one in heads)}")
+            raise UnknownHeadError(f"a chain of the heads {', '.join(head[0] for head in heads)}")
         # A chain of linear heads is one head with hidden layers.
         widths = [width for _, params in heads for width in params["dims"][1:]]
         heads = [["mlp", {**heads[0][1], "dims": [0, *widths]}]]
@@ -179,7 +181,7 @@ def _write_plain_classifier(
     return ["head"]
 
 
-def _convert_extraction(source: VisslConfig, draft: Draft) -> None:
+def _convert_extraction(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Write an extraction of pooled features."""
     trunk = convert_trunk(source, draft)
     draft.put("RUN.engine", "extract", "engine_name")
@@ -225,7 +227,7 @@ def _convert_extraction(source: VisslConfig, draft: Draft) -> None:
     draft.skip("the heads are not used for features of the trunk", HEADS)
 
 
-def _convert_assignments(source: VisslConfig, draft: Draft, trunk: Trunk) -> None:
+def _convert_assignments(source: VisslConfig, draft: ExperimentDraft, trunk: Trunk) -> None:
     """Write an extraction of the nearest prototype of each sample, the column `label`."""
     try:
         head = convert_cluster_head(list(source.get(HEADS, [])))
@@ -242,14 +244,14 @@ def _last_layer(trunk: Trunk) -> str:
     return trunk.layers.get("res5avg", "norm" if trunk.depth else trunk.cut.split(".")[0])
 
 
-def _write_plain_head(draft: Draft, trunk: Trunk, heads: Sequence[Any]) -> None:
+def _write_plain_head(draft: ExperimentDraft, trunk: Trunk, heads: Sequence[Any]) -> None:
     try:
         _write_plain_classifier(draft, trunk, heads)
     except UnknownHeadError as error:
         draft.miss(str(error), HEADS)
 
 
-def _convert_teacher(source: VisslConfig, draft: Draft) -> None:
+def _convert_teacher(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Write the teacher of a distillation."""
     base = "DISTILLATION.TEACHER_MODEL"
     teacher = convert_trunk(source, draft, base)
@@ -268,7 +270,7 @@ def _convert_teacher(source: VisslConfig, draft: Draft) -> None:
     draft.put("TASK.teacher", section, *keys)
 
 
-def _convert_view_teacher(source: VisslConfig, draft: Draft) -> None:
+def _convert_view_teacher(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Write the teacher of a self-supervised distillation."""
     base = "DISTILLATION.TEACHER_MODEL"
     trunk = convert_trunk(source, draft, base, views=True)
@@ -294,7 +296,7 @@ def _convert_view_teacher(source: VisslConfig, draft: Draft) -> None:
     )
 
 
-def _convert_frozen(source: VisslConfig, draft: Draft) -> None:
+def _convert_frozen(source: VisslConfig, draft: ExperimentDraft) -> None:
     model = draft.experiment["MODEL"]
     has_trunk = "trunk" in model
     patterns = [str(name) for name in source.get("MODEL.NON_TRAINABLE_PARAMS", [])]
@@ -309,18 +311,18 @@ def _convert_frozen(source: VisslConfig, draft: Draft) -> None:
     if patterns:
         draft.put("MODEL.freeze", patterns)
     rules = []
-    place = "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"
-    for name, updates in source.get(place, []):
+    updates_key = "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"
+    for name, updates in source.get(updates_key, []):
         if "prototypes" in name and draft.experiment.get("LOSS", {}).get("name") == "swav":
-            draft.put("LOSS.frozen_updates", int(updates), place)
+            draft.put("LOSS.frozen_updates", int(updates), updates_key)
         else:
             # VISSL's names are those inside of DistributedDataParallel.
-            found = str(name).removeprefix("module.")
-            if "heads" in found:
-                found = "head.prototypes" if "prototypes" in found else "head.*"
-            rules.append({"match": found, "for": int(updates)})
+            pattern = str(name).removeprefix("module.")
+            if "heads" in pattern:
+                pattern = "head.prototypes" if "prototypes" in pattern else "head.*"
+            rules.append({"match": pattern, "for": int(updates)})
     if rules:
-        draft.put("MODEL.freeze_updates", rules, place)
+        draft.put("MODEL.freeze_updates", rules, updates_key)
 
 
 def _read_rules(trunk: Trunk, *, whole: bool) -> dict[str, Any]:
@@ -334,7 +336,7 @@ def _read_rules(trunk: Trunk, *, whole: bool) -> dict[str, Any]:
     return {"rename": rules}
 
 
-def _convert_weights(source: VisslConfig, draft: Draft) -> None:
+def _convert_weights(source: VisslConfig, draft: ExperimentDraft) -> None:
     base = "MODEL.WEIGHTS_INIT"
     path = str(source.get(f"{base}.PARAMS_FILE") or "")
     if not path:
@@ -370,7 +372,7 @@ def _convert_weights(source: VisslConfig, draft: Draft) -> None:
         )
 
 
-def _put_checkpointing(source: VisslConfig, draft: Draft, trunk: Trunk) -> None:
+def _put_checkpointing(source: VisslConfig, draft: ExperimentDraft, trunk: Trunk) -> None:
     keys = [
         key
         for key in source.given

@@ -8,7 +8,7 @@ from typing import Any
 
 from phasetrain.addons.vissl.compose import VisslConfig
 from phasetrain.addons.vissl.data import count_processes
-from phasetrain.addons.vissl.draft import Draft
+from phasetrain.addons.vissl.draft import ExperimentDraft
 
 LR = "OPTIMIZER.param_schedulers.lr"
 WEIGHT_DECAY = "OPTIMIZER.param_schedulers.weight_decay"
@@ -22,7 +22,7 @@ class UnknownScheduleError(ValueError):
     """A schedule without counterpart; the message says which one."""
 
 
-def convert_optimizer(source: VisslConfig, draft: Draft) -> None:
+def convert_optimizer(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Write the optimizer, its groups and schedules, and the number of epochs."""
     if source.is_extraction:
         draft.deactivate("OPTIMIZER.", "nothing is trained")
@@ -39,12 +39,12 @@ def convert_optimizer(source: VisslConfig, draft: Draft) -> None:
         draft.deactivate("MODEL.GRAD_CLIP.", "gradients are not clipped")
 
 
-def _convert_method(source: VisslConfig, draft: Draft) -> None:
+def _convert_method(source: VisslConfig, draft: ExperimentDraft) -> None:
     name = str(source.get("OPTIMIZER.name"))
     if name in ("sgd", "sgd_fsdp", "lars"):
         larc = bool(source.get("OPTIMIZER.use_larc"))
-        kind = "lars" if larc or name == "lars" else "sgd"
-        draft.put("OPTIMIZER.name", kind, "OPTIMIZER.name")
+        method = "lars" if larc or name == "lars" else "sgd"
+        draft.put("OPTIMIZER.name", method, "OPTIMIZER.name")
         for option in ("momentum", "nesterov"):
             draft.put(
                 f"OPTIMIZER.{option}", source.get(f"OPTIMIZER.{option}"), f"OPTIMIZER.{option}"
@@ -68,12 +68,12 @@ def _convert_method(source: VisslConfig, draft: Draft) -> None:
         draft.put("DISTRIBUTED.strategy", "zero", "OPTIMIZER.use_zero")
 
 
-def _convert_lr(source: VisslConfig, draft: Draft) -> None:
-    given: dict[str, Any] = deepcopy(source.get(LR))
+def _convert_lr(source: VisslConfig, draft: ExperimentDraft) -> None:
+    scheduler: dict[str, Any] = deepcopy(source.get(LR))
     keys = [key for key in source.given if key.startswith(f"{LR}.")]
-    _scale(source, given)
+    _scale(source, scheduler)
     try:
-        peak, schedule = convert_schedule(given)
+        peak, schedule = convert_schedule(scheduler)
     except UnknownScheduleError as error:
         draft.miss(str(error), *keys)
         draft.put("OPTIMIZER.lr", 0.1)
@@ -83,7 +83,7 @@ def _convert_lr(source: VisslConfig, draft: Draft) -> None:
     draft.translate("OPTIMIZER.lr, OPTIMIZER.SCHEDULES.lr", *keys)
 
 
-def _convert_weight_decay(source: VisslConfig, draft: Draft) -> None:
+def _convert_weight_decay(source: VisslConfig, draft: ExperimentDraft) -> None:
     keys = [key for key in source.given if key.startswith(f"{WEIGHT_DECAY}.")]
     value = float(source.get("OPTIMIZER.weight_decay"))
     if keys:
@@ -101,113 +101,113 @@ def _convert_weight_decay(source: VisslConfig, draft: Draft) -> None:
         draft.skip("the same schedule as that of all weights", *heads)
 
 
-def _scale(source: VisslConfig, given: dict[str, Any]) -> None:
+def _scale(source: VisslConfig, scheduler: dict[str, Any]) -> None:
     """Scale the learning rates of a schedule with the batch size, the way VISSL does."""
-    scaling = given.get("auto_lr_scaling", {})
+    scaling = scheduler.get("auto_lr_scaling", {})
     if not scaling.get("auto_scale"):
         return
     per_process = int(source.get("DATA.TRAIN.BATCHSIZE_PER_REPLICA"))
     factor = per_process * count_processes(source) / scaling["base_lr_batch_size"]
     if scaling.get("scaling_type") == "sqrt":
         factor = math.sqrt(factor)
-    _set_peak(given, float(scaling["base_value"]) * factor)
-    if given["name"] != "composite":
+    _set_peak(scheduler, float(scaling["base_value"]) * factor)
+    if scheduler["name"] != "composite":
         return
     # VISSL starts a warm-up at the learning rate of one node, and drops it if there is one node.
     per_node = per_process * int(source.get("DISTRIBUTED.NUM_PROC_PER_NODE"))
     start = float(scaling["base_value"]) * per_node / scaling["base_lr_batch_size"]
     kept = []
-    for part in given["schedulers"]:
+    for part in scheduler["schedulers"]:
         if part["name"] == "linear":
             part["start_value"] = start
             if int(source.get("DISTRIBUTED.NUM_NODES")) == 1 and start <= part["end_value"]:
                 continue
         kept.append(part)
-    given["schedulers"] = kept
+    scheduler["schedulers"] = kept
     if len(kept) == 1:
-        given.update(kept[0])
+        scheduler.update(kept[0])
 
 
-def _set_peak(given: dict[str, Any], peak: float) -> None:
-    name = given["name"]
+def _set_peak(scheduler: dict[str, Any], peak: float) -> None:
+    name = scheduler["name"]
     if "cosine" in name:
-        ratio = given["end_value"] / given["start_value"]
-        given.update(start_value=peak, end_value=peak * ratio)
+        ratio = scheduler["end_value"] / scheduler["start_value"]
+        scheduler.update(start_value=peak, end_value=peak * ratio)
     elif name in ("multistep", "step"):
-        values = given["values"]
+        values = scheduler["values"]
         factor = round(values[1] / values[0], 6) if len(values) > 1 else 1.0
-        given["values"] = [peak * factor**at for at in range(len(values))]
+        scheduler["values"] = [peak * factor**at for at in range(len(values))]
     elif name == "step_with_fixed_gamma":
-        given["base_value"] = peak
+        scheduler["base_value"] = peak
     elif name == "linear":
-        given["end_value"] = peak
+        scheduler["end_value"] = peak
     elif name == "inverse_sqrt":
-        given["start_value"] = peak
+        scheduler["start_value"] = peak
     elif name == "constant":
-        given["value"] = peak
-    for part in given.get("schedulers", []) if name == "composite" else []:
+        scheduler["value"] = peak
+    for part in scheduler.get("schedulers", []) if name == "composite" else []:
         _set_peak(part, peak)
 
 
 def convert_schedule(
-    given: Mapping[str, Any], peak: str = "largest"
+    scheduler: Mapping[str, Any], peak: str = "largest"
 ) -> tuple[float, dict[str, Any]]:
     """Return the value of an option, and the schedule of its multipliers.
 
     Args:
-        given: a schedule of VISSL, in absolute values.
+        scheduler: a schedule of VISSL, in absolute values.
         peak: which value of the schedule has the multiplier 1: `largest` or `start`.
 
     Raises:
         UnknownScheduleError: it has no counterpart.
     """
     # Multipliers are relative to OPTIMIZER.lr, the peak; for weight decay, to its first value.
-    top = _first_value(given) if peak == "start" else _largest_value(given)
-    found = _convert_part(given, top or 1.0)
-    per_epoch = given.get("update_interval", "epoch") == "epoch"
-    if per_epoch and found["name"] not in ("constant", "multistep", "step"):
-        found["every"] = "epoch"
-    return round(top, 10), found
+    top = _first_value(scheduler) if peak == "start" else _largest_value(scheduler)
+    schedule = _convert_part(scheduler, top or 1.0)
+    per_epoch = scheduler.get("update_interval", "epoch") == "epoch"
+    if per_epoch and schedule["name"] not in ("constant", "multistep", "step"):
+        schedule["every"] = "epoch"
+    return round(top, 10), schedule
 
 
-def _convert_part(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    name = str(given["name"])
+def _convert_part(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    name = str(scheduler["name"])
     convert = PARTS.get(name)
     if convert is None:
         raise UnknownScheduleError(f"the schedule {name}")
-    return convert(given, top)
+    return convert(scheduler, top)
 
 
-def _convert_constant(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    value = _share(given["value"], top)
+def _convert_constant(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    value = _share(scheduler["value"], top)
     if value == 1:
         return {"name": "constant"}
     return {"name": "linear", "start": value, "end": value}
 
 
-def _convert_linear(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    ends = {key: _share(given[f"{key}_value"], top) for key in ("start", "end")}
+def _convert_linear(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    ends = {key: _share(scheduler[f"{key}_value"], top) for key in ("start", "end")}
     return {"name": "linear", **ends}
 
 
-def _convert_cosine(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    ends = [_share(given[f"{key}_value"], top) for key in ("start", "end")]
+def _convert_cosine(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    ends = [_share(scheduler[f"{key}_value"], top) for key in ("start", "end")]
     if math.isclose(ends[0], 1, rel_tol=1e-6):
         return {"name": "cosine", "end": ends[1]}
     # half a wave between any two values
     return {"name": "one_cycle", "rise": 0.0, "start": ends[0], "peak": ends[0], "end": ends[1]}
 
 
-def _convert_restarts(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    period = float(given["restart_interval_length"])
-    start, end = (float(given[f"{key}_value"]) for key in ("start", "end"))
-    adaptive = bool(given.get("is_adaptive"))
+def _convert_restarts(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    period = float(scheduler["restart_interval_length"])
+    start, end = (float(scheduler[f"{key}_value"]) for key in ("start", "end"))
+    adaptive = bool(scheduler.get("is_adaptive"))
     # A whole wave is two periods long, and the schedule starts in the middle of one, at its peak.
-    half = given.get("wave_type", "half") == "half"
-    decay = float(given.get("lr_multiplier", 1.0))
+    half = scheduler.get("wave_type", "half") == "half"
+    decay = float(scheduler.get("lr_multiplier", 1.0))
     if half and not adaptive and math.isclose(start, top, rel_tol=1e-6):
-        found = {"name": "cosine_restarts", "period": period, "end": _share(end, top)}
-        return found if decay == 1 else {**found, "decay": decay}
+        schedule = {"name": "cosine_restarts", "period": period, "end": _share(end, top)}
+        return schedule if decay == 1 else {**schedule, "decay": decay}
     parts: list[dict[str, Any]] = []
     # The difference to 1 of the last wave is at most the rounding of the period, such as 0.334.
     for number in range(math.ceil(round(1 / period, 2))):
@@ -224,46 +224,50 @@ def _convert_restarts(given: Mapping[str, Any], top: float) -> dict[str, Any]:
     return {"name": "composite", "parts": parts}
 
 
-def _convert_steps(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    values = list(given["values"])
+def _convert_steps(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    values = list(scheduler["values"])
     return {"name": "step", "factor": _find_factor(values), "every": 1 / len(values)}
 
 
-def _convert_fixed_gamma(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    return {"name": "step", "factor": given["gamma"], "every": 1 / (given["num_updates"] + 1)}
+def _convert_fixed_gamma(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    return {
+        "name": "step",
+        "factor": scheduler["gamma"],
+        "every": 1 / (scheduler["num_updates"] + 1),
+    }
 
 
-def _convert_polynomial(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    return {"name": "polynomial", "power": given["power"]}
+def _convert_polynomial(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    return {"name": "polynomial", "power": scheduler["power"]}
 
 
-def _convert_composite(given: Mapping[str, Any], top: float) -> dict[str, Any]:
+def _convert_composite(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
-    scaling = list(given.get("interval_scaling") or [])
-    for at, part in enumerate(given["schedulers"]):
-        found = _convert_part(part, top)
-        length = float(given["lengths"][at])
+    scaling = list(scheduler.get("interval_scaling") or [])
+    for at, part in enumerate(scheduler["schedulers"]):
+        converted = _convert_part(part, top)
+        length = float(scheduler["lengths"][at])
         # Parts of a part follow each other in the list: a composite has no composite inside.
-        inner = found["parts"] if found["name"] == "composite" else [found]
+        inner = converted["parts"] if converted["name"] == "composite" else [converted]
         if at < len(scaling) and scaling[at] == "fixed":
-            found["scaling"] = "fixed"
-        for one in inner:
-            one["length"] = length * one.get("length", 1.0)
+            converted["scaling"] = "fixed"
+        for entry in inner:
+            entry["length"] = length * entry.get("length", 1.0)
         parts += inner
     # The last part lasts until the end.
     del parts[-1]["length"]
     return {"name": "composite", "parts": parts}
 
 
-def _convert_multistep(given: Mapping[str, Any], top: float) -> dict[str, Any]:
-    values = list(given["values"])
+def _convert_multistep(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
+    values = list(scheduler["values"])
     if len(values) == 1:
         return {"name": "constant"}
-    milestones = [f"{epoch} epochs" for epoch in given["milestones"]]
-    found = {"name": "multistep", "milestones": milestones, "factor": _find_factor(values)}
+    milestones = [f"{epoch} epochs" for epoch in scheduler["milestones"]]
+    schedule = {"name": "multistep", "milestones": milestones, "factor": _find_factor(values)}
     if not math.isclose(values[0], top, rel_tol=1e-6):
         raise UnknownScheduleError("steps that do not start at the peak")
-    return found
+    return schedule
 
 
 PARTS: Mapping[str, Callable[[Mapping[str, Any], float], dict[str, Any]]] = {
@@ -282,8 +286,8 @@ PARTS: Mapping[str, Callable[[Mapping[str, Any], float], dict[str, Any]]] = {
 
 def _find_factor(values: list[float]) -> float:
     factor = round(values[1] / values[0], 6)
-    for one, following in pairwise(values):
-        if not math.isclose(following, one * factor, rel_tol=1e-3):
+    for value, following in pairwise(values):
+        if not math.isclose(following, value * factor, rel_tol=1e-3):
             raise UnknownScheduleError(f"steps by different factors, {values}")
     return float(factor)
 
@@ -292,62 +296,64 @@ def _share(value: float, top: float) -> float:
     return round(float(value) / top, 10)
 
 
-def _first_value(given: Mapping[str, Any]) -> float:
-    if given["name"] == "composite":
-        return _first_value(given["schedulers"][0])
+def _first_value(scheduler: Mapping[str, Any]) -> float:
+    if scheduler["name"] == "composite":
+        return _first_value(scheduler["schedulers"][0])
     for key in ("start_value", "value", "base_value"):
-        if key in given:
-            return float(given[key])
-    return float(given["values"][0])
+        if key in scheduler:
+            return float(scheduler[key])
+    return float(scheduler["values"][0])
 
 
-def _largest_value(given: Mapping[str, Any]) -> float:
-    name = str(given["name"])
+def _largest_value(scheduler: Mapping[str, Any]) -> float:
+    name = str(scheduler["name"])
     if name == "composite":
-        return max(_largest_value(part) for part in given["schedulers"])
+        return max(_largest_value(part) for part in scheduler["schedulers"])
     if name in ("multistep", "step"):
-        return max(map(float, given["values"]))
+        return max(map(float, scheduler["values"]))
     if name in ("step_with_fixed_gamma", "polynomial"):
-        return float(given["base_value"])
+        return float(scheduler["base_value"])
     if name == "constant":
-        return float(given["value"])
-    return max(float(given.get("start_value", 0.0)), float(given.get("end_value", 0.0)))
+        return float(scheduler["value"])
+    return max(float(scheduler.get("start_value", 0.0)), float(scheduler.get("end_value", 0.0)))
 
 
-def _convert_groups(source: VisslConfig, draft: Draft) -> None:
+def _convert_groups(source: VisslConfig, draft: ExperimentDraft) -> None:
     groups: list[dict[str, Any]] = []
-    kind = str(source.get("OPTIMIZER.param_group_constructor"))
+    constructor = str(source.get("OPTIMIZER.param_group_constructor"))
     norms = bool(source.get("OPTIMIZER.regularize_bn"))
     biases = bool(source.get("OPTIMIZER.regularize_bias"))
     if draft.experiment["OPTIMIZER"]["name"] == "lars":
         draft.skip("`lars` does not decay biases and norms", *REGULARIZE)
-    elif norms and biases and kind != "dino":
+    elif norms and biases and constructor != "dino":
         draft.skip("all weights decay", *REGULARIZE)
     else:
-        groups += _make_decay_groups(draft, norms=norms and kind != "dino", biases=biases)
+        groups += _make_decay_groups(draft, norms=norms and constructor != "dino", biases=biases)
         draft.translate("OPTIMIZER.groups", *REGULARIZE)
     excluded = list(source.get("OPTIMIZER.non_regularized_parameters", []))
     names = [NAMES.get(word, word) for word in excluded]
     groups += [{"match": f"*{name}*", "weight_decay": 0.0} for name in names]
     if excluded:
         draft.translate("OPTIMIZER.groups", "OPTIMIZER.non_regularized_parameters")
-    if kind == "lr_decay":
+    if constructor == "lr_decay":
         decay = float(source.get("OPTIMIZER.layer_wise_lr_decay.decay"))
         keys = ("OPTIMIZER.param_group_constructor", "OPTIMIZER.layer_wise_lr_decay.decay")
         draft.put("OPTIMIZER.layer_decay", decay, *keys)
-    elif kind == "linear_eval_heads":
+    elif constructor == "linear_eval_heads":
         reason = "a learning rate for each of many heads; use a sweep, or groups of the heads"
         draft.miss(reason, "OPTIMIZER.param_group_constructor")
     else:
         draft.translate("OPTIMIZER.groups", "OPTIMIZER.param_group_constructor")
-    if kind != "lr_decay":
-        draft.deactivate("OPTIMIZER.layer_wise_lr_decay.", f"the constructor is {kind}")
+    if constructor != "lr_decay":
+        draft.deactivate("OPTIMIZER.layer_wise_lr_decay.", f"the constructor is {constructor}")
     _convert_head_group(source, draft, groups)
     if groups:
         draft.put("OPTIMIZER.groups", groups)
 
 
-def _make_decay_groups(draft: Draft, *, norms: bool, biases: bool) -> list[dict[str, Any]]:
+def _make_decay_groups(
+    draft: ExperimentDraft, *, norms: bool, biases: bool
+) -> list[dict[str, Any]]:
     """Return groups in which norms or biases, or both, do not decay."""
     if norms:
         return [{"match": "*.bias", "weight_decay": 0.0}]
@@ -358,18 +364,20 @@ def _make_decay_groups(draft: Draft, *, norms: bool, biases: bool) -> list[dict[
     return groups
 
 
-def _convert_head_group(source: VisslConfig, draft: Draft, groups: list[dict[str, Any]]) -> None:
+def _convert_head_group(
+    source: VisslConfig, draft: ExperimentDraft, groups: list[dict[str, Any]]
+) -> None:
     params = "OPTIMIZER.head_optimizer_params"
     group: dict[str, Any] = {}
     if source.get(f"{params}.use_different_wd"):
         group["weight_decay"] = float(source.get(f"{params}.weight_decay"))
         draft.translate("OPTIMIZER.groups", f"{params}.use_different_wd", f"{params}.weight_decay")
     if source.get(f"{params}.use_different_lr"):
-        given = deepcopy(source.get(f"{LR}_head"))
-        _scale(source, given)
+        scheduler = deepcopy(source.get(f"{LR}_head"))
+        _scale(source, scheduler)
         keys = [key for key in source.given if key.startswith(f"{LR}_head.")]
         try:
-            peak, _ = convert_schedule(given)
+            peak, _ = convert_schedule(scheduler)
             group["lr_scale"] = round(peak / draft.experiment["OPTIMIZER"]["lr"], 6)
             draft.translate("OPTIMIZER.groups", f"{params}.use_different_lr", *keys)
             draft.note("The head follows the schedule of the trunk, scaled by lr_scale.")

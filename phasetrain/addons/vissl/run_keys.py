@@ -3,7 +3,7 @@
 from typing import Any
 
 from phasetrain.addons.vissl.compose import VisslConfig
-from phasetrain.addons.vissl.draft import Draft
+from phasetrain.addons.vissl.draft import ExperimentDraft
 
 CLUSTER_OPTIONS = {
     "FEATURES.LAYER_NAME": "layer",
@@ -18,7 +18,7 @@ CLUSTER_OPTIONS = {
 COST_KEYS = ("costs_list", "base", "power_range")
 
 
-def convert_run(source: VisslConfig, draft: Draft) -> None:
+def convert_run(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Write RUN, PHASES, MACHINE, DISTRIBUTED, HOOKS, CHECKPOINT and LAUNCH."""
     if not draft.experiment.get("RUN", {}).get("engine"):
         draft.skip("training is the default", "engine_name")
@@ -33,18 +33,18 @@ def convert_run(source: VisslConfig, draft: Draft) -> None:
     _convert_probes(source, draft)
 
 
-def _convert_machine(source: VisslConfig, draft: Draft) -> None:
+def _convert_machine(source: VisslConfig, draft: ExperimentDraft) -> None:
     if source.get("MACHINE.DEVICE") == "cpu":
         draft.put("MACHINE.device", "cpu", "MACHINE.DEVICE")
     else:
         draft.skip("CUDA is used if it is available (MACHINE.device: auto)", "MACHINE.DEVICE")
     if source.get("MODEL.AMP_PARAMS.USE_AMP"):
         draft.put("MACHINE.precision", "fp16", "MODEL.AMP_PARAMS.USE_AMP")
-    place = "REPRODUCIBILITY.CUDDN_DETERMINISTIC"
-    draft.skip("kernels are deterministic (MACHINE.deterministic: true)", place)
+    deterministic_key = "REPRODUCIBILITY.CUDDN_DETERMINISTIC"
+    draft.skip("kernels are deterministic (MACHINE.deterministic: true)", deterministic_key)
 
 
-def _convert_strategy(source: VisslConfig, draft: Draft) -> None:
+def _convert_strategy(source: VisslConfig, draft: ExperimentDraft) -> None:
     sync = "MODEL.SYNC_BN_CONFIG"
     if source.get(f"{sync}.CONVERT_BN_TO_SYNC_BN"):
         # VISSL's default of -1 synchronizes the processes of one machine.
@@ -74,7 +74,7 @@ def _convert_strategy(source: VisslConfig, draft: Draft) -> None:
     )
 
 
-def _convert_hooks(source: VisslConfig, draft: Draft) -> None:
+def _convert_hooks(source: VisslConfig, draft: ExperimentDraft) -> None:
     if source.get("HOOKS.PERF_STATS.MONITOR_PERF_STATS"):
         draft.put("HOOKS.breakdown", {}, "HOOKS.PERF_STATS.MONITOR_PERF_STATS")
     # Without the check VISSL continues with NaN, and phasetrain stops by default.
@@ -119,7 +119,7 @@ def _convert_hooks(source: VisslConfig, draft: Draft) -> None:
         draft.deactivate(f"{ema}.", "no average of the weights is kept")
 
 
-def _convert_checkpoint(source: VisslConfig, draft: Draft) -> None:
+def _convert_checkpoint(source: VisslConfig, draft: ExperimentDraft) -> None:
     folder = str(source.get("CHECKPOINT.DIR"))
     if folder not in (".", ""):
         draft.put("RUN.dir", folder, "CHECKPOINT.DIR")
@@ -132,7 +132,7 @@ def _convert_checkpoint(source: VisslConfig, draft: Draft) -> None:
         draft.put("CHECKPOINT.every_updates", every, "CHECKPOINT.CHECKPOINT_ITER_FREQUENCY")
 
 
-def _convert_slurm(source: VisslConfig, draft: Draft) -> None:
+def _convert_slurm(source: VisslConfig, draft: ExperimentDraft) -> None:
     if not source.get("SLURM.USE_SLURM"):
         draft.deactivate("SLURM.", "SLURM.USE_SLURM is false")
         return
@@ -159,7 +159,7 @@ def _convert_slurm(source: VisslConfig, draft: Draft) -> None:
     draft.put("RUN.name", source.get("SLURM.NAME"), "SLURM.NAME")
 
 
-def _convert_probes(source: VisslConfig, draft: Draft) -> None:
+def _convert_probes(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Say how extracted features are probed."""
     probe = "phasetrain probe --train EXTRACT_DIR/train --test EXTRACT_DIR/test --layer LAYER"
     if source.has("NEAREST_NEIGHBOR"):
@@ -181,7 +181,7 @@ def _convert_probes(source: VisslConfig, draft: Draft) -> None:
         _convert_clusterfit(source, draft)
 
 
-def _convert_clusterfit(source: VisslConfig, draft: Draft) -> None:
+def _convert_clusterfit(source: VisslConfig, draft: ExperimentDraft) -> None:
     words = "phasetrain cluster EXTRACT_DIR/train EXTRACT_DIR/test"
     for name, option in CLUSTER_OPTIONS.items():
         value = source.get(f"CLUSTERFIT.{name}")
@@ -192,7 +192,7 @@ def _convert_clusterfit(source: VisslConfig, draft: Draft) -> None:
     draft.note(f"Clusters as labels: `{words}`, where the layers are {layers}")
 
 
-def _convert_svm(source: VisslConfig, draft: Draft, probe: str) -> None:
+def _convert_svm(source: VisslConfig, draft: ExperimentDraft, probe: str) -> None:
     costs = list(source.get("SVM.costs.costs_list"))
     if (base := source.get("SVM.costs.base")) > 0:
         costs += [base**power for power in range(*source.get("SVM.costs.power_range"))]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from phasetrain.addons.vissl.draft import Draft
+from phasetrain.addons.vissl.draft import ExperimentDraft
 
 Item = dict[str, Any]
 View = list[Item]
@@ -53,7 +53,7 @@ class TransformConverter:
         key: key of the list, such as DATA.TRAIN.TRANSFORMS.
     """
 
-    def __init__(self, draft: Draft, key: str) -> None:
+    def __init__(self, draft: ExperimentDraft, key: str) -> None:
         self.draft = draft
         self.key = key
         self.gaps: list[str] = []
@@ -73,11 +73,11 @@ class TransformConverter:
             if made is not None:
                 views = made
                 continue
-            found = self._convert_one(name, params)
+            converted = self._convert_one(name, params)
             if views:
-                views = [[*view, *found] for view in views]
+                views = [[*view, *converted] for view in views]
             else:
-                common += found
+                common += converted
         if self.gaps:
             reason = f"{'; '.join(dict.fromkeys(self.gaps))}: no counterpart"
             self.draft.miss(reason, self.key)
@@ -100,7 +100,9 @@ class TransformConverter:
                 made += [[crop]] * count
             return made
         if name == "ImgPilMultiCropRandomApply":
-            inner = [one for item in params["transforms"] for one in self._convert_item(item)]
+            inner = [
+                transform for item in params["transforms"] for transform in self._convert_item(item)
+            ]
             pairs = zip(views, params["prob"], strict=True)
             return [view + _apply(inner, chance) for view, chance in pairs]
         return None
@@ -115,9 +117,9 @@ class TransformConverter:
         if name in SAME:
             return [{"name": SAME[name], **params}]
         if name in CONVERTERS:
-            found, unknown = CONVERTERS[name](params)
+            converted, unknown = CONVERTERS[name](params)
             self.gaps += [f"{name}.{key}" for key in unknown]
-            return found
+            return converted
         self.gaps.append(f"{name} ({GAPS.get(name, 'unknown transform')})")
         return []
 
@@ -148,10 +150,10 @@ def _apply(transforms: View, probability: float) -> View:
     return [{"name": "apply", "probability": float(probability), "transforms": list(transforms)}]
 
 
-def _take(params: dict[str, Any], **known: Any) -> tuple[dict[str, Any], list[str]]:
+def _take(params: dict[str, Any], **defaults: Any) -> tuple[dict[str, Any], list[str]]:
     """Return parameters completed by their defaults, and the names of unknown ones."""
-    found = {key: params.get(key, default) for key, default in known.items()}
-    return found, [key for key in params if key not in known]
+    values = {key: params.get(key, default) for key, default in defaults.items()}
+    return values, [key for key in params if key not in defaults]
 
 
 def _random_resized_crop(params: dict[str, Any]) -> tuple[View, list[str]]:
@@ -163,16 +165,16 @@ def _random_resized_crop(params: dict[str, Any]) -> tuple[View, list[str]]:
 
 
 def _flip(params: dict[str, Any]) -> tuple[View, list[str]]:
-    known, unknown = _take(params, p=0.5)
+    values, unknown = _take(params, p=0.5)
     item: Item = {"name": "random_flip"}
-    if known["p"] != 0.5:
-        item["probability"] = known["p"]
+    if values["p"] != 0.5:
+        item["probability"] = values["p"]
     return [item], unknown
 
 
 def _color_distortion(params: dict[str, Any]) -> tuple[View, list[str]]:
-    known, unknown = _take(params, strength=1.0)
-    strength = known["strength"]
+    values, unknown = _take(params, strength=1.0)
+    strength = values["strength"]
     jitter = {
         "name": "torchvision.ColorJitter",
         "brightness": round(0.8 * strength, 6),
@@ -184,7 +186,7 @@ def _color_distortion(params: dict[str, Any]) -> tuple[View, list[str]]:
 
 
 def _random_jitter(params: dict[str, Any]) -> tuple[View, list[str]]:
-    known, unknown = _take(
+    values, unknown = _take(
         params,
         strength=1.0,
         brightness_jitter=0.4,
@@ -195,34 +197,34 @@ def _random_jitter(params: dict[str, Any]) -> tuple[View, list[str]]:
     )
     jitter: Item = {"name": "torchvision.ColorJitter"}
     for key in ("brightness", "contrast", "saturation", "hue"):
-        jitter[key] = round(known[f"{key}_jitter"] * known["strength"], 6)
-    return _apply([jitter], known["color_jitter_probability"]), unknown
+        jitter[key] = round(values[f"{key}_jitter"] * values["strength"], 6)
+    return _apply([jitter], values["color_jitter_probability"]), unknown
 
 
 def _blur(params: dict[str, Any]) -> tuple[View, list[str]]:
-    known, unknown = _take(params, p=0.5, radius_min=0.1, radius_max=2.0)
+    values, unknown = _take(params, p=0.5, radius_min=0.1, radius_max=2.0)
     # Pillow's kernel reaches about three standard deviations to each side.
-    kernel = 2 * math.ceil(3 * known["radius_max"]) + 1
-    sigma = [known["radius_min"], known["radius_max"]]
+    kernel = 2 * math.ceil(3 * values["radius_max"]) + 1
+    sigma = [values["radius_min"], values["radius_max"]]
     blur = {"name": "torchvision.GaussianBlur", "kernel_size": kernel, "sigma": sigma}
-    return _apply([blur], known["p"]), unknown
+    return _apply([blur], values["p"]), unknown
 
 
 def _solarize(params: dict[str, Any]) -> tuple[View, list[str]]:
-    known, unknown = _take(params, p=0.5)
-    item = {"name": "torchvision.RandomSolarize", "threshold": 0.5, "p": float(known["p"])}
+    values, unknown = _take(params, p=0.5)
+    item = {"name": "torchvision.RandomSolarize", "threshold": 0.5, "p": float(values["p"])}
     return [item], unknown
 
 
 def _photometric(params: dict[str, Any]) -> tuple[View, list[str]]:
-    known, unknown = _take(params, p=0.66)
+    values, unknown = _take(params, p=0.66)
     jitter = {"brightness": [0.6, 1.4], "contrast": [0.6, 1.4], "saturation": [0.6, 1.4]}
     item = {"name": "torchvision.ColorJitter", **jitter, "hue": [-0.2, 0.2]}
-    return _apply([item], known["p"]), unknown
+    return _apply([item], values["p"]), unknown
 
 
 def _rand_augment(params: dict[str, Any]) -> tuple[View, list[str]]:
-    known, unknown = _take(
+    values, unknown = _take(
         params,
         magnitude=10,
         num_layers=2,
@@ -233,8 +235,8 @@ def _rand_augment(params: dict[str, Any]) -> tuple[View, list[str]]:
     # VISSL's scale ends at 10, torchvision's at 30.
     item = {
         "name": "torchvision.RandAugment",
-        "num_ops": known["num_layers"],
-        "magnitude": min(30, 3 * known["magnitude"]),
+        "num_ops": values["num_layers"],
+        "magnitude": min(30, 3 * values["magnitude"]),
     }
     return [item], unknown
 
@@ -245,8 +247,8 @@ def _auto_augment(params: dict[str, Any]) -> tuple[View, list[str]]:
 
 
 def _rotate(params: dict[str, Any]) -> tuple[View, list[str]]:
-    known, unknown = _take(params, num_angles=4, num_rotations_per_img=1)
-    return [{"name": "rotate"}], unknown if known["num_angles"] == 4 else [*unknown, "num_angles"]
+    values, unknown = _take(params, num_angles=4, num_rotations_per_img=1)
+    return [{"name": "rotate"}], unknown if values["num_angles"] == 4 else [*unknown, "num_angles"]
 
 
 def _same_name(name: str) -> Callable[[dict[str, Any]], tuple[View, list[str]]]:

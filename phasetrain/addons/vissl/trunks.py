@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phasetrain.addons.vissl.compose import VisslConfig
-from phasetrain.addons.vissl.draft import Draft
+from phasetrain.addons.vissl.draft import ExperimentDraft
 
 Params = dict[str, Any]
 
@@ -72,7 +72,7 @@ TORCHVISION_REGNETS = (
 
 
 def convert_trunk(
-    source: VisslConfig, draft: Draft, base: str = "MODEL", *, views: bool = False
+    source: VisslConfig, draft: ExperimentDraft, base: str = "MODEL", *, views: bool = False
 ) -> Trunk | None:
     """Return the trunk of a model; None: it has no counterpart, which is recorded.
 
@@ -84,26 +84,31 @@ def convert_trunk(
     """
     name = str(source.get(f"{base}.TRUNK.NAME")).removesuffix("_fsdp")
     maker = TRUNKS.get(name)
-    place = f"{base}.TRUNK"
-    used = f"{place}.{USED_SECTION.get(name, 'none')}"
+    trunk_key = f"{base}.TRUNK"
+    used = f"{trunk_key}.{USED_SECTION.get(name, 'none')}"
     for key in source.given:
         shared = name == "convit" and ".VISION_TRANSFORMERS" in key
-        own = key.startswith(used) or key == f"{place}.NAME" or shared
-        if key.startswith(f"{place}.") and not own:
+        own = key.startswith(used) or key == f"{trunk_key}.NAME" or shared
+        if key.startswith(f"{trunk_key}.") and not own:
             draft.deactivate(key, f"the trunk is {name}")
-    trunk = maker(source, draft, place, views) if maker is not None else None
+    trunk = maker(source, draft, trunk_key, views) if maker is not None else None
     below = [key for key in source.given if key.startswith(used)]
     if trunk is None:
-        draft.miss(f"the trunk {name} exists in VISSL only", f"{place}.NAME")
-        draft.deactivate(f"{place}.", f"the trunk {name} has no counterpart")
+        draft.miss(f"the trunk {name} exists in VISSL only", f"{trunk_key}.NAME")
+        draft.deactivate(f"{trunk_key}.", f"the trunk {name} has no counterpart")
         return None
     target = "MODEL.trunk" if base == "MODEL" else "TASK.teacher"
-    draft.translate(f"{target} = {trunk.section['name']}", f"{place}.NAME", *below)
+    draft.translate(f"{target} = {trunk.section['name']}", f"{trunk_key}.NAME", *below)
     return trunk
 
 
-def _convert_resnet(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
-    own = f"{place}.RESNETS"
+def _convert_resnet(
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk_key: str,
+    views: bool,  # noqa: FBT001
+) -> Trunk | None:
+    own = f"{trunk_key}.RESNETS"
     depth = int(source.get(f"{own}.DEPTH", 50))
     width = int(source.get(f"{own}.WIDTH_MULTIPLIER", 1))
     stride = int(source.get(f"{own}.LAYER4_STRIDE", 2))
@@ -133,8 +138,13 @@ def _convert_resnet(source: VisslConfig, draft: Draft, place: str, views: bool) 
     return Trunk(section, "fc", RESNET_LAYERS, block, prefix=r"trunk\._feature_blocks\.")
 
 
-def _convert_regnet(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
-    own = f"{place}.REGNET"
+def _convert_regnet(
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk_key: str,
+    views: bool,  # noqa: FBT001
+) -> Trunk | None:
+    own = f"{trunk_key}.REGNET"
     name = str(source.get(f"{own}.name", ""))
     if name.removeprefix("regnet_y_").removeprefix("regnet_x_") in TORCHVISION_REGNETS:
         section: Params = {"name": f"torchvision.{name}"}
@@ -154,31 +164,36 @@ def _convert_regnet(source: VisslConfig, draft: Draft, place: str, views: bool) 
 
 def _convert_efficientnet(
     source: VisslConfig,
-    draft: Draft,
-    place: str,
+    draft: ExperimentDraft,
+    trunk_key: str,
     views: bool,  # noqa: FBT001
 ) -> Trunk | None:
-    version = str(source.get(f"{place}.EFFICIENT_NETS.model_version", "B0")).lower()
+    version = str(source.get(f"{trunk_key}.EFFICIENT_NETS.model_version", "B0")).lower()
     section: Params = {"name": f"torchvision.efficientnet_{version}"}
-    if rate := source.get(f"{place}.EFFICIENT_NETS.drop_connect_rate"):
+    if rate := source.get(f"{trunk_key}.EFFICIENT_NETS.drop_connect_rate"):
         section["params"] = {"stochastic_depth_prob": rate}
     return Trunk(section, "classifier", {"res5avg": "avgpool", "flatten": "avgpool"}, "MBConv")
 
 
 def _convert_mobilenet(
     source: VisslConfig,
-    draft: Draft,
-    place: str,
+    draft: ExperimentDraft,
+    trunk_key: str,
     views: bool,  # noqa: FBT001
 ) -> Trunk | None:
-    name = str(source.get(f"{place}.MOBILE_NET.NAME"))
+    name = str(source.get(f"{trunk_key}.MOBILE_NET.NAME"))
     return Trunk({"name": f"timm.{name}"}, "classifier", {"flatten": "global_pool"})
 
 
-def _convert_alexnet(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
+def _convert_alexnet(
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk_key: str,
+    views: bool,  # noqa: FBT001
+) -> Trunk | None:
     # The other AlexNets of VISSL have grouped convolutions and local response norm.
     section: Params = {"name": "alexnet", "sobel": True}
-    if source.get(f"{place}.NAME") == "alexnet_rotnet":
+    if source.get(f"{trunk_key}.NAME") == "alexnet_rotnet":
         section = {"name": "alexnet", "widths": [64, 192, 384, 256, 256]}
     prefix = r"trunk\._feature_blocks\."
     return Trunk(section, "head", ALEXNET_LAYERS, prefix=prefix, inner="features.")
@@ -186,8 +201,8 @@ def _convert_alexnet(source: VisslConfig, draft: Draft, place: str, views: bool)
 
 def _read_params(source: VisslConfig, own: str, options: Mapping[str, str]) -> Params:
     """Return parameters of a model: option -> value of the key below `own`, without null."""
-    found = {option: source.get(f"{own}.{key}") for option, key in options.items()}
-    return {option: value for option, value in found.items() if value is not None}
+    values = {option: source.get(f"{own}.{key}") for option, key in options.items()}
+    return {option: value for option, value in values.items() if value is not None}
 
 
 TRANSFORMER = {
@@ -204,8 +219,13 @@ TRANSFORMER = {
 """Parameter of timm's transformers -> key of VISSL."""
 
 
-def _convert_vit(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
-    own = f"{place}.VISION_TRANSFORMERS"
+def _convert_vit(
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk_key: str,
+    views: bool,  # noqa: FBT001
+) -> Trunk | None:
+    own = f"{trunk_key}.VISION_TRANSFORMERS"
     params = _read_params(source, own, TRANSFORMER)
     params["mlp_ratio"] = source.get(f"{own}.MLP_DIM") / params["embed_dim"]
     # VISSL drops out patches and positions with the same rate.
@@ -226,9 +246,14 @@ def _convert_vit(source: VisslConfig, draft: Draft, place: str, views: bool) -> 
     return Trunk(section, "head", layers, "Block", depth=params["depth"])
 
 
-def _convert_convit(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
-    own = f"{place}.VISION_TRANSFORMERS"
-    options = {key: one for key, one in TRANSFORMER.items() if key != "qkv_bias"}
+def _convert_convit(
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk_key: str,
+    views: bool,  # noqa: FBT001
+) -> Trunk | None:
+    own = f"{trunk_key}.VISION_TRANSFORMERS"
+    options = {key: vissl_name for key, vissl_name in TRANSFORMER.items() if key != "qkv_bias"}
     params = _read_params(source, own, options)
     params["mlp_ratio"] = source.get(f"{own}.MLP_DIM") / params["embed_dim"]
     # timm's ConViT counts the width per head.
@@ -238,9 +263,9 @@ def _convert_convit(source: VisslConfig, draft: Draft, place: str, views: bool) 
         "locality_strength": "LOCALITY_STRENGTH",
         "qkv_bias": "QKV_BIAS",
     }
-    params |= _read_params(source, f"{place}.CONVIT", extra)
+    params |= _read_params(source, f"{trunk_key}.CONVIT", extra)
     params["qkv_bias"] = bool(source.get(f"{own}.QKV_BIAS") or params.get("qkv_bias"))
-    below = [key for key in source.given if key.startswith((own, f"{place}.CONVIT"))]
+    below = [key for key in source.given if key.startswith((own, f"{trunk_key}.CONVIT"))]
     draft.translate("MODEL.trunk.params", *below)
     if views:
         draft.note("timm's ConViT takes images of one size only: small crops need another trunk.")
@@ -248,46 +273,61 @@ def _convert_convit(source: VisslConfig, draft: Draft, place: str, views: bool) 
     return Trunk(section, "head", {}, "Block", depth=params["depth"])
 
 
-def _convert_xcit(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
+def _convert_xcit(
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk_key: str,
+    views: bool,  # noqa: FBT001
+) -> Trunk | None:
     options = {**TRANSFORMER, "mlp_ratio": "MLP_RATIO", "eta": "ETA", "tokens_norm": "TOKENS_NORM"}
-    params = _read_params(source, f"{place}.XCIT", options)
+    params = _read_params(source, f"{trunk_key}.XCIT", options)
     section = {"name": "timm.xcit_small_12_p16_224", "params": params}
     return Trunk(section, "head", {}, "XCABlock", depth=params["depth"])
 
 
-def _convert_swin(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
+def _convert_swin(
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk_key: str,
+    views: bool,  # noqa: FBT001
+) -> Trunk | None:
     options = {key: TRANSFORMER[key] for key in ("img_size", "patch_size", "proj_drop_rate")}
     options |= {key: TRANSFORMER[key] for key in ("attn_drop_rate", "drop_path_rate", "qkv_bias")}
     options |= {"embed_dim": "EMBED_DIM", "depths": "DEPTHS", "num_heads": "NUM_HEADS"}
     options |= {"window_size": "WINDOW_SIZE", "mlp_ratio": "MLP_RATIO"}
-    params = _read_params(source, f"{place}.SWIN_TRANSFORMER", options)
+    params = _read_params(source, f"{trunk_key}.SWIN_TRANSFORMER", options)
     if views:
         params["strict_img_size"] = False
     section = {"name": "timm.swin_tiny_patch4_window7_224", "params": params}
     return Trunk(section, "head.fc", {}, "SwinTransformerBlock")
 
 
-def _convert_beit(source: VisslConfig, draft: Draft, place: str, views: bool) -> Trunk | None:  # noqa: FBT001
+def _convert_beit(
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk_key: str,
+    views: bool,  # noqa: FBT001
+) -> Trunk | None:
     options = {**TRANSFORMER, "mlp_ratio": "MLP_RATIO", "use_abs_pos_emb": "USE_ABS_POS_EMB"}
     options |= {"use_rel_pos_bias": "USE_REL_POS_BIAS"}
     options |= {"use_shared_rel_pos_bias": "USE_SHARED_REL_POS_BIAS"}
-    params = _read_params(source, f"{place}.BEIT", options)
+    params = _read_params(source, f"{trunk_key}.BEIT", options)
     section = {"name": "timm.beit_base_patch16_224", "params": params}
     return Trunk(section, "head", {}, "Block", depth=params["depth"])
 
 
 def _convert_convnext(
     source: VisslConfig,
-    draft: Draft,
-    place: str,
+    draft: ExperimentDraft,
+    trunk_key: str,
     views: bool,  # noqa: FBT001
 ) -> Trunk | None:
     options = {"depths": "DEPTH", "dims": "DIMS", "drop_path_rate": "DROP_PATH_RATE"}
-    params = _read_params(source, f"{place}.CONVNEXT", options)
+    params = _read_params(source, f"{trunk_key}.CONVNEXT", options)
     return Trunk({"name": "timm.convnext_tiny", "params": params}, "head.fc", {}, "ConvNeXtBlock")
 
 
-TRUNKS: Mapping[str, Callable[[VisslConfig, Draft, str, bool], Trunk | None]] = {
+TRUNKS: Mapping[str, Callable[[VisslConfig, ExperimentDraft, str, bool], Trunk | None]] = {
     "alexnet_deepcluster": _convert_alexnet,
     "alexnet_rotnet": _convert_alexnet,
     "resnet": _convert_resnet,

@@ -7,7 +7,7 @@ from typing import Any
 
 from phasetrain.addons.vissl.compose import VisslConfig, read_vissl
 from phasetrain.addons.vissl.data import convert_data, read_catalog
-from phasetrain.addons.vissl.draft import Draft, KeyReport, copy_keys, to_yaml
+from phasetrain.addons.vissl.draft import ExperimentDraft, KeyReport, copy_keys, to_yaml
 from phasetrain.addons.vissl.model import convert_model
 from phasetrain.addons.vissl.optimizer import convert_optimizer
 from phasetrain.addons.vissl.run_keys import convert_run
@@ -49,7 +49,7 @@ class Migration:
     @property
     def missing(self) -> tuple[KeyReport, ...]:
         """Keys without counterpart."""
-        return tuple(one for one in self.keys if one.status == "missing")
+        return tuple(key for key in self.keys if key.status == "missing")
 
     def format_yaml(self, title: str) -> str:
         """Return the experiment as a YAML file.
@@ -59,16 +59,16 @@ class Migration:
         """
         lines = ["# @package _global_", f"# Converted from {title} by `phasetrain migrate vissl`."]
         lines += [f"# {note}" for note in self.notes]
-        lines += [f"# missing: {one.key}: {one.text}" for one in self.missing]
+        lines += [f"# missing: {key.key}: {key.text}" for key in self.missing]
         return "\n".join([*lines, to_yaml(self.experiment)])
 
     def format_report(self) -> str:
         """Return the keys grouped by result, and the notes."""
         lines = []
         for status in ("missing", "translated", "renamed", "not needed"):
-            rows = [one for one in self.keys if one.status == status]
+            rows = [key for key in self.keys if key.status == status]
             lines.append(f"{status}: {len(rows)}")
-            lines += [f"  {one.key} = {one.value}: {one.text}" for one in rows]
+            lines += [f"  {key.key} = {key.value}: {key.text}" for key in rows]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -79,7 +79,7 @@ def convert_vissl(source: VisslConfig, catalog: Mapping[str, Any] | None = None)
         source: the config.
         catalog: VISSL's dataset catalog: name -> split -> paths.
     """
-    draft = Draft(source)
+    draft = ExperimentDraft(source)
     convert_data(source, draft, catalog or {})
     # The model after the data, whose image size it needs; the optimizer after the model, whose
     # layers its groups name.
@@ -102,9 +102,9 @@ def migrate_vissl(
         catalog: path of VISSL's dataset_catalog.json; None: placeholders for its names.
 
     Raises:
-        ConfigError: a file cannot be read, or is no config of VISSL, or `out` exists.
+        ConfigError: a file cannot be read, or is not a config of VISSL, or `out` exists.
     """
-    found = convert_vissl(read_vissl(paths), read_catalog(catalog))
+    migration = convert_vissl(read_vissl(paths), read_catalog(catalog))
     if out is not None:
         if Path(out).exists():
             raise ConfigError(
@@ -113,5 +113,5 @@ def migrate_vissl(
             )
         title = ", ".join(Path(path).name for path in paths)
         with Path(out).open("x") as file:
-            file.write(found.format_yaml(title))
-    return found
+            file.write(migration.format_yaml(title))
+    return migration

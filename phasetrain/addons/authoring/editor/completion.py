@@ -107,7 +107,7 @@ def completion_script(
     return "\n".join(
         [
             text.replace("@CASES@", "\n".join(case.format_case() for case in cases)),
-            *(f"_phasetrain_{name}='{' '.join(one)}'" for name, one in words.items()),
+            *(f"_phasetrain_{name}='{' '.join(listed)}'" for name, listed in words.items()),
             "",
             folder.joinpath(f"completion.{shell}").read_text("utf-8"),
         ]
@@ -137,25 +137,25 @@ def _list_places(slot: Slot, name: str) -> list[str]:
 def _list_values(slot: Slot) -> Iterator[str]:
     """Yield the words that choose a part."""
     for name in slot.registry.names():
-        for place in _list_places(slot, name):
+        for key_path in _list_places(slot, name):
             if slot.path in DEFAULT_NAMES:
-                yield f"{place}={{}}"
-            elif place.endswith("[]"):
-                yield f"{place.removesuffix('[]')}=[{name}]"
+                yield f"{key_path}={{}}"
+            elif key_path.endswith("[]"):
+                yield f"{key_path.removesuffix('[]')}=[{name}]"
             elif slot.path in WORDS:
-                yield f"{place}={name}"
+                yield f"{key_path}={name}"
             else:
-                yield f"{place}.{slot.key}={name}"
+                yield f"{key_path}.{slot.key}={name}"
             for parameter, annotation in _select_parameters(slot, name).items():
-                yield from _list_choices(f"{place}.{parameter}", annotation)
+                yield from _list_choices(f"{key_path}.{parameter}", annotation)
 
 
 def _list_parameters(slot: Slot) -> Iterator[str]:
     """Yield the keys that are parameters of parts."""
     for name in slot.registry.names():
-        for place in _list_places(slot, name):
-            if not place.endswith("[]"):
-                yield from (f"{place}.{key}=" for key in _select_parameters(slot, name))
+        for key_path in _list_places(slot, name):
+            if not key_path.endswith("[]"):
+                yield from (f"{key_path}.{key}=" for key in _select_parameters(slot, name))
 
 
 def _select_parameters(slot: Slot, name: str) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ _phasetrain_list() {
             [ -e "${one}status.json" ] && wanted="$wanted ${one%/}"
         done
     fi
-    set -f  # a value such as [flatten] is no pattern for files; this runs in a subshell
+    set -f  # a value such as [flatten] is not a pattern for files; this runs in a subshell
     for one in $wanted; do
         case "$one" in "$word"*) printf '%s\n' "$one" ;; esac
     done

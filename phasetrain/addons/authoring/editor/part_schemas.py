@@ -46,15 +46,15 @@ class PartSchema:
 
     def close(self, own: Iterable[str]) -> JsonSchema:
         """Return the schema of a mapping that has the parameters, other known keys, and no more."""
-        known: dict[str, Any] = {name: True for name in own if name not in self.parameters}
-        if self.schedules is not None and "SCHEDULES" in known:
-            known["SCHEDULES"] = {
+        properties: dict[str, Any] = {name: True for name in own if name not in self.parameters}
+        if self.schedules is not None and "SCHEDULES" in properties:
+            properties["SCHEDULES"] = {
                 "properties": {
-                    one: {"description": f"schedule of {one}"} for one in self.schedules
+                    option: {"description": f"schedule of {option}"} for option in self.schedules
                 },
                 "propertyNames": {"enum": list(self.schedules)},
             }
-        return {"properties": {**known, **self.parameters}, "additionalProperties": False}
+        return {"properties": {**properties, **self.parameters}, "additionalProperties": False}
 
 
 def describe_part(slot: Slot, name: str, nested: Nested) -> PartSchema:
@@ -67,14 +67,14 @@ def describe_part(slot: Slot, name: str, nested: Nested) -> PartSchema:
     for key, parameter in parameters(factory).items():
         if key in slot.provided:
             continue
-        kind = ""
+        type_text = ""
         values[key] = ANYTHING
         inner = nested(slot, name, key)
         if inner is not None:
             values[key] = Values(alternatives=(inner,))
         elif key in types:
             values[key] = describe_values(types[key])
-            kind = describe_type(types[key])
+            type_text = describe_type(types[key])
         if parameter.default is None:
             # Libraries often annotate an optional parameter without None.
             values[key] |= Values(("null",))
@@ -82,8 +82,8 @@ def describe_part(slot: Slot, name: str, nested: Nested) -> PartSchema:
         if parameter.default is not parameter.empty:
             default = format_value(parameter.default)
         resume = find_resume(slot, name, key)
-        about = value_texts(texts.get(key, ""), kind, default, resume, f"{slot.path}.{key}")
-        schemas[key] = {**values[key].to_schema(kind), **about}
+        about = value_texts(texts.get(key, ""), type_text, default, resume, f"{slot.path}.{key}")
+        schemas[key] = {**values[key].to_schema(type_text), **about}
         if isinstance(parameter.default, bool | int | float | str):
             schemas[key]["default"] = parameter.default
     schedules = None
@@ -119,11 +119,11 @@ def describe_name(slot: Slot, names: Sequence[str], texts: Mapping[str, Any]) ->
     open_name = {"type": "string", "pattern": OPEN_NAME}
     if not names:  # the standard has no empty enum
         return {"anyOf": [open_name], **texts}
-    known = {
+    listed_names = {
         "enum": list(names),
-        "markdownEnumDescriptions": [summarize(slot.registry.find(one)) for one in names],
+        "markdownEnumDescriptions": [summarize(slot.registry.find(name)) for name in names],
     }
-    return {"anyOf": [known, open_name], **texts}
+    return {"anyOf": [listed_names, open_name], **texts}
 
 
 def find_resume(slot: Slot, name: str, parameter: str = "name") -> Resume:

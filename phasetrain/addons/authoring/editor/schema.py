@@ -61,7 +61,7 @@ def make_schema(
     return {
         "$schema": DRAFT,
         **root,
-        # A file is no interpolation.
+        # A file is not an interpolation.
         "type": "object",
         "properties": properties,
         "definitions": dict(sorted(definitions.items())),
@@ -78,7 +78,7 @@ def import_parts(overrides: Sequence[str], config_dir: str | None) -> Composed:
     composed = compose(overrides, config_dir=find_config_dir(config_dir, overrides))
     composed = import_modules(composed, None)
     # An experiment may leave values to the command line.
-    raise_all(one for one in composed.problems if one.code != "config.missing_value")
+    raise_all(problem for problem in composed.problems if problem.code != "config.missing_value")
     return composed
 
 
@@ -101,25 +101,25 @@ def write_schema(schema: JsonSchema, path: str | Path) -> None:
 def _pick_group(definitions: dict[str, JsonSchema], group: str) -> JsonSchema:
     name = group.replace("/", ".")
     if name not in definitions or not (name.isupper() or "." in name):
-        known = [one for one in definitions if one.isupper()]
-        near = did_you_mean(name, known) or "."
+        sections = [section for section in definitions if section.isupper()]
+        near = did_you_mean(name, sections) or "."
         raise ConfigError(
-            f"--group {group}: no section has this name{near} Known: {', '.join(known)}",
+            f"--group {group}: no section has this name{near} Known: {', '.join(sections)}",
             code="config.unknown_section",
         )
-    found = dict(definitions[name])
+    definition = dict(definitions[name])
     # Each branch of a part has the list of all keys that a file of the group may have.
-    if "allOf" in found:
-        found["allOf"] = [_allow_defaults(branch) for branch in found["allOf"]]
-    return found
+    if "allOf" in definition:
+        definition["allOf"] = [_allow_defaults(branch) for branch in definition["allOf"]]
+    return definition
 
 
 def _allow_defaults(branch: JsonSchema) -> JsonSchema:
     return {
-        word: {**one, "properties": {"defaults": True, **one["properties"]}}
+        word: {**subschema, "properties": {"defaults": True, **subschema["properties"]}}
         if word in ("then", "else")
-        else one
-        for word, one in branch.items()
+        else subschema
+        for word, subschema in branch.items()
     }
 
 
@@ -153,10 +153,10 @@ def _describe_stage(builder: SchemaBuilder) -> JsonSchema:
     return describe_mapping(properties)
 
 
-def _list_changes(known: Iterable[str]) -> list[str]:
+def _list_changes(paths: Iterable[str]) -> list[str]:
     """Return the paths of CHANGES, with DATA.TRAIN and DATA.TEST for all splits."""
-    found = [path.replace("*", split) for path in CHANGES for split in ("TRAIN", "TEST")]
-    return [path for path in dict.fromkeys(found) if path in known]
+    changes = [path.replace("*", split) for path in CHANGES for split in ("TRAIN", "TEST")]
+    return [path for path in dict.fromkeys(changes) if path in paths]
 
 
 def _describe_defaults(files: ConfigFiles) -> JsonSchema:

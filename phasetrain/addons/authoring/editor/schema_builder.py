@@ -57,44 +57,46 @@ class SchemaBuilder:
             own[here.rpartition(".")[2]] = self.properties[here] = schema
         slot = self._find_slot(path)
         if slot is not None:
-            found = self._describe_place(slot, own)
+            schema = self._describe_part_mapping(slot, own)
             # Stages may change some parameters, whatever the part is.
             parameters = self._unite(slot).parameters
-            self.properties |= {f"{path}.{name}": one for name, one in parameters.items()}
+            self.properties |= {
+                f"{path}.{name}": parameter_schema for name, parameter_schema in parameters.items()
+            }
         elif path in LABELLED:
-            found = self._describe_labels(self._find_slot(f"{path}.*"), own)
+            schema = self._describe_labels(self._find_slot(f"{path}.*"), own)
         else:
-            found = describe_mapping(own)
+            schema = describe_mapping(own)
         if path == "DATA":
-            found["patternProperties"] = {SPLIT: self.properties["DATA.TEST"]}
+            schema["patternProperties"] = {SPLIT: self.properties["DATA.TEST"]}
         elif matches(path, "DATA.*"):
-            found["type"] = ["object", "null", "string"]  # null removes a split
+            schema["type"] = ["object", "null", "string"]  # null removes a split
         text = " ".join(inspect.cleandoc(section.__doc__).split())
-        found |= {"description": text, "markdownDescription": text}
+        schema |= {"description": text, "markdownDescription": text}
         if not path:
-            return found
-        return self._define(path, found)
+            return schema
+        return self._define(path, schema)
 
     def _describe_key(self, key: Key) -> JsonSchema:
         part = self._find_slot(key.path)
         label = self._find_slot(f"{key.path}.*")
         item = self._find_slot(f"{key.path}[]")
         if label is not None:
-            found = self._describe_labels(label, {})
+            schema = self._describe_labels(label, {})
         elif part is not None:
-            found = {"anyOf": [self._refer_to(part)]}
+            schema = {"anyOf": [self._refer_to(part)]}
             if key.type.fits(None):
-                found["anyOf"].append({"type": "null"})
+                schema["anyOf"].append({"type": "null"})
         elif item is not None:
-            found = {**_LIST, "items": self._refer_to(item)}
+            schema = {**_LIST, "items": self._refer_to(item)}
         elif key.fields is not None:
-            found = self._describe_fields(key)
+            schema = self._describe_fields(key)
         else:
             values = describe_values(key.type.annotation, key.type.bounds)
-            found = add_short_forms(values, key.type).to_schema(key.type.text)
+            schema = add_short_forms(values, key.type).to_schema(key.type.text)
         if isinstance(key.default, bool | int | float | str):
-            found["default"] = key.default
-        return {**found, **key_texts(key)}
+            schema["default"] = key.default
+        return {**schema, **key_texts(key)}
 
     def _describe_fields(self, key: Key) -> JsonSchema:
         """Return the schema of a key with known keys below it."""
@@ -103,9 +105,9 @@ class SchemaBuilder:
             for name, below in section_keys(key.fields, key.path).items()
         }
         values = describe_values(key.type.annotation)
-        found = values.to_schema(key.type.text)
-        found |= {"properties": own, "additionalProperties": False}
-        return found
+        schema = values.to_schema(key.type.text)
+        schema |= {"properties": own, "additionalProperties": False}
+        return schema
 
     def _describe_labels(self, slot: Slot | None, own: Mapping[str, JsonSchema]) -> JsonSchema:
         """Return the schema of a mapping from labels to parts.
@@ -117,12 +119,12 @@ class SchemaBuilder:
         assert slot is not None
         self._refer_to(slot)
         base = {"$ref": _reference(f"{slot.path} by name")}
-        found = describe_mapping({})
-        found["additionalProperties"] = self._refer_to(slot)
+        schema = describe_mapping({})
+        schema["additionalProperties"] = self._refer_to(slot)
         if slot.path.removesuffix(".*") in LABELLED:
-            found["type"] = ["object", "null", "string"]
+            schema["type"] = ["object", "null", "string"]
         if slot.path not in DEFAULT_NAMES:
-            return found
+            return schema
         for name in self._list_names(slot):
             about = _pick_texts(own.get(name, {}))
             if not about:
@@ -131,8 +133,8 @@ class SchemaBuilder:
                 about = value_texts(summarize(slot.registry.find(name)), "", "", resume, path)
             alone = self._describe_part(slot, name).close(self._list_own(slot))
             unnamed = {"if": {"required": [slot.key]}, "else": alone}
-            found["properties"][name] = {"allOf": [base, unnamed], **about}
-        return found
+            schema["properties"][name] = {"allOf": [base, unnamed], **about}
+        return schema
 
     def _refer_to(self, slot: Slot) -> JsonSchema:
         """Return a reference to the definition of a place, which is added on first use."""
@@ -143,21 +145,21 @@ class SchemaBuilder:
         own = {}
         if slot.path in ENTRIES:
             keys = section_keys(ENTRIES[slot.path], slot.path)
-            own = {key: self._describe_key(one) for key, one in keys.items()}
+            own = {key: self._describe_key(entry_key) for key, entry_key in keys.items()}
         for key in slot.other_keys:
             own[key] = self.properties[f"DATA.TRAIN.{key}"]
-        found = self._describe_place(slot, own)
+        schema = self._describe_part_mapping(slot, own)
         if slot.path.endswith("[]"):
             # Lists are not merged, so no other file can name the part.
-            found["required"] = [slot.key]
+            schema["required"] = [slot.key]
         if slot.path.endswith(".*"):
-            found["type"] = ["object", "null", "string"]  # null removes a label
+            schema["type"] = ["object", "null", "string"]  # null removes a label
         if slot.path in DEFAULT_NAMES:
-            unnamed = found["allOf"].pop()
-            self._define(f"{name} by name", found)
+            unnamed = schema["allOf"].pop()
+            self._define(f"{name} by name", schema)
             # Any other file could name the part of a label, but not of an empty mapping.
             empty = {"type": "object", "maxProperties": 0}
-            found = {
+            schema = {
                 "allOf": [
                     {"$ref": _reference(f"{name} by name")},
                     unnamed,
@@ -166,12 +168,12 @@ class SchemaBuilder:
             }
         elif slot.takes_bare_name:
             names = describe_name(slot, self._list_names(slot), {})["anyOf"]
-            found["type"] = [kind for kind in found["type"] if kind != "string"]
-            found.pop("pattern")
-            found = {"anyOf": [found, *names]}
-        return self._define(name, found)
+            schema["type"] = [type_name for type_name in schema["type"] if type_name != "string"]
+            schema.pop("pattern")
+            schema = {"anyOf": [schema, *names]}
+        return self._define(name, schema)
 
-    def _describe_place(self, slot: Slot, own: Mapping[str, JsonSchema]) -> JsonSchema:
+    def _describe_part_mapping(self, slot: Slot, own: Mapping[str, JsonSchema]) -> JsonSchema:
         """Return the schema of a mapping that names a part and has its parameters.
 
         The last entry of its `allOf` is for a mapping without the name, which another file gives.
@@ -185,10 +187,10 @@ class SchemaBuilder:
         parts = {name: self._describe_part(slot, name) for name in names}
         taken = {name for part in parts.values() for name in part.parameters}
         # `every` of the schedule `step` has other values than `every` of all schedules.
-        shared = {name: one for name, one in own.items() if name not in taken} | {key: named}
-        found = describe_mapping(shared)
-        del found["additionalProperties"]
-        found["allOf"] = [
+        shared = {name: schema for name, schema in own.items() if name not in taken} | {key: named}
+        mapping = describe_mapping(shared)
+        del mapping["additionalProperties"]
+        mapping["allOf"] = [
             {
                 "if": {"properties": {key: {"const": name}}, "required": [key]},
                 "then": part.close(own),
@@ -196,8 +198,8 @@ class SchemaBuilder:
             for name, part in parts.items()
         ]
         unnamed = unite_parts(list(parts.values())).close(own)
-        found["allOf"].append({"if": {"required": [key]}, "else": unnamed})
-        return found
+        mapping["allOf"].append({"if": {"required": [key]}, "else": unnamed})
+        return mapping
 
     def _describe_part(self, slot: Slot, name: str) -> PartSchema:
         return describe_part(slot, name, self._describe_nested)
@@ -217,15 +219,15 @@ class SchemaBuilder:
         """Return the schema of a value in which a place is found by labels, lists and keys."""
         first, *rest = names
         if not rest:
-            found = self._refer_to(inner)
+            schema = self._refer_to(inner)
         elif rest == ["*"]:
-            found = self._define(inner.path.removesuffix(".*"), self._describe_labels(inner, {}))
+            schema = self._define(inner.path.removesuffix(".*"), self._describe_labels(inner, {}))
         else:
             below = {rest[0].removesuffix("[]"): self._nest(inner, rest)}
-            found = {"type": "object", "properties": below}
+            schema = {"type": "object", "properties": below}
         if first.endswith("[]"):
-            return {**_LIST, "items": found}
-        return found
+            return {**_LIST, "items": schema}
+        return schema
 
     def _list_names(self, slot: Slot) -> list[str]:
         return list(dict.fromkeys([*slot.registry.names(), *self._extra.get(slot.path, ())]))
@@ -235,7 +237,7 @@ class SchemaBuilder:
 
     def _find_slot(self, path: str) -> Slot | None:
         return next(
-            (one for one in self._slots if one.only is None and matches(path, one.path)), None
+            (slot for slot in self._slots if slot.only is None and matches(path, slot.path)), None
         )
 
     def _define(self, name: str, schema: JsonSchema) -> JsonSchema:

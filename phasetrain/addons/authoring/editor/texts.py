@@ -26,12 +26,14 @@ def key_texts(key: Key) -> dict[str, str]:
     return value_texts(key.meaning, key.type.text, format_value(key.default), key.resume, key.path)
 
 
-def value_texts(meaning: str, kind: str, default: str, resume: Resume, path: str) -> dict[str, str]:
+def value_texts(
+    meaning: str, type_text: str, default: str, resume: Resume, path: str
+) -> dict[str, str]:
     """Return `description` and `markdownDescription` of a key or parameter.
 
     Args:
         meaning: a sentence; may be empty.
-        kind: type in words; may be empty.
+        type_text: type in words; may be empty.
         default: default as YAML; empty if a value is required.
         resume: effect of a changed value on resume.
         path: dotted path.
@@ -39,9 +41,9 @@ def value_texts(meaning: str, kind: str, default: str, resume: Resume, path: str
     effect = f"on resume {resume}: {_EFFECT[resume].format(path=path)}"
     plain = []
     marked = []
-    if kind:
-        plain.append(f"type: {kind}")
-        marked.append(f"`{kind}`")
+    if type_text:
+        plain.append(f"type: {type_text}")
+        marked.append(f"`{type_text}`")
     if default:
         plain.append(f"default: {default}")
         marked.append(f"default `{default}`")
@@ -61,14 +63,14 @@ def summarize(factory: Callable[..., Any]) -> str:
 def argument_texts(factory: Callable[..., Any]) -> dict[str, str]:
     """Return parameter -> its text in the section `Args:` of the docstring of a class, its
     constructor or a function."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     documents = [factory.__doc__]
     # Libraries describe parameters in the class, its constructor, or both.
     if inspect.isclass(factory):
         documents.append(vars(factory).get("__init__", factory).__doc__)
     for document in documents:
-        found |= _read_arguments(inspect.cleandoc(document or ""))
-    return {name: _shorten(text) for name, text in found.items()}
+        texts |= _read_arguments(inspect.cleandoc(document or ""))
+    return {name: _shorten(text) for name, text in texts.items()}
 
 
 def _shorten(text: str) -> str:
@@ -77,7 +79,7 @@ def _shorten(text: str) -> str:
 
 
 def _read_arguments(document: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     depth = -1  # indentation of the names; below 0 outside of the section
     name = ""
     for line in document.splitlines():
@@ -92,9 +94,9 @@ def _read_arguments(document: str) -> dict[str, str]:
         if match and depth in (0, len(match["indent"])):
             depth = len(match["indent"])
             name = match["name"]
-            found[name] = match["text"]
+            texts[name] = match["text"]
         elif not line.strip():
             name = ""  # a paragraph of its own
         elif name:
-            found[name] = f"{found[name]} {line.strip()}".strip()
-    return found
+            texts[name] = f"{texts[name]} {line.strip()}".strip()
+    return texts

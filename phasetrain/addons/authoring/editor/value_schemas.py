@@ -64,8 +64,8 @@ class Values:
         limits = {}
         for keyword in {**self.limits, **other.limits}:
             owner = _OWNER[keyword]
-            sides = [one for one in (self, other) if _has_type(one.types, owner)]
-            if all(one.limits.get(keyword) == sides[0].limits.get(keyword) for one in sides):
+            sides = [side for side in (self, other) if _has_type(side.types, owner)]
+            if all(side.limits.get(keyword) == sides[0].limits.get(keyword) for side in sides):
                 limits[keyword] = sides[0].limits[keyword]
         return Values(
             tuple(dict.fromkeys([*self.types, *other.types])),
@@ -103,12 +103,12 @@ class Values:
                 flat["patternErrorMessage"] = f"expected {expected}"
         if len(flat["type"]) == 1:
             flat["type"] = flat["type"][0]
-        found = list(self.alternatives)
+        alternatives = list(self.alternatives)
         if self.choices:
-            found.append({"enum": list(self.choices)})
-        if not found:
+            alternatives.append({"enum": list(self.choices)})
+        if not alternatives:
             return flat
-        return {"anyOf": [*found, flat]}
+        return {"anyOf": [*alternatives, flat]}
 
 
 NOTHING = Values()
@@ -153,10 +153,10 @@ def describe_values(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) ->
     return ANYTHING
 
 
-def add_short_forms(values: Values, kind: ValueType) -> Values:
+def add_short_forms(values: Values, value_type: ValueType) -> Values:
     """Return the values of a key with its short forms: a text for a list of one text, and booleans
     for the words `on` and `off`."""
-    if kind.fits(["text"]) and not kind.fits([{}]):
+    if value_type.fits(["text"]) and not value_type.fits([{}]):
         values = values | TEXT
     if "boolean" not in values.types:
         words = {"on": True, "off": False}
@@ -191,8 +191,8 @@ def _has_type(types: Iterable[str], owner: str) -> bool:
 
 def _unique(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return different values in order; schemas cannot be hashed, and True equals 1."""
-    found: list[Any] = []
+    unique: list[Any] = []
     for value in values:
-        if not any(type(value) is type(one) and value == one for one in found):
-            found.append(value)
-    return tuple(found)
+        if not any(type(value) is type(earlier) and value == earlier for earlier in unique):
+            unique.append(value)
+    return tuple(unique)

@@ -78,19 +78,21 @@ def cluster_features(folders: Sequence[str], settings: ClusterSettings, out: str
             raise ConfigError(f"{name} = {number}: expected at least 1")
     names = [PurePosixPath(folder).name for folder in folders]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(folders)}: the folders need different names")
+        raise ConfigError(
+            f"{', '.join(folders)}: the folders need different names; rename one of them"
+        )
     storage = open_storage(out)
     storage.make_folder(out)
     centroids = _find_centroids(_read_rows(folders[0], settings)[1], settings)
     files: dict[str, str] = {}
     sizes: list[int] = []
     for folder, name in zip(folders, names, strict=True):
-        places, rows = _read_rows(folder, settings)
+        positions, rows = _read_rows(folder, settings)
         check_origins(folders[0], folder, centroids.shape[1], rows.shape[1])
-        found = assign_rows(rows, centroids).cpu()
-        sizes = sizes or torch.bincount(found, minlength=settings.clusters).tolist()
-        labels = torch.full((int(places.max()) + 1,), -1)
-        labels[places] = found
+        clusters = assign_rows(rows, centroids).cpu()
+        sizes = sizes or torch.bincount(clusters, minlength=settings.clusters).tolist()
+        labels = torch.full((int(positions.max()) + 1,), -1)
+        labels[positions] = clusters
         files[folder] = f"{out}/{name}_labels.npy"
         storage.replace(files[folder], _encode(labels))
     storage.replace(f"{out}/centroids.npy", _encode(centroids.cpu()))

@@ -125,11 +125,11 @@ class _Extraction:
         kept = {number: shard for number in own if (shard := self.folder.read_intact(number))}
         made = dict(self._make_shards([number for number in own if number not in kept]))
         # Each rank knows only its own shards, and the index lists the shards of all ranks.
-        found: dict[int, Shard] = {}
+        by_number: dict[int, Shard] = {}
         for part in self.world.all_gather(kept | made):
-            found |= part
-        shards = [found[number] for number in sorted(found)]
-        self.world.run_on_main(lambda: self.folder.finish(shards, self._describe_facts()))
+            by_number |= part
+        shards = [by_number[number] for number in sorted(by_number)]
+        self.world.run_on_main(lambda: self.folder.finish(shards, self._describe_classes()))
         computed = self.world.all_reduce_sum(len(made))
         return sum(shard.rows for shard in shards), len(shards), len(shards) - computed
 
@@ -228,14 +228,14 @@ class _Extraction:
         """Return the keys of the split that its samples depend on."""
         section = f"DATA.{self.name.upper()}"
         schema = self.setup.schema
-        given = self.split.section.plain().items()
+        items = self.split.section.plain().items()
         return {
             f"{section}.{key}": value
-            for key, value in given
+            for key, value in items
             if key not in NOT_READ and schema.resume(f"{section}.{key}") == "forbidden"
         }
 
-    def _describe_facts(self) -> dict[str, Any]:
+    def _describe_classes(self) -> dict[str, Any]:
         names = self.split.facts.get("class_names")
         return {
             "classes": self.split.facts.get("classes"),

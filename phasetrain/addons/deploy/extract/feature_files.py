@@ -67,14 +67,14 @@ class FeatureFolder:
         """
         request = json.loads(json.dumps(request))  # tuples become lists, as in the stored one
         with self._explain_errors():
-            found = self._storage.read_json(f"{self.path}/{INDEX}")
-            if found is None:
+            index = self._storage.read_json(f"{self.path}/{INDEX}")
+            if index is None:
                 self._storage.make_folder(self.path)
                 self._write_index(
                     {"format_version": VERSION, "complete": False, "request": request}
                 )
                 return
-        before = found.get("request", {})
+        before = index.get("request", {})
         for key in dict.fromkeys([*before, *request]):
             if before.get(key) != request.get(key):
                 raise ChangedError(
@@ -111,7 +111,7 @@ class FeatureFolder:
             self._storage.replace_json(f"{self.path}/{name}.json", asdict(shard))
         return shard
 
-    def finish(self, shards: Iterable[Shard], facts: Mapping[str, Any]) -> None:
+    def finish(self, shards: Iterable[Shard], class_info: Mapping[str, Any]) -> None:
         """Write the index of all shards, which completes the folder, and delete all other files."""
         listed = list(shards)
         request = (self._storage.read_json(f"{self.path}/{INDEX}") or {})["request"]
@@ -123,7 +123,7 @@ class FeatureFolder:
             "format": self.form,
             "rows": rows,
             "columns": columns,
-            **facts,
+            **class_info,
         }
         shown = [
             {key: value for key, value in asdict(shard).items() if key != "columns"}
@@ -193,19 +193,19 @@ def read_index(path: str) -> dict[str, Any]:
         ConfigError: there is none, or it is not complete.
     """
     path = path.rstrip("/")
-    found = open_storage(path).read_json(f"{path}/{INDEX}")
-    if not isinstance(found, dict):
+    index = open_storage(path).read_json(f"{path}/{INDEX}")
+    if not isinstance(index, dict):
         raise ConfigError(
             f"{path!r} contains no features ({INDEX} is missing); make them with "
             "RUN.engine=extract",
             code="extract.no_features",
         )
-    if not found.get("complete"):
+    if not index.get("complete"):
         raise ConfigError(
             f"{path!r} is not complete; re-run the same `phasetrain extract`, which resumes it",
             code="extract.incomplete",
         )
-    return found
+    return index
 
 
 def read_columns(path: str, names: Sequence[str]) -> dict[str, Tensor]:
@@ -223,21 +223,21 @@ def read_columns(path: str, names: Sequence[str]) -> dict[str, Tensor]:
     index = read_index(path)
     storage = open_storage(path)
     wanted = {name: _find_column(path, name, index["columns"]) for name in names}
-    found: dict[str, list[Tensor]] = {name: [] for name in wanted}
+    parts_by_name: dict[str, list[Tensor]] = {name: [] for name in wanted}
     for shard in index["shards"]:
         columns = decode_columns(_read_verified(storage, path, shard), index["format"])
         for name, column in wanted.items():
-            found[name].append(columns[column])
-    return {name: torch.cat(parts) for name, parts in found.items()}
+            parts_by_name[name].append(columns[column])
+    return {name: torch.cat(parts) for name, parts in parts_by_name.items()}
 
 
 def _find_column(path: str, name: str, columns: Mapping[str, Any]) -> str:
     for column in (f"{LAYER}{name}", name):
         if column in columns:
             return column
-    known = [column.removeprefix(LAYER) for column in columns]
+    names = [column.removeprefix(LAYER) for column in columns]
     raise ConfigError(
-        f"{path!r} has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}",
+        f"{path!r} has no {name!r}{did_you_mean(name, names) or '.'} It has {', '.join(names)}",
         code="extract.unknown_column",
     )
 

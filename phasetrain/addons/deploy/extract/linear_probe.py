@@ -108,7 +108,7 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
         features, labels, others, settings.neighbours, settings.temperature, classes
     )
     chosen, held_out, predicted = classify_linearly(features, labels, others, classes, settings)
-    found = Probed(
+    result = Probed(
         layer=settings.layer,
         samples=(len(features), len(others)),
         dimensions=features.shape[1],
@@ -119,9 +119,9 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
         held_out=held_out,
     )
     path = out or f"{test.rstrip('/').rpartition('/')[0] or '.'}/probe.json"
-    content = {"train": train, "test": test, "settings": asdict(settings), **asdict(found)}
+    content = {"train": train, "test": test, "settings": asdict(settings), **asdict(result)}
     open_storage(path).replace_json(path, content)
-    return found
+    return result
 
 
 def classify_by_neighbours(
@@ -147,21 +147,21 @@ def classify_by_neighbours(
     """
     keys = functional.normalize(features.float(), dim=1)
     most = min(max(neighbours), len(keys))
-    found: dict[int, list[Tensor]] = {k: [] for k in neighbours}
+    votes_by_k: dict[int, list[Tensor]] = {k: [] for k in neighbours}
     for queries in torch.split(functional.normalize(others.float(), dim=1), CHUNK):
         similarity, index = _top_similarities(queries, keys, most)
         # relative to the nearest neighbour, so that exp cannot overflow
         weights = ((similarity - similarity[:, :1]) / temperature).exp()
-        for k, votes in found.items():
+        for k, votes in votes_by_k.items():
             ballot = torch.zeros(len(queries), classes, device=keys.device, dtype=weights.dtype)
             # One neighbour at a time: the order of additions is fixed on any device, whereas
             # scatter_add on CUDA is not deterministic.
-            for place in range(min(k, most)):
-                ballot[torch.arange(len(queries), device=keys.device), labels[index[:, place]]] += (
-                    weights[:, place]
+            for rank in range(min(k, most)):
+                ballot[torch.arange(len(queries), device=keys.device), labels[index[:, rank]]] += (
+                    weights[:, rank]
                 )
             votes.append(ballot.argmax(1))
-    return {k: torch.cat(votes) for k, votes in found.items()}
+    return {k: torch.cat(votes) for k, votes in votes_by_k.items()}
 
 
 def _top_similarities(queries: Tensor, keys: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -294,7 +294,8 @@ def _read_features(path: str, layer: str) -> tuple[Tensor, Tensor]:
     counts = target >= 0
     if not counts.any():
         raise ConfigError(
-            f"{path!r}: no sample has a class of 0 or more, so there is nothing to compare with"
+            f"{path!r}: no sample has a class of 0 or more, so there is nothing to compare with; "
+            "expected the features of a split with classes"
         )
     return features[counts].flatten(1), target[counts].long()
 

@@ -74,8 +74,8 @@ class SvmProbed:
         if not self.shots:
             return [(f"SVM, {len(self.costs)} classes", f"{self.mean:.4f}")]
         return [
-            (f"SVM, {k} per class (C = {one['cost']:g})", f"{one['mean']:.4f}")
-            for k, one in self.shots.items()
+            (f"SVM, {k} per class (C = {scores['cost']:g})", f"{scores['mean']:.4f}")
+            for k, scores in self.shots.items()
         ]
 
 
@@ -102,21 +102,25 @@ def probe_by_svm(train: str, test: str, settings: SvmSettings, out: str | None =
     classes = max(_count_classes(targets), _count_classes(expected))
     table = _tabulate(targets, classes)
     expected = _tabulate(expected, classes)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if settings.shots:
-        found["shots"] = {
+        measured["shots"] = {
             k: _classify_few(features, targets, others, expected, k, settings)
             for k in settings.shots
         }
     else:
-        chosen = [choose_cost(features, table[:, one] > 0, settings) for one in range(classes)]
+        chosen = [choose_cost(features, table[:, label] > 0, settings) for label in range(classes)]
         precisions = [
-            _measure(_fit(features, table[:, one] > 0, cost, settings), others, expected[:, one])
-            for one, cost in enumerate(chosen)
+            _measure(
+                _fit(features, table[:, label] > 0, cost, settings), others, expected[:, label]
+            )
+            for label, cost in enumerate(chosen)
         ]
-        found = {"costs": chosen, "mean": float(np.nanmean(precisions))}
-        found["average_precision"] = [None if math.isnan(one) else one for one in precisions]
-    result = SvmProbed(settings.layer, (len(features), len(others)), features.shape[1], **found)
+        measured = {"costs": chosen, "mean": float(np.nanmean(precisions))}
+        measured["average_precision"] = [
+            None if math.isnan(precision) else precision for precision in precisions
+        ]
+    result = SvmProbed(settings.layer, (len(features), len(others)), features.shape[1], **measured)
     path = out or f"{test.rstrip('/').rpartition('/')[0] or '.'}/probe.json"
     content = {"train": train, "test": test, "settings": asdict(settings), **asdict(result)}
     open_storage(path).replace_json(path, content)
@@ -137,13 +141,13 @@ def _classify_few(
         # A draw depends on its number and on k alone, not on the other values of `shots`.
         random = np.random.default_rng(seed_of(settings.seed, "shots", shots, draw))
         table = draw_shots(targets, expected.shape[1], shots, random)
-        for place, cost in enumerate(settings.costs):
+        for cost_index, cost in enumerate(settings.costs):
             precisions = []
-            for one, labels in enumerate(table.T):
-                known = labels >= 0
-                classifier = _fit(features[known], labels[known] > 0, cost, settings)
-                precisions.append(_measure(classifier, others, expected[:, one]))
-            means[draw, place] = np.nanmean(precisions)
+            for label, presence in enumerate(table.T):
+                is_known = presence >= 0
+                classifier = _fit(features[is_known], presence[is_known] > 0, cost, settings)
+                precisions.append(_measure(classifier, others, expected[:, label]))
+            means[draw, cost_index] = np.nanmean(precisions)
     best = int(means.mean(axis=0).argmax())
     values = means[:, best]
     return {
@@ -168,25 +172,25 @@ def draw_shots(targets: Array, classes: int, shots: int, random: np.random.Gener
         ConfigError: a class has too few samples.
     """
     table = _tabulate(targets, classes)
-    found = np.full_like(table, -1)
-    for one in range(classes):
+    shots_table = np.full_like(table, -1)
+    for label in range(classes):
         wanted = {1: shots}
         if targets.ndim == 2:
             wanted[0] = shots * (classes - 1)
         for value, count in wanted.items():
-            rows = np.flatnonzero(table[:, one] == value)
+            rows = np.flatnonzero(table[:, label] == value)
             if len(rows) < count:
                 raise ConfigError(
-                    f"shots = {shots}: class {one} has only {len(rows)} samples of {count} that "
+                    f"shots = {shots}: class {label} has only {len(rows)} samples of {count} that "
                     "are needed; leave this number out",
                     code="probe.too_few_samples",
                 )
             drawn = random.choice(rows, count, replace=False)
             if targets.ndim == 2:
-                found[drawn, one] = value
+                shots_table[drawn, label] = value
             else:
-                found[drawn] = table[drawn]
-    return found
+                shots_table[drawn] = table[drawn]
+    return shots_table
 
 
 def choose_cost(features: Array, positive: Array, settings: SvmSettings) -> float:
@@ -208,14 +212,14 @@ def choose_cost(features: Array, positive: Array, settings: SvmSettings) -> floa
     scores = []
     for cost in settings.costs:
         with _without_warnings():
-            found = cross_val_score(
+            precisions = cross_val_score(
                 _make_svm(cost, settings),
                 features,
                 positive,
                 cv=settings.folds,
                 scoring="average_precision",
             )
-        scores.append(found.mean())
+        scores.append(precisions.mean())
     return settings.costs[int(np.argmax(scores))]
 
 
@@ -246,9 +250,9 @@ def _without_warnings() -> AbstractContextManager[Any]:
 
 def _measure(classifier: Any, features: Array, expected: Array) -> float:
     """Return the average precision over samples whose class is known."""
-    known = expected >= 0
-    scores = torch.from_numpy(classifier.decision_function(features[known]))
-    return compute_average_precision(scores, torch.from_numpy(expected[known] > 0))
+    is_known = expected >= 0
+    scores = torch.from_numpy(classifier.decision_function(features[is_known]))
+    return compute_average_precision(scores, torch.from_numpy(expected[is_known] > 0))
 
 
 def _read_features(path: str, layer: str) -> tuple[Array, Array]:
@@ -267,8 +271,8 @@ def _read_features(path: str, layer: str) -> tuple[Array, Array]:
     if targets.ndim == 2:
         return features, targets.astype(np.int64)
     # A negative class means that it is unknown.
-    known = targets >= 0
-    return features[known], targets[known]
+    is_known = targets >= 0
+    return features[is_known], targets[is_known]
 
 
 def _count_classes(targets: Array) -> int:

@@ -141,7 +141,7 @@ def read_archive(path: str) -> Archive:
     """Read and verify the file of a packed model.
 
     Raises:
-        ConfigError: it is no packed model (`pack.unreadable`), of a newer format (`pack.newer`),
+        ConfigError: it is not a packed model (`pack.unreadable`), of a newer format (`pack.newer`),
             has content that no packed model has (`pack.unsafe`), or content that differs from its
             digests (`pack.damaged`).
     """
@@ -161,7 +161,10 @@ def read_archive(path: str) -> Archive:
             content = bytearray(size)  # not twice in memory
             storage.read_into(path, [memoryview(content)])
     except OSError as error:
-        raise ConfigError(f"{path!r}: cannot be read: {error}", code="pack.unreadable") from error
+        raise ConfigError(
+            f"{path!r}: cannot be read: {error}; expected a file of phasetrain pack",
+            code="pack.unreadable",
+        ) from error
     return parse_archive(path, content)
 
 
@@ -227,7 +230,7 @@ def _parse_json(path: str, name: str, content: memoryview) -> Any:
         return json.loads(bytes(content))
     # RecursionError: text that is nested too deeply
     except (ValueError, RecursionError) as error:
-        raise make_damage_error(path, f"{name} is no JSON ({type(error).__name__})") from error
+        raise make_damage_error(path, f"{name} is not JSON ({type(error).__name__})") from error
 
 
 class _Memory(io.RawIOBase):
@@ -244,10 +247,10 @@ class _Memory(io.RawIOBase):
         return True
 
     def readinto(self, target: Any) -> int:
-        found = self._content[self._at : self._at + len(target)]
-        target[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        chunk = self._content[self._at : self._at + len(target)]
+        target[: len(chunk)] = chunk
+        self._at += len(chunk)
+        return len(chunk)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._content)}[whence]
@@ -264,25 +267,25 @@ def _split_members(path: str, content: memoryview) -> dict[str, memoryview]:
     """Return name -> content of the members, in their order.
 
     Raises:
-        ConfigError: it is no zip file, or one that `encode_archive` would not write.
+        ConfigError: it is not a zip file, or one that `encode_archive` would not write.
     """
     try:
         with zipfile.ZipFile(_Memory(content)) as archive:
             listed = archive.infolist()
             end = archive.start_dir
     except _ZIP_ERRORS as error:
-        raise _make_foreign_error(path, f"it is no readable zip file ({error})") from error
+        raise _make_foreign_error(path, f"it is not a readable zip file ({error})") from error
     # zipfile looks for the record in the last 64 KiB, and ignores what follows it.
     *_, comment_bytes = last = _END_RECORD.unpack(content[-_END_RECORD.size :])
     if last[0] != b"PK\x05\x06" or comment_bytes:
         raise _make_unsafe_error(path, "it has a comment, or bytes after its end")
     if len(listed) > MAX_MEMBERS:
         raise _make_unsafe_error(path, f"it has {len(listed)} members")
-    found: dict[str, memoryview] = {}
+    members: dict[str, memoryview] = {}
     at = 0
-    for info in sorted(listed, key=lambda one: one.header_offset):
+    for info in sorted(listed, key=lambda member: member.header_offset):
         reason = _find_flaw(info)
-        if reason or info.filename in found:
+        if reason or info.filename in members:
             raise _make_unsafe_error(path, reason or f"it has {info.filename!r} twice")
         # Each member begins where the one before ends: members that share bytes are the trick of
         # zip bombs, and bytes between them could hold anything.
@@ -290,20 +293,20 @@ def _split_members(path: str, content: memoryview) -> dict[str, memoryview]:
         if info.header_offset != at or begin is None or begin + info.file_size > end:
             raise _make_unsafe_error(path, f"{info.filename} overlaps or follows unused bytes")
         at = begin + info.file_size
-        found[info.filename] = content[begin:at]
+        members[info.filename] = content[begin:at]
     if at != end:
         raise _make_unsafe_error(path, "it has unused bytes after its members")
-    return found
+    return members
 
 
 def _find_flaw(info: zipfile.ZipInfo) -> str:
     """Return the flaw of an entry in the directory of a zip file; empty without one."""
     # Not `filename`, from which zipfile has removed what follows a zero byte.
     name = info.orig_filename
-    kind = stat.S_IFMT(info.external_attr >> 16)
+    file_type = stat.S_IFMT(info.external_attr >> 16)
     if not _NAME.fullmatch(name):
         return f"it has a member named {name[:100]!r}"
-    if kind not in (0, stat.S_IFREG):
+    if file_type not in (0, stat.S_IFREG):
         return f"{name} is a link or another special file"
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
         return f"{name} is compressed"

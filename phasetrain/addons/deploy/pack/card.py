@@ -21,7 +21,7 @@ LONGEST_LIST = 20
 def make_card(
     folder: str,
     config: Mapping[str, Any],
-    facts: Mapping[str, Any],
+    model_info: Mapping[str, Any],
     *,
     license_name: str | None,
     certificate: str | None,
@@ -31,7 +31,7 @@ def make_card(
     Args:
         folder: the run folder.
         config: its config.
-        facts: facts about the model: name, checkpoint, updates, metrics, digests, classes.
+        model_info: the model: name, checkpoint, updates, metrics, digests, classes.
         license_name: license of the model, such as `Apache-2.0`.
         certificate: path of a certificate.json of `phasetrain certify`.
 
@@ -49,7 +49,7 @@ def make_card(
     card = {
         "name": plan.get("name"),
         "license": license_name,
-        **facts,
+        **model_info,
         "data": {
             name: {
                 "dataset": split.get("dataset"),
@@ -70,10 +70,10 @@ def make_card(
     }
     status = run.status()
     # Of an earlier checkpoint, the digest of the final weights says nothing.
-    is_final = status.state == "finished" and status.checkpoint == facts["checkpoint"]
+    is_final = status.state == "finished" and status.checkpoint == model_info["checkpoint"]
     card["run_sha256"] = status.digest if is_final else None
-    found: dict[str, Any] = to_json_value(card)
-    return found
+    content: dict[str, Any] = to_json_value(card)
+    return content
 
 
 def _read_mapping(value: Any) -> Mapping[str, Any]:
@@ -129,7 +129,7 @@ def format_page(card: Mapping[str, Any]) -> str:
         "It repeats the example in the file first. The file contains no code.",
     ]
     if card["code"]:
-        names = ", ".join(f"`{one['module']}` ({one['file']})" for one in card["code"])
+        names = ", ".join(f"`{entry['module']}` ({entry['file']})" for entry in card["code"])
         lines += [
             "",
             f"Needs custom code, which is not part of it: {names}; name it by `--imports`.",
@@ -177,12 +177,12 @@ def _describe_input(card: Mapping[str, Any]) -> str | None:
     them."""
     # Test splits first: their transforms are those of predictions.
     for split in sorted(card["data"], key=lambda name: name == "train"):
-        facts = card["data"][split]["facts"]
-        shape = facts.get("input_shape")
+        split_info = card["data"][split]["facts"]
+        shape = split_info.get("input_shape")
         if isinstance(shape, list):
             text = f"shape {tuple(shape)} after the transforms"
-            if isinstance(facts.get("channels"), int):
-                text += f", of images with {format_count(facts['channels'], 'channel')}"
+            if isinstance(split_info.get("channels"), int):
+                text += f", of images with {format_count(split_info['channels'], 'channel')}"
             return text
     return None
 

@@ -44,11 +44,13 @@ class Example:
                 texts, and mappings and lists of them.
         """
         try:
-            samples = [_to_storable(one) for one in self.samples]
+            samples = [_to_storable(sample) for sample in self.samples]
             tree, tensors = encode({"samples": samples, "output": self.output})
         except TypeError as error:
             raise ConfigError(
-                f"the example cannot be packed: {error}", code="pack.unsupported"
+                f"the example cannot be packed: {error}; expected tensors, arrays, pictures, "
+                "numbers, texts, and mappings and lists of them",
+                code="pack.unsupported",
             ) from error
         return {TREE: tree, TENSORS: tensors}
 
@@ -59,10 +61,10 @@ class Example:
         Raises:
             InvalidCheckpointError: they are malformed.
         """
-        found = decode(bytes(tree), bytearray(tensors))
-        if not isinstance(found, dict) or not isinstance(found.get("samples"), list):
+        content = decode(bytes(tree), bytearray(tensors))
+        if not isinstance(content, dict) or not isinstance(content.get("samples"), list):
             raise InvalidCheckpointError("the example has no samples")
-        return cls([_from_storable(one) for one in found["samples"]], found.get("output"))
+        return cls([_from_storable(entry) for entry in content["samples"]], content.get("output"))
 
 
 @dataclass(frozen=True)
@@ -91,16 +93,16 @@ class Verification:
         return f"largest difference {self.difference:.2g}, allowed {self.limit:.2g}"
 
 
-def compare_outputs(expected: Any, found: Any, tolerance: float) -> Verification:
+def compare_outputs(expected: Any, actual: Any, tolerance: float) -> Verification:
     """Compare two outputs of a model.
 
     Args:
-        expected, found: tensors, or mappings and lists of them.
+        expected, actual: tensors, or mappings and lists of them.
         tolerance: relative to the largest absolute value in `expected`.
     """
-    if not differences(expected, found):
+    if not differences(expected, actual):
         return Verification(identical=True, difference=0.0, limit=0.0)
-    pairs = list(_pair_tensors(expected, found))
+    pairs = list(_pair_tensors(expected, actual))
     if any(pair is None for pair in pairs):
         return Verification(identical=False, difference=float("inf"), limit=0.0)
     # The largest value of all tensors, so that small outputs next to large ones may be off by as
@@ -109,32 +111,44 @@ def compare_outputs(expected: Any, found: Any, tolerance: float) -> Verification
     largest = 0.0
     for pair in pairs:
         assert pair is not None, "checked above"
-        one, other = (tensor.double() for tensor in pair)
-        # Masks of attention are infinite, and a difference of infinities is no number.
-        finite = one.isfinite() & other.isfinite()
-        if not torch.equal(one[~finite].nan_to_num(), other[~finite].nan_to_num()):
+        expected_values, actual_values = (tensor.double() for tensor in pair)
+        # Masks of attention are infinite, and a difference of infinities is not a number.
+        finite = expected_values.isfinite() & actual_values.isfinite()
+        if not torch.equal(
+            expected_values[~finite].nan_to_num(), actual_values[~finite].nan_to_num()
+        ):
             difference = float("inf")
         if finite.any():
-            difference = max(difference, float((one - other)[finite].abs().max()))
-            largest = max(largest, float(one[finite].abs().max()))
+            difference = max(
+                difference, float((expected_values - actual_values)[finite].abs().max())
+            )
+            largest = max(largest, float(expected_values[finite].abs().max()))
     return Verification(identical=False, difference=difference, limit=tolerance * largest)
 
 
-def _pair_tensors(one: Any, other: Any) -> list[tuple[Tensor, Tensor] | None]:
+def _pair_tensors(expected: Any, actual: Any) -> list[tuple[Tensor, Tensor] | None]:
     """Return the tensors at the same places of two outputs; None where they differ in form."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
+    if isinstance(expected, Tensor) and isinstance(actual, Tensor):
+        if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
             return [None]
-        return [(one, other)]
-    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
-        return [pair for key in one for pair in _pair_tensors(one[key], other[key])]
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        pairs = zip(one, other, strict=True)
+        return [(expected, actual)]
+    if (
+        isinstance(expected, Mapping)
+        and isinstance(actual, Mapping)
+        and expected.keys() == actual.keys()
+    ):
+        return [pair for key in expected for pair in _pair_tensors(expected[key], actual[key])]
+    if (
+        isinstance(expected, list | tuple)
+        and isinstance(actual, list | tuple)
+        and len(expected) == len(actual)
+    ):
+        pairs = zip(expected, actual, strict=True)
         return [pair for items in pairs for pair in _pair_tensors(*items)]
-    if isinstance(one, float) and isinstance(other, float):
-        return [(torch.tensor(one), torch.tensor(other))]
+    if isinstance(expected, float) and isinstance(actual, float):
+        return [(torch.tensor(expected), torch.tensor(actual))]
     # Texts, and whole numbers such as counts, have no tolerance.
-    if type(one) is type(other) and one == other:
+    if type(expected) is type(actual) and expected == actual:
         return []
     return [None]
 
@@ -160,11 +174,11 @@ def _to_storable(sample: Any) -> dict[str, Any]:
     if sample is None or isinstance(sample, str | bool | int | float | np.generic):
         return {KIND: "plain", VALUE: sample}
     if isinstance(sample, Mapping):
-        return {KIND: "mapping", VALUE: {key: _to_storable(one) for key, one in sample.items()}}
+        return {KIND: "mapping", VALUE: {key: _to_storable(value) for key, value in sample.items()}}
     if isinstance(sample, tuple):
-        return {KIND: "tuple", VALUE: [_to_storable(one) for one in sample]}
+        return {KIND: "tuple", VALUE: [_to_storable(value) for value in sample]}
     if isinstance(sample, list):
-        return {KIND: "list", VALUE: [_to_storable(one) for one in sample]}
+        return {KIND: "list", VALUE: [_to_storable(value) for value in sample]}
     # Pillow is optional, and a picture can only be here if it is installed.
     from PIL.Image import Image
 
@@ -177,20 +191,20 @@ def _to_storable(sample: Any) -> dict[str, Any]:
 def _from_storable(entry: Any) -> Any:
     if not isinstance(entry, Mapping) or VALUE not in entry:
         raise InvalidCheckpointError("a sample of the example is malformed")
-    kind = entry.get(KIND)
+    sample_kind = entry.get(KIND)
     value = entry[VALUE]
-    if kind in ("tensor", "plain"):
+    if sample_kind in ("tensor", "plain"):
         return value
-    if kind == "array" and isinstance(value, Tensor):
+    if sample_kind == "array" and isinstance(value, Tensor):
         return value.numpy()
-    if kind == "mapping" and isinstance(value, Mapping):
-        return {key: _from_storable(one) for key, one in value.items()}
-    if kind == "list" and isinstance(value, list):
-        return [_from_storable(one) for one in value]
-    if kind == "tuple" and isinstance(value, list):
-        return tuple(_from_storable(one) for one in value)
-    if kind == "picture" and isinstance(value, Tensor):
+    if sample_kind == "mapping" and isinstance(value, Mapping):
+        return {key: _from_storable(inner) for key, inner in value.items()}
+    if sample_kind == "list" and isinstance(value, list):
+        return [_from_storable(inner) for inner in value]
+    if sample_kind == "tuple" and isinstance(value, list):
+        return tuple(_from_storable(inner) for inner in value)
+    if sample_kind == "picture" and isinstance(value, Tensor):
         from PIL import Image
 
         return Image.fromarray(value.numpy(), mode=entry.get("mode"))
-    raise InvalidCheckpointError(f"a sample of the example is of the unknown kind {kind!r}")
+    raise InvalidCheckpointError(f"a sample of the example is of the unknown kind {sample_kind!r}")

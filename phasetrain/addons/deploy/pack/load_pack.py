@@ -69,15 +69,15 @@ NUMERICS = ("precision", "test_precision")
 
 @dataclass(frozen=True)
 class Description:
-    """The facts of a model in `pack.json`.
+    """The description of a model in `pack.json`.
 
     Attributes:
         split: key in DATA of the test split whose transforms are packed.
         has_tests: whether the run has this split; otherwise there are no transforms.
-        facts: facts about the data that the model was built with, by name.
+        facts: properties of the data that the model was built with, by name.
         section: keys of the split by which files are read: `dataset`, `mode`, `size`.
         fields: declared fields of samples; None without any.
-        data: recorded facts about the data of the split.
+        data: recorded properties of the data of the split.
         takes_numbers: whether a sample is an array.
         form: meaning of the outputs.
         has_task: whether the task of the run makes predictions of the outputs of the model.
@@ -118,7 +118,7 @@ class Description:
             data=dict(index["data"]),
             takes_numbers=bool(index["takes_numbers"]),
             form=replace(form, class_names=tuple(map(str, form.class_names))),
-            code=[NeededCode.from_json(one) for one in index["code"]],
+            code=[NeededCode.from_json(entry) for entry in index["code"]],
             tolerance=float(index["tolerance"]),
             has_task=bool(index.get("has_task")),
         )
@@ -183,7 +183,7 @@ class PackedModel(Predictor):
             ConfigError: the model does not take them, or a file cannot be read.
         """
         items = inputs if isinstance(inputs, list | tuple) else [inputs]
-        if transform and items and all(isinstance(one, str) for one in items):
+        if transform and items and all(isinstance(item, str) for item in items):
             inputs = self._read_texts(items)
         return super().predict(inputs, transform=transform, batch_size=batch_size)
 
@@ -194,7 +194,7 @@ class PackedModel(Predictor):
         """Return texts as samples or as paths."""
         assert self.reader is not None, "set in __init__"
         if self.reader.takes_numbers or "channels" in self.reader.facts:
-            return [Path(one) for one in texts]
+            return [Path(text) for text in texts]
         return self.reader.read_lines(texts, "inputs")
 
     def predict_files(
@@ -318,7 +318,9 @@ def _select_config(archive: Archive, description: Description) -> dict[str, Any]
     dataset that is never opened, because its class may not exist here."""
     whole = archive.parse_json(CONFIG)
     try:
-        given = {key: value for key, value in whole["MODEL"].items() if key not in OF_TRAINING}
+        model_section = {
+            key: value for key, value in whole["MODEL"].items() if key not in OF_TRAINING
+        }
         split: dict[str, Any] = {"dataset": "digits"}
         if description.has_tests:
             section = whole["DATA"][description.split]
@@ -328,7 +330,7 @@ def _select_config(archive: Archive, description: Description) -> dict[str, Any]
         task = dict(whole["TASK"]) if description.has_task else {}
         return {
             **({"TASK": task} if task else {}),
-            "MODEL": given,
+            "MODEL": model_section,
             "DATA": {"TRAIN": {"dataset": None}, description.split: split},
             "MACHINE": {key: value for key, value in numerics.items() if value is not None},
         }
@@ -362,12 +364,16 @@ def _resolve(path: str, config: Mapping[str, Any], names: frozenset[str], device
 def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Parts, FilePredictor]:
     context = BuildContext(setup.config, setup.machine, World())
     # JSON has no tuples, and parts expect shapes as tuples.
-    facts = {
+    build_values = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in description.facts.items()
     }
-    facts |= {"world": 1, "device": setup.machine.device, "precision": setup.machine.precision}
-    model = build_model(context, facts)
+    build_values |= {
+        "world": 1,
+        "device": setup.machine.device,
+        "precision": setup.machine.precision,
+    }
+    model = build_model(context, build_values)
     copy_expanded_buffers(model)  # weights cannot be loaded into views
     _load_weights(archive, model)
     model.to(setup.machine.device).eval()
@@ -380,7 +386,7 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
         machine=setup.machine,
         world=World(),
         seed=0,
-        known_facts={**description.data, **facts},
+        known_facts={**description.data, **build_values},
     )
     transform = build_input_transform(context, description.split)
     # As in `phasetrain.load`: only datasets of images report channels.
@@ -425,17 +431,17 @@ def _load_weights(archive: Archive, model: nn.Module) -> None:
 
 def _with_tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors by name, with those that the model ties to one of them."""
-    found = dict(tensors)
-    by_place: dict[tuple[Any, ...], str] = {}
+    completed = dict(tensors)
+    by_storage: dict[tuple[Any, ...], str] = {}
     state = model.state_dict()
     for name, tensor in state.items():
         if name in tensors:
-            by_place[tensor.data_ptr(), tensor.shape] = name
+            by_storage[tensor.data_ptr(), tensor.shape] = name
     for name, tensor in state.items():
-        twin = by_place.get((tensor.data_ptr(), tensor.shape))
+        twin = by_storage.get((tensor.data_ptr(), tensor.shape))
         if name not in tensors and twin is not None:
-            found[name] = tensors[twin]
-    return found
+            completed[name] = tensors[twin]
+    return completed
 
 
 def _repeat_example(archive: Archive, predictor: FilePredictor, tolerance: float) -> Verification:
@@ -449,12 +455,12 @@ def _repeat_example(archive: Archive, predictor: FilePredictor, tolerance: float
     except InvalidCheckpointError as error:
         raise make_damage_error(archive.path, str(error)) from error
     output = to_plain_output(predictor.compute_output(example.samples, "example"))
-    found = compare_outputs(example.output, output, tolerance)
-    if not found.is_equal:
+    verification = compare_outputs(example.output, output, tolerance)
+    if not verification.is_equal:
         raise ConfigError(
             f"{archive.path}: the output for its example is not the expected one "
-            f"({found.describe()}): weights, transforms, code or a library differ from those with "
-            "which it was packed; see `versions` in its card",
+            f"({verification.describe()}): weights, transforms, code or a library differ from "
+            "those with which it was packed; see `versions` in its card",
             code="pack.other_outputs",
         )
-    return found
+    return verification

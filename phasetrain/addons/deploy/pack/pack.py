@@ -152,7 +152,7 @@ def pack(  # noqa: PLR0913 - the keyword arguments are those of the command
         parse_archive(target, archive),
         device="cpu",
         # Imported already, by the run that was loaded.
-        imports=[one["module"] for one in card["code"]],
+        imports=[entry["module"] for entry in card["code"]],
         model=model,
     )
     if not checked.verification.identical:
@@ -205,7 +205,7 @@ def _make_archive(
     description = Description(
         split=test or "TEST",
         has_tests=test is not None,
-        facts=_find_model_facts(task),
+        facts=_find_build_values(task),
         section={key: section[key] for key in OF_READING if key in section},
         fields=_find_fields(section),
         data=data,
@@ -216,11 +216,11 @@ def _make_archive(
         tolerance=TOLERANCES[task.parts.machine.test_precision or task.parts.machine.precision],
     )
     weights = _encode_weights(task.model)
-    facts = _list_facts(loaded, which, task, description, sha256(weights).hexdigest())
+    model_info = _describe_model(loaded, which, task, description, sha256(weights).hexdigest())
     card = make_card(
         run_folder,
         config,
-        facts,
+        model_info,
         license_name=options.license_name,
         certificate=options.certificate,
     )
@@ -246,12 +246,12 @@ def _read_tokenizer(reader: InputReader) -> dict[str, bytes]:
 def _find_fields(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the declared fields of samples, which choose the transforms of the input; None without
     any."""
-    given = section.get("fields")
-    if given is None and not is_object_name(str(section["dataset"])):
+    fields = section.get("fields")
+    if fields is None and not is_object_name(str(section["dataset"])):
         dataset = DATASETS.find(section["dataset"], "DATA")
         if isinstance(dataset, HasFieldKinds):
-            given = dataset.field_kinds
-    return given
+            fields = dataset.field_kinds
+    return fields
 
 
 def _are_numbers(samples: Sequence[Any], reader: InputReader) -> bool:
@@ -290,7 +290,7 @@ def _read_samples(
         ConfigError: the data of the run cannot be opened here, or a file cannot be read.
     """
     if options.example:
-        samples = [one.sample for one in predictor.reader.read(options.example)]
+        samples = [raw_input.sample for raw_input in predictor.reader.read(options.example)]
     else:
         try:
             samples = _read_test_samples(loaded, folder, split, trust=options.trust)
@@ -301,7 +301,9 @@ def _read_samples(
                 code="pack.no_example",
             ) from error
     if not samples:
-        raise ConfigError("--example: the files contain no sample", code="pack.no_example")
+        raise ConfigError(
+            "--example: the files contain no sample; expected at least one", code="pack.no_example"
+        )
     return samples
 
 
@@ -347,14 +349,14 @@ def _encode_weights(model: nn.Module) -> memoryview:
     return Snapshot().copy_tensors(list(tensors.items()))
 
 
-def _list_facts(
+def _describe_model(
     loaded: LoadedCheckpoint,
     which: WhichWeights,
     task: Task,
     description: Description,
     weights_digest: str,
 ) -> dict[str, Any]:
-    """Return the facts about the model for its card."""
+    """Return the description of the model for its card."""
     config = loaded.promised["config"]
     parameters = sum(parameter.numel() for parameter in task.model.parameters())
     metrics = dict(loaded.manifest.facts.metrics)
@@ -365,7 +367,7 @@ def _list_facts(
         "updates": loaded.manifest.state["updates"],
         "metrics": {name: metrics[name] for name in sorted(metrics)},
         "classes": list(description.form.class_names),
-        "code": [one.to_json() for one in description.code],
+        "code": [module.to_json() for module in description.code],
         "transforms": list(task.transform.described) if task.transform is not None else [],
         "precision": {key: config["MACHINE"].get(key) for key in NUMERICS},
         "weights_sha256": weights_digest,
@@ -374,8 +376,8 @@ def _list_facts(
     }
 
 
-def _find_model_facts(task: Task) -> dict[str, Any]:
-    """Return the facts about the data that the model was built with, by name."""
+def _find_build_values(task: Task) -> dict[str, Any]:
+    """Return the properties of the data that the model was built with, by name."""
     return {
         path.rpartition(".")[2]: value
         for path, value in task.parts.facts.items()

@@ -51,7 +51,7 @@ class NeededCode:
         """Read the entry of `pack.json`."""
         texts = {key: str(entry.get(key, "")) for key in ("module", "file", "sha256")}
         parts = entry.get("parts", ())
-        return cls(**texts, parts=[str(one) for one in parts])
+        return cls(**texts, parts=[str(part) for part in parts])
 
     def describe(self) -> str:
         """Return a line about it."""
@@ -107,7 +107,7 @@ def _describe_module(name: str, parts: Sequence[str]) -> NeededCode:
 
 
 def import_needed_code(
-    path: str, needed: Sequence[NeededCode], config: Mapping[str, Any], given: Sequence[str]
+    path: str, needed: Sequence[NeededCode], config: Mapping[str, Any], imports: Sequence[str]
 ) -> frozenset[str]:
     """Import the custom code that a packed model needs, from the files that the user gives.
 
@@ -117,7 +117,7 @@ def import_needed_code(
         path: the packed model, for messages.
         needed: as its file says.
         config: of the parts that predictions need.
-        given: files, or names of modules.
+        imports: files, or names of modules.
 
     Returns:
         The dotted paths that the config may name.
@@ -127,16 +127,16 @@ def import_needed_code(
             needed module, or an import fails.
     """
     needed = _add_unlisted(needed, config)
-    _check_given(needed, given)
+    _check_imports(needed, imports)
     missing = []
-    for one in needed:
-        chosen = _choose_given(one, given)
+    for code in needed:
+        chosen = _choose_import(code, imports)
         if chosen is not None:
-            _import(one, chosen)
-        elif not _is_registered(one):
-            missing.append(one)
+            _import(code, chosen)
+        elif not _is_registered(code):
+            missing.append(code)
     if missing:
-        listed = "\n".join(one.describe() for one in missing)
+        listed = "\n".join(code.describe() for code in missing)
         raise ConfigError(
             f"{path} needs code that is not part of it:\n{listed}\nGet the source from the author, "
             "read it, and name each file: --imports FILE.py, or imports=[...] in Python",
@@ -148,41 +148,41 @@ def import_needed_code(
 def _add_unlisted(needed: Sequence[NeededCode], config: Mapping[str, Any]) -> list[NeededCode]:
     """Return the needed modules, and the modules of all dotted paths of the config: the list in a
     file from elsewhere may be incomplete."""
-    found = {one.module: one for one in needed}
+    by_module = {code.module: code for code in needed}
     for _, path in list_code(config):
         module = path.rpartition(".")[0]
-        one = found.setdefault(module, NeededCode(module))
-        if path not in one.parts:
-            found[module] = replace(one, parts=[*one.parts, path])
-    return list(found.values())
+        code = by_module.setdefault(module, NeededCode(module))
+        if path not in code.parts:
+            by_module[module] = replace(code, parts=[*code.parts, path])
+    return list(by_module.values())
 
 
-def _check_given(needed: Sequence[NeededCode], given: Sequence[str]) -> None:
+def _check_imports(needed: Sequence[NeededCode], imports: Sequence[str]) -> None:
     """Reject files that do not exist, also those that the model would not need: whoever names a
     file expects that it is used."""
-    modules = [one.module for one in needed]
-    for one in given:
-        if one not in modules and not Path(one).is_file():
+    modules = [code.module for code in needed]
+    for name in imports:
+        if name not in modules and not Path(name).is_file():
             expected = f" or one of the modules {', '.join(modules)}" if modules else ""
             raise ConfigError(
-                f"--imports {one}: there is no such file; expected a file{expected}",
+                f"--imports {name}: there is no such file; expected a file{expected}",
                 code="config.import_failed",
             )
 
 
-def _choose_given(needed: NeededCode, given: Sequence[str]) -> str | None:
+def _choose_import(needed: NeededCode, imports: Sequence[str]) -> str | None:
     """Return the file or module of the user that is meant; a file under another name is recognized
     by its digest."""
     last = needed.module.rpartition(".")[2]
     package = f"{last}/__init__"
-    for one in given:
-        stem = one.removesuffix(".py")
-        if one == needed.module or stem == last or stem.endswith((f"/{last}", f"/{package}")):
-            return one
+    for name in imports:
+        stem = name.removesuffix(".py")
+        if name == needed.module or stem == last or stem.endswith((f"/{last}", f"/{package}")):
+            return name
     # Mail programs and browsers rename files, such as `parts (1).py`.
-    for one in given:
-        if Path(one).is_file() and _hash_file(one) == needed.sha256:
-            return one
+    for name in imports:
+        if Path(name).is_file() and _hash_file(name) == needed.sha256:
+            return name
     return None
 
 
@@ -191,27 +191,32 @@ def _is_registered(needed: NeededCode) -> bool:
     return needed.module in sys.modules and set(needed.parts) <= names
 
 
-def _import(needed: NeededCode, given: str) -> None:
+def _import(needed: NeededCode, file_or_module: str) -> None:
     """Import a module, from a file unless its name is given.
 
     Raises:
         ConfigError: its import fails.
     """
     try:
-        if given == needed.module:
-            importlib.import_module(given)
+        if file_or_module == needed.module:
+            importlib.import_module(file_or_module)
         elif needed.module not in sys.modules:
-            _import_file(needed.module, Path(given).resolve())
+            _import_file(needed.module, Path(file_or_module).resolve())
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"--imports {given}: the import failed ({type(error).__name__}: {error})",
+            f"--imports {file_or_module}: the import failed ({type(error).__name__}: {error}); "
+            "correct the file, or install what it needs",
             code="config.import_failed",
         ) from error
-    if given != needed.module and needed.sha256 and _hash_file(given) != needed.sha256:
+    if (
+        file_or_module != needed.module
+        and needed.sha256
+        and _hash_file(file_or_module) != needed.sha256
+    ):
         log.warning(
             "--imports %s: not the source with which the model was packed (sha256 %s); the example "
             "decides whether it computes the same",
-            given,
+            file_or_module,
             needed.sha256,
         )
 
@@ -226,14 +231,14 @@ def _import_file(module: str, file: Path) -> None:
         # imports itself.
         sys.path.append(str(root))
     if "." in module:
-        found = importlib.import_module(module)
-        if found.__file__ is None or Path(found.__file__).resolve() != file:
-            raise ImportError(f"Python finds {module} in {found.__file__}")
+        imported = importlib.import_module(module)
+        if imported.__file__ is None or Path(imported.__file__).resolve() != file:
+            raise ImportError(f"Python finds {module} in {imported.__file__}")
         return
     # Not by its name, which may be that of another module that Python finds first.
     spec = spec_from_file_location(module, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python source")
+        raise ImportError(f"{file} is not Python source")
     made = module_from_spec(spec)
     # Before it is executed, as Python's own import does: dataclasses look their module up there.
     sys.modules[module] = made

@@ -81,13 +81,13 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """Return the prediction as JSON data."""
-        found: dict[str, Any] = {"file": self.file, "index": self.index}
+        content: dict[str, Any] = {"file": self.file, "index": self.index}
         if self.mask is not None:
             shares = [{"name": name, "share": share} for name, share in self.classes]
-            return found | {"mask": self.mask, "classes": shares}
+            return content | {"mask": self.mask, "classes": shares}
         if self.output is not None:
-            return found | {"output": to_json_value(self.output)}
-        return found | {"classes": [{"name": name, "probability": p} for name, p in self.classes]}
+            return content | {"output": to_json_value(self.output)}
+        return content | {"classes": [{"name": name, "probability": p} for name, p in self.classes]}
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class OutputForm:
     of_bytes: bool = False
 
     def count_classes(self, output: Any) -> int | None:
-        """Return the number of classes that an output has scores of; None if it is no such output.
+        """Return the number of classes that an output has scores of; None if it has none.
 
         Args:
             output: scores `(N, C)` of samples, or `(N, C, H, W)` of pixels.
@@ -119,7 +119,7 @@ class OutputForm:
             return None
         classes = self.classes
         if classes is None and self.is_classifier:
-            # A single score, as for BCEWithLogitsLoss, is no class.
+            # A single score, as for BCEWithLogitsLoss, is not a class.
             classes = max(2, output.shape[1])
         if output.shape[1] == classes:
             return classes
@@ -197,19 +197,19 @@ class FilePredictor:
                 f"top = {top}: expected at least 1, the number of classes per sample",
                 code="cli.usage",
             )
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
         for inputs in batched(self.reader.iterate(files, on_unreadable), batch_size):
             if self.form.of_bytes:
                 # Texts of one length form a batch; padding would change what follows them.
-                for _, same in groupby(inputs, key=lambda one: len(one.sample)):
-                    found += self._predict_batch(list(same), top)
+                for _, same in groupby(inputs, key=lambda raw_input: len(raw_input.sample)):
+                    predictions += self._predict_batch(list(same), top)
             else:
-                found += self._predict_batch(inputs, top)
-        return found
+                predictions += self._predict_batch(inputs, top)
+        return predictions
 
     def _predict_batch(self, inputs: Sequence[RawInput], top: int) -> Iterator[Prediction]:
         try:
-            output = self.compute_output([one.sample for one in inputs], inputs[0].file)
+            output = self.compute_output([raw_input.sample for raw_input in inputs], inputs[0].file)
         except ConfigError as error:
             unequal = _describe_unequal_files(error, inputs)
             if unequal is None:
@@ -337,8 +337,8 @@ def predict(
     stored = read_checkpoint_config(folder, options.checkpoint)
     split = find_test_split(stored.values["DATA"]) or "TRAIN"
     reader = InputReader(stored.values["DATA"][split], read_data_facts(stored.folder, split))
-    found = make_file_predictor(task, reader, split)
-    return found.predict(
+    predictor = make_file_predictor(task, reader, split)
+    return predictor.predict(
         files, top=options.top, batch_size=options.batch_size, on_unreadable=on_unreadable
     )
 
@@ -367,18 +367,18 @@ def _name_classes(
     else:
         probabilities = torch.softmax(scores, dim=1)
     best = probabilities.topk(min(top, scores.shape[1]))
-    for one, values, indices in zip(inputs, best.values, best.indices, strict=True):
+    for raw_input, values, indices in zip(inputs, best.values, best.indices, strict=True):
         pairs = [
             (form.name_class(index), value)
             for index, value in zip(indices.tolist(), values.tolist(), strict=True)
         ]
-        yield Prediction(one.file, one.index, pairs)
+        yield Prediction(raw_input.file, raw_input.index, pairs)
 
 
 def _name_pixels(
     form: OutputForm, inputs: Sequence[RawInput], scores: Tensor, top: int
 ) -> Iterator[Prediction]:
-    for one, mask in zip(inputs, scores.argmax(1).cpu(), strict=True):
+    for raw_input, mask in zip(inputs, scores.argmax(1).cpu(), strict=True):
         shares = torch.bincount(mask.flatten(), minlength=scores.shape[1]) / mask.numel()
         best = shares.topk(min(top, len(shares)))
         pairs = [
@@ -386,17 +386,17 @@ def _name_pixels(
             for index, share in zip(best.indices.tolist(), best.values.tolist(), strict=True)
             if share
         ]
-        yield Prediction(one.file, one.index, pairs, mask=mask.tolist())
+        yield Prediction(raw_input.file, raw_input.index, pairs, mask=mask.tolist())
 
 
-def write_masks(found: Sequence[Prediction], folder: str) -> int:
+def write_masks(predictions: Sequence[Prediction], folder: str) -> int:
     """Write the mask of each prediction as a grey PNG file with the class of each pixel, and return
     their number.
 
     Raises:
         ConfigError: there is no mask, a class above 255, or the folder cannot be written.
     """
-    if not any(one.mask is not None for one in found):
+    if not any(prediction.mask is not None for prediction in predictions):
         raise ConfigError(
             f"--masks {folder}: the model gives no class for each pixel; expected a model of "
             "segmentation",
@@ -404,37 +404,39 @@ def write_masks(found: Sequence[Prediction], folder: str) -> int:
         )
     image = import_pillow("predict --masks")
     written = 0
-    for one in found:
-        if one.mask is None:
+    for prediction in predictions:
+        if prediction.mask is None:
             continue
         # Numbered, because files in two folders may have the same name.
-        path = Path(folder, f"{written:05d}-{Path(one.file).stem}-{one.index}.png")
+        path = Path(folder, f"{written:05d}-{Path(prediction.file).stem}-{prediction.index}.png")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            image.fromarray(np.array(one.mask, dtype=np.uint8)).save(path)
+            image.fromarray(np.array(prediction.mask, dtype=np.uint8)).save(path)
         except OSError as error:
             raise ConfigError(
-                f"--masks {folder}: could not be written: {error}", code="file.not_writable"
+                f"--masks {folder}: could not be written: {error}; expected a folder that can be "
+                "written",
+                code="file.not_writable",
             ) from error
         written += 1
     return written
 
 
 def _split_output(inputs: Sequence[RawInput], output: Any) -> Iterator[Prediction]:
-    for place, one in enumerate(inputs):
-        yield Prediction(one.file, one.index, output=_take_sample(output, place))
+    for row, raw_input in enumerate(inputs):
+        yield Prediction(raw_input.file, raw_input.index, output=_take_sample(output, row))
 
 
-def _take_sample(output: Any, place: int) -> Any:
+def _take_sample(output: Any, row: int) -> Any:
     """Return the output of one sample as JSON data."""
     if isinstance(output, Tensor):
-        return _to_plain(output[place])
+        return _to_plain(output[row])
     if isinstance(output, Mapping):
-        return {str(key): _take_sample(value, place) for key, value in output.items()}
+        return {str(key): _take_sample(value, row) for key, value in output.items()}
     # Detection models return a list with an entry per sample, others a tuple of batches.
     if isinstance(output, tuple):
-        return [_take_sample(value, place) for value in output]
-    return _to_plain(output[place])
+        return [_take_sample(value, row) for value in output]
+    return _to_plain(output[row])
 
 
 def _to_plain(value: Any) -> Any:
@@ -447,39 +449,46 @@ def _to_plain(value: Any) -> Any:
     return to_json_value(value)
 
 
-def format_rows(found: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:
+def format_rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of a table: a row per class, or per sample if there are no classes."""
-    if any(one.output is not None for one in found):
+    if any(prediction.output is not None for prediction in predictions):
         head = ["file", "index", "output"]
-        return head, [[one.file, str(one.index), json.dumps(one.output)] for one in found]
-    value = "share of pixels" if any(one.mask is not None for one in found) else "probability"
+        return head, [
+            [prediction.file, str(prediction.index), json.dumps(prediction.output)]
+            for prediction in predictions
+        ]
+    value = (
+        "share of pixels"
+        if any(prediction.mask is not None for prediction in predictions)
+        else "probability"
+    )
     head = ["file", "index", "rank", "class", value]
     rows = [
-        [one.file, str(one.index), str(rank), name, f"{probability:.4f}"]
-        for one in found
-        for rank, (name, probability) in enumerate(one.classes, 1)
+        [prediction.file, str(prediction.index), str(rank), name, f"{probability:.4f}"]
+        for prediction in predictions
+        for rank, (name, probability) in enumerate(prediction.classes, 1)
     ]
     return head, rows
 
 
-def format_csv(found: Sequence[Prediction]) -> str:
+def format_csv(predictions: Sequence[Prediction]) -> str:
     """Return the rows of `format_rows` as CSV."""
     file = io.StringIO()
-    head, rows = format_rows(found)
+    head, rows = format_rows(predictions)
     csv.writer(file, lineterminator="\n").writerows([head, *rows])
     return file.getvalue()
 
 
-def write_predictions(found: Sequence[Prediction], out: str) -> None:
+def write_predictions(predictions: Sequence[Prediction], out: str) -> None:
     """Write predictions to a file, `.json` or `.csv`.
 
     Raises:
         ConfigError: another suffix, or the file cannot be written.
     """
     if out.endswith(".json"):
-        text = json.dumps([one.to_json() for one in found], indent=1) + "\n"
+        text = json.dumps([prediction.to_json() for prediction in predictions], indent=1) + "\n"
     elif out.endswith(".csv"):
-        text = format_csv(found)
+        text = format_csv(predictions)
     else:
         raise ConfigError(f"--out {out}: expected a file FILE.json or FILE.csv", code="cli.usage")
     make_parent(out, open_storage(out))
@@ -487,5 +496,6 @@ def write_predictions(found: Sequence[Prediction], out: str) -> None:
         open_storage(out).replace(out, text.encode(errors="surrogateescape"))
     except OSError as error:
         raise ConfigError(
-            f"--out {out}: could not be written: {error}", code="file.not_writable"
+            f"--out {out}: could not be written: {error}; expected a path that can be written",
+            code="file.not_writable",
         ) from error

@@ -44,31 +44,34 @@ def list_inputs(inputs: Sequence[str]) -> list[InputFile]:
     Raises:
         ConfigError: an input does not exist, or a folder has no files.
     """
-    found = []
-    for given in inputs:
-        path = Path(given)
+    input_files = []
+    for text_input in inputs:
+        path = Path(text_input)
         if path.is_dir():
             names = sorted(
-                str(one.relative_to(path))
-                for one in path.rglob("*")
-                if one.is_file() and not _is_hidden(one.relative_to(path))
+                str(file.relative_to(path))
+                for file in path.rglob("*")
+                if file.is_file() and not _is_hidden(file.relative_to(path))
             )
         elif path.is_file():
             names = [path.name]
         else:
             raise ConfigError(
-                f"{given}: there is no such file or folder; expected text, .jsonl, or folders of "
-                "them",
+                f"{text_input}: there is no such file or folder; expected text, .jsonl, or folders "
+                "of them",
                 code="tokens.no_input",
             )
         if not names:
-            raise ConfigError(f"{given}: this folder has no files", code="tokens.no_input")
+            raise ConfigError(
+                f"{text_input}: this folder has no files; expected text or .jsonl",
+                code="tokens.no_input",
+            )
         files = [path / name if path.is_dir() else path for name in names]
-        found += [
+        input_files += [
             InputFile(file, name, file.stat().st_size)
             for file, name in zip(files, names, strict=True)
         ]
-    return found
+    return input_files
 
 
 def read_documents(
@@ -82,16 +85,16 @@ def read_documents(
         start: position of the first document.
 
     Raises:
-        ConfigError: a line is no JSON object with a text under this key, or a compressed file is
+        ConfigError: a line is not a JSON object with a text under this key, or a compressed file is
             truncated or damaged.
         OSError: a file cannot be read.
     """
     first, skipped = start
     for number in range(first, len(files)):
         documents = _read_file(files[number], field)
-        for place, document in enumerate(documents):
-            if document and (number > first or place >= skipped):
-                yield (number, place + 1), document
+        for index, document in enumerate(documents):
+            if document and (number > first or index >= skipped):
+                yield (number, index + 1), document
 
 
 def _read_file(file: InputFile, field: str) -> Iterable[bytes]:
@@ -119,21 +122,23 @@ def _open_input(file: InputFile) -> BinaryIO:
 
 def _parse_line(file: InputFile, number: int, line: bytes, field: str) -> bytes:
     try:
-        found = json.loads(line)
+        content = json.loads(line)
     except ValueError as error:
         raise ConfigError(
-            f"{file.path}: line {number} is not JSON: {error}", code="tokens.invalid_input"
+            f"{file.path}: line {number} is not JSON: {error}; expected an object with a text "
+            f"under {field!r}",
+            code="tokens.invalid_input",
         ) from error
-    if isinstance(found, dict) and isinstance(found.get(field), str):
+    if isinstance(content, dict) and isinstance(content.get(field), str):
         # JSON can name half of a surrogate pair, which UTF-8 cannot hold.
-        return str(found[field]).encode(errors="replace")
-    known: list[str] = []
-    if isinstance(found, dict):
-        known = [name for name, value in found.items() if isinstance(value, str)]
-    near = did_you_mean(field, known) or ";"
+        return str(content[field]).encode(errors="replace")
+    text_keys: list[str] = []
+    if isinstance(content, dict):
+        text_keys = [name for name, value in content.items() if isinstance(value, str)]
+    near = did_you_mean(field, text_keys) or ";"
     raise ConfigError(
         f"{file.path}: line {number} has no text under {field!r}{near} texts are under "
-        f"{', '.join(map(repr, known)) or 'no key'}; name the key with --field",
+        f"{', '.join(map(repr, text_keys)) or 'no key'}; name the key with --field",
         code="tokens.invalid_input",
     )
 

@@ -147,7 +147,7 @@ def _begin(out: str, source: str, storage: Storage) -> "TokenWriter":
         return writer
     if progress is not None:
         _check_source(out, progress["source"], source)
-        shards = [ShardRecord(**one) for one in progress["shards"]]
+        shards = [ShardRecord(**entry) for entry in progress["shards"]]
         log.info("%s: continues after %d shards", out, len(shards))
         # Files that were being written under temporary names when an earlier call was killed.
         storage.delete_leftovers(out, lambda _name: False, MANIFEST)
@@ -343,15 +343,15 @@ def _encode_batch(
     codec: TextCodec, files: Sequence[InputFile], documents: Sequence[tuple[Position, bytes]]
 ) -> Iterator[tuple[Position, bytes, TokenArray]]:
     try:
-        found = codec.encode([text for _, text in documents])
+        token_lists = codec.encode([text for _, text in documents])
     except UnicodeDecodeError as error:
-        file, number = next(place for place, text in documents if not _is_utf8(text))
+        file, number = next(position for position, text in documents if not _is_utf8(text))
         raise ConfigError(
             f"{files[file].path}: document {number} is not UTF-8 ({error.reason}); convert it, or "
             "write bytes, without a tokenizer",
             code="tokens.invalid_input",
         ) from error
-    for (position, text), tokens in zip(documents, found, strict=True):
+    for (position, text), tokens in zip(documents, token_lists, strict=True):
         yield position, text, tokens
 
 

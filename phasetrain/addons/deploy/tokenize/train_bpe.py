@@ -37,7 +37,7 @@ def train_bpe(documents: Iterable[bytes], size: int) -> bytes:
         show_progress=False,
     )
     try:
-        made.train_from_iterator((one.decode() for one in documents), trainer)
+        made.train_from_iterator((document.decode() for document in documents), trainer)
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"--train-bpe {size}: a document is not UTF-8 ({error.reason}); convert it, or write "

@@ -69,7 +69,8 @@ def find_batch_size(setup: Setup, extras: Extras | None = None) -> RunResult:
             break
     if not rates:
         raise ConfigError(
-            f"FIND.batch_size_from = {section.batch_size_from}: too large, {stopped}",
+            f"FIND.batch_size_from = {section.batch_size_from}: too large, {stopped}; "
+            "choose a smaller one",
             code="machine.out_of_memory",
         )
     largest = max(rates)

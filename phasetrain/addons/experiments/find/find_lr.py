@@ -124,18 +124,18 @@ def find_lr(setup: Setup, extras: Extras | None = None) -> RunResult:
             code="numerics.nonfinite",
         )
     lrs = lrs[: len(watch.losses)]  # the test ends early once the loss diverges
-    found = suggest_lr(lrs, watch.losses, section.smoothing)
-    line = _format_override(setup, found.steepest)
+    suggestion = suggest_lr(lrs, watch.losses, section.smoothing)
+    line = _format_override(setup, suggestion.steepest)
     content = {
         "line": line,
-        "steepest": found.steepest,
-        "lowest": found.lowest,
+        "steepest": suggestion.steepest,
+        "lowest": suggestion.lowest,
         "stopped": reason,
         "lr": lrs,
         "loss": watch.losses,
-        "smoothed": found.smoothed,
+        "smoothed": suggestion.smoothed,
     }
-    points = list(zip(lrs, watch.losses, found.smoothed, strict=True))
+    points = list(zip(lrs, watch.losses, suggestion.smoothed, strict=True))
     rows = [
         (f"{lr:.3g}", f"{loss:.4f}", f"{smooth:.4f}")
         for lr, loss, smooth in points[:: 1 + len(points) // ROWS]
@@ -143,11 +143,11 @@ def find_lr(setup: Setup, extras: Extras | None = None) -> RunResult:
     setup.terminal.print_table(
         f"learning rates, {reason or 'all tried'}", ("lr", "loss", "smoothed"), rows
     )
-    series = {"loss": (lrs, watch.losses), "smoothed": (lrs, found.smoothed)}
+    series = {"loss": (lrs, watch.losses), "smoothed": (lrs, suggestion.smoothed)}
     marks: list[float] = []
     verdict = _explain_no_fall(section.lr_from, section.lr_to)
-    if found.steepest is not None:
-        marks = [found.steepest]
+    if suggestion.steepest is not None:
+        marks = [suggestion.steepest]
         verdict = f"the loss falls fastest here: {line}"
     result = write_results(
         setup, "find_lr", content, lambda: draw_plot(series, ("learning rate", "loss"), marks)
@@ -169,11 +169,11 @@ def smooth(losses: Sequence[float], smoothing: float) -> list[float]:
         smoothing: weight of the past, in [0, 1).
     """
     mean = 0.0
-    found = []
+    smoothed = []
     for number, loss in enumerate(losses, 1):
         mean = smoothing * mean + (1 - smoothing) * loss
-        found.append(mean / (1 - smoothing**number))
-    return found
+        smoothed.append(mean / (1 - smoothing**number))
+    return smoothed
 
 
 def suggest_lr(lrs: Sequence[float], losses: Sequence[float], smoothing: float) -> Suggestion:

@@ -53,7 +53,7 @@ class ComparedRun:
         """Open the data of a run, or take the data of an earlier one with the same; no sample is
         read."""
         builder = setup.builder()
-        same = [one.data for one in earlier if one.data_config == _select_data(setup)]
+        same = [run.data for run in earlier if run.data_config == _select_data(setup)]
         return cls(setup, builder, same[0] if same else builder.data())
 
     @cached_property
@@ -64,8 +64,8 @@ class ComparedRun:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The config with derived values."""
-        found: dict[str, Any] = self.setup.config.plain()
-        return found
+        config: dict[str, Any] = self.setup.config.plain()
+        return config
 
     @cached_property
     def plan(self) -> Plan:
@@ -73,12 +73,12 @@ class ComparedRun:
         return self.builder.plan(self.data)
 
     @cached_property
-    def facts(self) -> Mapping[str, Any]:
+    def build_values(self) -> Mapping[str, Any]:
         """Values that parts may ask for by name."""
         return self.builder.facts(self.data, self.plan)
 
     @cached_property
-    def used_facts(self) -> frozenset[str]:
+    def used_build_values(self) -> frozenset[str]:
         """The PLAN_FACTS that parts other than schedules may ask for."""
         names = find_part_names(self.setup.composed, SLOTS, self.setup.schema)
         return frozenset(
@@ -94,7 +94,7 @@ class ComparedRun:
     def has_own_schedules(self) -> bool:
         """Whether phasetrain defines all schedules."""
         sections = [self.config, *self.config["PHASES"]["stages"]]
-        optimizers = [one.get("OPTIMIZER", {}) for one in sections]
+        optimizers = [section.get("OPTIMIZER", {}) for section in sections]
         optimizers += (self.config["OPTIMIZER"].get("others") or {}).values()
         return all(
             name in SCHEDULES and SCHEDULES[name].__module__.startswith("phasetrain.")
@@ -109,29 +109,35 @@ class ComparedRun:
         LONGEST_SHARED of them."""
         context = self.builder.context
         section = context.config.OPTIMIZER
-        facts = {**self.facts, "updates": self.plan.cycle_updates}
+        build_values = {**self.build_values, "updates": self.plan.cycle_updates}
         whole = {
             f"OPTIMIZER.SCHEDULES.{option}": schedule
             for option, schedule in build_schedules(
-                context, section.SCHEDULES, "OPTIMIZER", facts, section
+                context, section.SCHEDULES, "OPTIMIZER", build_values, section
             ).items()
         }
         for label, other in (section.others or {}).items():
-            where = f"OPTIMIZER.others.{label}"
-            made = build_schedules(context, other.get("SCHEDULES") or {}, where, facts, other)
-            whole |= {f"{where}.SCHEDULES.{option}": one for option, one in made.items()}
-        known = collect_stage_facts(context, self.plan)
+            key_path = f"OPTIMIZER.others.{label}"
+            made = build_schedules(
+                context, other.get("SCHEDULES") or {}, key_path, build_values, other
+            )
+            whole |= {
+                f"{key_path}.SCHEDULES.{option}": schedule for option, schedule in made.items()
+            }
+        stage_values = collect_stage_facts(context, self.plan)
         stages = [
-            build_stage_options(context, config, {**facts, **known[number]}, number).schedules
+            build_stage_options(
+                context, config, {**build_values, **stage_values[number]}, number
+            ).schedules
             for number, config in enumerate(context.stages)
         ]
         options = dict.fromkeys(whole)
         for stage in stages:
             options |= dict.fromkeys(f"OPTIMIZER.SCHEDULES.{option}" for option in stage)
         length = min(self.plan.updates, LONGEST_SHARED)
-        found = {path: np.ones(length) for path in options}
+        factors = {path: np.ones(length) for path in options}
         for update, at in enumerate(self._list_positions(length)):
-            for path, values in found.items():
+            for path, values in factors.items():
                 own = stages[at.stage].get(path.rpartition(".")[2]) if stages else None
                 schedule = own or whole.get(path)
                 if schedule is None:
@@ -142,21 +148,21 @@ class ComparedRun:
                 if isinstance(schedule, HeldSchedule) and at.epoch_start is not None:
                     progress = at.epoch_start
                 values[update] = schedule(progress[own is not None])
-        return found
+        return factors
 
     def _list_positions(self, length: int) -> list[Position]:
         """Return the positions of the first updates."""
-        found: list[Position] = []
+        positions: list[Position] = []
         phases = self.plan.phases
         for index in np.flatnonzero(phases.is_train).tolist():
-            steps = min(phases[index].steps, length - len(found))
-            before = len(found)
-            found += [
+            steps = min(phases[index].steps, length - len(positions))
+            before = len(positions)
+            positions += [
                 self.plan.position(RunState(index, step, before + step)) for step in range(steps)
             ]
-            if len(found) == length:
+            if len(positions) == length:
                 break
-        return found
+        return positions
 
     @cached_property
     def train_sampler(self) -> PassFinder:
@@ -167,7 +173,7 @@ class ComparedRun:
         """Return the number of updates before the first test of averaged weights; more than the run
         has if there is none."""
         phases = self.plan.phases
-        names = {place for place, name in enumerate(phases.splits) if AVERAGED in name}
+        names = {index for index, name in enumerate(phases.splits) if AVERAGED in name}
         tests = np.flatnonzero(np.isin(phases.column("split"), list(names)))
         if not len(tests):
             return self.plan.updates + 1
@@ -177,7 +183,7 @@ class ComparedRun:
         """Return the number of updates before the first test of a split; all if it has none."""
         phases = self.plan.phases
         names = {
-            place for place, name in enumerate(phases.splits) if name.partition("@")[0] == split
+            index for index, name in enumerate(phases.splits) if name.partition("@")[0] == split
         }
         tests = np.flatnonzero(np.isin(phases.column("split"), list(names)))
         if not len(tests):

@@ -31,21 +31,23 @@ def draw_tree(tree: PrefixTree, labels: Mapping[str, str]) -> str:
     longest = max((branch.updates for branch in tree.branches), default=0) or 1
     scale = (WIDTH - LABEL - RIGHT) / longest
     # The latest fork first: a line down to a run then crosses no line of another run.
-    rows = {place: ROW * (number + 1) for number, place in enumerate(tree.list_by_latest_fork())}
+    rows = {index: ROW * (number + 1) for number, index in enumerate(tree.list_by_latest_fork())}
     marks = [_draw_axis(longest, scale, ROW * (len(rows) + 0.75))]
-    for place, y in rows.items():
-        one = tree.branches[place]
-        begin = LABEL + scale * one.fork
-        end = LABEL + scale * one.updates
-        title = element("title", escape_text(f"{one.label}: updates {one.fork} to {one.updates}"))
+    for index, y in rows.items():
+        branch = tree.branches[index]
+        begin = LABEL + scale * branch.fork
+        end = LABEL + scale * branch.updates
+        title = element(
+            "title", escape_text(f"{branch.label}: updates {branch.fork} to {branch.updates}")
+        )
         lines = ""
         fork = ""
-        if one.parent is not None:
-            parent = rows[one.parent]
+        if branch.parent is not None:
+            parent = rows[branch.parent]
             lines = f"M{begin:.1f} {parent}V{y}"
             fork = f'<circle cx="{begin:.1f}" cy="{parent}" r="3"/>'
-            fork += f'<text x="{begin + 4:.1f}" y="{y - 4}">{one.fork:,}</text>'
-        label = shorten(labels.get(one.name) or one.label or one.name, LABEL_LENGTH)
+            fork += f'<text x="{begin + 4:.1f}" y="{y - 4}">{branch.fork:,}</text>'
+        label = shorten(labels.get(branch.name) or branch.label or branch.name, LABEL_LENGTH)
         marks.append(
             f'<g class="line s0">{title}<path d="{lines}M{begin:.1f} {y}H{end:.1f}"/>{fork}</g>'
             f'<text x="{LABEL - 12}" y="{y + 4}" class="y">{escape_text(label)}</text>'

@@ -61,7 +61,7 @@ WITHOUT_PROGRESS = frozenset({"early_stopping", "plateau"})
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     """How long two runs are the same.
 
     Attributes:
@@ -75,26 +75,26 @@ class Difference:
     reason: str = ""
 
 
-def find_first_difference(one: ComparedRun, other: ComparedRun) -> Difference:
+def find_first_difference(one: ComparedRun, other: ComparedRun) -> RunDifference:
     """Return how many updates two runs certainly share, and which key ends this."""
     # The earliest one counts; `min` keeps the first of several, in the order of the checks.
     return min(_list_differences(one, other), key=lambda found: found.updates)
 
 
-def _list_differences(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
+def _list_differences(one: ComparedRun, other: ComparedRun) -> Iterator[RunDifference]:
     end = max(one.plan.updates, other.plan.updates)
     for run in (one, other):
         if reason := _find_obstacle(run):
-            yield Difference(0, *reason)
+            yield RunDifference(0, *reason)
     for change in compare_configs(one.config, other.config, one.setup.schema):
-        found = _judge_change(change, one, other)
-        if found.updates < end:  # the others would hide the key that does end it
-            yield found
+        difference = _judge_change(change, one, other)
+        if difference.updates < end:  # the others would hide the key that does end it
+            yield difference
     yield from _compare_order(one.config, other.config)
     yield from _compare_plans(one, other)
     yield from _compare_schedules(one, other)
     yield from _compare_lengths(one, other)
-    yield Difference(min(one.plan.updates, other.plan.updates, LONGEST_SHARED))
+    yield RunDifference(min(one.plan.updates, other.plan.updates, LONGEST_SHARED))
 
 
 def _find_obstacle(run: ComparedRun) -> tuple[str, str] | None:
@@ -112,7 +112,7 @@ def _find_obstacle(run: ComparedRun) -> tuple[str, str] | None:
     return None
 
 
-def _judge_change(change: Change, one: ComparedRun, other: ComparedRun) -> Difference:
+def _judge_change(change: Change, one: ComparedRun, other: ComparedRun) -> RunDifference:
     """Return from which update on a changed key matters."""
     end = max(one.plan.updates, other.plan.updates)
     section, *names = change.path.split(".")
@@ -134,7 +134,7 @@ def _judge_change(change: Change, one: ComparedRun, other: ComparedRun) -> Diffe
     elif change.path == "MODEL.swa.start":
         updates = min(_find_swa_start(run) for run in (one, other))
     old = format_value(change.old)
-    return Difference(updates, change.path, f"{old} or {format_value(change.new)}")
+    return RunDifference(updates, change.path, f"{old} or {format_value(change.new)}")
 
 
 def _is_below(path: str, keys: Sequence[str]) -> bool:
@@ -200,7 +200,7 @@ def _judge_stages(
             if key not in STAGE_KEYS and first.get(key) != second.get(key)
         ]
         if "MODEL" in changed:
-            return 0  # what is frozen in all stages is no part of the optimizer
+            return 0  # what is frozen in all stages is not a part of the optimizer
         if changed:
             return min(run.plan.stages[number].begin for run in (one, other))
     # A stage that only one of them has may freeze weights as well.
@@ -211,7 +211,7 @@ def _judge_stages(
 def _judge_first_stage(first: Mapping[str, Any], *later: Mapping[str, Any]) -> int:
     """Return the number of updates that a run without stages shares with one that has stages."""
     changes = [key for key in first if key not in STAGE_KEYS]
-    # What is frozen in all stages is no part of the optimizer, and a loss that changes has no
+    # What is frozen in all stages is not a part of the optimizer, and a loss that changes has no
     # wrapper.
     is_wide = any({"MODEL", "LOSS"} & stage.keys() for stage in later)
     if changes or is_wide or first.get("updates") is None:
@@ -220,14 +220,16 @@ def _judge_first_stage(first: Mapping[str, Any], *later: Mapping[str, Any]) -> i
 
 
 def _find_swa_start(run: ComparedRun) -> int:
-    facts = run.facts
-    length = RunLength(facts["updates"], facts["updates_per_epoch"], facts["batch_size"])
+    build_values = run.build_values
+    length = RunLength(
+        build_values["updates"], build_values["updates_per_epoch"], build_values["batch_size"]
+    )
     start = run.config["MODEL"]["swa"]["start"]
     begin = length.fraction("MODEL.swa.start", start) * length.updates
     return max(int(begin) - 1, 0)
 
 
-def _compare_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[RunDifference]:
     """Yield a difference for sections in which only the order of keys differs: it is the order of
     sums, hooks and metrics."""
     for section in ("TASK", "MODEL", "LOSS", "METERS", "OPTIMIZER", "HOOKS", "DATA"):
@@ -241,10 +243,10 @@ def _compare_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator
         ]
         canonical = [json.dumps(json.loads(text), sort_keys=True, default=str) for text in texts]
         if places[0] != places[1] or (canonical[0] == canonical[1] and texts[0] != texts[1]):
-            yield Difference(0, section, "its keys are in another order")
+            yield RunDifference(0, section, "its keys are in another order")
 
 
-def _compare_plans(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
+def _compare_plans(one: ComparedRun, other: ComparedRun) -> Iterator[RunDifference]:
     """Yield where the planned phases differ."""
     first = one.plan.phases
     second = other.plan.phases
@@ -255,7 +257,7 @@ def _compare_plans(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]
         shared = _count_shared_steps(first[index], second[index])
         # The tests behind the last update differ as well, so it is not shared.
         updates = max(before + shared - 1, 0)
-        yield Difference(updates, "PHASES", f"the phases differ after {before + shared} updates")
+        yield RunDifference(updates, "PHASES", f"the phases differ after {before + shared} updates")
         return
     if len(first) != len(second):
         updates = min(one.plan.updates, other.plan.updates)
@@ -263,7 +265,9 @@ def _compare_plans(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]
         longer = max(first, second, key=len)
         if not longer[min(len(first), len(second))].is_train:
             updates -= 1
-        yield Difference(max(updates, 0), "PHASES", f"one of the runs ends after {updates} updates")
+        yield RunDifference(
+            max(updates, 0), "PHASES", f"one of the runs ends after {updates} updates"
+        )
 
 
 def _count_shared_steps(one: Phase, other: Phase) -> int:
@@ -278,7 +282,7 @@ def _count_shared_steps(one: Phase, other: Phase) -> int:
     return steps
 
 
-def _compare_schedules(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
+def _compare_schedules(one: ComparedRun, other: ComparedRun) -> Iterator[RunDifference]:
     """Yield the first update at which a scheduled option has another value."""
     if _has_same_schedules(one, other):
         return
@@ -291,7 +295,7 @@ def _compare_schedules(one: ComparedRun, other: ComparedRun) -> Iterator[Differe
         if len(differs):
             updates = int(differs[0])
             reason = f"its value in update {updates + 1} differs"
-            yield Difference(updates, path, reason)
+            yield RunDifference(updates, path, reason)
 
 
 def _has_same_schedules(one: ComparedRun, other: ComparedRun) -> bool:
@@ -300,36 +304,36 @@ def _has_same_schedules(one: ComparedRun, other: ComparedRun) -> bool:
     return one.plan == other.plan and all(one.config[key] == other.config[key] for key in keys)
 
 
-def _compare_lengths(one: ComparedRun, other: ComparedRun) -> Iterator[Difference]:
+def _compare_lengths(one: ComparedRun, other: ComparedRun) -> Iterator[RunDifference]:
     """Yield a difference for parts that may depend on the length of the run, if it differs."""
     changed = [
         name
         for name in PLAN_FACTS
         # NaN stands for different epochs in the stages.
-        if repr(one.facts[name]) != repr(other.facts[name])
+        if repr(one.build_values[name]) != repr(other.build_values[name])
     ]
     if not changed:
         return
     for run in (one, other):
-        for fact in run.used_facts.intersection(changed):
-            yield Difference(0, "PHASES", f"a part asks for {fact!r}, which differs")
+        for fact in run.used_build_values.intersection(changed):
+            yield RunDifference(0, "PHASES", f"a part asks for {fact!r}, which differs")
         if {"updates", "updates_per_epoch"}.intersection(changed):
             for name in ("freeze_updates", "swa"):
                 if run.config["MODEL"][name]:
-                    yield Difference(0, f"MODEL.{name}", "it may be given as a share of the run")
+                    yield RunDifference(0, f"MODEL.{name}", "it may be given as a share of the run")
         if "updates" in changed:
             yield from _list_parts_with_progress(run)
 
 
-def _list_parts_with_progress(run: ComparedRun) -> Iterator[Difference]:
+def _list_parts_with_progress(run: ComparedRun) -> Iterator[RunDifference]:
     """Yield a difference for each part that may depend on the progress through the run."""
     if not run.has_own_schedules:
-        yield Difference(0, "OPTIMIZER.SCHEDULES", "a schedule of another library")
+        yield RunDifference(0, "OPTIMIZER.SCHEDULES", "a schedule of another library")
     task = run.config["TASK"]["name"]
     if task == "self_supervised" or task not in TASKS or not _is_own(TASKS[task]):
-        yield Difference(0, "TASK.name", f"{task} may depend on the length of the run")
+        yield RunDifference(0, "TASK.name", f"{task} may depend on the length of the run")
     for label, section in run.config["HOOKS"].items():
         name = (section or {}).get("name", label)
         if name not in WITHOUT_PROGRESS and not is_observer(name):
             reason = f"the hook {name} may depend on the length of the run"
-            yield Difference(0, f"HOOKS.{label}", reason)
+            yield RunDifference(0, f"HOOKS.{label}", reason)

@@ -39,15 +39,15 @@ LOG_FOLDERS = ("csv", "tensorboard")
 
 
 @dataclass(frozen=True)
-class Place:
+class RunStorage:
     """A run folder and access to its files."""
 
     folder: str
     storage: Storage
 
     @classmethod
-    def at(cls, folder: str) -> "Place":
-        """Return the place of a path."""
+    def open(cls, folder: str) -> "RunStorage":
+        """Return the access to the run folder at a path."""
         path = folder.rstrip("/")
         return cls(path, open_storage(path))
 
@@ -97,42 +97,48 @@ def fork_run(source: str, update: int, target: str, *, setup: Setup | None = Non
             (`fork.plan_changed`), another version has written it (`fork.other_version`), or there
             is a run in the new folder (`fork.target_not_empty`).
     """
-    here = Place.at(source)
-    there = Place.at(target)
-    check_run_folder(here.folder, here.storage)
-    found = here.list_checkpoints()
-    last = _choose_checkpoint(here.folder, found, update)
+    source_run = RunStorage.open(source)
+    target_run = RunStorage.open(target)
+    check_run_folder(source_run.folder, source_run.storage)
+    checkpoints = source_run.list_checkpoints()
+    last = _choose_checkpoint(source_run.folder, checkpoints, update)
     try:
-        promise = here.read_promise(last)
-        _check_promise(here.folder, promise)
-        _clear_target(here, there)
+        promise = source_run.read_promise(last)
+        _check_promise(source_run.folder, promise)
+        _clear_target(source_run, target_run)
         # The logs first: a folder counts as a run as soon as it has a checkpoint.
-        _copy_logs(here, there, last, promise)
+        _copy_logs(source_run, target_run, last, promise)
         run = uuid4().hex
         # The earlier ones too: one of them may be the best by a metric.
-        for saved in (one for one in found if one.manifest.order <= last.manifest.order):
-            copied = _copy_checkpoint(here, there, saved, run, setup)
+        for saved in (
+            saved for saved in checkpoints if saved.manifest.order <= last.manifest.order
+        ):
+            copied = _copy_checkpoint(source_run, target_run, saved, run, setup)
     except InvalidCheckpointError as error:
         raise ConfigError(
-            f"{here.folder!r}: the checkpoint after update {update} cannot be forked: {error}; "
-            "choose another update",
+            f"{source_run.folder!r}: the checkpoint after update {update} cannot be forked: "
+            f"{error}; choose another update",
             code="fork.no_checkpoint",
         ) from error
-    return f"{there.checkpoints}/{copied.name}"
+    return f"{target_run.checkpoints}/{copied.name}"
 
 
 def list_fork_updates(source: str) -> list[int]:
     """Return the numbers of updates after which a run has a checkpoint that `fork_run` takes, in
     ascending order."""
-    found = Place.at(source).list_checkpoints()
-    return sorted({int(one.manifest.state["updates"]) for one in found if _is_usable(one)})
+    return _list_usable_updates(RunStorage.open(source).list_checkpoints())
 
 
-def _choose_checkpoint(source: str, found: Sequence[Saved], update: int) -> Saved:
-    fitting = [one for one in found if one.manifest.state["updates"] == update]
-    usable = [one for one in fitting if _is_usable(one)]
+def _list_usable_updates(checkpoints: Sequence[Saved]) -> list[int]:
+    usable = filter(_is_usable, checkpoints)
+    return sorted({int(saved.manifest.state["updates"]) for saved in usable})
+
+
+def _choose_checkpoint(source: str, checkpoints: Sequence[Saved], update: int) -> Saved:
+    fitting = [saved for saved in checkpoints if saved.manifest.state["updates"] == update]
+    usable = list(filter(_is_usable, fitting))
     # Stable: an unfinished checkpoint comes after the one of a run that has finished there.
-    usable.sort(key=lambda one: not one.manifest.state["finished"])
+    usable.sort(key=lambda saved: not saved.manifest.state["finished"])
     if usable:
         return usable[-1]
     if fitting and fitting[-1].manifest.facts.healthy:
@@ -142,8 +148,7 @@ def _choose_checkpoint(source: str, found: Sequence[Saved], update: int) -> Save
             "at an earlier update",
             code="fork.ended",
         )
-    others = sorted({int(one.manifest.state["updates"]) for one in found if _is_usable(one)})
-    listed = ", ".join(map(str, others)) or "none"
+    listed = ", ".join(map(str, _list_usable_updates(checkpoints))) or "none"
     raise ConfigError(
         f"{source!r}: there is no usable checkpoint after update {update}; expected one of: "
         f"{listed}. CHECKPOINT.keep_every.updates keeps more of them, and RUN.pause_at makes one",
@@ -182,23 +187,25 @@ def _other_version(source: str, reason: str) -> ConfigError:
     )
 
 
-def _clear_target(source: Place, target: Place) -> None:
+def _clear_target(source: RunStorage, target: RunStorage) -> None:
     """Remove the remains of a fork that was killed from the new folder."""
-    found = target.list_checkpoints()
+    checkpoints = target.list_checkpoints()
     is_run = target.storage.exists(f"{target.folder}/{STATUS}")
-    if is_run or any(FORK not in target.read_promise(saved) for saved in found):
+    if is_run or any(FORK not in target.read_promise(saved) for saved in checkpoints):
         raise ConfigError(
             f"{target.folder!r} contains a run, and a fork of {source.folder!r} needs a new "
             "folder; name another one",
             code="fork.target_not_empty",
         )
-    for saved in found:
+    for saved in checkpoints:
         delete_checkpoint(target.storage, target.checkpoints, saved.name)
     if target.storage.exists(target.checkpoints):
         delete_leftovers(target.storage, target.checkpoints)
 
 
-def _copy_logs(source: Place, target: Place, saved: Saved, promise: Mapping[str, Any]) -> None:
+def _copy_logs(
+    source: RunStorage, target: RunStorage, saved: Saved, promise: Mapping[str, Any]
+) -> None:
     """Copy the logs of a run up to a checkpoint."""
     target.storage.make_folder(target.folder)
     names = [METRICS, FILE, PLAN, PREDICTIONS]
@@ -228,7 +235,7 @@ def _find_ledger_end(content: bytes, updates: int) -> int:
     return header.size + header.record_bytes * updates
 
 
-def _find_metrics_end(source: Place, saved: Saved, promise: Mapping[str, Any]) -> int | None:
+def _find_metrics_end(source: RunStorage, saved: Saved, promise: Mapping[str, Any]) -> int | None:
     """Return the bytes of metrics.jsonl that a checkpoint covers; None without that hook."""
     # The tensors of the state are not needed, and are read with the files later.
     tensors: dict[str, torch.Tensor] = defaultdict(lambda: torch.empty(0))
@@ -240,7 +247,7 @@ def _find_metrics_end(source: Place, saved: Saved, promise: Mapping[str, Any]) -
 
 
 def _copy_checkpoint(
-    source: Place, target: Place, saved: Saved, run: str, setup: Setup | None
+    source: RunStorage, target: RunStorage, saved: Saved, run: str, setup: Setup | None
 ) -> Saved:
     """Copy a checkpoint of another run as one of this run, which is not yet finished."""
     before = saved.manifest

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phasetrain.addons.experiments.fork.compared_run import ComparedRun
-from phasetrain.addons.experiments.fork.first_difference import Difference, find_first_difference
+from phasetrain.addons.experiments.fork.first_difference import RunDifference, find_first_difference
 from phasetrain.runtime.format import format_percent
 
 TREE_FILE = "prefixes.json"
@@ -20,7 +20,7 @@ class Branch:
         name: name of its folder.
         label: the values in which runs differ, for people.
         updates: updates of the whole run.
-        parent: place of the run that it is forked from; None if it starts from scratch.
+        parent: index of the run that it is forked from; None if it starts from scratch.
         fork: updates that it shares with that run; 0 if it starts from scratch.
         key: the key for which it shares no more with any earlier run; empty for the first run.
         reason: why, for people.
@@ -50,29 +50,29 @@ class PrefixTree:
             labels: name of the folder and text for people, of each run.
         """
         branches: list[Branch] = []
-        for place, run in enumerate(runs):
+        for index, run in enumerate(runs):
             parent = None
-            found = Difference(0)
-            for earlier in range(place):
+            latest = RunDifference(0)
+            for earlier in range(index):
                 difference = find_first_difference(runs[earlier], run)
-                if parent is None or difference.updates > found.updates:
+                if parent is None or difference.updates > latest.updates:
                     parent = earlier
-                    found = difference
+                    latest = difference
             # The run that trains an update is forked from nowhere later than that.
-            while parent is not None and found.updates <= branches[parent].fork:
+            while parent is not None and latest.updates <= branches[parent].fork:
                 parent = branches[parent].parent
-            if not found.updates:
+            if not latest.updates:
                 parent = None
-            name, label = labels[place]
+            name, label = labels[index]
             branches.append(
                 Branch(
                     name,
                     label,
                     run.plan.updates,
                     parent,
-                    found.updates,
-                    found.key,
-                    found.reason,
+                    latest.updates,
+                    latest.key,
+                    latest.reason,
                 )
             )
         return cls(tuple(branches))
@@ -80,7 +80,7 @@ class PrefixTree:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "PrefixTree":
         """Return the tree that `to_json` has written."""
-        return cls(tuple(Branch(**one) for one in content["runs"]))
+        return cls(tuple(Branch(**entry) for entry in content["runs"]))
 
     @property
     def separate_updates(self) -> int:
@@ -92,10 +92,10 @@ class PrefixTree:
         """Updates that are trained if shared ones are trained once."""
         return sum(branch.updates - branch.fork for branch in self.branches)
 
-    def list_children(self, place: int) -> list[int]:
-        """Return the places of the runs that are forked from a run, the earliest fork first."""
-        found = [number for number, one in enumerate(self.branches) if one.parent == place]
-        return sorted(found, key=lambda number: self.branches[number].fork)
+    def list_children(self, index: int) -> list[int]:
+        """Return the indices of the runs that are forked from a run, the earliest fork first."""
+        children = [number for number, branch in enumerate(self.branches) if branch.parent == index]
+        return sorted(children, key=lambda number: self.branches[number].fork)
 
     def summarize(self) -> str:
         """Return how much is saved, in one line."""
@@ -111,13 +111,13 @@ class PrefixTree:
         """Return the tree as text, a line per run: the updates that it trains itself, its values,
         and why it shares no more."""
         lines = []
-        for place, depth in self._walk():
-            one = self.branches[place]
+        for index, depth in self._walk():
+            branch = self.branches[index]
             why = ""
-            if place:
-                why = f"; {one.key}: {one.reason}"
-            span = f"{one.fork:,} to {one.updates:,}"
-            lines.append(f"{'  ' * depth}{span}  {one.label or 'no values'}{why}")
+            if index:
+                why = f"; {branch.key}: {branch.reason}"
+            span = f"{branch.fork:,} to {branch.updates:,}"
+            lines.append(f"{'  ' * depth}{span}  {branch.label or 'no values'}{why}")
         left = len(lines) - most
         if left > 0:
             lines = [*lines[:most], f"and {left} more runs, see prefixes.json"]
@@ -132,20 +132,20 @@ class PrefixTree:
         }
 
     def list_by_latest_fork(self) -> list[int]:
-        """Return the places of all runs, each one after the run that it is forked from, and of the
+        """Return the indices of all runs, each one after the run that it is forked from, and of the
         runs forked from the same one the latest fork first."""
-        return [place for place, _ in self._walk(earliest_first=False)]
+        return [index for index, _ in self._walk(earliest_first=False)]
 
     def _walk(self, *, earliest_first: bool = True) -> list[tuple[int, int]]:
-        """Return place and depth of each run, each one after the run that it is forked from."""
-        found: list[tuple[int, int]] = []
+        """Return index and depth of each run, each one after the run that it is forked from."""
+        walked: list[tuple[int, int]] = []
         # A stack, whose last entry is taken first: runs are pushed in reverse order.
-        waiting = [(n, 0) for n, one in enumerate(self.branches) if one.parent is None][::-1]
+        waiting = [(n, 0) for n, branch in enumerate(self.branches) if branch.parent is None][::-1]
         while waiting:
-            place, depth = waiting.pop()
-            found.append((place, depth))
-            children = self.list_children(place)
+            index, depth = waiting.pop()
+            walked.append((index, depth))
+            children = self.list_children(index)
             if earliest_first:  # the last one that is waiting comes next
                 children.reverse()
             waiting += [(child, depth + 1) for child in children]
-        return found
+        return walked

@@ -57,7 +57,7 @@ def reuse_prefix(setup: Setup) -> None:
             continue
         try:
             best = max(best, (_count_shared(setup, run, candidate), candidate))
-        # A damaged run, or one whose code is not trusted, is no reason not to train.
+        # A damaged run, or one whose code is not trusted, is not a reason not to train.
         except PhasetrainError as error:
             log.debug("%s cannot be reused: %s", candidate, error)
     updates, source = best
@@ -77,14 +77,14 @@ def _count_shared(setup: Setup, run: ComparedRun, candidate: str) -> int:
     updates = list_fork_updates(candidate)
     promise = read_promised(candidate, "latest", open_storage(candidate))
     train = run.data.get("train")
-    facts = {
+    required = {
         "packages": list_packages(),
         "code": hash_sources(setup),
         "environment": _describe_machine(setup),
         "departures": [],
         "objects": {},
     }
-    for name, value in facts.items():
+    for name, value in required.items():
         # Made of the same functions when the checkpoint was saved.
         if promise.get(name, {} if name == "objects" else None) != value:
             log.debug("%s is not reused: %s differs", candidate, name)
@@ -98,7 +98,7 @@ def _count_shared(setup: Setup, run: ComparedRun, candidate: str) -> int:
     limit = find_first_difference(other, run).updates
     if setup.config.RUN.pause_at is not None:
         limit = min(limit, setup.config.RUN.pause_at)
-    return max((one for one in updates if one <= limit), default=0)
+    return max((update for update in updates if update <= limit), default=0)
 
 
 def _describe_machine(setup: Setup) -> dict[str, object]:

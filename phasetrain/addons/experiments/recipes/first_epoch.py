@@ -9,7 +9,7 @@ from phasetrain.hooks import Hook, Run
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.records import RunFiles
 
-FILE = "first_epoch.json"
+FIRST_EPOCH_FILE = "first_epoch.json"
 """Name of the record in the run folder."""
 
 
@@ -27,12 +27,12 @@ class FirstEpoch(Hook):
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Write the digest."""
-        is_first = not any(one.is_train for one in run.plan.phases[: run.state.phase - 1])
+        is_first = not any(earlier.is_train for earlier in run.plan.phases[: run.state.phase - 1])
         if not phase.is_train or not is_first or run.folder is None:
             return
         content: dict[str, Any] = {"digest": hash_model(run.task.model)}
         # In the run folder, so that it is still known when the run was killed and resumed.
-        run.folder.storage.replace(run.folder.file(FILE), json.dumps(content).encode())
+        run.folder.storage.replace(run.folder.file(FIRST_EPOCH_FILE), json.dumps(content).encode())
         if self.stops:
             # As an interruption, so that the same folder can be trained to its end later.
             run.stop("first epoch done", interrupted=True)
@@ -40,4 +40,4 @@ class FirstEpoch(Hook):
 
 def read_first_epoch(folder: str) -> str:
     """Return the digest in a run folder, or an empty text."""
-    return str(RunFiles(folder).read_mapping(FILE).get("digest", ""))
+    return str(RunFiles(folder).read_mapping(FIRST_EPOCH_FILE).get("digest", ""))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from phasetrain.addons.experiments.recipes.facts import Measurement, Recipe, Variant, read_recipes
+from phasetrain.addons.experiments.recipes.recipe import Measurement, Recipe, Variant, read_recipes
 from phasetrain.addons.experiments.recipes.requirements import list_missing
 from phasetrain.runtime.format import format_count, format_metric
 
@@ -21,8 +21,6 @@ NOT_MEASURED = "not measured yet"
 NOT_RUN = "not run by us"
 
 COLUMNS = ("recipe", "data", "metric", "result", "CPU minutes")
-_SHOWN_DIGITS = 16
-"""Digits of a digest in a table."""
 
 
 def describe_result(recipe: Recipe, variant: Variant) -> str:
@@ -112,10 +110,12 @@ def render_page(recipe: Recipe) -> str:
     for variant in recipe.variants.values():
         lines += _list_metric_rows(recipe, variant)
     if recipe.baselines:
-        metrics = list(dict.fromkeys(one for row in recipe.baselines.values() for one in row))
+        metrics = list(dict.fromkeys(metric for row in recipe.baselines.values() for metric in row))
         lines += ["", f"| baseline | {' | '.join(metrics)} |", "|---" * (len(metrics) + 1) + "|"]
         for name, values in recipe.baselines.items():
-            cells = [format_metric(values[one]) if one in values else "" for one in metrics]
+            cells = [
+                format_metric(values[metric]) if metric in values else "" for metric in metrics
+            ]
             lines.append(f"| {' | '.join([name, *cells])} |")
     for variant in recipe.variants.values():
         if variant.measured is not None:
@@ -141,7 +141,7 @@ def _list_metric_rows(recipe: Recipe, variant: Variant) -> list[str]:
 
 def _describe_measurement(variant: Variant, measured: Measurement) -> list[str]:
     platform = measured.platform
-    values = ", ".join(format_metric(one) for one in measured.values[variant.metric])
+    values = ", ".join(format_metric(value) for value in measured.values[variant.metric])
     first_stage = " of the first stage" if len(variant.stages) > 1 else ""
     lines = [
         f"`{variant.full_name}`, measured on {measured.date} with torch {platform.get('torch')}, "
@@ -151,7 +151,7 @@ def _describe_measurement(variant: Variant, measured: Measurement) -> list[str]:
         f"`{measured.first_epochs[0]}`.",
     ]
     if measured.kills:
-        updates = ", ".join(f"{one:,}" for one in measured.kills)
+        updates = ", ".join(f"{update:,}" for update in measured.kills)
         lines.append(
             f"Seed 0 was killed after {updates} updates and resumed: its weights have the same "
             "digest."
@@ -168,8 +168,8 @@ def curve_file(variant: Variant) -> str:
 def render_index(recipes: Sequence[Recipe]) -> str:
     """Return the generated part of the page that lists all recipes, as Markdown: those with a
     result first."""
-    results = [one.measured for recipe in recipes for one in recipe.variants.values()]
-    measured = sum(one is not None for one in results)
+    results = [variant.measured for recipe in recipes for variant in recipe.variants.values()]
+    measured = sum(result is not None for result in results)
     lines = [
         f"{measured} of {len(results)} variants are measured. Of the others, only the criterion is "
         "given.",
@@ -184,7 +184,7 @@ def render_index(recipes: Sequence[Recipe]) -> str:
     return "\n".join(lines)
 
 
-def replace_facts(page: str, facts: str) -> str:
+def replace_generated(page: str, generated: str) -> str:
     """Return a page with the part between the markers replaced.
 
     Raises:
@@ -194,16 +194,16 @@ def replace_facts(page: str, facts: str) -> str:
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"expected a line {BEGIN} and a line {END}")
-    return f"{head}{BEGIN}\n{facts}\n{END}{tail}"
+    return f"{head}{BEGIN}\n{generated}\n{END}{tail}"
 
 
 def write_pages(folder: Path, config_dir: str | None = None) -> None:
     """Write the generated part of the pages in a folder: `index.md` and one per recipe."""
     recipes = read_recipes(config_dir)
-    facts = {f"{recipe.name}.md": render_page(recipe) for recipe in recipes}
-    for name, text in (facts | {"index.md": render_index(recipes)}).items():
+    texts = {f"{recipe.name}.md": render_page(recipe) for recipe in recipes}
+    for name, text in (texts | {"index.md": render_index(recipes)}).items():
         path = folder / name
-        path.write_text(replace_facts(path.read_text("utf-8"), text), "utf-8")
+        path.write_text(replace_generated(path.read_text("utf-8"), text), "utf-8")
 
 
 if __name__ == "__main__":

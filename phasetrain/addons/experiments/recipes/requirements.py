@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from phasetrain.addons.experiments.recipes.facts import Package, Recipe
+from phasetrain.addons.experiments.recipes.recipe import Package, Recipe
 from phasetrain.errors import ConfigError
 
 

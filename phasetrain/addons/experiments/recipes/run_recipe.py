@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from phasetrain.addons.experiments.recipes.facts import Variant
 from phasetrain.addons.experiments.recipes.first_epoch import FirstEpoch, read_first_epoch
+from phasetrain.addons.experiments.recipes.recipe import Variant
 from phasetrain.app.result import RunResult
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.hooks import Hook
@@ -170,12 +170,12 @@ def stage_words(variant: Variant, stage: str, seed: int, folders: Mapping[str, s
         seed: seed of the run.
         folders: stage -> its run folder.
     """
-    places = {f"{{{name}}}": quote_value(path) for name, path in folders.items() if name}
-    places["{seed}"] = str(seed)
+    placeholders = {f"{{{name}}}": quote_value(path) for name, path in folders.items() if name}
+    placeholders["{seed}"] = str(seed)
     words = []
     for word in variant.stages[stage]:
-        for place, value in places.items():
-            word = word.replace(place, value)
+        for placeholder, value in placeholders.items():
+            word = word.replace(placeholder, value)
         words.append(word)
     if "RUN.seed" not in {key_of(word) for word in words}:
         words.append(f"RUN.seed={seed}")
@@ -184,15 +184,15 @@ def stage_words(variant: Variant, stage: str, seed: int, folders: Mapping[str, s
 
 def read_platform(folder: str) -> dict[str, Any]:
     """Return versions, threads and processor of a run, on which its bits depend."""
-    found = RunFiles(folder).environment()
-    content = found.content
+    environment = RunFiles(folder).environment()
+    content = environment.content
     host = content.get("host") or {}
     switches = content.get("switches") or {}
     return {
         "torch": content.get("torch"),
         "numpy": content.get("numpy"),
-        "device": found.device,
-        "threads": found.threads,
+        "device": environment.device,
+        "threads": environment.threads,
         "cpu": host.get("cpu"),
         "capability": switches.get("cpu_capability"),
         "cores": host.get("usable_cores"),

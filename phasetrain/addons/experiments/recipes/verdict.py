@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phasetrain.addons.experiments.recipes.facts import SPREADS, Measurement, Variant
+from phasetrain.addons.experiments.recipes.recipe import SPREADS, Measurement, Variant
 from phasetrain.addons.experiments.recipes.run_recipe import Repetition
 from phasetrain.runtime.format import format_metric
 
@@ -86,31 +86,31 @@ def list_differences(measured: Measurement | None, repetition: Repetition) -> li
     """Return why the bits may differ from the measured ones; empty on the same platform."""
     if measured is None:
         return []
-    found = [
+    differences = [
         f"{name} {repetition.platform.get(name)} instead of {measured.platform.get(name)}"
         for name in _BITS
         if repetition.platform.get(name) != measured.platform.get(name)
     ]
     if repetition.is_changed:
-        found.append("overrides that change the recipe")
-    return found
+        differences.append("overrides that change the recipe")
+    return differences
 
 
 def _compare_first_epoch(
     variant: Variant, repetition: Repetition, differing: list[str]
 ) -> tuple[str, int, str]:
-    found = repetition.first_epoch
-    if not found:
+    digest = repetition.first_epoch
+    if not digest:
         text = f"{repetition.folder} did not reach the end of its first epoch ({repetition.reason})"
         return "unfinished", repetition.exit_code or 1, text
     expected = None
     if variant.measured is not None:
         expected = _entry(variant.measured.first_epochs, repetition.seed)
     if expected is None:
-        return "not_measured", 0, f"not measured yet; weights after the first epoch {found}"
-    if found == expected:
-        return "bit_identical", 0, f"bit-identical after the first epoch: weights {found}"
-    text = f"after the first epoch the weights are {found}, measured were {expected}"
+        return "not_measured", 0, f"not measured yet; weights after the first epoch {digest}"
+    if digest == expected:
+        return "bit_identical", 0, f"bit-identical after the first epoch: weights {digest}"
+    text = f"after the first epoch the weights are {digest}, measured were {expected}"
     if differing:
         # Without a metric there is no spread to be within.
         return "not_measured", 0, f"{text}, on another platform ({', '.join(differing)})"

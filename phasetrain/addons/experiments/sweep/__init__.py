@@ -94,7 +94,7 @@ def sweep(
 
     Raises:
         ConfigError: `RUN.dir` is given, which all jobs would share, values are given by
-            `glob(...)`, or the baseline is no config of the sweep.
+            `glob(...)`, or the baseline is not a config of the sweep.
     """
     words = SweepOverrides.read(overrides)
     prune = PruneSettings.read(words.prune_words)
@@ -279,11 +279,11 @@ def _launch_runs(
 ) -> int:
     """Launch some runs through Hydra, and return 0 unless they could not be launched."""
     batch = tuple((number, tuple(swept)) for number, swept in runs)
-    # Hydra sweeps over places in the batch instead of the values: it numbers jobs from 0 in every
+    # Hydra sweeps over indices in the batch instead of the values: it numbers jobs from 0 in every
     # launch, and would parse and quote each value once more.
-    places = ",".join(str(place) for place in range(len(batch)))
+    indices = ",".join(str(index) for index in range(len(batch)))
     return _run_hydra(
-        replace(job, batch=batch, total=total), [*words.hydra, f"+{NUMBER_KEY}={places}"]
+        replace(job, batch=batch, total=total), [*words.hydra, f"+{NUMBER_KEY}={indices}"]
     )
 
 

@@ -8,7 +8,7 @@ from statistics import stdev
 import numpy as np
 
 from phasetrain.addons.experiments.sweep.group_tables import INTERVAL, find_baseline
-from phasetrain.addons.experiments.sweep.groups import Group, sort_key
+from phasetrain.addons.experiments.sweep.groups import ConfigGroup, sort_key
 from phasetrain.addons.experiments.sweep.override_text import is_repeated
 from phasetrain.addons.experiments.sweep.results import Results
 from phasetrain.addons.experiments.sweep.sweep_run import label_values, name_configs, name_values
@@ -90,23 +90,27 @@ def make_mean_curves(configs: Sequence[tuple[str, Sequence[RunReport]]]) -> list
         configs: name and runs of each config.
     """
     runs = [run for _, reports in configs for run in reports]
-    found = []
+    charts = []
     for metric in metric_names(runs):
         splits = list(dict.fromkeys(split for run in runs for split in run.metrics.get(metric, {})))
         lines = [
             line
             for number, (name, reports) in enumerate(configs)
-            for place, split in enumerate(splits)
-            if (line := _make_mean_line(f"{name} · {split}", reports, metric, split, number, place))
+            for split_index, split in enumerate(splits)
+            if (
+                line := _make_mean_line(
+                    f"{name} · {split}", reports, metric, split, number, split_index
+                )
+            )
         ]
         if lines:
             note = "mean over folds and seeds, with a band of one standard deviation"
             title = metric.replace("_", " ")
-            found.append(Chart(make_slug(metric), title, note, lines, needs_log_axis(lines)))
-    return found
+            charts.append(Chart(make_slug(metric), title, note, lines, needs_log_axis(lines)))
+    return charts
 
 
-def _make_mean_point(group: Group) -> _Point:
+def _make_mean_point(group: ConfigGroup) -> _Point:
     low, high = _read_bounds(group.low, group.high)
     return _Point(group.swept, group.mean or 0.0, low, high)
 
@@ -125,9 +129,9 @@ def _make_key_charts(
     note: str,
     background: Sequence[_Point] = (),
 ) -> list[Chart]:
-    found = []
+    charts = []
     for key in keys:
-        scale = _Scale.fit([one.swept[key] for one in points if key in one.swept])
+        scale = _Scale.fit([point.swept[key] for point in points if key in point.swept])
         if scale is None:
             continue
         by = _choose_color_key(keys, key, points)
@@ -137,33 +141,33 @@ def _make_key_charts(
         names = dict(scale.names)
         lines = _make_lines(points, key, scale, by, names)
         if background and not by:
-            beside = scale.shift(SHIFT)
-            names |= beside.names
-            lines = [_make_background(background, key, beside), *lines]
+            shifted = scale.shift(SHIFT)
+            names |= shifted.names
+            lines = [_make_background(background, key, shifted), *lines]
             explained += "; dots are single runs"
         axis = Axis(key, names, scale.marks, scale.room)
         is_log = needs_log_axis(lines)
-        found.append(Chart(f"by-{make_slug(key)}", metric, explained, lines, is_log, axis))
-    return found
+        charts.append(Chart(f"by-{make_slug(key)}", metric, explained, lines, is_log, axis))
+    return charts
 
 
-def _make_difference_charts(groups: Sequence[Group], metric: str) -> list[Chart]:
+def _make_difference_charts(groups: Sequence[ConfigGroup], metric: str) -> list[Chart]:
     """Return the plot of the mean differences from the baseline, if there are any."""
     baseline = find_baseline(groups)
     compared = [
-        (place, group, group.difference)
-        for place, group in enumerate(groups, start=1)
+        (rank, group, group.difference)
+        for rank, group in enumerate(groups, start=1)
         if group.difference is not None and group.difference.mean is not None
     ]
     if baseline is None or not compared:
         return []
     labels = name_configs([group.swept for group in groups])
-    names = {float(place): labels[place - 1] for place, _, _ in compared}
+    names = {float(rank): labels[rank - 1] for rank, _, _ in compared}
     if sum(map(len, names.values())) > LABEL_SIGNS:
-        names = {place: f"#{place:.0f}" for place in names}
+        names = {rank: f"#{rank:.0f}" for rank in names}
     points = [
-        (float(place), difference.mean or 0.0, *_read_bounds(difference.low, difference.high))
-        for place, _, difference in compared
+        (float(rank), difference.mean or 0.0, *_read_bounds(difference.low, difference.high))
+        for rank, _, difference in compared
     ]
     ends = [(min(names) - 0.3, 0.0), (max(names) + 0.3, 0.0)]
     zero = Line(name_values(baseline.swept), Curve.from_points(ends), GRAY, dash=1, faint=True)
@@ -184,8 +188,8 @@ def _make_mean_line(
     if not curves:
         return None
     by_update = [dict(zip(curve.x.tolist(), curve.y.tolist(), strict=True)) for curve in curves]
-    shared = sorted(set.intersection(*(set(one) for one in by_update)))
-    table = np.array([[one[x] for x in shared] for one in by_update], dtype=np.float64)
+    shared = sorted(set.intersection(*(set(values) for values in by_update)))
+    table = np.array([[values[x] for x in shared] for values in by_update], dtype=np.float64)
     if not shared:
         return None
     # thinned together, so that the band keeps the points of its line
@@ -201,13 +205,13 @@ class _Scale:
     """Positions of the values of a key on an axis.
 
     Attributes:
-        places: value as text -> position.
+        positions: value as text -> position.
         names: position -> label.
         marks: positions of ticks.
         is_ordered: whether the values are numbers.
     """
 
-    places: dict[str, float]
+    positions: dict[str, float]
     names: dict[float, str]
     marks: Sequence[float]
     is_ordered: bool = True
@@ -217,14 +221,14 @@ class _Scale:
         """Room at both ends, as a share of the axis; labels of text need more."""
         if self.is_ordered:
             return 0.05
-        return 0.5 / (len(self.places) - 1)
+        return 0.5 / (len(self.positions) - 1)
 
     def shift(self, share: float) -> "_Scale":
         """Return the scale with values that are shifted to the right by a share of the axis."""
-        distance = share * (max(self.places.values()) - min(self.places.values()))
-        places = {text: place + distance for text, place in self.places.items()}
-        names = {place: text for text, place in places.items()}
-        return _Scale(places, names, self.marks, self.is_ordered)
+        distance = share * (max(self.positions.values()) - min(self.positions.values()))
+        positions = {text: position + distance for text, position in self.positions.items()}
+        names = {position: text for text, position in positions.items()}
+        return _Scale(positions, names, self.marks, self.is_ordered)
 
     @classmethod
     def fit(cls, values: Sequence[str]) -> "_Scale | None":
@@ -234,61 +238,65 @@ class _Scale:
             return None
         numbers = [_parse_finite(text) for text in texts]
         if any(value is None for value in numbers):
-            places = {text: float(place) for place, text in enumerate(texts)}
+            positions = {text: float(position) for position, text in enumerate(texts)}
             short = label_values(texts)
-            shown = {place: short[text] for text, place in places.items()}
-            return cls(places, shown, list(shown), is_ordered=False)
-        known = [value for value in numbers if value is not None]
-        by_logarithm = min(known) > 0 and max(known) / min(known) >= SPREAD
-        places = {
-            text: math.log10(v) if by_logarithm else v for text, v in zip(texts, known, strict=True)
+            shown = {position: short[text] for text, position in positions.items()}
+            return cls(positions, shown, list(shown), is_ordered=False)
+        finite = [value for value in numbers if value is not None]
+        by_logarithm = min(finite) > 0 and max(finite) / min(finite) >= SPREAD
+        positions = {
+            text: math.log10(v) if by_logarithm else v
+            for text, v in zip(texts, finite, strict=True)
         }
-        names = {place: text for text, place in places.items()}
+        names = {position: text for text, position in positions.items()}
         if len(texts) <= COLORED:
-            return cls(places, names, sorted(names))
-        low = min(places.values())
-        high = max(places.values())
+            return cls(positions, names, sorted(names))
+        low = min(positions.values())
+        high = max(positions.values())
         if by_logarithm:
-            marks = [math.log10(one) for one in place_decades(low, high)]
+            marks = [math.log10(value) for value in place_decades(low, high)]
         else:
             marks = list(place_ticks(low, high, 8))
         values_at = {mark: 10**mark if by_logarithm else mark for mark in marks}
         # 10**log10(x) is not exactly x: six digits hide the rounding
         labels = {mark: abbreviate(float(f"{value:.6g}")) for mark, value in values_at.items()}
-        return cls(places, labels | names, marks)
+        return cls(positions, labels | names, marks)
 
 
 def _make_lines(
     points: Sequence[_Point], key: str, scale: _Scale, by: str, names: dict[float, str]
 ) -> list[Line]:
     """Return a line per value of the key `by`, and add the labels of shifted points to `names`."""
-    has_intervals = any(math.isfinite(one.low) for one in points)
-    colors = sorted({one.swept.get(by, "") for one in points if key in one.swept}, key=sort_key)
+    has_intervals = any(math.isfinite(point.low) for point in points)
+    colors = sorted(
+        {point.swept.get(by, "") for point in points if key in point.swept}, key=sort_key
+    )
     scales = dict.fromkeys(colors, scale)
     if has_intervals and len(colors) > 1:  # bars at the same value would hide each other
         step = min(MOST_SHIFT_STEP, 2 * SHIFT / (len(colors) - 1))
         middle = (len(colors) - 1) / 2
-        scales = {color: scale.shift((place - middle) * step) for place, color in enumerate(colors)}
+        scales = {color: scale.shift((index - middle) * step) for index, color in enumerate(colors)}
         for shifted in scales.values():
             names |= shifted.names
     label = "mean" if has_intervals else "runs"
     groups: dict[tuple[str, bool], list[tuple[float, float, float, float]]] = {}
-    for one in points:
-        if key in one.swept:
-            color = one.swept.get(by, "")
-            point = (scales[color].places[one.swept[key]], one.value, one.low, one.high)
-            groups.setdefault((color, one.is_partial), []).append(point)
+    for point in points:
+        if key in point.swept:
+            color = point.swept.get(by, "")
+            position = scales[color].positions[point.swept[key]]
+            drawn = (position, point.value, point.low, point.high)
+            groups.setdefault((color, point.is_partial), []).append(drawn)
     # Several runs at one value would be joined by a vertical line, as if they had an order.
     alone = scale.is_ordered and all(
-        len({x for x, *_ in found}) == len(found) for found in groups.values()
+        len({x for x, *_ in drawn_points}) == len(drawn_points) for drawn_points in groups.values()
     )
     lines = []
     for number, color in enumerate(colors):
         name = f"{by}={color}" if by else label
-        if found := groups.get((color, False)):
-            lines.append(_make_line(name, sorted(found), number, joined=alone))
-        if found := groups.get((color, True)):
-            line = _make_line(f"{name}, not finished", sorted(found), number, joined=False)
+        if finished := groups.get((color, False)):
+            lines.append(_make_line(name, sorted(finished), number, joined=alone))
+        if partial := groups.get((color, True)):
+            line = _make_line(f"{name}, not finished", sorted(partial), number, joined=False)
             lines.append(replace(line, hollow=True))
     return lines
 
@@ -310,9 +318,9 @@ def _make_line(
 def _make_background(runs: Sequence[_Point], key: str, scale: _Scale) -> Line:
     """Return the single runs of configs as faint dots."""
     points = [
-        (scale.places[run.swept[key]], run.value)
+        (scale.positions[run.swept[key]], run.value)
         for run in runs
-        if run.swept.get(key) in scale.places
+        if run.swept.get(key) in scale.positions
     ]
     curve = Curve.from_points(sorted(points))
     return Line("single runs", curve, GRAY, faint=True, joined=False)
@@ -321,7 +329,7 @@ def _make_background(runs: Sequence[_Point], key: str, scale: _Scale) -> Line:
 def _choose_color_key(keys: Sequence[str], key: str, points: Sequence[_Point]) -> str:
     """Return another key with few values to colour points by; empty if there is none."""
     for other in keys:
-        if other != key and 1 < len({one.swept.get(other, "") for one in points}) <= COLORED:
+        if other != key and 1 < len({point.swept.get(other, "") for point in points}) <= COLORED:
             return other
     return ""
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from statistics import median
 
 from phasetrain.addons.experiments.statistics import LEVEL, MOST_PAIRS, POWER, count_pairs
-from phasetrain.addons.experiments.sweep.groups import Comparison, Group
+from phasetrain.addons.experiments.sweep.groups import Comparison, ConfigGroup
 from phasetrain.addons.experiments.sweep.results import shorten_number
 from phasetrain.runtime.format import format_metric, join_first, shorten
 
@@ -24,7 +24,7 @@ MOST_MISSING = 4
 INTERVAL = f"{100 * LEVEL:.0f} % interval"
 
 
-def make_mean_table(groups: Sequence[Group], metric: str, *, is_full: bool = False) -> Table:
+def make_mean_table(groups: Sequence[ConfigGroup], metric: str, *, is_full: bool = False) -> Table:
     """Return the table of mean, spread and confidence interval of each config.
 
     Args:
@@ -36,20 +36,20 @@ def make_mean_table(groups: Sequence[Group], metric: str, *, is_full: bool = Fal
     rank = ["config"] if is_full else []
     rows = [
         [
-            *([f"#{place}"] if is_full else []),
+            *([f"#{rank}"] if is_full else []),
             *_format_config(group, keys),
             group.spread,
             format_interval(group.low, group.high),
             f"{group.count}/{len(group.runs)}",
         ]
-        for place, group in enumerate(groups, start=1)
+        for rank, group in enumerate(groups, start=1)
     ]
     title = f"mean and standard deviation over {', '.join(groups[0].over)}"
     return title, [*rank, *keys, f"best {metric}".strip(), INTERVAL, "runs"], rows
 
 
 def make_difference_table(
-    groups: Sequence[Group], detect: float | None = None, *, is_full: bool = False
+    groups: Sequence[ConfigGroup], detect: float | None = None, *, is_full: bool = False
 ) -> Table | None:
     """Return the table of paired differences from the baseline; None if nothing can be compared.
 
@@ -61,8 +61,8 @@ def make_difference_table(
     """
     baseline = find_baseline(groups)
     compared = [
-        (place, group, group.difference)
-        for place, group in enumerate(groups, start=1)
+        (rank, group, group.difference)
+        for rank, group in enumerate(groups, start=1)
         if group.difference is not None
     ]
     if baseline is None or not any(difference.pairs for _, _, difference in compared):
@@ -75,11 +75,11 @@ def make_difference_table(
     if is_full:
         columns += ["std", "correlation", "variance ratio"]
     rows = []
-    for place, group, difference in compared:
+    for rank, group, difference in compared:
         row = [*_format_config(group, keys), *_format_difference(difference, detect)]
         if is_full:
             row = [
-                f"#{place}",
+                f"#{rank}",
                 *row,
                 _format_optional(difference.std),
                 _format_optional(difference.correlation, "{:.2f}"),
@@ -92,7 +92,7 @@ def make_difference_table(
     return title, [*(["config"] if is_full else []), *keys, *columns], rows
 
 
-def make_needs_table(groups: Sequence[Group], detect: float | None = None) -> Table | None:
+def make_needs_table(groups: Sequence[ConfigGroup], detect: float | None = None) -> Table | None:
     """Return the table of pairs needed to find differences of given sizes; None without spreads.
 
     Args:
@@ -130,14 +130,14 @@ def choose_sizes(std: float) -> list[float]:
     """
     power = math.floor(math.log10(std / 4))
     numbers = [
-        float(f"{one}e{exponent}")
+        float(f"{digit}e{exponent}")
         for exponent in (power, power + 1, power + 2)
-        for one in (1, 2, 5)
+        for digit in (1, 2, 5)
     ]
-    return [one for one in numbers if one >= std / 4][:SIZES]
+    return [number for number in numbers if number >= std / 4][:SIZES]
 
 
-def describe_missing(groups: Sequence[Group]) -> list[str]:
+def describe_missing(groups: Sequence[ConfigGroup]) -> list[str]:
     """Return a sentence per config whose runs do not all have a value."""
     return [
         f"no value of {group.words or 'the config'} for "
@@ -147,7 +147,7 @@ def describe_missing(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def format_configs_csv(groups: Sequence[Group]) -> str:
+def format_configs_csv(groups: Sequence[ConfigGroup]) -> str:
     """Return the configs as CSV, with a column per swept key; differences are from the baseline."""
     keys = _list_keys(groups)
     columns = ["count", "mean", "std", "stderr", "low", "high", "is_baseline"]
@@ -164,12 +164,12 @@ def format_configs_csv(groups: Sequence[Group]) -> str:
     return text.getvalue()
 
 
-def find_baseline(groups: Sequence[Group]) -> Group | None:
+def find_baseline(groups: Sequence[ConfigGroup]) -> ConfigGroup | None:
     """Return the config that the others are compared with; None if it has no value."""
     return next((group for group in groups if group.is_baseline), None)
 
 
-def name_pairs(groups: Sequence[Group]) -> str:
+def name_pairs(groups: Sequence[ConfigGroup]) -> str:
     """Return the word for the members of pairs: seeds, or pairs if folds are swept too."""
     if all(key.endswith("seed") for key in groups[0].over):
         return "seeds"
@@ -183,11 +183,11 @@ def format_interval(low: float | None, high: float | None) -> str:
     return f"{format_metric(low)} to {format_metric(high)}"
 
 
-def _list_keys(groups: Sequence[Group]) -> list[str]:
+def _list_keys(groups: Sequence[ConfigGroup]) -> list[str]:
     return list(dict.fromkeys(key for group in groups for key in group.swept))
 
 
-def _format_config(group: Group, keys: Sequence[str]) -> list[str]:
+def _format_config(group: ConfigGroup, keys: Sequence[str]) -> list[str]:
     return [shorten_number(group.swept.get(key, "-")) for key in keys]
 
 

@@ -57,7 +57,7 @@ class ComparisonSettings:
                 code="sweep.detect",
             )
         for flag, value in (("--baseline", self.baseline), ("--detect", self.detect)):
-            if value and not any(is_repeated(one.key_or_group) for one in words.swept):
+            if value and not any(is_repeated(override.key_or_group) for override in words.swept):
                 raise ConfigError(
                     f"{flag}: configs are compared over seeds, and no seeds are swept; add "
                     "'RUN.seed=seeds(5)'",
@@ -67,19 +67,19 @@ class ComparisonSettings:
             self._check_baseline(words)
 
     def _check_baseline(self, words: SweepOverrides) -> None:
-        given = f"--baseline {' '.join(self.baseline)}"
+        flag = f"--baseline {' '.join(self.baseline)}"
         if words.sweeper != "basic":
             raise ConfigError(
-                f"{given}: a sampler chooses the configs of this sweep; leave the flag out, and "
+                f"{flag}: a sampler chooses the configs of this sweep; leave the flag out, and "
                 "configs are compared with the best one",
                 code="sweep.baseline",
             )
         configs = words.list_configs()
         if find_config(map(split_words, configs), self.baseline) is None:
-            known = join_first((" ".join(config) for config in configs), 8)
+            listed = join_first((" ".join(config) for config in configs), 8)
             raise ConfigError(
-                f"{given}: expected the values of exactly one config of the sweep; they are: "
-                f"{known}",
+                f"{flag}: expected the values of exactly one config of the sweep; they are: "
+                f"{listed}",
                 code="sweep.baseline",
             )
 
@@ -117,7 +117,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Group:
+class ConfigGroup:
     """The runs of one config.
 
     Attributes:
@@ -168,22 +168,22 @@ def group_runs(
     runs: Sequence[SweepRun],
     objective: Objective,
     comparison: ComparisonSettings = ComparisonSettings(),
-) -> list[Group]:
+) -> list[ConfigGroup]:
     """Return a group per config, the best mean first; none if no fold or seed is swept."""
-    found: dict[tuple[tuple[str, str], ...], list[SweepRun]] = {}
+    runs_by_config: dict[tuple[tuple[str, str], ...], list[SweepRun]] = {}
     over = tuple(dict.fromkeys(key for run in runs for key in run.swept if is_repeated(key)))
     if not over:
         return []
     for run in runs:
         shared = tuple((key, value) for key, value in run.swept.items() if key not in over)
-        found.setdefault(shared, []).append(run)
+        runs_by_config.setdefault(shared, []).append(run)
     # Of all configs together: a run that one of them lacks is listed as missing.
     repetitions = _list_repetitions(runs, over)
     values = [run.best for run in runs if run.best is not None and math.isfinite(run.best)]
     bounds = guess_bounds(objective.metric, values)
     groups = [
         _make_group(dict(shared), over, each, objective, repetitions, bounds)
-        for shared, each in found.items()
+        for shared, each in runs_by_config.items()
     ]
     groups.sort(key=lambda group: _rank_mean(group, objective))
     return _compare_groups(groups, comparison, bounds)
@@ -219,11 +219,11 @@ def sort_key(text: str) -> tuple[bool, float, str]:
 
 def _list_repetitions(runs: Sequence[SweepRun], over: Sequence[str]) -> list[str]:
     """Return the folds and seeds of a sweep as text, in the order of their values."""
-    found = sorted(
+    repetitions = sorted(
         {tuple(run.swept.get(key, "") for key in over) for run in runs},
         key=lambda values: [sort_key(value) for value in values],
     )
-    return [_join_words(zip(over, values, strict=True)) for values in found]
+    return [_join_words(zip(over, values, strict=True)) for values in repetitions]
 
 
 def _name_repetition(run: SweepRun, over: Sequence[str]) -> str:
@@ -241,7 +241,7 @@ def _make_group(
     objective: Objective,
     repetitions: Sequence[str],
     bounds: Bounds,
-) -> Group:
+) -> ConfigGroup:
     by_name = {_name_repetition(run, over): run for run in runs}
     values: dict[str, float] = {}
     missing: dict[str, str] = {}
@@ -254,7 +254,7 @@ def _make_group(
         else:
             values[name] = run.best
     summary = summarize_sample(list(values.values()), bounds=bounds)
-    return Group(
+    return ConfigGroup(
         swept,
         over,
         runs=tuple(by_name[name].name for name in repetitions if name in by_name),
@@ -265,8 +265,8 @@ def _make_group(
 
 
 def _compare_groups(
-    groups: Sequence[Group], comparison: ComparisonSettings, bounds: Bounds
-) -> list[Group]:
+    groups: Sequence[ConfigGroup], comparison: ComparisonSettings, bounds: Bounds
+) -> list[ConfigGroup]:
     """Return the groups with their differences from a baseline, by default the best one.
 
     A config of which runs have failed is the best one only if all have: the mean of the others may
@@ -289,7 +289,9 @@ def _compare_groups(
     return _correct_p_values(compared)
 
 
-def _compare(group: Group, baseline: Group, detect: float | None, bounds: Bounds) -> Comparison:
+def _compare(
+    group: ConfigGroup, baseline: ConfigGroup, detect: float | None, bounds: Bounds
+) -> Comparison:
     result = compare_pairs(group.values, baseline.values, bounds=bounds)
     summary = result.summary
     needed = None
@@ -312,25 +314,25 @@ def _compare(group: Group, baseline: Group, detect: float | None, bounds: Bounds
     )
 
 
-def _correct_p_values(groups: Sequence[Group]) -> list[Group]:
+def _correct_p_values(groups: Sequence[ConfigGroup]) -> list[ConfigGroup]:
     """Return the groups with p values after Holm's correction."""
     p_values = {
-        place: group.difference.p_value
-        for place, group in enumerate(groups)
+        index: group.difference.p_value
+        for index, group in enumerate(groups)
         if group.difference is not None and group.difference.p_value is not None
     }
     adjusted = dict(zip(p_values, adjust_p_values(list(p_values.values())), strict=True))
     corrected = list(groups)
-    for place, p_value in adjusted.items():
-        difference = groups[place].difference
+    for index, p_value in adjusted.items():
+        difference = groups[index].difference
         if difference is not None:
-            corrected[place] = replace(
-                groups[place], difference=replace(difference, p_adjusted=p_value)
+            corrected[index] = replace(
+                groups[index], difference=replace(difference, p_adjusted=p_value)
             )
     return corrected
 
 
-def _rank_mean(group: Group, objective: Objective) -> tuple[bool, float]:
+def _rank_mean(group: ConfigGroup, objective: Objective) -> tuple[bool, float]:
     if group.mean is None:
         return True, 0.0
     return False, -objective.direction.score(group.mean)
@@ -338,8 +340,8 @@ def _rank_mean(group: Group, objective: Objective) -> tuple[bool, float]:
 
 def _is_same(first: str, second: str) -> bool:
     """Return whether two values are equal as numbers or as text."""
-    one = parse_number(first)
-    # False for NaN, which stands for text that is no number.
-    if one == one:
-        return one == parse_number(second)
+    number = parse_number(first)
+    # False for NaN, which stands for text that is not a number.
+    if number == number:
+        return number == parse_number(second)
     return first.strip("'\"") == second.strip("'\"")

@@ -73,7 +73,7 @@ class SweepOverrides:
         Raises:
             ConfigError: `RUN.dir` is given, which all runs would share (`sweep.shared_folder`);
                 values are given by `glob(...)` (`sweep.glob`), or twice (`sweep.swept_twice`);
-                `seeds(...)` for a key that is no seed (`sweep.no_seed`); or a launcher is not
+                `seeds(...)` for a key that is not a seed (`sweep.no_seed`); or a launcher is not
                 installed (`install.missing`).
         """
         overrides_by_purpose = cls()
@@ -121,7 +121,7 @@ class SweepOverrides:
                 f"{text}: glob() is not understood here; list the values, as in {key}=a,b",
                 code="sweep.glob",
             )
-        if any(one.key_or_group == key for one in self.swept):
+        if any(earlier.key_or_group == key for earlier in self.swept):
             raise ConfigError(
                 f"{text}: {key} is swept twice; give all its values in one place, as in "
                 f"{key}=a,b,c",
@@ -139,11 +139,17 @@ class SweepOverrides:
     @property
     def repeated(self) -> list[Override]:
         """The swept overrides whose listed values repeat each config: folds and seeds."""
-        return [one for one in self.swept if is_repeated(one.key_or_group) and _is_listed(one)]
+        return [
+            override
+            for override in self.swept
+            if is_repeated(override.key_or_group) and _is_listed(override)
+        ]
 
     def list_configs(self) -> list[list[str]]:
         """Return the swept overrides of every config, without folds and seeds."""
-        return _combine([one for one in self.swept if not is_repeated(one.key_or_group)])
+        return _combine(
+            [override for override in self.swept if not is_repeated(override.key_or_group)]
+        )
 
     def list_repetitions(self) -> list[list[str]]:
         """Return the overrides of every repetition of a config; one without any if nothing is
@@ -172,10 +178,10 @@ class SweepOverrides:
         Raises:
             ConfigError: a key has an interval of values (`sweep.interval`).
         """
-        for one in self.swept:
-            if not one.is_discrete_sweep():
+        for override in self.swept:
+            if not override.is_discrete_sweep():
                 raise ConfigError(
-                    f"{one.input_line}: only a sampler can choose from an interval; add "
+                    f"{override.input_line}: only a sampler can choose from an interval; add "
                     f"{SWEEPER_KEY}=optuna, or list the values",
                     code="sweep.interval",
                 )
@@ -202,8 +208,8 @@ class SweepOverrides:
         if self.given_folder is None:
             # Without the number of seeds: more seeds later add runs to the same sweep.
             swept = [
-                f"{one.key_or_group}=seeds" if is_seeds(one) else str(one.input_line)
-                for one in self.swept
+                f"{override.key_or_group}=seeds" if is_seeds(override) else str(override.input_line)
+                for override in self.swept
             ]
             words = [*self.fixed, *swept]
             return f"runs/sweep-{hash_overrides(words)}"
@@ -244,10 +250,12 @@ def _check_installed(launcher: str) -> None:
     package, library, extra = LAUNCHERS[launcher]
     try:
         # found and not imported: a launcher may take seconds to import, in each process
-        found = find_spec(f"hydra_plugins.{package}") is not None and find_spec(library) is not None
+        is_installed = (
+            find_spec(f"hydra_plugins.{package}") is not None and find_spec(library) is not None
+        )
     except ModuleNotFoundError:  # no package hydra_plugins at all
-        found = False
-    if not found:
+        is_installed = False
+    if not is_installed:
         raise ConfigError(
             f"{LAUNCHER_KEY} = {launcher}: it is not installed; install it with "
             f'`pip install "phasetrain[{extra}]"`',
@@ -258,8 +266,8 @@ def _check_installed(launcher: str) -> None:
 def _combine(overrides: Sequence[Override]) -> list[list[str]]:
     """Return every combination of the values of some overrides, the last key first."""
     columns = [
-        [f"{one.key_or_group}={value}" for value in one.sweep_string_iterator()]
-        for one in overrides
+        [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
+        for override in overrides
     ]
     return [list(row) for row in product(*map(_drop_equal_values, columns))]
 

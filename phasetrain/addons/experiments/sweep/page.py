@@ -60,9 +60,9 @@ def render_sweep(results: Results) -> str:
 
 def write_plots(results: Results) -> list[str]:
     """Write the plots as PNG files if matplotlib is installed, and return their folder."""
-    found = make_charts(results)
+    charts = make_charts(results)
     try:
-        if found and write_charts(found, f"{results.folder}/{PLOTS}"):
+        if charts and write_charts(charts, f"{results.folder}/{PLOTS}"):
             return [f"{results.folder}/{PLOTS}"]
         return []
     except ConfigError as error:
@@ -97,14 +97,14 @@ def _render(content: Table | None) -> str:
 
 def _render_table(results: Results) -> str:
     rows = []
-    for one in results.list_rows():
-        *cells, _, name = results.format_cells(one)
+    for run in results.list_rows():
+        *cells, _, name = results.format_cells(run)
         # relative, so that the folder of a sweep can be copied to another machine
-        link = element("a", escape_text(name), href=f"{one.name}/report.html")
+        link = element("a", escape_text(name), href=f"{run.name}/report.html")
         rows.append(
-            (*map(escape_text, cells), badge(one.state), link, escape_text(one.error[:200]))
+            (*map(escape_text, cells), badge(run.state), link, escape_text(run.error[:200]))
         )
-    if not any(one.error for one in results.runs):
+    if not any(run.error for run in results.runs):
         return table(results.list_columns(), (row[:-1] for row in rows), cls="wide")
     return table((*results.list_columns(), "error"), rows, cls="wide")
 
@@ -151,17 +151,17 @@ def _draw_curves(results: Results) -> dict[str, str]:
 
 def _read_runs(runs: Sequence[SweepRun]) -> list[RunReport]:
     """Read the folders of some runs, each named after its swept values."""
-    found = []
-    labels = name_configs([one.swept for one in runs])
-    for one, label in zip(runs, labels, strict=True):
+    reports = []
+    labels = name_configs([run.swept for run in runs])
+    for run, label in zip(runs, labels, strict=True):
         try:
-            record = read_run(one.folder)
+            record = read_run(run.folder)
         except ConfigError as error:  # its folder was deleted meanwhile, or it never started
-            log.debug("%s is skipped: %s", one.folder, error)
+            log.debug("%s is skipped: %s", run.folder, error)
             continue
         record.name = label
-        found.append(record)
-    return found
+        reports.append(record)
+    return reports
 
 
 def _wrap_figures(figures: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from phasetrain.runs.records import READ_ERRORS
 from phasetrain.runtime.format import format_metric, format_percent
 from phasetrain.runtime.storage import open_storage
 
-FILE = "prune.json"
+PRUNE_FILE = "prune.json"
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class PruneRecord:
     def read(cls, folder: str) -> "PruneRecord | None":
         """Read the record in a sweep folder; None if there is none that can be read."""
         try:
-            content = open_storage(folder).read_json(f"{folder}/{FILE}")
+            content = open_storage(folder).read_json(f"{folder}/{PRUNE_FILE}")
             if content is None:
                 return None
             return cls(
                 dict(content["settings"]),
                 int(content["levels"]),
                 {str(name): tuple(map(int, at)) for name, at in content["rungs"].items()},
-                tuple(dict(one) for one in content["decisions"]),
+                tuple(dict(decision) for decision in content["decisions"]),
             )
         except READ_ERRORS:
             return None
@@ -55,12 +55,12 @@ class PruneRecord:
             "settings": dict(self.settings),
             "levels": self.levels,
             "rungs": {name: list(updates) for name, updates in self.rungs.items()},
-            "decisions": [dict(one) for one in self.decisions],
+            "decisions": [dict(decision) for decision in self.decisions],
         }
 
     def write(self, folder: str) -> None:
         """Write the record into the sweep folder."""
-        path = f"{folder}/{FILE}"
+        path = f"{folder}/{PRUNE_FILE}"
         open_storage(folder).replace_json(path, self.describe(), durable=False)
 
     def count_passed(self, name: str, updates: int, state: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.addons.experiments.sweep.groups import ComparisonSettings, Group, group_runs
+from phasetrain.addons.experiments.sweep.groups import ComparisonSettings, ConfigGroup, group_runs
 from phasetrain.addons.experiments.sweep.jobs import JobRecord, read_job_records
 from phasetrain.addons.experiments.sweep.override_text import hash_overrides, split_words
 from phasetrain.addons.experiments.sweep.prune_record import PruneRecord, describe_spent
@@ -93,7 +93,7 @@ class Results:
         if prune is not None:
             runs = [_add_rungs(run, prune) for run in runs]
         objective = _choose_objective(monitor, runs)
-        order = {name: place for place, name in enumerate(planned or ())}
+        order = {name: index for index, name in enumerate(planned or ())}
         # the second sort is stable: runs with equal results keep the order of the sweep
         runs.sort(key=lambda run: (order.get(run.name, len(order)), run.name))
         runs.sort(key=lambda run: _rank(run, objective))
@@ -117,7 +117,7 @@ class Results:
         return list(dict.fromkeys(key for run in self.runs for key in run.swept))
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[ConfigGroup]:
         """The configs that the runs repeat with other folds or seeds, the best mean first; empty if
         no fold or seed is swept."""
         return group_runs(self.runs, Objective.parse(self.monitor), self.comparison)
@@ -147,15 +147,17 @@ class Results:
         names = self.list_columns()
         rows = [self.format_cells(run) for run in self.list_rows()[:most]]
         widths = [
-            max(len(row[place]) for row in [names, *rows]) + FRAME for place in range(len(names))
+            max(len(row[column]) for row in [names, *rows]) + FRAME for column in range(len(names))
         ]
         kept = list(range(len(names)))
         for name in OPTIONAL_COLUMNS:
-            if width is None or sum(widths[place] for place in kept) < width:
+            if width is None or sum(widths[column] for column in kept) < width:
                 break
             # searched after the swept keys, one of which may have the same name
             kept.remove(names.index(name, len(self.keys)))
-        return [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
+        return [names[column] for column in kept], [
+            [row[column] for column in kept] for row in rows
+        ]
 
     def format_cells(self, run: SweepRun) -> list[str]:
         """Return a cell per column of the table."""

@@ -84,7 +84,7 @@ class SharedPrefixes:
         """Train the runs that have not finished; return 0 unless they could not be launched.
 
         Args:
-            left: their places in the grid.
+            left: their indices in the grid.
         """
         while True:
             # Before anything continues: a run that continues may delete the checkpoint of a fork.
@@ -97,68 +97,70 @@ class SharedPrefixes:
                 return code
             # A run that does not get there would be waited for again and again.
             self._failed |= {
-                place for place, update in pauses.items() if self._find_reached(place) < update
+                index for index, update in pauses.items() if self._find_reached(index) < update
             }
-        rest = [place for place in left if place not in self._failed]
+        rest = [index for index in left if index not in self._failed]
         return self._launch(rest, {}) if rest else 0
 
-    def _launch(self, places: Sequence[int], pauses: Mapping[int, int]) -> int:
-        names = {self.tree.branches[place].name: update for place, update in pauses.items()}
-        return self.launch([(place + 1, self.grid[place]) for place in places], names)
+    def _launch(self, indices: Sequence[int], pauses: Mapping[int, int]) -> int:
+        names = {self.tree.branches[index].name: update for index, update in pauses.items()}
+        return self.launch([(index + 1, self.grid[index]) for index in indices], names)
 
     def _fork_runs(self, left: Sequence[int]) -> None:
         """Fork the runs that have not started, and whose shared updates are trained."""
-        for place in left:
-            branch = self.tree.branches[place]
-            folder = self._records[place].folder
-            if branch.parent is None or self._has_started(place):
+        for index in left:
+            branch = self.tree.branches[index]
+            folder = self._records[index].folder
+            if branch.parent is None or self._has_started(index):
                 continue
             source = self._records[branch.parent].folder
-            trained = [one for one in self._list_updates(branch.parent) if one <= branch.fork]
-            if not trained or (self._waits(place, left) and trained[-1] < branch.fork):
+            trained = [
+                update for update in self._list_updates(branch.parent) if update <= branch.fork
+            ]
+            if not trained or (self._waits(index, left) and trained[-1] < branch.fork):
                 continue
             try:
-                fork_run(source, trained[-1], folder, setup=self._runs[place].setup)
+                fork_run(source, trained[-1], folder, setup=self._runs[index].setup)
             except ConfigError as error:
                 # It starts from scratch, which costs time and no bit.
                 log.warning("%s cannot be forked, and starts from scratch: %s", folder, error)
-                self._failed_forks.add(place)
+                self._failed_forks.add(index)
 
-    def _waits(self, place: int, left: Sequence[int]) -> bool:
+    def _waits(self, index: int, left: Sequence[int]) -> bool:
         """Return whether the run that a run is forked from still has to train shared updates."""
-        parent = self.tree.branches[place].parent
+        parent = self.tree.branches[index].parent
         return (
             parent is not None
             and parent in left
             and parent not in self._failed
-            and place not in self._failed_forks
-            and not self._has_started(place)
-            and self._find_reached(parent) < self.tree.branches[place].fork
+            and index not in self._failed_forks
+            and not self._has_started(index)
+            and self._find_reached(parent) < self.tree.branches[index].fork
         )
 
     def _list_pauses(self, left: Sequence[int]) -> dict[int, int]:
         """Return the runs that others wait for, and the next update at which each pauses."""
-        found: dict[int, int] = {}
-        for place in left:
-            branch = self.tree.branches[place]
-            is_ready = self._has_started(place) or not self._waits(place, left)
+        pauses: dict[int, int] = {}
+        for index in left:
+            branch = self.tree.branches[index]
+            is_ready = self._has_started(index) or not self._waits(index, left)
             forks = [
                 self.tree.branches[child].fork
-                for child in self.tree.list_children(place)
+                for child in self.tree.list_children(index)
                 if child in left and self._waits(child, left)
             ]
             if is_ready and forks and branch.fork < min(forks):
-                found[place] = min(forks)
-        return found
+                pauses[index] = min(forks)
+        return pauses
 
-    def _has_started(self, place: int) -> bool:
+    def _has_started(self, index: int) -> bool:
         """Return whether a run has a status, or was forked completely."""
-        folder = self._records[place].folder
+        folder = self._records[index].folder
         is_run = bool(read_status(folder).state)
-        return is_run or self.tree.branches[place].fork in self._list_updates(place)
+        return is_run or self.tree.branches[index].fork in self._list_updates(index)
 
-    def _find_reached(self, place: int) -> int:
-        return max(self._list_updates(place), default=0)
+    def _find_reached(self, index: int) -> int:
+        return max(self._list_updates(index), default=0)
 
-    def _list_updates(self, place: int) -> list[int]:
-        return list_fork_updates(self._records[place].folder)
+    def _list_updates(self, index: int) -> list[int]:
+        return list_fork_updates(self._records[index].folder)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STUDY = "sweep"
 """Name of the study of a sweep that is not pruned."""
 
-FILE = "study.journal"
+JOURNAL_FILE = "study.journal"
 """Optuna's journal of the study in the sweep folder."""
 
 SAMPLERS = MappingProxyType({"tpe": "TPESampler", "random": "RandomSampler", "gp": "GPSampler"})
@@ -76,18 +76,21 @@ class StudySettings:
         """
         config = OmegaConf.structured(cls)
         names = list(cls.__dataclass_fields__)
-        for one in overrides:
-            key = one.key_or_group.removeprefix(f"{WHERE}.")
+        for override in overrides:
+            key = override.key_or_group.removeprefix(f"{WHERE}.")
             if key.partition(".")[0] not in names:
                 near = did_you_mean(key, names) or "."
                 raise ConfigError(
-                    f"{one.input_line}: {WHERE} has no such key{near} Known: {', '.join(names)}",
+                    f"{override.input_line}: {WHERE} has no such key{near} Known: "
+                    f"{', '.join(names)}",
                     code="sweep.unknown_key",
                 )
             try:
-                OmegaConf.update(config, key, one.value(), force_add=key.startswith("options."))
+                OmegaConf.update(
+                    config, key, override.value(), force_add=key.startswith("options.")
+                )
             except OmegaConfBaseException as error:
-                raise ConfigError(f"{one.input_line}: {str(error).splitlines()[0]}") from error
+                raise ConfigError(f"{override.input_line}: {str(error).splitlines()[0]}") from error
         settings: StudySettings = OmegaConf.to_object(config)  # type: ignore[assignment]
         settings._check()
         return settings
@@ -134,7 +137,7 @@ class Trials:
         count: int | None = None,
     ) -> None:
         repeated = words.repeated
-        chosen = [one for one in words.swept if one not in repeated]
+        chosen = [override for override in words.swept if override not in repeated]
         if not chosen:
             raise ConfigError(
                 f"{SWEEPER_KEY}=optuna: nothing is swept; give a range, as in "
@@ -153,7 +156,7 @@ class Trials:
             )
         self.name = name
         self.count = self.settings.n_trials if count is None else count
-        self.space = {one.key_or_group: make_distribution(one) for one in chosen}
+        self.space = {override.key_or_group: make_distribution(override) for override in chosen}
         self.repetitions = words.list_repetitions()
         self._exit_code = 0
 
@@ -187,7 +190,7 @@ class Trials:
                 metric or search space (`sweep.study_changed`).
         """
         optuna = _import_optuna()
-        path = Path(self.job.folder, FILE)
+        path = Path(self.job.folder, JOURNAL_FILE)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _cut_torn_line(path)
         smaller = Objective.parse(self.monitor).direction is Direction.SMALLER
@@ -211,7 +214,8 @@ class Trials:
                 code="sweep.study_unreadable",
             ) from error
         space = {
-            key: optuna.distributions.distribution_to_json(one) for key, one in self.space.items()
+            key: optuna.distributions.distribution_to_json(distribution)
+            for key, distribution in self.space.items()
         }
         self._check_unchanged(study, f"{WHERE}.monitor", "monitor", self.monitor)
         self._check_unchanged(study, "the search space", "space", space)
@@ -234,23 +238,23 @@ class Trials:
         size = self.settings.n_jobs
         running = _import_optuna().trial.TrialState.RUNNING
         trials = study.get_trials(deepcopy=False)
-        first = next((one.number for one in trials if one.state == running), len(trials))
+        first = next((trial.number for trial in trials if trial.state == running), len(trials))
         # Batches begin at multiples of their size, so that a resumed sweep asks for the same ones.
         first -= first % size
         for number in range(len(trials), min(first + size, self.count)):
             study.sampler = self._make_sampler(number)
             study.ask(self.space)
         return [
-            one
-            for one in study.get_trials(deepcopy=False)[first : first + size]
-            if one.state == running
+            trial
+            for trial in study.get_trials(deepcopy=False)[first : first + size]
+            if trial.state == running
         ]
 
     def _make_sampler(self, number: int) -> Any:
         """Return the sampler of a trial; its values are a function of the number and of earlier
         trials."""
         settings = self.settings
-        kind = vars(_import_optuna().samplers)[SAMPLERS[settings.sampler]]
+        sampler_class = vars(_import_optuna().samplers)[SAMPLERS[settings.sampler]]
         # A sampler per trial, seeded by its number: the random state of one sampler for all would
         # be lost in a kill. Hashed, because neighbouring seeds may give similar values.
         text = f"{settings.seed} {number}"
@@ -258,10 +262,12 @@ class Trials:
             text += f" {self.name}"
         seed = int.from_bytes(blake2b(text.encode(), digest_size=4).digest())
         try:
-            return kind(seed=seed, **settings.options)
+            return sampler_class(seed=seed, **settings.options)
         except TypeError as error:
             raise ConfigError(
-                f"{WHERE}.options = {settings.options}: {error}", code="sweep.bad_option"
+                f"{WHERE}.options = {settings.options}: {error}; expected parameters of "
+                f"optuna's {sampler_class.__name__}",
+                code="sweep.bad_option",
             ) from error
 
     def _repeat_failed(self, study: "Study") -> None:
@@ -288,11 +294,11 @@ class Trials:
         # A sampler may suggest the same values twice: they would be two runs in one folder.
         runs = {
             self._hash_run(trial, repetition): (
-                trial.number * len(self.repetitions) + place,
+                trial.number * len(self.repetitions) + number,
                 [*_list_words(trial), *repetition],
             )
             for trial in batch
-            for place, repetition in enumerate(self.repetitions, start=1)
+            for number, repetition in enumerate(self.repetitions, start=1)
         }
         self._exit_code = self.launch(list(runs.values()))
         codes = {
@@ -305,7 +311,10 @@ class Trials:
         values_of_runs = self.measure(codes, list(runs))
         measured = {}
         for trial in batch:
-            values = [values_of_runs.get(self._hash_run(trial, one)) for one in self.repetitions]
+            values = [
+                values_of_runs.get(self._hash_run(trial, repetition))
+                for repetition in self.repetitions
+            ]
             finite = [value for value in values if value is not None]
             # The mean of the other seeds would reward a config for the seeds that diverge.
             if len(finite) == len(values):
@@ -353,7 +362,7 @@ def make_distribution(override: Override) -> Any:
     Raises:
         ConfigError: invalid bounds (code `sweep.bad_range`).
     """
-    kinds = _import_optuna().distributions
+    distributions = _import_optuna().distributions
     value = override.value()
     logarithmic = isinstance(value, IntervalSweep | RangeSweep) and "log" in value.tags
     try:
@@ -362,16 +371,16 @@ def make_distribution(override: Override) -> Any:
             and isinstance(value.start, int)
             and isinstance(value.end, int)
         ):
-            return kinds.IntDistribution(value.start, value.end, log=logarithmic)
+            return distributions.IntDistribution(value.start, value.end, log=logarithmic)
         if isinstance(value, IntervalSweep):
-            return kinds.FloatDistribution(value.start, value.end, log=logarithmic)
+            return distributions.FloatDistribution(value.start, value.end, log=logarithmic)
         if isinstance(value, RangeSweep) and not logarithmic and (numbers := list(value.range())):
             # The last number and not `value.stop`, which a range leaves out.
-            kind = kinds.FloatDistribution
+            distribution_class = distributions.FloatDistribution
             if isinstance(numbers[0], int):
-                kind = kinds.IntDistribution
-            return kind(numbers[0], numbers[-1], step=value.step)
-        return kinds.CategoricalDistribution(list(override.sweep_string_iterator()))
+                distribution_class = distributions.IntDistribution
+            return distribution_class(numbers[0], numbers[-1], step=value.step)
+        return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
     except ValueError as error:
         raise ConfigError(f"{override.input_line}: {error}", code="sweep.bad_range") from error
 
@@ -387,8 +396,8 @@ def _cut_torn_line(path: Path) -> None:
 def _list_words(trial: "FrozenTrial") -> list[str]:
     # repr of a float is exact; of a text it would add quotes
     return [
-        f"{key}={one!r}" if isinstance(one, float) else f"{key}={one}"
-        for key, one in trial.params.items()
+        f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in trial.params.items()
     ]
 
 

@@ -61,7 +61,7 @@ def name_configs(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """Return a name for each of several configs, as in `name_values`, in which mappings are reduced
     to what tells them apart."""
     keys = dict.fromkeys(key for swept in configs for key in swept)
-    labels = {key: label_values([one[key] for one in configs if key in one]) for key in keys}
+    labels = {key: label_values([swept[key] for swept in configs if key in swept]) for key in keys}
     return [
         ", ".join(f"{key.rpartition('.')[2]}={labels[key][text]}" for key, text in swept.items())
         for swept in configs
@@ -74,11 +74,11 @@ def label_values(values: Iterable[str]) -> dict[str, str]:
     Mappings such as `{name:wsd,decay:0.2}` begin alike, so only the entries that differ are shown.
     """
     entries = {text: _split_mapping(text) for text in values}
-    mappings = [set(found) for found in entries.values() if found]
+    mappings = [set(parts) for parts in entries.values() if parts]
     common = set.intersection(*mappings) if mappings else set()
     return {
-        text: shorten(",".join(one for one in found if one not in common) or text, LABEL_LENGTH)
-        for text, found in entries.items()
+        text: shorten(",".join(part for part in parts if part not in common) or text, LABEL_LENGTH)
+        for text, parts in entries.items()
     }
 
 

@@ -195,7 +195,7 @@ def iterate_floating(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Moments:
+class TensorMoments:
     """Moments and extremes of a set of numbers; non-finite numbers are only counted.
 
     Attributes:
@@ -214,7 +214,7 @@ class Moments:
     high: float
     zeros: float
 
-    def __add__(self, other: "Moments") -> "Moments":
+    def __add__(self, other: "TensorMoments") -> "TensorMoments":
         """Return the moments of the union.
 
         Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115.
@@ -227,7 +227,7 @@ class Moments:
         finite = self.finite + other.finite
         distance = other.mean - self.mean
         between = distance * distance * self.finite * other.finite / finite
-        return Moments(
+        return TensorMoments(
             count=count,
             finite=finite,
             mean=self.mean + distance * other.finite / finite,
@@ -248,7 +248,7 @@ class Moments:
         }
         if not self.finite:
             return {**dict.fromkeys(("mean", "std", "min", "max", "norm"), "nan"), **shares}
-        found = {
+        statistics = {
             "mean": self.mean,
             "std": math.sqrt(self.squares / self.finite),
             "min": self.low,
@@ -256,13 +256,14 @@ class Moments:
             "norm": math.sqrt(self.squares + self.finite * self.mean * self.mean),
         }
         return {
-            name: value if math.isfinite(value) else repr(value) for name, value in found.items()
+            name: value if math.isfinite(value) else repr(value)
+            for name, value in statistics.items()
         } | shares
 
 
 @torch.no_grad()
 def compute_moments(values: Tensor, bins: int = 0) -> Tensor:
-    """Return the fields of `Moments` without the count, and the counts of a histogram.
+    """Return the fields of `TensorMoments` without the count, and the counts of a histogram.
 
     Everything stays on the device; no random number is drawn.
 
@@ -287,7 +288,7 @@ def compute_moments(values: Tensor, bins: int = 0) -> Tensor:
     low = upper.amin()
     high = values.where(is_finite, -math.inf).amax()
     zeros = torch.count_nonzero(values == 0)
-    row = torch.stack([one.to(wide) for one in (finite, mean, squares, low, high, zeros)])
+    row = torch.stack([value.to(wide) for value in (finite, mean, squares, low, high, zeros)])
     if not bins:
         return row
     inner = [low + (high - low) * (edge / bins) for edge in range(1, bins)]
@@ -310,9 +311,9 @@ class _PendingStatistics:
         """Drop all statistics."""
         self._rows.clear()
 
-    def add(self, kind: str, name: str, values: Tensor) -> None:
+    def add(self, tensor_kind: str, name: str, values: Tensor) -> None:
         """Compute the statistics of a tensor."""
-        self._rows.append((kind, name, values.numel(), compute_moments(values, self._bins)))
+        self._rows.append((tensor_kind, name, values.numel(), compute_moments(values, self._bins)))
 
     def take(self) -> dict[str, dict[str, Any]]:
         """Return and drop all statistics; several tensors of a module are merged."""
@@ -320,18 +321,22 @@ class _PendingStatistics:
         self._rows = []
         device = rows[0][3].device
         values = torch.stack([row.to(device) for *_, row in rows]).tolist()  # one copy for all
-        moments: dict[tuple[str, str], Moments] = {}
+        moments: dict[tuple[str, str], TensorMoments] = {}
         lines: dict[str, dict[str, Any]] = {}
-        for (kind, name, count, _), (finite, mean, squares, low, high, zeros, *bins) in zip(
+        for (tensor_kind, name, count, _), (finite, mean, squares, low, high, zeros, *bins) in zip(
             rows, values, strict=True
         ):
-            own = Moments(count, finite, mean, squares, low, high, zeros)
-            is_first = (kind, name) not in moments
-            moments[kind, name] = own if is_first else moments[kind, name] + own
+            own = TensorMoments(count, finite, mean, squares, low, high, zeros)
+            is_first = (tensor_kind, name) not in moments
+            moments[tensor_kind, name] = own if is_first else moments[tensor_kind, name] + own
             if bins and is_first and finite:
-                histogram = {"min": low, "max": high, "counts": [int(one) for one in bins]}
-                lines.setdefault(f"{kind}_histograms", {})[name] = histogram
-        for (kind, name), merged in moments.items():
-            values_by_name = {f"{name}/{what}": one for what, one in merged.as_json().items()}
-            lines[kind] = {**lines.get(kind, {}), **values_by_name}
+                histogram = {
+                    "min": low,
+                    "max": high,
+                    "counts": [int(bin_count) for bin_count in bins],
+                }
+                lines.setdefault(f"{tensor_kind}_histograms", {})[name] = histogram
+        for (tensor_kind, name), merged in moments.items():
+            values_by_name = {f"{name}/{what}": value for what, value in merged.as_json().items()}
+            lines[tensor_kind] = {**lines.get(tensor_kind, {}), **values_by_name}
         return dict(sorted(lines.items()))

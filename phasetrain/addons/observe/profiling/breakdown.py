@@ -23,7 +23,7 @@ from phasetrain.tasks.flops import device_name, peak_flops, train_flops
 
 log = logging.getLogger(__name__)
 
-FILE = "breakdown.json"
+BREAKDOWN_FILE = "breakdown.json"
 
 
 @HOOKS.register("breakdown")
@@ -148,10 +148,10 @@ class Breakdown(Hook):
         if run.folder is not None and not run.folder.lost:
             try:
                 run.folder.storage.replace_json(
-                    run.folder.file(FILE), self.as_json(run), durable=False
+                    run.folder.file(BREAKDOWN_FILE), self.as_json(run), durable=False
                 )
             except OSError as error:
-                log.warning("%s could not be written: %s", FILE, error)
+                log.warning("%s could not be written: %s", BREAKDOWN_FILE, error)
         if self._ended and self._times.totals:
             self._print_summary()
 
@@ -200,7 +200,7 @@ class Breakdown(Hook):
                 if "mfu" in rates:
                     text += f", {100 * rates['mfu']:.1f} % of the peak of {self._device} (MFU)"
                 self.terminal.print_pairs([("flops", text)])
-        if self._per_sample and not any(one.flops for one in self._times.totals.values()):
+        if self._per_sample and not any(totals.flops for totals in self._times.totals.values()):
             self._note = (
                 "the task never called events.on_forward, so operations per second are not known"
             )

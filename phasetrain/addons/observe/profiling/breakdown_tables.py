@@ -55,14 +55,16 @@ def make_tables(times: StepTimes, hooks: Sequence[HookCalls]) -> list[Table]:
     totals = times.totals
     has_device = times.device is not None
     rows = [
-        row for split, one in totals.items() for row in _part_rows(split, one, device=has_device)
+        row
+        for split, split_totals in totals.items()
+        for row in _part_rows(split, split_totals, device=has_device)
     ]
     head: tuple[str, ...] = ("split", "part", "seconds", "share", "us per step")
     if has_device:
         head += ("on the device", "share", "us per step")
     tables: list[Table] = [("where the step time went", head, rows)]
-    steps = sum(one.steps for one in totals.values())
-    wall = sum(one.wall for one in totals.values())
+    steps = sum(split_totals.steps for split_totals in totals.values())
+    wall = sum(split_totals.wall for split_totals in totals.values())
     hook_rows: list[tuple[str, ...]] = []
     for label, event, calls, seconds in hooks:
         if event in EVENTS_OUTSIDE_PHASES:  # not a part of any step, so it has no share of one
@@ -97,11 +99,11 @@ def _summarize_parts(seconds: Mapping[str, float], steps: int) -> dict[str, dict
     total = sum(seconds.values())
     return {
         part: {
-            "seconds": one,
-            "share": one / total if total else 0.0,
-            "us_per_step": 1e6 * one / steps if steps else 0.0,
+            "seconds": part_seconds,
+            "share": part_seconds / total if total else 0.0,
+            "us_per_step": 1e6 * part_seconds / steps if steps else 0.0,
         }
-        for part, one in seconds.items()
+        for part, part_seconds in seconds.items()
     }
 
 

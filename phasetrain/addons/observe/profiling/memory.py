@@ -26,7 +26,7 @@ from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
 
-FILE = "memory.json"
+MEMORY_FILE = "memory.json"
 """File in the run folder with the peak values of each attempt."""
 
 MAX_ALLOCATIONS = 100_000
@@ -144,7 +144,7 @@ class Memory(Hook):
         # A lost folder belongs to another process, whose files must not be touched.
         if folder is None or folder.lost or not self._peaks:
             return
-        before = folder.storage.read_json(folder.file(FILE))
+        before = folder.storage.read_json(folder.file(MEMORY_FILE))
         attempts = before.get("attempts") if isinstance(before, dict) else None
         if not isinstance(attempts, dict):
             attempts = {}
@@ -155,9 +155,11 @@ class Memory(Hook):
         }
         content = {"attempts": attempts}
         try:
-            folder.storage.replace_json(folder.file(FILE), content, durable=False)
+            folder.storage.replace_json(folder.file(MEMORY_FILE), content, durable=False)
         except OSError as error:
-            log.warning("HOOKS.memory: %s could not be written: %s", folder.file(FILE), error)
+            log.warning(
+                "HOOKS.memory: %s could not be written: %s", folder.file(MEMORY_FILE), error
+            )
 
     def _record(self, run: Run, phase: Phase, step: int) -> None:
         workers = [pid for loader in run.task.parts.loaders.values() for pid in loader.worker_ids]

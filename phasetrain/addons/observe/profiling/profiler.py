@@ -244,8 +244,8 @@ class Profiler(Hook):
         if self._written:
             count = len(self._written)
             traces = "1 trace" if count == 1 else f"{count} traces"
-            place = f"{self._folder.file(ROOT)}/{self._partial}"
-            return f"{traces} in {place}; open them on ui.perfetto.dev or in chrome://tracing"
+            folder = f"{self._folder.file(ROOT)}/{self._partial}"
+            return f"{traces} in {folder}; open them on ui.perfetto.dev or in chrome://tracing"
         if self._steps <= self._first:
             return (
                 f"nothing was recorded: this attempt made {self._steps} updates, and recording "
@@ -295,8 +295,8 @@ def _write_trace(folder: RunFolder, path: str, done: profile, table: str) -> Non
         OSError: the disk is full, or would leave too little room for checkpoints.
     """
     # kineto writes local files only, and the run folder may be an object store.
-    with tempfile.TemporaryDirectory() as place:
-        name = str(Path(place) / "trace.json.gz")
+    with tempfile.TemporaryDirectory() as scratch:
+        name = str(Path(scratch) / "trace.json.gz")
         done.export_chrome_trace(name)
         trace = Path(name).read_bytes()
     free = folder.space.free_bytes()

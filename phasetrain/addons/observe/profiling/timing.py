@@ -245,10 +245,10 @@ class StepTimes:
         """Count and return the seconds of waiting for batches in a gap between two steps."""
         waited = run.clock.seconds()["data"]
         # The run's clock counts transfers as waiting; they have a part of their own here.
-        found = min(max(0.0, waited - self._waited - self._transferred), gap)
+        waiting = min(max(0.0, waited - self._waited - self._transferred), gap)
         self._waited = waited
-        now.seconds["data"] += found
-        return found
+        now.seconds["data"] += waiting
+        return waiting
 
     def _count_hooks(self, event: str, label: str, at: float) -> None:
         """Count the time since the last mark as time of hooks."""

@@ -91,8 +91,10 @@ class CSV(Tracker):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore sizes and columns; `on_start` truncates the files."""
-        found = state["tables"].items()
-        self._tables = {name: _Table(tuple(columns), int(size)) for name, (size, *columns) in found}
+        entries = state["tables"].items()
+        self._tables = {
+            name: _Table(tuple(columns), int(size)) for name, (size, *columns) in entries
+        }
 
     def _find_table(self, run: Run, stem: str, names: Sequence[str]) -> _Table:
         """Return the latest table if it has columns for these values, or else a new one."""
@@ -101,12 +103,12 @@ class CSV(Tracker):
         latest = self._tables.get(_file_name(stem, number))
         if latest is not None and set(names) <= set(latest.columns):
             return latest
-        known = () if latest is None else latest.columns
-        more = [name for name in names if name not in known]
+        columns_before = () if latest is None else latest.columns
+        more = [name for name in names if name not in columns_before]
         # They differ between equal runs, and stay at the end so that the other columns can be
         # compared.
-        speeds = [name for name in known if name.endswith("per_second")]
-        columns = (*(name for name in known if name not in speeds), *more, *speeds)
+        speeds = [name for name in columns_before if name.endswith("per_second")]
+        columns = (*(name for name in columns_before if name not in speeds), *more, *speeds)
         assert run.folder is not None
         table = _Table(columns, file=run.folder.log(f"csv/{_file_name(stem, number + 1)}"))
         self._tables[_file_name(stem, number + 1)] = table

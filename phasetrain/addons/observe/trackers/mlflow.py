@@ -111,20 +111,20 @@ class MLflowRun(Backend):
         if self._uri.startswith("sqlite:///") and "?" not in self._uri and not path.exists():
             create_database(path)
         client = MlflowClient(self._uri)
-        found = client.get_experiment_by_name(self._experiment)
-        if found is None:
-            place = client.create_experiment(self._experiment)
+        experiment = client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            experiment_id = client.create_experiment(self._experiment)
         else:
-            place = found.experiment_id
+            experiment_id = experiment.experiment_id
         # By tag, since names of runs are not unique in MLflow.
         runs = client.search_runs(
-            [place], f"tags.`{RUN_TAG}` = '{self._target.identity}'", max_results=1
+            [experiment_id], f"tags.`{RUN_TAG}` = '{self._target.identity}'", max_results=1
         )
         if runs:
             run = runs[0]
         else:
             run = client.create_run(
-                place, tags={RUN_TAG: self._target.identity}, run_name=self._name
+                experiment_id, tags={RUN_TAG: self._target.identity}, run_name=self._name
             )
         self._client = client
         self._id = run.info.run_id
@@ -163,7 +163,7 @@ class MLflowRun(Backend):
         """Drop the client."""
         self._client = None
 
-    def _log_params(self, known: Mapping[str, str]) -> None:
+    def _log_params(self, logged: Mapping[str, str]) -> None:
         """Log the config; values that MLflow rejects are reported and left out.
 
         MLflow cannot change a parameter that an earlier attempt has logged.
@@ -172,7 +172,7 @@ class MLflowRun(Backend):
 
         new = []
         for raw, key in sanitize_names(self._target.hparams).items():
-            if key in known or key in self._rejected:
+            if key in logged or key in self._rejected:
                 continue
             value = self._target.hparams[raw]
             if not isinstance(value, str):
@@ -183,8 +183,8 @@ class MLflowRun(Backend):
             batch = new[start : start + 100]
             # One invalid value rejects the whole call, so the values are then sent one by one.
             if not self._try_params(batch):
-                self._rejected |= {one.key for one in batch if not self._try_params([one])}
-        if self._rejected and not known:
+                self._rejected |= {param.key for param in batch if not self._try_params([param])}
+        if self._rejected and not logged:
             log.warning(
                 "HOOKS.mlflow: MLflow rejects these values of the config: %s",
                 ", ".join(self._rejected),

@@ -377,23 +377,24 @@ class SpooledTracker(Tracker):
         Raises:
             ConfigError: there is no spool, the run has not finished, or the backend fails.
         """
-        place = Path(folder)
+        run_path = Path(folder)
         path = Path(folder) / f"{self.kind}.jsonl"
         identity = _read_identity(path.read_bytes() if path.is_file() else b"")
-        if not identity or read_status(place).state != "finished":
+        if not identity or read_status(run_path).state != "finished":
             raise ConfigError(
                 f"{folder!r} is not a finished run with a {path.name}; an unfinished run sends its "
                 "records when it is resumed",
                 code="tracker.no_spool",
             )
         count = path.read_bytes().count(b"\n") - 1
-        backend = self.make_backend(Target(identity, place, self.hparams))
+        backend = self.make_backend(Target(identity, run_path, self.hparams))
         sender = Sender(self.kind, backend, Spool(path), count)
         sender.start()
         left = sender.close("finished", self.wait_seconds)
         if left:
             raise ConfigError(
-                f"{left} of {count} records of {folder!r} are not sent: {sender.error}",
+                f"{left} of {count} records of {folder!r} are not sent: {sender.error}; re-run "
+                "the command to send them",
                 code="tracker.not_sent",
             )
         return count
@@ -437,9 +438,9 @@ class SpooledTracker(Tracker):
 def _read_identity(content: bytes) -> str:
     """Return the identity in the header of a spool, or an empty string."""
     try:
-        found = json.loads(content.partition(b"\n")[0]).get("run", "")
+        identity = json.loads(content.partition(b"\n")[0]).get("run", "")
     except (ValueError, AttributeError):
         return ""
-    if isinstance(found, str):
-        return found
+    if isinstance(identity, str):
+        return identity
     return ""

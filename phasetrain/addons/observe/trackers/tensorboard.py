@@ -203,8 +203,8 @@ class EventFile:
         """Write named values."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._add(summary=Summary(value=found), step=updates)
+        entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(summary=Summary(value=entries), step=updates)
 
     def add_histogram(self, name: str, values: Tensor, updates: int) -> None:
         """Write a histogram of the finite values."""

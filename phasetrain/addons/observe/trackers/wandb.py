@@ -195,13 +195,13 @@ def _log_records(content: bytes) -> Iterator[bytes]:
             at += BLOCK_BYTES - at % BLOCK_BYTES
         if at + 7 > len(content):
             return
-        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        _, length, chunk_type = struct.unpack("<IHB", content[at : at + 7])
         at += 7
         # A kind of 0 is padding; a chunk beyond the end was torn by a kill.
-        if kind == 0 or at + length > len(content):
+        if chunk_type == 0 or at + length > len(content):
             return
         chunks += content[at : at + length]
         at += length
-        if kind in (1, 4):  # a whole record, or the last chunk of one
+        if chunk_type in (1, 4):  # a whole record, or the last chunk of one
             yield chunks
             chunks = b""

@@ -2,6 +2,6 @@
 
 from phasetrain.addons.report.page.page import render_report
 from phasetrain.addons.report.page.reading import RunReport, read_run
-from phasetrain.addons.report.page.write import COMPARISON, FILE, write_report
+from phasetrain.addons.report.page.write import COMPARISON, REPORT_FILE, write_report
 
-__all__ = ["COMPARISON", "FILE", "RunReport", "read_run", "render_report", "write_report"]
+__all__ = ["COMPARISON", "REPORT_FILE", "RunReport", "read_run", "render_report", "write_report"]

@@ -173,9 +173,9 @@ def smooth_curve(curve: Curve, width: int) -> Curve:
     has = np.isfinite(curve.y)
     total = np.concatenate([[0.0], np.cumsum(np.where(has, curve.y, 0.0))])
     count = np.concatenate([[0], np.cumsum(has)])
-    place = np.arange(len(curve.y))
-    begin = np.maximum(place - width // 2, 0)
-    end = np.minimum(place + width // 2 + 1, len(place))
+    index = np.arange(len(curve.y))
+    begin = np.maximum(index - width // 2, 0)
+    end = np.minimum(index + width // 2 + 1, len(index))
     number = count[end] - count[begin]
     # `where` computes both sides, so a window without finite values divides by zero.
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -187,14 +187,16 @@ def _metric_chart(name: str, runs: Sequence[RunReport]) -> Chart:
     splits = list(dict.fromkeys(split for run in runs for split in run.metrics.get(name, {})))
     lines = []
     for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
-        for place, split in enumerate(splits):
+        for split_index, split in enumerate(splits):
             curve = run.metrics.get(name, {}).get(split)
             if curve is None or not curve.has_values:
                 continue
             if len(runs) == 1:
-                lines.append(Line(split, thin_curve(curve), place))
+                lines.append(Line(split, thin_curve(curve), split_index))
             else:
-                lines.append(Line(f"{label} · {split}", thin_curve(curve), number, dash=place))
+                lines.append(
+                    Line(f"{label} · {split}", thin_curve(curve), number, dash=split_index)
+                )
     if "train" in splits:
         note = "by phase; train phases are measured while the weights change"
     else:
@@ -250,9 +252,9 @@ def make_slug(name: str) -> str:
 
 def find_extent(values: Iterable[Any]) -> tuple[float, float] | None:
     """Return the lowest and the highest finite value of several arrays; None if there is none."""
-    found = np.fromiter(
-        chain.from_iterable(one[np.isfinite(one)].tolist() for one in values), np.float64
+    finite = np.fromiter(
+        chain.from_iterable(array[np.isfinite(array)].tolist() for array in values), np.float64
     )
-    if len(found):
-        return (float(found.min()), float(found.max()))
+    if len(finite):
+        return (float(finite.min()), float(finite.max()))
     return None

@@ -18,30 +18,30 @@ NOTES = {
 }
 
 
-def draw_pictures(found: PredictionsRecord) -> str:
+def draw_pictures(predictions: PredictionsRecord) -> str:
     """Return a figure with the samples that have masks or boxes; empty without any.
 
     Raises:
         ValueError, KeyError, TypeError: a sample is damaged.
     """
     parts = []
-    for kind, draw in (("masks", _draw_masks), ("boxes", _draw_boxes)):
-        samples = found.pictures.get(kind)
+    for picture_kind, draw in (("masks", _draw_masks), ("boxes", _draw_boxes)):
+        samples = predictions.pictures.get(picture_kind)
         if not samples:
             continue
-        cards = "".join(draw(one, found.classes) for one in samples)
-        head = element("b", TITLES[kind]) + " " + element("span", NOTES[kind])
-        legend = _draw_legend(_list_classes(kind, samples), found.classes)
+        cards = "".join(draw(sample, predictions.classes) for sample in samples)
+        head = element("b", TITLES[picture_kind]) + " " + element("span", NOTES[picture_kind])
+        legend = _draw_legend(_list_classes(picture_kind, samples), predictions.classes)
         content = element("figcaption", head) + legend + element("div", cards, cls="overlays")
         parts.append(element("figure", content, cls="pictures"))
     return "".join(parts)
 
 
-def _list_classes(kind: str, samples: Sequence[Mapping[str, Any]]) -> list[int]:
+def _list_classes(picture_kind: str, samples: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the classes that occur in the samples."""
-    if kind == "masks":
-        return sorted({int(number) for one in samples for number in one["classes"]})
-    boxes = [box for one in samples for key in ("target", "prediction") for box in one[key]]
+    if picture_kind == "masks":
+        return sorted({int(number) for sample in samples for number in sample["classes"]})
+    boxes = [box for sample in samples for key in ("target", "prediction") for box in sample[key]]
     return sorted({int(box["class"]) for box in boxes})
 
 
@@ -55,36 +55,36 @@ def _draw_legend(classes: Sequence[int], names: Sequence[str]) -> str:
     return element("p", "".join(keys), cls="note")
 
 
-def _draw_masks(one: Mapping[str, Any], names: Sequence[str]) -> str:
-    hint = f"sample {one.get('index', '?')}"
+def _draw_masks(sample: Mapping[str, Any], names: Sequence[str]) -> str:
+    hint = f"sample {sample.get('index', '?')}"
     pictures = [
-        _draw_cell(_draw_image(str(one.get(key) or ""), f"{hint}, {key}"), key)
+        _draw_cell(_draw_image(str(sample.get(key) or ""), f"{hint}, {key}"), key)
         for key in ("image", "target", "prediction")
     ]
-    share = parse_number(one.get("right"))
+    share = parse_number(sample.get("right"))
     text = ""
     if share == share:  # not NaN, as it is without pixels that count
         text = f"{100 * share:.1f} %"
     return _draw_card("".join(pictures), text, hint)
 
 
-def _draw_boxes(one: Mapping[str, Any], names: Sequence[str]) -> str:
-    hint = f"sample {one.get('index', '?')}"
+def _draw_boxes(sample: Mapping[str, Any], names: Sequence[str]) -> str:
+    hint = f"sample {sample.get('index', '?')}"
     pictures = []
     for key in ("target", "prediction"):
-        boxes = [[*map(float, box["box"])] for box in one[key]]
+        boxes = [[*map(float, box["box"])] for box in sample[key]]
         # Without an image, the frame is as large as the boxes.
         reach = [max([1.0, *(box[side] for box in boxes)]) for side in (2, 3)]
-        width, height = [float(side) for side in one.get("size") or reach]
+        width, height = [float(side) for side in sample.get("size") or reach]
         drawn = [
-            _draw_box(box, corners, names) for box, corners in zip(one[key], boxes, strict=True)
+            _draw_box(box, corners, names) for box, corners in zip(sample[key], boxes, strict=True)
         ]
-        image = str(one.get("image") or "")
+        image = str(sample.get("image") or "")
         if image.startswith(PREFIX):
             drawn.insert(0, element("image", href=image, width=f"{width:g}", height=f"{height:g}"))
         view = f"0 0 {width:g} {height:g}"
         pictures.append(_draw_cell(element("svg", "".join(drawn), viewBox=view, role="img"), key))
-    return _draw_card("".join(pictures), format_count(len(one["target"]), "box"), hint)
+    return _draw_card("".join(pictures), format_count(len(sample["target"]), "box"), hint)
 
 
 def _draw_box(box: Mapping[str, Any], corners: Sequence[float], names: Sequence[str]) -> str:

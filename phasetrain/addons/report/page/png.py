@@ -32,8 +32,8 @@ def write_png(runs: Sequence[RunReport], folder: str) -> list[str]:
 
     for run, label in zip(runs, label_runs(runs), strict=True):
         prefix = "" if len(runs) == 1 else f"{label.replace('/', '-')}-"
-        for split, found in run.predictions.items():
-            figure = _draw_matrix(Figure((INCHES[0], INCHES[0]), layout="constrained"), found)
+        for split, predictions in run.predictions.items():
+            figure = _draw_matrix(Figure((INCHES[0], INCHES[0]), layout="constrained"), predictions)
             if figure is not None:
                 drawn[f"{prefix}confusion-{split}"] = figure
     return [
@@ -98,7 +98,7 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
         axes.set_xlabel(chart.axis.label)
         axes.margins(x=chart.axis.room)
         axes.set_xticks(
-            list(chart.axis.marks), [chart.axis.names[place] for place in chart.axis.marks]
+            list(chart.axis.marks), [chart.axis.names[mark] for mark in chart.axis.marks]
         )
     axes.set_ylabel(chart.title)
     if chart.logarithmic:
@@ -120,9 +120,9 @@ def _draw_interval(axes: Any, line: Line, *, as_bars: bool) -> None:
         axes.fill_between(line.curve.x, line.low, line.high, color=color, alpha=0.15, linewidth=0)
 
 
-def _draw_matrix(figure: Any, found: Any) -> Any:
+def _draw_matrix(figure: Any, predictions: Any) -> Any:
     try:
-        matrix = read_confusion(found)
+        matrix = read_confusion(predictions)
     except SECTION_ERRORS:
         return None
     if matrix is None:

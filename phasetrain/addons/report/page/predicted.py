@@ -34,15 +34,15 @@ GROUPS = {
 def predictions_section(run: RunReport) -> str:
     """Return confusion matrix and samples of the last test of each split."""
     parts = []
-    for split, found in run.predictions.items():
+    for split, predictions in run.predictions.items():
         try:
-            short = shorten_names(_list_names(found))
-            groups = _draw_groups(found, short)
-            content = _draw_matrix(found, short)
+            short = shorten_names(_list_names(predictions))
+            groups = _draw_groups(predictions, short)
+            content = _draw_matrix(predictions, short)
             if groups:
                 content += element("div", groups, cls="groups")
-            content += draw_pictures(found)
-            at = f"after {found.updates:,} updates"
+            content += draw_pictures(predictions)
+            at = f"after {predictions.updates:,} updates"
         except SECTION_ERRORS as error:
             run.problems.append(f"predictions.json: the entry of {split} cannot be read ({error}).")
             continue
@@ -52,16 +52,16 @@ def predictions_section(run: RunReport) -> str:
     return "".join(parts)
 
 
-def read_confusion(found: PredictionsRecord) -> tuple[list[str], Array] | None:
+def read_confusion(predictions: PredictionsRecord) -> tuple[list[str], Array] | None:
     """Return class names and counts `(C, C)`, with a row per true class; None if there are none.
 
     Raises:
         ValueError: the counts do not fit the classes.
     """
-    if not found.confusion:
+    if not predictions.confusion:
         return None
-    counts = np.array(found.confusion, dtype=np.float64)
-    names = list(found.classes)
+    counts = np.array(predictions.confusion, dtype=np.float64)
+    names = list(predictions.classes)
     if counts.shape != (len(names), len(names)):
         raise ValueError(
             f"the confusion matrix has the shape {counts.shape}, and there are {len(names)} classes"
@@ -69,8 +69,8 @@ def read_confusion(found: PredictionsRecord) -> tuple[list[str], Array] | None:
     return names, counts
 
 
-def _draw_matrix(found: PredictionsRecord, short: Mapping[str, str]) -> str:
-    matrix = read_confusion(found)
+def _draw_matrix(predictions: PredictionsRecord, short: Mapping[str, str]) -> str:
+    matrix = read_confusion(predictions)
     if matrix is None:
         return ""
     names, counts = matrix
@@ -127,8 +127,8 @@ def _list_confusions(names: Sequence[str], counts: Array) -> str:
     # Stable, so that equal runs have equal reports.
     order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSIONS]
     rows = []
-    for place in order.tolist():
-        row, column = divmod(place, len(names))
+    for flat_index in order.tolist():
+        row, column = divmod(flat_index, len(names))
         if wrong[row, column] > 0:
             part = 100 * wrong[row, column] / counts[row].sum()
             rows.append(
@@ -147,27 +147,27 @@ def _list_confusions(names: Sequence[str], counts: Array) -> str:
     return element("details", element("summary", "most frequent confusions") + listed)
 
 
-def _draw_groups(found: PredictionsRecord, short: Mapping[str, str]) -> str:
+def _draw_groups(predictions: PredictionsRecord, short: Mapping[str, str]) -> str:
     parts = []
     for key, title in GROUPS.items():
-        samples = found.samples.get(key)
+        samples = predictions.samples.get(key)
         if samples:
-            cards = "".join(_draw_sample(one, short) for one in samples)
+            cards = "".join(_draw_sample(sample, short) for sample in samples)
             head = element("figcaption", element("b", title))
             parts.append(element("figure", head + element("div", cards, cls="samples")))
     return "".join(parts)
 
 
-def _draw_sample(one: Mapping[str, Any], short: Mapping[str, str]) -> str:
-    name = str(one["label"])
-    other = str(one["prediction"])
-    image = str(one.get("image") or "")
-    hint = f"sample {one.get('index', '?')}"
+def _draw_sample(sample: Mapping[str, Any], short: Mapping[str, str]) -> str:
+    name = str(sample["label"])
+    other = str(sample["prediction"])
+    image = str(sample.get("image") or "")
+    hint = f"sample {sample.get('index', '?')}"
     # only data URLs: an address in a damaged file must not be loaded
     picture = element("span", "no image", cls="none")
     if image.startswith(PREFIX):
         picture = f'<img src="{escape_text(image)}" alt="{escape_text(hint)}">'
-    sure = parse_number(one.get("confidence"))
+    sure = parse_number(sample.get("confidence"))
     label = element("span", escape_text(short[name]), cls="label", title=name)
     predicted = element("b", escape_text(short[other]))
     if sure == sure:  # not NaN
@@ -177,11 +177,11 @@ def _draw_sample(one: Mapping[str, Any], short: Mapping[str, str]) -> str:
     return element("div", picture + text, cls=cls, title=hint)
 
 
-def _list_names(found: PredictionsRecord) -> list[str]:
+def _list_names(predictions: PredictionsRecord) -> list[str]:
     """Return the names of all classes, labels and predictions."""
-    shown = [one for samples in found.samples.values() for one in samples]
-    given = [str(one[key]) for one in shown for key in ("label", "prediction")]
-    return list(dict.fromkeys([*found.classes, *given]))
+    shown = [sample for samples in predictions.samples.values() for sample in samples]
+    shown_names = [str(sample[key]) for sample in shown for key in ("label", "prediction")]
+    return list(dict.fromkeys([*predictions.classes, *shown_names]))
 
 
 def shorten_names(names: Sequence[str]) -> dict[str, str]:

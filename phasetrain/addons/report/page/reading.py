@@ -209,7 +209,7 @@ def _make_step_curves(lines: list[MetricsLine]) -> dict[str, Curve]:
         if line.kind == "step":
             for name, value in line.step_values.items():
                 points.setdefault(name, []).append((float(line.updates), value))
-    return {name: Curve.from_points(found) for name, found in points.items()}
+    return {name: Curve.from_points(values) for name, values in points.items()}
 
 
 def _make_metric_curves(lines: list[MetricsLine]) -> dict[str, dict[str, Curve]]:
@@ -220,7 +220,7 @@ def _make_metric_curves(lines: list[MetricsLine]) -> dict[str, dict[str, Curve]]
             by_split = points.setdefault(metric, {})
             by_split.setdefault(line.split, []).append((float(line.updates), value))
     return {
-        metric: {split: Curve.from_points(found) for split, found in by_split.items()}
+        metric: {split: Curve.from_points(values) for split, values in by_split.items()}
         for metric, by_split in points.items()
     }
 
@@ -270,9 +270,9 @@ def _count_epoch_updates(plan: PlanRecord) -> int:
             epoch = parse_count(phase.get("epoch"))
             counts[epoch] = counts.get(epoch, 0) + parse_count(phase.get("steps"))
     # The last epoch may be a part.
-    found = set(list(counts.values())[:-1]) or set(counts.values())
-    if len(found) == 1:
-        return found.pop()
+    complete = set(list(counts.values())[:-1]) or set(counts.values())
+    if len(complete) == 1:
+        return complete.pop()
     return 0
 
 
@@ -282,7 +282,7 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
         if path:
             return {path: value}
         return {}
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, item in value.items():
-        found |= flatten(item, f"{path}.{key}" if path else str(key))
-    return found
+        leaves |= flatten(item, f"{path}.{key}" if path else str(key))
+    return leaves

@@ -80,7 +80,8 @@ def attempts_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     if len(runs) == 1:
         attempts = runs[0].attempts[-MAX_ATTEMPTS:]
         rows = [
-            (_attempt_name(one, last=one is attempts[-1]), one.attempt_seconds) for one in attempts
+            (_attempt_name(attempt, last=attempt is attempts[-1]), attempt.attempt_seconds)
+            for attempt in attempts
         ]
         if len(runs[0].attempts) > 1:
             rows.append(("the run", runs[0].status.run_seconds))
@@ -104,11 +105,11 @@ def steps_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
         splits = run.breakdown.get("splits")
         if not isinstance(splits, Mapping):
             continue
-        for split, found in splits.items():
-            steps = int(found["steps"])
+        for split, timing in splits.items():
+            steps = int(timing["steps"])
             each = {
-                str(part): parse_number(one["seconds"]) / max(steps, 1)
-                for part, one in found["parts"].items()
+                str(part): parse_number(part_timing["seconds"]) / max(steps, 1)
+                for part, part_timing in timing["parts"].items()
             }
             total = f"{1e3 * sum(each.values()):.3g} ms per step, {steps:,} steps"
             label = split
@@ -127,11 +128,11 @@ def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     parts = []
     if run.plan.differs:
         parts.append(element("p", "Settings that are not the default:", cls="note"))
-        given = [
+        changed = [
             (_make_code(key), _format_value(value), escape_text(source))
             for key, value, source in run.plan.differs
         ]
-        parts.append(table(("key", "value", "from"), given))
+        parts.append(table(("key", "value", "from"), changed))
     elif run.overrides:
         parts.append(element("p", "Given on the command line:", cls="note"))
         parts.append(element("pre", escape_text("\n".join(run.overrides))))
@@ -160,10 +161,12 @@ def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     if len(runs) > 1:
         environments = [flatten(run.environment.content) for run in runs]
         return _compare_table(environments, names, "The environments are equal.")
-    found = runs[0].environment.content
-    first = {key: value for key, value in found.items() if not isinstance(value, Mapping | list)}
-    rest = {key: value for key, value in found.items() if key not in first and value}
-    if not found:
+    environment = runs[0].environment.content
+    first = {
+        key: value for key, value in environment.items() if not isinstance(value, Mapping | list)
+    }
+    rest = {key: value for key, value in environment.items() if key not in first and value}
+    if not environment:
         return ""
     parts = [
         table(
@@ -176,7 +179,7 @@ def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
         entries: Iterable[tuple[Any, Any]] = enumerate(value)
         if isinstance(value, Mapping):
             entries = flatten(value).items()
-        rows = [(escape_text(name), _format_value(one)) for name, one in entries]
+        rows = [(escape_text(name), _format_value(entry)) for name, entry in entries]
         parts.append(_fold(key, table(("", ""), rows, cls="plain")))
     return "".join(parts)
 
@@ -230,7 +233,7 @@ def _draw_bars(bars: Sequence[Bar], parts: Sequence[str]) -> str:
     if not bars:
         return ""
     keys = "".join(
-        element("span", escape_text(part), cls=f"key k{place}") for place, part in enumerate(parts)
+        element("span", escape_text(part), cls=f"key k{index}") for index, part in enumerate(parts)
     )
     longest = max(sum(spent.values()) for _, spent, _ in bars) or 1.0
     drawn = "".join(_draw_bar(bar, parts, longest) for bar in bars)
@@ -243,11 +246,11 @@ def _draw_bar(bar: Bar, parts: Sequence[str], longest: float) -> str:
         element(
             "i",
             "",
-            cls=f"k{place}",
+            cls=f"k{index}",
             style=f"width:{100 * value / longest:.3f}%",
             title=f"{part} {_format_seconds(value)}",
         )
-        for place, part in enumerate(parts)
+        for index, part in enumerate(parts)
         if (value := spent.get(part, 0.0)) > 0
     )
     return (

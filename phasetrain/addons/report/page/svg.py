@@ -92,8 +92,8 @@ class _Scales:
         margin = room * (self.x[1] - self.x[0])
         self.x = (self.x[0] - margin, self.x[1] + margin)
         low, high = (
-            math.log10(one) if logarithmic else max(-MAX_DRAWN_VALUE, min(MAX_DRAWN_VALUE, one))
-            for one in y
+            math.log10(limit) if logarithmic else max(-MAX_DRAWN_VALUE, min(MAX_DRAWN_VALUE, limit))
+            for limit in y
         )
         # never 0, as of equal values and of zeros alone: the height divides by it
         room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
@@ -103,13 +103,13 @@ class _Scales:
     def fit(cls, chart: Chart) -> "_Scales | None":
         x = find_extent(line.curve.x for line in chart.lines)
         values = [
-            one
+            values_of_line
             for line in chart.lines
-            for one in (line.curve.y, line.low, line.high)
-            if one is not None
+            for values_of_line in (line.curve.y, line.low, line.high)
+            if values_of_line is not None
         ]
         if chart.logarithmic:  # an interval may reach below zero
-            values = [one[one > 0] for one in values]
+            values = [array[array > 0] for array in values]
         y = find_extent(values)
         if x is None or y is None:
             return None
@@ -267,7 +267,9 @@ def place_ticks(low: float, high: float, wanted: int) -> Sequence[float]:
         return []
     power = 10.0 ** math.floor(math.log10(raw))
     # 1e-9 of slack: 0.3 / 0.1 is 2.9999999999999996
-    step = next(power * one for one in (1, 2, 5, 10) if power * one >= raw * (1 - 1e-9))
+    step = next(
+        power * multiple for multiple in (1, 2, 5, 10) if power * multiple >= raw * (1 - 1e-9)
+    )
     first = math.ceil(low / step - 1e-9)
     # Rounded to 12 digits: 3 * 0.1 would be labelled 0.30000000000000004.
     return [

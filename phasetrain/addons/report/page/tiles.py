@@ -86,10 +86,10 @@ def _describe_parts(plan: PlanRecord) -> list[str]:
     data = plan.content.get("data")
     if isinstance(data, Mapping) and data:
         splits = [
-            f"{split} {display_name(str(one.get('dataset')))} "
-            f"({parse_count(one.get('samples')):,} samples)"
-            for split, one in data.items()
-            if isinstance(one, Mapping)
+            f"{split} {display_name(str(split_record.get('dataset')))} "
+            f"({parse_count(split_record.get('samples')):,} samples)"
+            for split, split_record in data.items()
+            if isinstance(split_record, Mapping)
         ]
         lines.append(element("b", "data") + " " + escape_text(", ".join(splits)))
     return lines

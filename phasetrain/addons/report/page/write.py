@@ -9,7 +9,7 @@ from phasetrain.addons.report.page.reading import read_run
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import Storage, open_storage
 
-FILE = "report.html"
+REPORT_FILE = "report.html"
 """Name of the report in a run folder."""
 
 COMPARISON = "comparison.html"
@@ -41,7 +41,7 @@ def write_report(
         raise ConfigError("no run folder was given; expected at least one", code="report.no_runs")
     target = out or COMPARISON
     if not out and len(runs) == 1:
-        target = f"{runs[0].path}/{FILE}"
+        target = f"{runs[0].path}/{REPORT_FILE}"
     # "replace": damaged files may hold lone surrogates, which UTF-8 cannot encode
     content = render_report(runs).encode(errors="replace")
     target_storage = storage or open_storage(target)

@@ -6,7 +6,7 @@ import pytest
 from harness import SMALL
 
 from phasetrain.addons.experiments.fork.compared_run import ComparedRun
-from phasetrain.addons.experiments.fork.first_difference import Difference, find_first_difference
+from phasetrain.addons.experiments.fork.first_difference import RunDifference, find_first_difference
 from phasetrain.app.setup import resolve_config
 
 LR = "OPTIMIZER.SCHEDULES.lr="
@@ -21,7 +21,7 @@ def open_run(*words: str) -> ComparedRun:
     return ComparedRun.open(resolve_config([*SMALL, *length, *words]))
 
 
-def compare(one: tuple[str, ...], other: tuple[str, ...]) -> Difference:
+def compare(one: tuple[str, ...], other: tuple[str, ...]) -> RunDifference:
     """Return the difference of two runs, which does not depend on their order."""
     found = find_first_difference(open_run(*one), open_run(*other))
     assert find_first_difference(open_run(*other), open_run(*one)).updates == found.updates
@@ -42,7 +42,7 @@ def compare(one: tuple[str, ...], other: tuple[str, ...]) -> Difference:
     ],
 )
 def test_keys_that_change_no_bit_are_shared_to_the_end(word: str) -> None:
-    assert compare((), (word,)) == Difference(15)
+    assert compare((), (word,)) == RunDifference(15)
 
 
 @pytest.mark.by_default(5)
@@ -113,7 +113,7 @@ def test_runs_share_the_updates_before_the_first_excluded_sample() -> None:
     assert compare((), (f"DATA.TRAIN.exclude=[{late}]",)).updates == 3
     one, both = f"DATA.TRAIN.exclude=[{first[0]}]", f"DATA.TRAIN.exclude=[{first[0]}, {late}]"
     assert compare((one,), (both,)).updates == 3
-    assert compare((), (one,)) == Difference(0, "DATA.TRAIN.exclude", f"null or [{first[0]}]")
+    assert compare((), (one,)) == RunDifference(0, "DATA.TRAIN.exclude", f"null or [{first[0]}]")
     assert compare((), (f"DATA.TRAIN.exclude=[{unused}]",)).updates >= 5
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phasetrain.addons.experiments.recipes import run_recipe
-from phasetrain.addons.experiments.recipes.facts import find_variant
+from phasetrain.addons.experiments.recipes.recipe import find_variant
 from phasetrain.app.result import RunResult
 from phasetrain.hooks import Hook
 

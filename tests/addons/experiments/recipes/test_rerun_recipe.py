@@ -11,7 +11,7 @@ import yaml
 from harness import SMALL
 from raising import raises
 
-from phasetrain.addons.experiments.recipes.facts import Measurement, Variant, find_variant
+from phasetrain.addons.experiments.recipes.recipe import Measurement, Variant, find_variant
 from phasetrain.addons.experiments.recipes.run_recipe import (
     Repetition,
     choose_folder,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from phasetrain.addons.observe.profiling.activations import (
     Activations,
-    Moments,
+    TensorMoments,
     compute_moments,
     iterate_floating,
     select_modules,
@@ -162,7 +162,7 @@ class TestMeasured:
     def test_moments_and_histogram_of_six_numbers(self) -> None:
         row = compute_moments(torch.tensor([[0.0, 1.0, 2.0], [0.0, -3.0, 6.0]]), bins=3).tolist()
         assert row == [6.0, 1.0, 44.0, -3.0, 6.0, 2.0, 1.0, 4.0, 1.0]
-        shown = Moments(6, *row[:6]).as_json()
+        shown = TensorMoments(6, *row[:6]).as_json()
         assert shown == {
             "mean": 1.0, "std": math.sqrt(44 / 6), "min": -3.0, "max": 6.0, "norm": math.sqrt(50), "zeros": 1 / 3,
             "nonfinite": 0.0,
@@ -172,7 +172,7 @@ class TestMeasured:
     def test_moments_equal_those_of_torch(self, kind: torch.dtype) -> None:
         values = torch.randn(7, 5, 3, generator=torch.Generator().manual_seed(0)).to(kind)
         row = compute_moments(values, bins=20).tolist()
-        shown = Moments(values.numel(), *row[:6]).as_json()
+        shown = TensorMoments(values.numel(), *row[:6]).as_json()
         exact = values.double()
         assert shown["mean"] == pytest.approx(float(exact.mean()), rel=1e-5)
         assert shown["std"] == pytest.approx(float(exact.std(correction=0)), rel=1e-5)
@@ -187,8 +187,10 @@ class TestMeasured:
             torch.tensor([1.0, math.inf, math.nan, 3.0, -math.inf]), bins=2
         ).tolist()
         assert row == [2.0, 2.0, 2.0, 1.0, 3.0, 0.0, 1.0, 1.0]
-        assert Moments(5, *row[:6]).as_json()["nonfinite"] == 0.6
-        none = Moments(2, *compute_moments(torch.tensor([math.inf, math.nan])).tolist()).as_json()
+        assert TensorMoments(5, *row[:6]).as_json()["nonfinite"] == 0.6
+        none = TensorMoments(
+            2, *compute_moments(torch.tensor([math.inf, math.nan])).tolist()
+        ).as_json()
         assert (none["mean"], none["max"], none["nonfinite"]) == ("nan", "nan", 1.0)
         assert json.loads(json.dumps(none), parse_constant=pytest.fail) == none
 
@@ -205,11 +207,11 @@ class TestMeasured:
             0.0,
             9.0,
         ]
-        spread = Moments(100, *compute_moments(1e4 + torch.arange(100.0) / 64).tolist())
+        spread = TensorMoments(100, *compute_moments(1e4 + torch.arange(100.0) / 64).tolist())
         assert spread.as_json()["std"] == pytest.approx(0.45103, rel=1e-4)
 
     def test_sums_that_are_no_number_any_more(self) -> None:
-        shown = Moments(2, *compute_moments(torch.tensor([3e38, -3e38])).tolist()).as_json()
+        shown = TensorMoments(2, *compute_moments(torch.tensor([3e38, -3e38])).tolist()).as_json()
         assert (shown["mean"], shown["std"], shown["max"], shown["nonfinite"]) == (
             0.0,
             "inf",
@@ -219,11 +221,11 @@ class TestMeasured:
 
     def test_moments_of_two_tensors_add_up(self) -> None:
         first, second = torch.arange(5.0), torch.tensor([7.0, math.nan, 0.0])
-        whole = Moments(8, *compute_moments(torch.cat([first, second])).tolist())
-        parts = [Moments(len(one), *compute_moments(one).tolist()) for one in (first, second)]
+        whole = TensorMoments(8, *compute_moments(torch.cat([first, second])).tolist())
+        parts = [TensorMoments(len(one), *compute_moments(one).tolist()) for one in (first, second)]
         for found in (parts[0] + parts[1], parts[1] + parts[0]):
             assert found.as_json() == pytest.approx(whole.as_json())
-        nothing = Moments(1, *compute_moments(torch.tensor([math.nan])).tolist())
+        nothing = TensorMoments(1, *compute_moments(torch.tensor([math.nan])).tolist())
         assert (parts[0] + nothing).as_json() == (nothing + parts[0]).as_json()
         assert (parts[0] + nothing).as_json()["nonfinite"] == 1 / 6
 

@@ -91,12 +91,12 @@ def decide(bracket: Bracket, rungs: int, eta: int, look_up: Lookup) -> Standing:
     runs = bracket.runs
     decisions: list[Decision] = []
     for rung in range(bracket.first, rungs + 1):
-        found = {name: look_up(name, rung) for name in runs}
-        waiting = tuple(name for name in runs if not found[name].is_known)
+        outcomes = {name: look_up(name, rung) for name in runs}
+        waiting = tuple(name for name in runs if not outcomes[name].is_known)
         if waiting or rung == rungs:
             return Standing(tuple(decisions), rung, waiting)
         # Compared at one update: the best value so far would favour runs that are tested often.
-        scores = {name: outcome.score for name, outcome in found.items()}
+        scores = {name: outcome.score for name, outcome in outcomes.items()}
         ranked = sorted(runs, key=lambda name: _rank(name, scores[name]))
         most = max(1, len(runs) // eta)
         promoted = tuple(name for name in ranked[:most] if scores[name] is not None)
@@ -126,12 +126,12 @@ def find_bracket(settings: PruneSettings, levels: int, number: int) -> int:
         return 0
     sizes = count_hyperband_runs(levels, settings.eta)
     # Repeated, so that a larger number of runs leaves each run in its bracket.
-    place = number % sum(sizes)
+    position = number % sum(sizes)
     for first, size in enumerate(sizes):
-        if place < size:
+        if position < size:
             return first
-        place -= size
-    raise AssertionError("a place is below the sum of the sizes")
+        position -= size
+    raise AssertionError("a position is below the sum of the sizes")
 
 
 def _rank(name: str, score: float | None) -> tuple[bool, float, str]:

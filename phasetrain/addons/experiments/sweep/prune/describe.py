@@ -52,7 +52,7 @@ def describe_decisions(
     """
     return [
         {
-            "bracket": place,
+            "bracket": number,
             "rung": decision.rung + 1,
             # A score is negated if smaller values are better, and so is its negative.
             "values": {
@@ -61,6 +61,6 @@ def describe_decisions(
             },
             "promoted": list(decision.promoted),
         }
-        for place, standing in enumerate(standings.values(), start=1)
+        for number, standing in enumerate(standings.values(), start=1)
         for decision in standing.decisions
     ]

@@ -57,7 +57,7 @@ they could not be launched."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class PrunedTrial:
     """A run of the sweep.
 
     Attributes:
@@ -119,7 +119,7 @@ class PrunedSweep:
         self.launch = launch
         self.say = say
         self.levels = 0
-        self.trials: dict[str, Trial] = {}
+        self.trials: dict[str, PrunedTrial] = {}
         # Planning opens datasets, and a grid is planned twice: to choose its rungs, and to run it.
         self._plans: dict[str, TrialPlan] = {}
         self._shown = 0
@@ -240,7 +240,7 @@ class PrunedSweep:
             self._failed[name] = 0
             plan = TrialPlan(0, (), ())
             rungs = ()
-        self.trials[name] = Trial(number, tuple(swept), plan, rungs, record)
+        self.trials[name] = PrunedTrial(number, tuple(swept), plan, rungs, record)
         return name
 
     def _plan(self, swept: Sequence[str]) -> TrialPlan:
@@ -274,12 +274,12 @@ class PrunedSweep:
         rungs = {name: trial.rungs for name, trial in self.trials.items()}
         record = PruneRecord(self._described, self.levels, rungs, tuple(decisions))
         record.write(self.job.folder)
-        for one in decisions[self._shown :]:
-            where = f"rung {one['rung']} of {self.levels + 1}"
+        for decision in decisions[self._shown :]:
+            rung_text = f"rung {decision['rung']} of {self.levels + 1}"
             if len(standings) > 1:
-                where = f"bracket {one['bracket']}, {where}"
-            promoted = len(one["promoted"])
-            self.say(f"{where}: {promoted} of {len(one['values'])} runs continue")
+                rung_text = f"bracket {decision['bracket']}, {rung_text}"
+            promoted = len(decision["promoted"])
+            self.say(f"{rung_text}: {promoted} of {len(decision['values'])} runs continue")
         self._shown = len(decisions)
 
     def _reach(self, wanted: Mapping[str, int]) -> int:
@@ -317,7 +317,7 @@ class PrunedSweep:
     def _count_updates(self, name: str) -> int:
         return RunFiles(self.trials[name].record.folder).status().updates
 
-    def _is_current(self, trial: Trial, files: RunFiles) -> bool:
+    def _is_current(self, trial: PrunedTrial, files: RunFiles) -> bool:
         """Return whether a run was made with the config that it would be started with; if not, it
         is started, and the rules of a resume decide."""
         name = Path(trial.record.folder).name
@@ -327,20 +327,20 @@ class PrunedSweep:
         written = files.read_bytes("config.yaml").decode(errors="replace")
         return drop_pause(written) == trial.plan.config
 
-    def _read_score(self, trial: Trial, pause: int | None, *, is_over: bool) -> float | None:
+    def _read_score(self, trial: PrunedTrial, pause: int | None, *, is_over: bool) -> float | None:
         """Return the score at a rung, or the last one of a run that ended before it."""
         history = read_history(trial.record.folder)
         objective = resolve_objective(self.monitor, history.directions)
         metric = objective.metric
         end = trial.plan.updates if pause is None else pause
-        found = [
+        measured = [
             (row["updates"], row[metric])
             for row in history
             if row["kind"] == "phase" and metric in row and row["updates"] <= end
         ]
-        if not found:
+        if not measured:
             return None
-        updates, value = found[-1]
+        updates, value = measured[-1]
         # An earlier value counts only for a run that ended by itself, as by early stopping.
         if (updates != end and not is_over) or not math.isfinite(value):
             return None

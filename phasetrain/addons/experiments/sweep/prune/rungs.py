@@ -18,7 +18,7 @@ from phasetrain.errors import ConfigError
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """The facts about a run that pruning needs before the run starts.
+    """The properties of a run that pruning needs before the run starts.
 
     Attributes:
         updates: updates of the whole run.
@@ -162,10 +162,10 @@ def _list_targets(plan: TrialPlan, settings: PruneSettings, levels: int) -> list
 def _find_test(plan: TrialPlan, target: int) -> int:
     """Return the updates of the first test at or after some updates; those of the whole run if
     there is none."""
-    place = bisect_left(plan.tests, target)
-    if place == len(plan.tests):
+    index = bisect_left(plan.tests, target)
+    if index == len(plan.tests):
         return plan.updates
-    return plan.tests[place]
+    return plan.tests[index]
 
 
 def _has_tests(plan: TrialPlan, settings: PruneSettings, levels: int) -> bool:

@@ -47,9 +47,9 @@ class PruneSettings:
                 (`sweep.prune_value`).
         """
         values: dict[str, Any] = {}
-        for one in overrides:
-            key = one.key_or_group.removeprefix(PRUNE_KEY).removeprefix(".")
-            value = one.value()
+        for override in overrides:
+            key = override.key_or_group.removeprefix(PRUNE_KEY).removeprefix(".")
+            value = override.value()
             if key:
                 values[key] = value
             elif isinstance(value, dict):

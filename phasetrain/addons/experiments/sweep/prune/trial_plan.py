@@ -77,5 +77,5 @@ def plan_trial(
 
 
 def drop_pause(config: str) -> str:
-    """Return the text of a config.yaml without the pause, which is no part of a run."""
+    """Return the text of a config.yaml without the pause, which is not a part of a run."""
     return _PAUSE.sub("", config)

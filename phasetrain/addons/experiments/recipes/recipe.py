@@ -1,4 +1,4 @@
-"""The facts of a recipe, as its YAML file in `configs/recipes/` states them.
+"""A recipe, as its YAML file in `configs/recipes/` states it.
 
 Everything down to the key `measured` is written by hand; `benchmarks/recipes.py` writes the rest.
 """
@@ -65,8 +65,8 @@ class Criterion:
 
     def is_met(self, value: float) -> bool:
         """Return whether a value reaches it; NaN never does."""
-        found = _CRITERION.fullmatch(self.text)
-        return found is None or _COMPARISONS[found[1]](value, float(found[2]))
+        match = _CRITERION.fullmatch(self.text)
+        return match is None or _COMPARISONS[match[1]](value, float(match[2]))
 
 
 @dataclass(frozen=True)
@@ -168,14 +168,14 @@ class Recipe:
 
 def find_files(config_dir: str | None = None) -> dict[str, Path]:
     """Return name -> file of every recipe: of the package, then of the user's folder of configs."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     folders = [Path(str(files("phasetrain.configs")), RECIPES)]
     if config_dir is not None:
         folders.append(Path(config_dir, RECIPES))
     for folder in folders:
         # A later folder wins: users may replace a recipe of the package.
-        found |= {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    return dict(sorted(found.items()))
+        paths |= {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return dict(sorted(paths.items()))
 
 
 def read_recipes(config_dir: str | None = None) -> list[Recipe]:
@@ -197,15 +197,15 @@ def find_variant(name: str, config_dir: str | None = None) -> tuple[Recipe, Vari
     Raises:
         ConfigError: there is none with this name.
     """
-    found = find_files(config_dir)
+    paths = find_files(config_dir)
     first, _, second = name.partition("/")
-    if first not in found:
-        near = did_you_mean(first, found) or ";"
+    if first not in paths:
+        near = did_you_mean(first, paths) or ";"
         raise ConfigError(
-            f"--recipe {name}: no such recipe{near} recipes: {', '.join(found)}",
+            f"--recipe {name}: no such recipe{near} recipes: {', '.join(paths)}",
             code="recipe.unknown",
         )
-    recipe = read_recipe(found[first])
+    recipe = read_recipe(paths[first])
     if second and second not in recipe.variants:
         near = did_you_mean(second, recipe.variants) or ";"
         raise ConfigError(
@@ -236,8 +236,8 @@ def read_recipe(path: Path) -> Recipe:
     measured = content.get("measured") or {}
     results = measured.get("variants") or {}
     variants = {
-        name: reader.read_variant(name, one, results.get(name))
-        for name, one in content["variants"].items()
+        name: reader.read_variant(name, entry, results.get(name))
+        for name, entry in content["variants"].items()
     }
     for name in results:
         if name not in variants:
@@ -247,7 +247,7 @@ def read_recipe(path: Path) -> Recipe:
         title=content["title"],
         data=content["data"],
         status=content["status"],
-        packages=[reader.read_package(one) for one in content.get("packages") or ()],
+        packages=[reader.read_package(entry) for entry in content.get("packages") or ()],
         variants=variants,
         baselines=measured.get("baselines") or {},
     )
@@ -267,29 +267,29 @@ class _Reader:
         self.path = path
         self.paths: Sequence[str] = ()
 
-    def error(self, key: str, given: Any, expected: str) -> ConfigError:
+    def error(self, key: str, value: Any, expected: str) -> ConfigError:
         """Return an error about a key."""
         return ConfigError(
-            f"{self.path}: {key} = {given!r}: expected {expected}", code="recipe.invalid"
+            f"{self.path}: {key} = {value!r}: expected {expected}", code="recipe.invalid"
         )
 
     def check_keys(
-        self, where: str, content: Any, known: Sequence[str], *, required: Sequence[str] = ()
+        self, key_path: str, content: Any, allowed: Sequence[str], *, required: Sequence[str] = ()
     ) -> None:
         """Reject content that is not a mapping, unknown keys and missing keys."""
         if not isinstance(content, Mapping):
-            raise self.error(where, content, "a mapping")
+            raise self.error(key_path, content, "a mapping")
         for key in content:
-            if key not in known:
-                raise self.error(where, key, f"only the keys {', '.join(known)}")
+            if key not in allowed:
+                raise self.error(key_path, key, f"only the keys {', '.join(allowed)}")
         for key in required:
             if content.get(key) in (None, ""):
-                raise self.error(f"{where}, key {key}", content.get(key), "a value")
+                raise self.error(f"{key_path}, key {key}", content.get(key), "a value")
 
     def read_package(self, content: Any) -> Package:
         """Read an entry of `packages`."""
         self.check_keys("packages", content, _PACKAGE_KEYS)
-        kinds = [kind for kind in ("debian", "pypi", "data") if kind in content]
+        kinds = [kind_key for kind_key in ("debian", "pypi", "data") if kind_key in content]
         if len(kinds) != 1:
             raise self.error("packages", content, "one of the keys debian, pypi and data")
         file = content.get("file", "")
@@ -300,18 +300,18 @@ class _Reader:
 
     def read_variant(self, name: str, content: Any, measured: Any) -> Variant:
         """Read an entry of `variants` and its results."""
-        where = f"variants.{name}"
-        self.check_keys(where, content, _VARIANT_KEYS, required=("title", "run", "metrics"))
+        key_path = f"variants.{name}"
+        self.check_keys(key_path, content, _VARIANT_KEYS, required=("title", "run", "metrics"))
         stages = content["run"]
         if not isinstance(stages, Mapping):
             stages = {"": stages}
         if not isinstance(content["metrics"], Mapping):
-            raise self.error(f"{where}.metrics", content["metrics"], "a mapping")
+            raise self.error(f"{key_path}.metrics", content["metrics"], "a mapping")
         metrics = {key: Criterion(text or "") for key, text in content["metrics"].items()}
         for key, criterion in metrics.items():
             if criterion.text and not _CRITERION.fullmatch(criterion.text):
                 expected = "a text such as '>= 0.92', or null"
-                raise self.error(f"{where}.metrics.{key}", criterion.text, expected)
+                raise self.error(f"{key_path}.metrics.{key}", criterion.text, expected)
         return Variant(
             recipe=self.path.stem,
             name=name,
@@ -329,10 +329,15 @@ class _Reader:
     ) -> Measurement | None:
         if not content:
             return None
-        where = f"measured.variants.{name}"
-        known = tuple(Measurement.__dataclass_fields__)
-        self.check_keys(where, content, known, required=[one for one in known if one != "kills"])
+        key_path = f"measured.variants.{name}"
+        field_names = tuple(Measurement.__dataclass_fields__)
+        self.check_keys(
+            key_path,
+            content,
+            field_names,
+            required=[name for name in field_names if name != "kills"],
+        )
         if list(content["values"]) != list(metrics):
             expected = f"the metrics {', '.join(metrics)}"
-            raise self.error(f"{where}.values", list(content["values"]), expected)
+            raise self.error(f"{key_path}.values", list(content["values"]), expected)
         return Measurement(**{**content, "date": str(content["date"])})

@@ -7,14 +7,14 @@ import pytest
 import yaml
 from raising import raises
 
-from phasetrain.addons.experiments.recipes.facts import (
+from phasetrain.addons.experiments.recipes.pages import render_index, render_page, replace_generated
+from phasetrain.addons.experiments.recipes.recipe import (
     Criterion,
     Measurement,
     find_files,
     find_variant,
     read_recipe,
 )
-from phasetrain.addons.experiments.recipes.pages import render_index, render_page, replace_facts
 from phasetrain.addons.experiments.recipes.run_recipe import stage_words
 from phasetrain.app.setup import resolve_config
 from phasetrain.cli import main
@@ -39,9 +39,9 @@ def write(folder: Path, **changes: object) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 class TestEach:
-    def test_page_has_the_tables_of_the_facts(self, name: str) -> None:
+    def test_page_has_the_tables_of_the_recipe(self, name: str) -> None:
         page = (PAGES / f"{name}.md").read_text("utf-8")
-        assert page == replace_facts(page, render_page(read_recipe(find_files()[name])))
+        assert page == replace_generated(page, render_page(read_recipe(find_files()[name])))
         assert page.startswith(f"# {name}\n")
 
     def test_pictures_are_there(self, name: str) -> None:
@@ -78,12 +78,12 @@ def test_stages_resolve_with_a_thread_count(name: str, variant: str) -> None:
 def test_index_has_the_table_of_all_recipes() -> None:
     page = (PAGES / "index.md").read_text("utf-8")
     recipes = [read_recipe(path) for path in find_files().values()]
-    assert page == replace_facts(page, render_index(recipes))
+    assert page == replace_generated(page, render_index(recipes))
 
 
 def test_page_without_markers_is_rejected() -> None:
     with pytest.raises(ValueError, match="facts"):
-        replace_facts("# page", "table")
+        replace_generated("# page", "table")
 
 
 @pytest.mark.parametrize(
