@@ -30,7 +30,7 @@ from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models.sources import WeightSource, parse_sources
 from phasetrain.runs.paths import check_run_folder
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import RunView
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
@@ -271,7 +271,7 @@ def _read_facts(checkpoint: str) -> dict[str, Any]:
     # JSON has no tuples, and parts expect shapes as tuples.
     return {
         path.rpartition(".")[2]: tuple(value) if isinstance(value, list) else value
-        for path, value in RunFiles(folder).plan().facts.items()
+        for path, value in RunView(folder).plan.facts.items()
         if path.startswith(OF_PARTS)
     }
 
@@ -296,11 +296,11 @@ def _add_transform(task: Task, setup: Setup, checkpoint: str) -> None:
 def read_data_facts(folder: str, split: str) -> Mapping[str, Any]:
     """Return the facts about the data of a split in the plan.json of a run, such as `channels` and
     `classes`; empty if it has none."""
-    found: Any = RunFiles(folder).plan().content
+    section: Any = RunView(folder).plan.content
     # Step by step: a plan.json of another version may lack any of them.
     for key in ("data", split.lower(), "facts"):
-        found = found.get(key, {}) if isinstance(found, Mapping) else {}
-    return dict(found)
+        section = section.get(key, {}) if isinstance(section, Mapping) else {}
+    return dict(section)
 
 
 def find_test_split(data: Mapping[str, Any]) -> str | None:

@@ -1,10 +1,7 @@
-"""The one reader of the files of a run folder: typed records of status.json, attempts.jsonl,
-metrics.jsonl, plan.json, environment.json and predictions.json.
+"""Typed records of the files of a run folder, which `phasetrain.runs.view` reads: status.json,
+attempts.jsonl, metrics.jsonl, plan.json, environment.json and predictions.json.
 
-Reading never fails because of the content: a file that is missing, torn by a kill, edited by hand
-or written by another version gives an empty record or defaults for the damaged fields, and
-`RunFiles.problems` says so. Each record keeps the whole JSON object as `content`. Nothing here
-imports torch: a thousand folders are listed in seconds.
+Damaged fields have their defaults. Each record keeps the whole JSON object as `content`.
 """
 
 import json
@@ -13,14 +10,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from phasetrain.runs.direction import Direction, parse_directions
 from phasetrain.runs.owner import is_lease_expired
-from phasetrain.runtime.storage import Storage, open_storage
 
 STATUS = "status.json"
 ATTEMPTS = "attempts.jsonl"
@@ -498,126 +493,6 @@ def parse_metrics(data: bytes) -> list[MetricsLine]:
     return [line for line in lines if line is not None]
 
 
-class RunFiles:
-    """Reads the files of a run folder, without its lock.
-
-    Args:
-        folder: path of the run folder.
-        storage: access to its files; chosen by the path by default.
-
-    Attributes:
-        problems: a sentence per file that could not be read.
-    """
-
-    def __init__(self, folder: str | Path, storage: Storage | None = None) -> None:
-        self.folder = str(folder).rstrip("/") or "/"
-        self.storage = storage or open_storage(self.folder)
-        self.problems: list[str] = []
-
-    def path(self, name: str) -> str:
-        """Return the path of a file in the folder."""
-        return f"{self.folder}/{name}"
-
-    def read_bytes(self, name: str) -> bytes:
-        """Return the content of a file; empty if it is missing or cannot be read."""
-        try:
-            return self.storage.read(self.path(name))
-        except FileNotFoundError:
-            # no problem to report: a young run has not written all of its files yet
-            return b""
-        except OSError as error:
-            self.problems.append(f"{name} cannot be read: {error.strerror or error}.")
-            return b""
-
-    def read_mapping(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file that holds an object; empty if it is damaged."""
-        data = self.read_bytes(name)
-        if not data:
-            return {}
-        try:
-            content = json.loads(data)
-        except READ_ERRORS as error:
-            self.problems.append(f"{name} cannot be read: {shorten_error(error)}.")
-            return {}
-        if not isinstance(content, dict):
-            self.problems.append(f"{name} contains {type(content).__name__}, expected a mapping.")
-            return {}
-        return content
-
-    def status(self) -> StatusRecord:
-        """Read status.json."""
-        return StatusRecord.from_json(self.read_mapping(STATUS))
-
-    def plan(self) -> PlanRecord:
-        """Read plan.json."""
-        return PlanRecord.from_json(self.read_mapping(PLAN))
-
-    def environment(self) -> EnvironmentRecord:
-        """Read environment.json."""
-        return EnvironmentRecord.from_json(self.read_mapping(ENVIRONMENT))
-
-    def predictions(self) -> dict[str, PredictionsRecord]:
-        """Read predictions.json: split -> predictions of its last test."""
-        found = {}
-        for split, content in self.read_mapping(PREDICTIONS).items():
-            try:
-                found[split] = PredictionsRecord.from_json(content)
-            except READ_ERRORS as error:
-                self.problems.append(
-                    f"{PREDICTIONS}: the entry of {split} cannot be read ({shorten_error(error)})."
-                )
-        return found
-
-    def attempts(self, status: StatusRecord) -> list[StatusRecord]:
-        """Return one record per attempt, in their order: earlier ones from attempts.jsonl, the last
-        one from status.json."""
-        earlier = (_load_line(line) for line in self.read_bytes(ATTEMPTS).splitlines())
-        records = [*(StatusRecord.from_json(content) for content in earlier), status]
-        # The last record of a number wins: a kill between the two files leaves an attempt in both.
-        by_number = {record.attempt: record for record in records if record.attempt}
-        return [by_number[number] for number in sorted(by_number)]
-
-    def metrics(self, most_steps: int | None = None) -> list[MetricsLine]:
-        """Read metrics.jsonl.
-
-        Args:
-            most_steps: maximum number of step lines; of more lines, evenly spaced ones are read.
-        """
-        return list(self._iterate_metrics(self.read_bytes(METRICS), most_steps))
-
-    def _iterate_metrics(self, data: bytes, most_steps: int | None) -> Iterator[MetricsLine]:
-        stride = 1
-        if most_steps is not None:
-            # rounded up, so that never more than most_steps are left; 1 if there is no step at all
-            stride = -(-data.count(STEP_PREFIX) // most_steps) or 1
-        steps = damaged = 0
-        for line in data.splitlines():
-            # Lines are skipped before they are parsed, which takes most of the time.
-            if line.startswith(STEP_PREFIX):
-                steps += 1
-                if steps % stride:
-                    continue
-            record = parse_metrics_line(line)
-            if record is None:
-                damaged += 1
-            else:
-                yield record
-        if damaged:
-            self.problems.append(f"{damaged} lines of {METRICS} are damaged and were skipped.")
-
-
-def _load_line(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except READ_ERRORS:
-        return None
-
-
 def shorten_error(error: BaseException) -> str:
     """Return the message of an error in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]
-
-
-def read_status(folder: str | Path, storage: Storage | None = None) -> StatusRecord:
-    """Return the status of the run in a folder; an empty record if there is none."""
-    return RunFiles(folder, storage).status()

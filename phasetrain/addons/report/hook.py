@@ -27,7 +27,8 @@ from phasetrain.meters.classification.class_scores import (
     require_single_label,
 )
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.records import PREDICTIONS, RunFiles
+from phasetrain.runs.records import PREDICTIONS
+from phasetrain.runs.view import RunView
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +89,13 @@ class Report(Hook):
         self._world_size = run.world.size
         if folder is None or not run.world.is_main:
             return
-        files = RunFiles(folder.root, folder.storage)
+        view = RunView(folder.root, folder.storage)
         reached = {
             split
-            for split, predictions in files.predictions().items()
+            for split, predictions in view.predictions.items()
             if predictions.updates <= run.state.updates  # later ones will be made again
         }
-        content = files.read_mapping(PREDICTIONS)
+        content = view.read_mapping(PREDICTIONS)
         self._by_split = {split: content[split] for split in content if split in reached}
         # Not in `close`: the report reads files that other hooks complete when they are closed.
         folder.before_close.append(lambda: self._finish(folder))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from raising import raises
 
 from phasetrain.addons.report.page.page import render_report
 from phasetrain.addons.report.page.reading import Curve, flatten, read_run
+from phasetrain.app.runs.list_runs import summarize_run
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
 
@@ -146,3 +148,11 @@ def test_curves_are_marked_where_the_run_was_resumed_or_changed(tmp_path: Path) 
     page = render_report([run])
     assert page.count('class="mark"') >= 3
     assert "updates, 5 per epoch" in page
+
+
+def test_list_and_report_agree_on_a_killed_run(tmp_path: Path) -> None:
+    for age, state in ((89.0, "running"), (100.0, "killed"), (119.0, "killed")):
+        beat = {"at": time.time() - age, "pid": 1, "host": "elsewhere"}
+        (tmp_path / "status.json").write_text(json.dumps({"state": "running", "heartbeat": beat}))
+        assert summarize_run(tmp_path).state == state
+        assert read_run(str(tmp_path)).status.observe_state() == state
