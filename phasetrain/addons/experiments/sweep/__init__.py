@@ -19,12 +19,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from phasetrain.addons.experiments.sweep.groups import ComparisonSettings
-from phasetrain.addons.experiments.sweep.jobs import (
-    NUMBER_KEY,
-    Job,
-    handle_signals,
-    read_job_records,
-)
+from phasetrain.addons.experiments.sweep.jobs import NUMBER_KEY, Job, read_job_records
 from phasetrain.addons.experiments.sweep.output import show_results
 from phasetrain.addons.experiments.sweep.override_text import (
     FOLDER_KEY,
@@ -44,6 +39,7 @@ from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.runs.view import RunView
+from phasetrain.runtime.child_processes import handle_signals
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.terminal import Terminal
 

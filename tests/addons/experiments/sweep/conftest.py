@@ -41,9 +41,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the command line of the program above, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     # matplotlib takes longer than the sweep; the test of the plots puts the function back.
-    monkeypatch.setattr(
-        "phasetrain.addons.experiments.sweep.output.write_plots", lambda results: []
-    )
+    monkeypatch.setattr("phasetrain.addons.experiments.sweep.page.write_plots", lambda results: [])
     (tmp_path / "program.py").write_text(PROGRAM)
     # -S: without site-packages the interpreter starts ten times as fast.
     return [sys.executable, "-S", str(tmp_path / "program.py")]

@@ -113,7 +113,7 @@ class TestTheTable:
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("phasetrain.addons.experiments.sweep.output.write_plots", write_plots)
+        monkeypatch.setattr("phasetrain.addons.experiments.sweep.page.write_plots", write_plots)
         words = ["OPTIMIZER.lr=0.1,0.3", "hydra.sweep.dir=out"]
         assert sweep(words, check=settled, command=program) == 0
         names = [hash_overrides([f"OPTIMIZER.lr={lr}"]) for lr in ("0.3", "0.1")]
