@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
 from phasetrain.runtime.child_processes import (
+    COMMAND,
     convert_exit_code,
     forward_signals,
     make_rank_environment,
@@ -21,8 +21,6 @@ from phasetrain.runtime.child_processes import (
     stop_with_parent,
 )
 from phasetrain.runtime.signals import SAVING
-
-COMMAND = (sys.executable, "-m", "phasetrain")
 
 POLL_SECONDS = 0.02
 """Interval at which the processes are looked at."""

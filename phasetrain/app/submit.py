@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from phasetrain.errors import ConfigError, LaunchError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.set_aside import set_aside
 from phasetrain.runtime.child_processes import (
+    COMMAND,
     convert_exit_code,
     make_rank_environment,
     stop_with_parent,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from phasetrain.app.setup import Setup
 
 log = logging.getLogger(__name__)
-
-COMMAND = (sys.executable, "-m", "phasetrain")
 
 SECOND_SIGNAL_SECONDS = 5.0
 """Time after a SIGTERM within which the signal may follow with which submitit requeues the job."""

@@ -8,7 +8,7 @@ imports torch: a thousand folders are listed in seconds.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,13 @@ from phasetrain.runs.records import (
     ENVIRONMENT,
     METRICS,
     PLAN,
-    PREDICTIONS,
     READ_ERRORS,
     STATUS,
-    STEP_PREFIX,
     EnvironmentRecord,
     MetricsLine,
     PlanRecord,
-    PredictionsRecord,
     StatusRecord,
+    parse_mapping,
     parse_metrics_line,
     shorten_error,
 )
@@ -44,8 +42,7 @@ LEDGER = "steps.ledger"
 # libyaml parses the config of a run in less than half the time of the Python parser
 _SafeLoader: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
-_TOP_LEVEL = re.compile(r"^(?=[^\s#-])", re.MULTILINE)
-"""Start of a key of the outermost mapping of a YAML file."""
+_END_OF_SECTION = re.compile(r"\n(?=[^\s#-])")
 
 
 class _ConfigLoader(_SafeLoader):  # type: ignore[misc]
@@ -139,25 +136,18 @@ class RunView:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved config; empty if it is missing or damaged."""
-        content = self._parse_yaml(CONFIG, self.config_text)
-        if isinstance(content, dict):
-            return {str(key): value for key, value in content.items()}
-        return {}
+        return parse_mapping(self._parse_yaml(CONFIG, self.config_text))
 
     def read_section(self, name: str) -> dict[str, Any]:
         """Return a section of the config without parsing the others, which takes about 20 ms."""
-        for part in _TOP_LEVEL.split(self.config_text):
-            if part.startswith(f"{name}:"):
-                content = self._parse_yaml(CONFIG, part)
-                section = content.get(name) if isinstance(content, dict) else None
-                return section if isinstance(section, dict) else {}
-        return {}
+        # A line of another section that begins like this is indented.
+        _, _, rest = f"\n{self.config_text}".partition(f"\n{name}:")
+        return parse_mapping(self._parse_yaml(CONFIG, _END_OF_SECTION.split(rest, 1)[0]))
 
     @cached_property
     def monitor(self) -> str | None:
         """CHECKPOINT.best.monitor; None if none is set."""
-        best = self.read_section("CHECKPOINT").get("best")
-        monitor = best.get("monitor") if isinstance(best, dict) else None
+        monitor = parse_mapping(self.read_section("CHECKPOINT").get("best")).get("monitor")
         if isinstance(monitor, str) and monitor != "auto":
             return monitor
         return None
@@ -194,22 +184,16 @@ class RunView:
         return [by_number[number] for number in sorted(by_number)]
 
     @cached_property
-    def predictions(self) -> dict[str, PredictionsRecord]:
-        """Split -> predictions of its last test, from predictions.json."""
-        by_split = {}
-        for split, content in self.read_mapping(PREDICTIONS).items():
-            try:
-                by_split[split] = PredictionsRecord.from_json(content)
-            except READ_ERRORS as error:
-                self.problems.append(
-                    f"{PREDICTIONS}: the entry of {split} cannot be read ({shorten_error(error)})."
-                )
-        return by_split
-
-    @cached_property
     def lines(self) -> list[MetricsLine]:
-        """Lines of metrics.jsonl."""
-        return self.read_lines()
+        """Lines of metrics.jsonl; those torn by a kill, or of an unknown form, are skipped."""
+        return self.parse_lines(self.read_bytes(METRICS).splitlines())
+
+    def parse_lines(self, lines: Iterable[bytes]) -> list[MetricsLine]:
+        """Return lines of metrics.jsonl without damaged ones, which are counted in `problems`."""
+        records = [parse_metrics_line(line) for line in lines]
+        if damaged := records.count(None):
+            self.problems.append(f"{damaged} lines of {METRICS} are damaged and were skipped.")
+        return [record for record in records if record is not None]
 
     @cached_property
     def ledger(self) -> "Ledger | None":
@@ -227,34 +211,6 @@ class RunView:
         except FileNotFoundError:
             return None
         return parse_ledger(content, path)
-
-    def read_lines(self, most_steps: int | None = None) -> list[MetricsLine]:
-        """Read metrics.jsonl; lines that were torn by a kill, or have an unknown form, are skipped.
-
-        Args:
-            most_steps: maximum number of step lines; of more lines, evenly spaced ones are read.
-        """
-        return list(self._iterate_lines(self.read_bytes(METRICS), most_steps))
-
-    def _iterate_lines(self, data: bytes, most_steps: int | None) -> Iterator[MetricsLine]:
-        stride = 1
-        if most_steps is not None:
-            # rounded up, so that never more than most_steps are left; 1 if there is no step at all
-            stride = -(-data.count(STEP_PREFIX) // most_steps) or 1
-        steps = damaged = 0
-        for line in data.splitlines():
-            # Lines are skipped before they are parsed, which takes most of the time.
-            if line.startswith(STEP_PREFIX):
-                steps += 1
-                if steps % stride:
-                    continue
-            record = parse_metrics_line(line)
-            if record is None:
-                damaged += 1
-            else:
-                yield record
-        if damaged:
-            self.problems.append(f"{damaged} lines of {METRICS} are damaged and were skipped.")
 
 
 def _load_line(line: bytes) -> Any:

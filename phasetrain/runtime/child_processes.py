@@ -12,6 +12,9 @@ from types import FrameType
 
 from phasetrain.runtime.signals import is_in_foreground, stop_signals
 
+COMMAND = (sys.executable, "-m", "phasetrain")
+"""Starts phasetrain in a new process."""
+
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2): the signal to receive when the parent dies."""
 

@@ -13,7 +13,6 @@ from phasetrain.runs.records import (
     Heartbeat,
     PlanRecord,
     StatusRecord,
-    parse_metrics,
     parse_metrics_line,
 )
 
@@ -99,14 +98,6 @@ class TestMetricsLines:
         assert (
             old.comparable_content() == new.comparable_content() == {"kind": "phase", "updates": 4}
         )
-
-    def test_step_line(self) -> None:
-        (line,) = parse_metrics(
-            b'{"kind": "step", "updates": 4, "loss": 1.0, "lr": 0.1, "logs": {"part": 2.0}, '
-            b'"time": {"samples_per_second": 9.0}}'
-        )
-        assert line.step_values == {"loss": 1.0, "lr": 0.1, "part": 2.0, "samples/s": 9.0}
-        assert line.metrics == {}
 
 
 def test_plan_has_directions_and_facts() -> None:

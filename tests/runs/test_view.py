@@ -28,16 +28,6 @@ def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     assert run.problems == ["3 lines of metrics.jsonl are damaged and were skipped."]
 
 
-def test_many_steps_are_thinned_and_phases_kept(tmp_path: Path) -> None:
-    steps = [f'{{"kind": "step", "updates": {number}}}' for number in range(100)]
-    (tmp_path / "metrics.jsonl").write_text(
-        "\n".join([*steps, '{"kind": "phase", "updates": 100}'])
-    )
-    lines = RunView(tmp_path).read_lines(most_steps=10)
-    assert len(lines) == 11
-    assert lines[-1].kind == "phase"
-
-
 def test_attempts_are_listed_once_each(tmp_path: Path) -> None:
     lines = [{"attempt": 1, "state": "failed"}, {"attempt": 2, "state": "running"}]
     (tmp_path / "attempts.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"att')
@@ -45,14 +35,6 @@ def test_attempts_are_listed_once_each(tmp_path: Path) -> None:
     run = RunView(tmp_path)
     states = [(record.attempt, record.state) for record in run.attempts]
     assert states == [(1, "failed"), (2, "finished")]
-
-
-def test_damaged_predictions_cost_their_split(tmp_path: Path) -> None:
-    content = {"test": {"updates": 4, "classes": ["a"], "confusion": [[1]]}, "dev": [1]}
-    (tmp_path / "predictions.json").write_text(json.dumps(content))
-    run = RunView(tmp_path)
-    assert run.predictions.keys() == {"test"}
-    assert len(run.problems) == 1
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,8 @@ def read_side(path: str) -> Side:
             f"{path!r}: a file of this run cannot be read ({error}); restore it, or delete it",
             code="runs.unreadable",
         ) from error
+    except InvalidLedgerError as error:
+        raise ConfigError(str(error), code="runs.unreadable") from error
 
 
 def _read_side(storage: Storage, path: str) -> Side:
@@ -251,23 +253,17 @@ def _read_side(storage: Storage, path: str) -> Side:
         )
     run = RunView(path, storage)
     config = Redaction({}).redact_config(run.config)
+    metrics = run.read_bytes(METRICS)
     # Unlike in a report, this is an error: two runs could seem to be equal.
     if run.problems:
         raise ConfigError(f"{path}/{run.problems[0]}", code="runs.unreadable")
-    ledger = None
-    if FILE in names:
-        ledger = _read_ledger(storage, f"{path}/{FILE}")
     return Side(
         path,
-        ledger,
+        run.ledger,
         config,
         run.environment.content,
         _read_fingerprints(storage, f"{path}/checkpoints"),
-        [
-            line.comparable_content()
-            # Unlike `run.lines`, this fails for a file that cannot be read.
-            for line in parse_metrics(storage.read(run.file(METRICS)) if METRICS in names else b"")
-        ],
+        [line.comparable_content() for line in parse_metrics(metrics)],
     )
 
 
@@ -488,8 +484,6 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
             f"{path!r}: {reason}; expected the folder of a run, or the path of a {FILE}",
             code="runs.no_run",
         ) from error
-    except InvalidLedgerError as error:
-        raise ConfigError(str(error), code="runs.unreadable") from error
 
 
 def _read_fingerprints(storage: Storage, root: str) -> Mapping[str, str]:

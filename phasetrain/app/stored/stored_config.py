@@ -63,23 +63,18 @@ class StoredConfig:
     @property
     def config_dir(self) -> str | None:
         """The folder of configs that the run was started with, if it was."""
-        return _text_or_none(self.environment.config_dir)
-
-    @property
-    def start_folder(self) -> str | None:
-        """The working directory of the newest attempt, in which RUN.imports were found."""
-        return _text_or_none(self.environment.content.get("folder"))
+        return self.environment.config_dir or None
 
     @property
     def code_folders(self) -> tuple[str, ...]:
-        """The folders in which modules of the run may be: its working directory, and the folder of
-        the YAML file that it was started with."""
-        start = [] if self.start_folder is None else [self.start_folder]
-        return (*start, *list_file_folders(self.overrides))
+        """The folders in which modules of the run may be: the working directory of its newest
+        attempt, and the folder of the YAML file that it was started with."""
+        folders = (self.environment.folder, *list_file_folders(self.overrides))
+        return tuple(folder for folder in folders if folder)
 
     def find_config_dir(self) -> str | None:
         """Return the folder of configs if it exists on this machine."""
-        if self.config_dir is not None and Path(self.config_dir).is_dir():
+        if self.config_dir and Path(self.config_dir).is_dir():
             return self.config_dir
         return None
 
@@ -227,16 +222,12 @@ def _make_stored(run: RunView, config: Mapping[str, Any]) -> StoredConfig:
     """Return a config with the records of its run: the overrides, which are for people and may be
     damaged, and the environment."""
     dropped = {f"RUN.{key}" for key in OF_COMMAND}
-    started_in = str(run.environment.content.get("folder", "."))
-    kept = [_find_file(word, started_in) for word in run.overrides if key_of(word) not in dropped]
+    kept = [
+        _find_file(word, run.environment.folder)
+        for word in run.overrides
+        if key_of(word) not in dropped
+    ]
     return StoredConfig(run.path, _without_command(config), run.path, tuple(kept), run.environment)
-
-
-def _text_or_none(value: Any) -> str | None:
-    # JSON that was edited by hand may hold anything.
-    if isinstance(value, str) and value:
-        return value
-    return None
 
 
 def _find_file(word: str, folder: str) -> str:

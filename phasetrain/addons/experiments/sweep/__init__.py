@@ -39,13 +39,11 @@ from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.runs.view import RunView
-from phasetrain.runtime.child_processes import handle_signals
+from phasetrain.runtime.child_processes import COMMAND, handle_signals
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.terminal import Terminal
 
 __all__ = ["COMMAND", "ComparisonSettings", "Results", "hash_overrides", "sweep"]
-
-COMMAND = (sys.executable, "-m", "phasetrain")
 
 LOCK = ".sweep.lock"
 """Lock file in the sweep folder; the kernel releases the lock when the process ends, even if it is

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from phasetrain.addons.report.page.overlays import draw_pictures
-from phasetrain.addons.report.page.reading import Array, RunReport
-from phasetrain.runs.records import READ_ERRORS, PredictionsRecord, parse_number
+from phasetrain.addons.report.page.reading import Array, PredictionsRecord, RunReport
+from phasetrain.runs.records import READ_ERRORS, parse_number
 from phasetrain.runtime.html import element, escape_text, table
 from phasetrain.runtime.images import PREFIX
 

@@ -2,8 +2,9 @@
 sections made from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,17 @@ from phasetrain.runs.history import History
 from phasetrain.runs.ledger import NORM, InvalidLedgerError, parse_rows
 from phasetrain.runs.records import (
     METRICS,
+    PREDICTIONS,
+    READ_ERRORS,
     STATUS,
     EnvironmentRecord,
     MetricsLine,
     PlanRecord,
     StatusRecord,
     parse_count,
+    parse_mapping,
+    parse_number,
+    shorten_error,
 )
 from phasetrain.runs.view import CONFIG, LEDGER, RunView
 from phasetrain.runtime.format import shorten
@@ -29,6 +35,9 @@ Array = np.ndarray[Any, Any]
 
 STEPS_READ = 20_000
 """Maximum number of step lines that are read from metrics.jsonl; of more, evenly spaced ones."""
+
+STEP_PREFIX = b'{"kind": "step"'
+"""Start of the lines of train steps."""
 
 LOG_LINES = 60
 
@@ -84,6 +93,45 @@ class Mark:
     label: str
 
 
+@dataclass(frozen=True)
+class PredictionsRecord:
+    """Predictions of the last test of a split, kept by the hook `report`.
+
+    Attributes:
+        updates: updates done before the test.
+        classes: names of the classes.
+        confusion: one row of counts per true class; empty if there is none.
+        samples: group (`first`, `mistakes`) -> samples with label, prediction and image.
+        pictures: kind (`masks`, `boxes`) -> samples with image, target and prediction.
+    """
+
+    updates: int
+    classes: tuple[str, ...] = ()
+    confusion: tuple[Any, ...] = ()
+    samples: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    pictures: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Any) -> "PredictionsRecord":
+        """Read the entry of a split in predictions.json.
+
+        Raises:
+            ValueError, KeyError, TypeError: the entry is damaged.
+        """
+        groups = {
+            group: tuple(dict(sample) for sample in content.get(group) or ())
+            for group in ("first", "mistakes", "masks", "boxes")
+        }
+        pictures = {name: groups.pop(name) for name in ("masks", "boxes")}
+        return cls(
+            updates=int(content["updates"]),
+            classes=tuple(str(name) for name in content.get("classes") or ()),
+            confusion=tuple(content.get("confusion") or ()),
+            samples=groups,
+            pictures=pictures,
+        )
+
+
 class RunReport(RunView):
     """The content of a run folder, without secrets, with curves of its values.
 
@@ -112,8 +160,31 @@ class RunReport(RunView):
 
     @cached_property
     def lines(self) -> list[MetricsLine]:
-        """Lines of metrics.jsonl: all phases, and at most STEPS_READ steps."""
-        return self.read_lines(STEPS_READ)
+        """Lines of metrics.jsonl: all phases, and at most STEPS_READ steps, evenly spaced."""
+        lines = self.read_bytes(METRICS).splitlines()
+        steps = sum(line.startswith(STEP_PREFIX) for line in lines)
+        # rounded up, so that never more than STEPS_READ are left; 1 if there is no step at all
+        stride = -(-steps // STEPS_READ) or 1
+        numbers = count(1)
+        # Lines are skipped before they are parsed, which takes most of the time.
+        return self.parse_lines(
+            line
+            for line in lines
+            if not line.startswith(STEP_PREFIX) or next(numbers) % stride == 0
+        )
+
+    @cached_property
+    def predictions(self) -> dict[str, PredictionsRecord]:
+        """Split -> predictions of its last test, from predictions.json."""
+        by_split = {}
+        for split, content in self.read_mapping(PREDICTIONS).items():
+            try:
+                by_split[split] = PredictionsRecord.from_json(content)
+            except READ_ERRORS as error:
+                self.problems.append(
+                    f"{PREDICTIONS}: the entry of {split} cannot be read ({shorten_error(error)})."
+                )
+        return by_split
 
     @cached_property
     def breakdown(self) -> Mapping[str, Any]:
@@ -185,9 +256,23 @@ def _make_step_curves(lines: list[MetricsLine]) -> dict[str, Curve]:
     points: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         if line.kind == "step":
-            for name, value in line.step_values.items():
+            for name, value in list_step_values(line).items():
                 points.setdefault(name, []).append((float(line.updates), value))
     return {name: Curve.from_points(values) for name, values in points.items()}
+
+
+def list_step_values(line: MetricsLine) -> dict[str, float]:
+    """Return the values of a train step: loss, lr, samples/s, of a language model tokens/s, and the
+    logs of its parts by name."""
+    times = parse_mapping(line.content.get("time"))
+    values = {name: parse_number(line.content.get(name)) for name in ("loss", "lr")}
+    logs = parse_mapping(line.content.get("logs"))
+    values |= {name: parse_number(value) for name, value in logs.items()}
+    for unit in ("samples", "tokens"):
+        name = f"{unit}_per_second"
+        if unit == "samples" or name in times:
+            values[f"{unit}/s"] = parse_number(times.get(name))
+    return values
 
 
 def _make_metric_curves(lines: list[MetricsLine]) -> dict[str, dict[str, Curve]]:

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from phasetrain.addons.report.page import read_run, render_report
-from phasetrain.addons.report.page.reading import RunReport
+from phasetrain.addons.report.page.reading import PredictionsRecord, RunReport
 from phasetrain.runs.records import (
     EnvironmentRecord,
     PlanRecord,
-    PredictionsRecord,
     StatusRecord,
 )
 

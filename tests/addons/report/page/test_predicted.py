@@ -11,8 +11,7 @@ from phasetrain.addons.report.page.predicted import (
     read_confusion,
     shorten_names,
 )
-from phasetrain.addons.report.page.reading import RunReport
-from phasetrain.runs.records import PredictionsRecord
+from phasetrain.addons.report.page.reading import PredictionsRecord, RunReport
 from phasetrain.runtime.images import make_data_url
 
 IMAGE = make_data_url(np.zeros((2, 2), np.uint8))
