@@ -17,7 +17,8 @@ from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook
 from phasetrain.hooks.progress.notebook import NotebookProgress, in_notebook
-from phasetrain.runs.history import Best, read_history, read_monitor
+from phasetrain.runs.history import Best, read_history
+from phasetrain.runs.view import RunView
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
@@ -110,9 +111,9 @@ def _run_words(
 
 def with_history(result: RunResult) -> RunResult:
     """Return the result with the metrics.jsonl of its folder and the best value in it."""
-    history = read_history(result.folder)
-    monitor = read_monitor(result.folder)
-    best = history.best_monitored(monitor) if monitor else history.best()
+    run = RunView(result.folder)
+    history = read_history(run)
+    best = history.best_monitored(run.monitor) if run.monitor else history.best()
     if best is not None:
         best = replace(best, checkpoint=_checkpoint_at(result.folder, best))
     # A run that had finished before measures nothing in this attempt.

@@ -2,18 +2,16 @@
 and frozen weights that were left out come from where the run had them."""
 
 import inspect
-import io
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from phasetrain.app.load import FOR_INFERENCE, find_test_split, load_task
-from phasetrain.app.setup import Setup, resolve_config
+from phasetrain.app.load import find_test_split, load_task, resolve_for_inference
+from phasetrain.app.setup import Setup
 from phasetrain.app.stored.stored_config import read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
@@ -24,7 +22,6 @@ from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import make_test_phase
 from phasetrain.models.adapters import merge_adapters
 from phasetrain.runtime.machine import preserve_generators
-from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, Parts, SplitData, Task
 from phasetrain.tasks.build.data_builder import list_splits
 
@@ -50,7 +47,7 @@ def complete_weights(
     # its log should not show how the model of another run was built.
     with preserve_generators(), _without_notes():
         if excluded_digests(loaded):
-            state = load_task(loaded, loaded.path, device="cpu", trust=trust).model.state_dict()
+            state = load_task(loaded, loaded.path, trust=trust).model.state_dict()
         if loaded.promised["config"]["MODEL"].get("adapters") is not None:
             state = _merge_adapters(loaded, state, trust=trust)
     return state
@@ -75,12 +72,7 @@ def _merge_adapters(
     Raises:
         ConfigError: the outputs for a batch of the test split differ, or the data is missing.
     """
-    stored = read_loaded_config(loaded, loaded.path)
-    setup = resolve_config(
-        [*FOR_INFERENCE, "MACHINE.device=cpu"],
-        terminal=Terminal(io.StringIO(), live=False),
-        stored=replace(stored, is_trusted=trust),
-    )
+    setup = resolve_for_inference(read_loaded_config(loaded, loaded.path), trust=trust)
     with trust_only(setup.trusted_paths):
         builder = setup.builder()
         data = builder.data()
@@ -101,9 +93,10 @@ def takes_several_inputs(model: nn.Module) -> bool:
     """Return whether a model cannot be called with the input of a batch alone, as one that reads
     the targets before the next one."""
     needed = [
-        one
-        for one in inspect.signature(model.forward).parameters.values()
-        if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+        parameter
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     return len(needed) > 1
 

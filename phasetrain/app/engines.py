@@ -23,7 +23,8 @@ from phasetrain.distributed import check_collective_order, find_placement, join_
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, PhasetrainError, needs_traceback
 from phasetrain.hooks import Hook
-from phasetrain.runs.records import read_status, shorten_error
+from phasetrain.runs.records import shorten_error
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import reject_exit
 from phasetrain.runtime.terminal import Terminal

@@ -14,7 +14,7 @@ from phasetrain.app.api import run
 from phasetrain.app.engines import Loop, OnException
 from phasetrain.app.python_objects.describe_optimizer import describe_optimizer
 from phasetrain.app.result import RunResult
-from phasetrain.checkpoint.excluded import complete_state, excluded_digests
+from phasetrain.app.select_checkpoint import load_saved_weights
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.sources import ConfigFiles
@@ -145,8 +145,7 @@ def _load_finished(model: nn.Module, result: RunResult) -> None:
     """Load the weights of a run that had finished before this call."""
     source = WeightSource(result.loaded_checkpoint or result.folder, where="fit")
     loaded = find_checkpoint(source, open_storage(result.folder))
-    state = loaded.state["task"]["model"]
-    model.load_state_dict(complete_state(loaded.path, excluded_digests(loaded), state, model))
+    load_saved_weights(model, loaded)
 
 
 def _check_adapters(overrides: Mapping[str, Any]) -> None:

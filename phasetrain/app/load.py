@@ -3,17 +3,19 @@
 import io
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
-from phasetrain.app.select_checkpoint import restore_weights
+from phasetrain.app.select_checkpoint import build_task
 from phasetrain.app.setup import Setup, resolve_config
-from phasetrain.app.stored.stored_config import read_loaded_config
-from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
-from phasetrain.checkpoint.excluded import excluded_digests
+from phasetrain.app.stored.stored_config import StoredConfig, read_loaded_config
+from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.promised import find_checkpoints
+from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.config.compose.merge import leaves
 from phasetrain.config.objects import (
@@ -30,7 +32,7 @@ from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models.sources import WeightSource, parse_sources
 from phasetrain.runs.paths import check_run_folder
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import RunView
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
@@ -42,9 +44,6 @@ log = logging.getLogger(__name__)
 
 OF_PARTS = ("MODEL.", "LOSS.", "TASK.")
 """Prefixes of the facts in plan.json from which parts were built."""
-
-FOR_INFERENCE = ("RUN.engine=test", "LAUNCH.cluster=null")
-"""Overrides that turn the config of a training into one for predictions."""
 
 
 def load(
@@ -86,35 +85,32 @@ def load(
     """
     path = str(folder).rstrip("/")
     loaded = load_checkpoint(path, checkpoint)
-    task = load_task(loaded, path, device=device, changes=changes, trust=trust, model=model)
-    use_weights(task, choose_weights(weights, loaded), loaded.path)
-    return task
+    return load_task(
+        loaded,
+        path,
+        choose_weights(weights, loaded),
+        device=device,
+        changes=changes,
+        trust=trust,
+        model=model,
+    )
 
 
-def choose_weights(given: WhichWeights | None, loaded: LoadedCheckpoint) -> WhichWeights:
-    """Return which weights of a checkpoint to use: the given ones, or by default the trained ones.
+def choose_weights(weights: WhichWeights | None, loaded: LoadedCheckpoint) -> WhichWeights:
+    """Return which weights of a checkpoint to use: those that are asked for, or by default the
+    trained ones.
 
     A schedule-free optimizer trains other weights than those for use: a run with
     MODEL.schedule_free has the latter as the default.
     """
-    if given is not None:
-        return given
+    if weights is not None:
+        return weights
     if loaded.promised["config"]["MODEL"].get("schedule_free") is not None:
         return "schedule_free"
     return "model"
 
 
-def use_weights(task: Task, weights: WhichWeights, path: str) -> None:
-    """Let a task predict with its trained weights, or with an average of them, in test mode.
-
-    Args:
-        task: from `load_task`.
-        weights: the trained weights, or an average of them.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        ConfigError: there is no such average.
-    """
+def _use_weights(task: Task, weights: WhichWeights, path: str) -> None:
     parts = task.parts
     if weights != "model":
         if weights not in parts.averages:
@@ -131,33 +127,29 @@ def use_weights(task: Task, weights: WhichWeights, path: str) -> None:
 def load_task(
     loaded: LoadedCheckpoint,
     path: str,
+    weights: WhichWeights = "model",
     *,
-    device: str,
+    device: str = "cpu",
     changes: Sequence[str] = (),
     trust: bool = False,
     model: nn.Module | None = None,
 ) -> Task:
-    """Return the task of a run with the weights of a checkpoint, see `load`.
+    """Return the task of a run with the weights of a checkpoint, in test mode, see `load`.
 
     Args:
         loaded: the checkpoint.
         path: folder of the run or of the checkpoint, for messages.
+        weights: the trained weights, or an average of them.
         device, changes, trust, model: see `load`.
 
     Raises:
         ConfigError: see `load`.
     """
-    stored = replace(read_loaded_config(loaded, path), is_trusted=trust)
+    stored = read_loaded_config(loaded, path)
     objects = _complete_objects(stored.values, model)
-    words = [
-        *_remove_lost_meters(stored.values, objects),
-        *FOR_INFERENCE,
-        f"MACHINE.device={device}",
-        *changes,
-    ]
+    words = [*_remove_lost_meters(stored.values, objects), *changes]
     with provide_objects(objects):
-        # silent: notes about the config are for the person who trains
-        setup = resolve_config(words, terminal=Terminal(io.StringIO(), live=False), stored=stored)
+        setup = resolve_for_inference(stored, words, device=device, trust=trust)
     with provide_objects(objects), trust_only(setup.trusted_paths):
         task = _build_task(setup, loaded)
         _add_transform(task, setup, loaded.path)
@@ -166,7 +158,36 @@ def load_task(
     if split is not None:
         facts = read_data_facts(_run_folder(loaded.path), split)
         task.reader = InputReader(stored.values["DATA"][split], facts)
+    _use_weights(task, weights, loaded.path)
     return task
+
+
+def resolve_for_inference(
+    stored: StoredConfig,
+    words: Sequence[str] = (),
+    *,
+    device: str = "cpu",
+    trust: bool,
+    config_dir: str | None = None,
+) -> Setup:
+    """Return the config of a run for predictions.
+
+    Args:
+        stored: the config of the run.
+        words: changes of it.
+        device, trust: see `load`.
+        config_dir: see `resolve_config`.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    return resolve_config(
+        ["RUN.engine=test", "LAUNCH.cluster=null", f"MACHINE.device={device}", *words],
+        config_dir=config_dir,
+        # silent: notes about the config are for the person who trains
+        terminal=Terminal(io.StringIO(), live=False),
+        stored=replace(stored, is_trusted=trust),
+    )
 
 
 def _find_text_source(config: Mapping[str, Any], folder: str) -> TextSource:
@@ -174,7 +195,7 @@ def _find_text_source(config: Mapping[str, Any], folder: str) -> TextSource:
     data = config["DATA"]
     names = sorted((name for name in data if is_split(name)), key=lambda name: name == "TRAIN")
     recorded = [read_data_facts(folder, name) for name in ("TRAIN", *names)]
-    facts = next((one for one in recorded if "tokenizer_digest" in one), {})
+    facts = next((facts for facts in recorded if "tokenizer_digest" in facts), {})
     return TextSource(
         sections=tuple(data[name] for name in names if isinstance(data[name], Mapping)),
         folders=tuple(source.path for source in parse_sources(config["MODEL"]["weights"])),
@@ -204,17 +225,17 @@ def _complete_objects(asked: Mapping[str, Any], model: nn.Module | None) -> Give
             code="config.missing_object",
         )
 
-    known = dict(current_objects().by_name)
+    objects = dict(current_objects().by_name)
     for path, name in leaves(asked).items():
-        if not is_object_name(name) or name in known:
+        if not is_object_name(name) or name in objects:
             continue
         if path == "MODEL.name" and model is not None:
-            known[name] = GivenObject(model, path, is_copied=True)
+            objects[name] = GivenObject(model, path, is_copied=True)
         elif path == "LOSS.name":
-            known[name] = GivenObject(_LostLoss(), path)
+            objects[name] = GivenObject(_LostLoss(), path)
         elif path.startswith("DATA."):
-            known[name] = GivenObject(refuse, path, is_factory=True)
-    return GivenObjects(known)
+            objects[name] = GivenObject(refuse, path, is_factory=True)
+    return GivenObjects(objects)
 
 
 def _remove_lost_meters(asked: Mapping[str, Any], objects: GivenObjects) -> list[str]:
@@ -245,24 +266,15 @@ def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
     """Return the task of a run with its weights, without opening the data if possible."""
     builder_without_data = _DatalessBuilder(setup.config, setup.machine, setup.world, setup.stages)
     recorded = _read_facts(loaded.path)
-    fresh = bool(excluded_digests(loaded))
     # An object needs no facts: then none are recorded, and none are missing.
     if recorded or is_object_name(setup.config.MODEL.name):
         builder_without_data.recorded = recorded
-        try:
-            parts = builder_without_data.parts({}, Plan(), train=False, fresh=fresh)
-            task = builder_without_data.task(parts)
-            restore_weights(task, loaded)
-        except (ConfigError, ChangedError):
-            pass  # a fact that JSON cannot hold, or of an older release: open the data instead
-        else:
-            return task
+        # A fact that JSON cannot hold, or of an older release: open the data instead.
+        with suppress(ConfigError, ChangedError):
+            return build_task(builder_without_data, {}, Plan(), loaded)
     builder = setup.builder()
     data = builder.data()
-    parts = builder.parts(data, builder.plan(data), train=False, fresh=fresh)
-    task = builder.task(parts)
-    restore_weights(task, loaded)
-    return task
+    return build_task(builder, data, builder.plan(data), loaded)
 
 
 def _read_facts(checkpoint: str) -> dict[str, Any]:
@@ -271,7 +283,7 @@ def _read_facts(checkpoint: str) -> dict[str, Any]:
     # JSON has no tuples, and parts expect shapes as tuples.
     return {
         path.rpartition(".")[2]: tuple(value) if isinstance(value, list) else value
-        for path, value in RunFiles(folder).plan().facts.items()
+        for path, value in RunView(folder).plan.facts.items()
         if path.startswith(OF_PARTS)
     }
 
@@ -296,11 +308,11 @@ def _add_transform(task: Task, setup: Setup, checkpoint: str) -> None:
 def read_data_facts(folder: str, split: str) -> Mapping[str, Any]:
     """Return the facts about the data of a split in the plan.json of a run, such as `channels` and
     `classes`; empty if it has none."""
-    found: Any = RunFiles(folder).plan().content
+    section: Any = RunView(folder).plan.content
     # Step by step: a plan.json of another version may lack any of them.
     for key in ("data", split.lower(), "facts"):
-        found = found.get(key, {}) if isinstance(found, Mapping) else {}
-    return dict(found)
+        section = section.get(key, {}) if isinstance(section, Mapping) else {}
+    return dict(section)
 
 
 def find_test_split(data: Mapping[str, Any]) -> str | None:
@@ -311,9 +323,9 @@ def find_test_split(data: Mapping[str, Any]) -> str | None:
 def _read_class_names(checkpoint: str, split: str) -> tuple[str, ...]:
     """Return the names of the classes in the plan.json of a checkpoint's run."""
     for name in (split, "train"):
-        found = read_data_facts(_run_folder(checkpoint), name).get("class_names")
-        if isinstance(found, list):
-            return tuple(map(str, found))
+        names = read_data_facts(_run_folder(checkpoint), name).get("class_names")
+        if isinstance(names, list):
+            return tuple(map(str, names))
     return ()
 
 
@@ -332,17 +344,5 @@ def load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:
     if checkpoint in ("latest", "best"):
         which: Literal["latest", "best"] = "best" if checkpoint == "best" else "latest"
         return find_checkpoint(WeightSource(folder, checkpoint=which, where=""), storage)
-    reader = Checkpointer(f"{folder}/checkpoints", storage)
-    listed = reader.list_checkpoints()
-    name = next(
-        (one.name for one in reversed(listed) if checkpoint in (one.name, one.manifest.facts.name)),
-        None,
-    )
-    if name is None:
-        raise ConfigError(
-            f"checkpoint = {checkpoint!r}: {folder!r} has no such checkpoint; it has "
-            f"{', '.join(one.name for one in listed) or 'none'}; expected one of them, latest or "
-            "best",
-            code="checkpoint.not_found",
-        )
-    return reader.load(f"{reader.root}/{name}")
+    reader = CheckpointReader(f"{folder}/checkpoints", storage)
+    return reader.load(f"{reader.root}/{find_checkpoints(reader, checkpoint)[0].name}")

@@ -8,17 +8,19 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Mapping, Sequence
 from typing import IO
 
-from phasetrain.distributed.group import stop_with_parent
-from phasetrain.runtime.signals import SAVING, STOPPING, is_in_foreground
-
-COMMAND = (sys.executable, "-m", "phasetrain")
+from phasetrain.runtime.child_processes import (
+    COMMAND,
+    convert_exit_code,
+    forward_signals,
+    make_rank_environment,
+    send_signal,
+    stop_with_parent,
+)
+from phasetrain.runtime.signals import SAVING
 
 POLL_SECONDS = 0.02
 """Interval at which the processes are looked at."""
@@ -49,7 +51,7 @@ def launch_processes(
     """
     processes: list[subprocess.Popen[bytes]] = []
     group: int | None = None
-    with _forward_signals(processes, is_apart=output is not None):
+    with forward_signals(processes, SAVING, is_apart=output is not None):
         for environment in _list_environments(size, os.environ):
             line = [*command, *words]
             if output is not None:
@@ -61,7 +63,6 @@ def launch_processes(
                     stdout=output,
                     stderr=output,
                     process_group=group,
-                    # because a child does not inherit the setting over the fork
                     preexec_fn=stop_with_parent,
                 )
             )
@@ -79,57 +80,24 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> int:
             failure = ended[0]
             failed_at = time.monotonic()
         if None not in codes:
-            return failure if failure >= 0 else 128 - failure
+            return convert_exit_code(failure)
         if failure and time.monotonic() - failed_at > PATIENCE_SECONDS:
-            _send_all(processes, signal.SIGKILL)
+            send_signal(processes, signal.SIGKILL)
         # Not Popen.wait: a signal is then passed on although another thread has received it.
         time.sleep(POLL_SECONDS)
 
 
-@contextmanager
-def _forward_signals(
-    processes: Sequence["subprocess.Popen[bytes]"], *, is_apart: bool = False
-) -> Iterator[None]:
-    """Pass the signals of a run on to all processes, during the context."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        # The terminal has sent Ctrl-C to every process of the foreground group.
-        if number != signal.SIGINT or is_apart or not is_in_foreground():
-            _send_all(processes, number)
-
-    before = {number: signal.getsignal(number) for number in (*STOPPING, *SAVING)}
-    for number, handler in before.items():
-        if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup
-            signal.signal(number, forward)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _send_all(processes: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
-    for process in processes:
-        # It may end between Popen's look at it and the signal.
-        with suppress(ProcessLookupError):
-            process.send_signal(number)
-
-
 def _list_environments(size: int, inherited: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the environment of each rank, with the variables that torchrun would set."""
+    """Return the environment of each rank."""
     if size == 1:
         return [dict(inherited)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {
-        # As torchrun does: otherwise every rank would start a thread for each core.
-        "OMP_NUM_THREADS": "1",
-        **inherited,
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    shared = {**inherited, "LOCAL_WORLD_SIZE": str(size)}
+    return [
+        make_rank_environment(
+            shared, rank=rank, size=size, local_rank=rank, nodes=1, address="127.0.0.1", port=port
+        )
+        for rank in range(size)
+    ]

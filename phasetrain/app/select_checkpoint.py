@@ -1,23 +1,34 @@
-"""The checkpoint that RUN.checkpoint names, and its weights put into built parts."""
+"""The checkpoint that RUN.checkpoint names, and its weights in a task or a model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
 
 from phasetrain.app.build_hooks import build_checkpointer
 from phasetrain.app.setup import Setup
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import complete_state, excluded_digests
+from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.folder import RunFolder
-from phasetrain.tasks import SavedTask, Task
+from phasetrain.tasks import Builder, SavedTask, SplitData, Task
+from phasetrain.tasks.misfits import shorten_misfit
 
 NONE = "none"
 """Value of RUN.checkpoint for a model without a run."""
 
 
-def restore_weights(task: Task, loaded: LoadedCheckpoint) -> None:
-    """Load the weights of a checkpoint into a task that does not train.
+def build_task(
+    builder: Builder, data: Mapping[str, SplitData], plan: Plan, loaded: LoadedCheckpoint
+) -> Task:
+    """Build a task that does not train, with the weights of a checkpoint.
 
     Raises:
         ChangedError: the checkpoint is of another model or loss, or has no such averages.
     """
+    fresh = bool(excluded_digests(loaded))
+    task = builder.task(builder.parts(data, plan, train=False, fresh=fresh))
     shared = dict(loaded.state["task"])
     # Here, because the error of task.restore() could not name the key to remove.
     for name in task.parts.averages.keys() - shared.keys():
@@ -25,16 +36,38 @@ def restore_weights(task: Task, loaded: LoadedCheckpoint) -> None:
             f"{loaded.path} has no averaged weights; remove MODEL.{name}",
             code="checkpoint.no_average",
         )
-    digests = excluded_digests(loaded)
-    shared["model"] = complete_state(loaded.path, digests, shared["model"], task.parts.model)
+    shared["model"] = _read_state(task.parts.model, loaded, "model")
     try:
         task.restore(SavedTask(shared), "learned")
     except ChangedError as error:
-        raise ChangedError(
-            f"{loaded.path} is of another MODEL or LOSS than the config describes: {error}; "
-            f"`phasetrain test RUN_FOLDER` takes the config of the run",
-            code="checkpoint.other_model",
-        ) from error
+        raise _make_misfit_error(loaded, "MODEL or LOSS", str(error)) from error
+    return task
+
+
+def load_saved_weights(model: nn.Module, loaded: LoadedCheckpoint, which: str = "model") -> None:
+    """Load the trained weights of a checkpoint, or an average of them that it has, into a model
+    whose initial values replace the tensors that the checkpoint leaves out.
+
+    Raises:
+        ChangedError: the checkpoint is of another model, or these tensors were different.
+    """
+    try:
+        model.load_state_dict(_read_state(model, loaded, which))
+    except RuntimeError as error:
+        raise _make_misfit_error(loaded, "MODEL", shorten_misfit(error)) from error
+
+
+def _read_state(model: nn.Module, loaded: LoadedCheckpoint, which: str) -> Mapping[str, Any]:
+    state = loaded.state["task"][which]
+    return complete_state(loaded.path, excluded_digests(loaded), state, model)
+
+
+def _make_misfit_error(loaded: LoadedCheckpoint, sections: str, reason: str) -> ChangedError:
+    return ChangedError(
+        f"{loaded.path} is of another {sections} than the config describes: {reason}; name the "
+        "folder of the run, as in `phasetrain test RUN_FOLDER`, to take its config",
+        code="checkpoint.other_model",
+    )
 
 
 def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
@@ -44,15 +77,15 @@ def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
     """
     world = setup.world
     checkpointer = build_checkpointer(setup, folder)
-    found: list[LoadedCheckpoint] = []
+    chosen: list[LoadedCheckpoint] = []
 
     def choose() -> str:
-        found.append(_load_named(setup, folder, checkpointer))
-        return found[0].path
+        chosen.append(_load_named(setup, folder, checkpointer))
+        return chosen[0].path
 
     path = world.run_on_main(choose)
-    if found:
-        return found[0]
+    if chosen:
+        return chosen[0]
     return checkpointer.load_when_visible(path)
 
 
@@ -66,15 +99,14 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
         )
     if named not in ("latest", "best"):
         # A save on request may be repeated under one name: the newest of them counts.
-        asked = (
-            one.name
-            for one in reversed(checkpointer.list_checkpoints())
-            if one.manifest.facts.name == named
-        )
-        name = next(asked, None)
-        if name is None:
+        names = [
+            checkpoint.name
+            for checkpoint in checkpointer.list_checkpoints()
+            if checkpoint.manifest.facts.name == named
+        ]
+        if not names:
             return checkpointer.load(named)  # a path, perhaps of a checkpoint of another run
-        return checkpointer.load(f"{checkpointer.root}/{name}")
+        return checkpointer.load(f"{checkpointer.root}/{names[-1]}")
     if named == "best" and checkpointer.retention.monitor is None:
         raise ConfigError(
             "RUN.checkpoint = 'best': expected CHECKPOINT.best.monitor, the metric by which it is "

@@ -5,13 +5,11 @@ process: before the time limit, and when the job is preempted, it asks the train
 and has the job put back into the queue. Torch is not imported there.
 """
 
-import ctypes
 import logging
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,13 +19,17 @@ from typing import TYPE_CHECKING, Any
 from phasetrain.errors import ConfigError, LaunchError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.set_aside import set_aside
+from phasetrain.runtime.child_processes import (
+    COMMAND,
+    convert_exit_code,
+    make_rank_environment,
+    stop_with_parent,
+)
 
 if TYPE_CHECKING:
     from phasetrain.app.setup import Setup
 
 log = logging.getLogger(__name__)
-
-COMMAND = (sys.executable, "-m", "phasetrain")
 
 SECOND_SIGNAL_SECONDS = 5.0
 """Time after a SIGTERM within which the signal may follow with which submitit requeues the job."""
@@ -40,7 +42,6 @@ _OWN = re.compile(r"[+~]*LAUNCH(?=[.=@]|$)")
 _OF_TORCHRUN = re.compile(
     r"TORCHELASTIC_|(GROUP_|ROLE_)(RANK|WORLD_SIZE|NAME)$|(LOCAL_)?(RANK|WORLD_SIZE)$|MASTER_"
 )
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def submit(setup: "Setup") -> str:
@@ -109,17 +110,17 @@ def job_overrides(setup: "Setup") -> list[str]:
     from phasetrain.config.compose.composed import compose
     from phasetrain.config.compose.override_text import key_of
 
-    found = [word for word in setup.composed.overrides if _OWN.match(word) is None]
+    words = [word for word in setup.composed.overrides if _OWN.match(word) is None]
     if setup.config.RUN.resume == "restart":
-        found = [word for word in found if key_of(word) != "RUN.resume"]
-        found.append("RUN.resume=auto")
-    if "RUN.dir" not in map(key_of, found):
-        found.append(f"RUN.dir={setup.config.RUN.dir}")
+        words = [word for word in words if key_of(word) != "RUN.resume"]
+        words.append("RUN.resume=auto")
+    if "RUN.dir" not in map(key_of, words):
+        words.append(f"RUN.dir={setup.config.RUN.dir}")
     # LAUNCH may also be set in a file, and the job must not submit itself once more.
-    again = compose(found, config_dir=setup.config_dir, schema=setup.schema)
+    again = compose(words, config_dir=setup.config_dir, schema=setup.schema)
     if again.config["LAUNCH"]["cluster"] is not None:
-        found.append("LAUNCH.cluster=null")
-    return found
+        words.append("LAUNCH.cluster=null")
+    return words
 
 
 def _make_executor(section: Any, name: str, folder: Path) -> Any:
@@ -236,13 +237,10 @@ class Training:
     def _run_process(self, environment: Mapping[str, str]) -> int:
         """Run the process to its end and return its exit code, as a shell does."""
         words = [*self.command, *self.words]
-        # preexec_fn, because a child does not inherit the setting over the fork
-        self._process = subprocess.Popen(words, env=environment, preexec_fn=_terminate_with_parent)
+        # No training outlives a task that is killed.
+        self._process = subprocess.Popen(words, env=environment, preexec_fn=stop_with_parent)
         self._wait_for_end()
-        code = self._process.wait()
-        if code >= 0:
-            return code
-        return 128 - code  # Popen reports signal n as -n, a shell and SLURM as 128 + n
+        return convert_exit_code(self._process.wait())
 
     def checkpoint(self) -> Any:
         """Ask the run to save and stop, wait for it, and return the callable that submitit starts
@@ -278,27 +276,20 @@ def job_environment(job: Any, inherited: Mapping[str, str]) -> dict[str, str]:
         inherited: environment of the task.
     """
     # Variables of a torchrun around the submission would make the run join that process group.
-    found = {key: value for key, value in inherited.items() if _OF_TORCHRUN.match(key) is None}
+    clean = {key: value for key, value in inherited.items() if _OF_TORCHRUN.match(key) is None}
     if job.num_tasks == 1:
-        return found
+        return clean
     if job.num_nodes == 1:
         address = "127.0.0.1"  # the name of a machine need not resolve on the machine itself
     else:
         address = job.hostnames[0]
-    # As torchrun does: otherwise every rank would start a thread for each core of the machine.
-    threads = {"OMP_NUM_THREADS": inherited.get("SLURM_CPUS_PER_TASK", "1")}
-    ranks = {
-        "RANK": str(job.global_rank),
-        "WORLD_SIZE": str(job.num_tasks),
-        "LOCAL_RANK": str(job.local_rank),
-        "GROUP_WORLD_SIZE": str(job.num_nodes),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(FIRST_PORT + int(job.raw_job_id) * 7 % PORTS),
-    }
-    return threads | found | ranks
-
-
-def _terminate_with_parent() -> None:
-    """Let the kernel send SIGTERM if the task is killed, so that no training outlives it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
+    threads = inherited.get("SLURM_CPUS_PER_TASK", "1")
+    return make_rank_environment(
+        {"OMP_NUM_THREADS": threads, **clean},
+        rank=job.global_rank,
+        size=job.num_tasks,
+        local_rank=job.local_rank,
+        nodes=job.num_nodes,
+        address=address,
+        port=FIRST_PORT + int(job.raw_job_id) * 7 % PORTS,
+    )

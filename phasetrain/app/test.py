@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from phasetrain.app.result import LatestMetrics, RunResult
-from phasetrain.app.select_checkpoint import choose_checkpoint, restore_weights
+from phasetrain.app.select_checkpoint import build_task, choose_checkpoint
 from phasetrain.app.setup import Setup
-from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.data.loading.seed_check import read_first_targets
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import AVERAGED, TRAIN, PhaseTable, Plan, make_test_phase
@@ -43,19 +42,19 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
         )
     plan_of_run = builder.plan(data) if TRAIN in data else Plan()
-    parts = builder.parts(data, plan_of_run, train=False, fresh=bool(excluded_digests(loaded)))
+    task = build_task(builder, data, plan_of_run, loaded)
     epoch = _find_epoch(plan_of_run, loaded.manifest.state)
     limit = setup.config.PHASES.limit.test
     phases = [make_test_phase(split, epoch=epoch, limit=limit) for split in tests]
     averages = [
-        f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test
+        f"{AVERAGED}{name}"
+        for name, average in task.parts.averages.items()
+        if average.settings.test
     ]
     tested = [(phase, weights) for phase in phases for weights in ("", *averages)]
     phases = [replace(phase, split=f"{phase.split}{weights}") for phase, weights in tested]
     plan = Plan(PhaseTable(phases))
-    task = builder.task(parts)
     latest = LatestMetrics()
-    restore_weights(task, loaded)
     for split in tests:
         task.check_targets(split.name, read_first_targets(data[split.name].reader))
     called = Hooks({"latest": latest, **(hooks or {})}, setup.world)
@@ -80,7 +79,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         updates=updates,
         last=latest.metrics,
         details=content,
-        digest=hash_model(parts.model),
+        digest=hash_model(task.parts.model),
         seconds=time.perf_counter() - began,
     )
 

@@ -15,8 +15,8 @@ def excluded_digests(loaded: LoadedCheckpoint | None) -> Mapping[str, str]:
     """Return name -> digest of the tensors that a checkpoint leaves out."""
     if loaded is None:
         return {}
-    found: Mapping[str, str] = loaded.promised.get("excluded", {})
-    return found
+    digests: Mapping[str, str] = loaded.promised.get("excluded", {})
+    return digests
 
 
 def complete_state(

@@ -1,10 +1,7 @@
 """Joins the ranks of a run into a process group."""
 
-import ctypes
 import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,9 +17,7 @@ from phasetrain.distributed.failures import Failures
 from phasetrain.distributed.placement import Placement
 from phasetrain.distributed.world import World
 from phasetrain.errors import PeerError
-
-PR_SET_PDEATHSIG = 1
-"""Option of prctl(2): the signal to receive when the parent dies."""
+from phasetrain.runtime.child_processes import stop_with_parent
 
 POLL_SECONDS = 0.05
 """How often a rank checks whether rank 0 has answered it."""
@@ -89,15 +84,6 @@ def join_process_group(
             # replaced.
             with suppress(RuntimeError, dist.DistError):
                 dist.destroy_process_group()
-
-
-def stop_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when its parent, torchrun, dies.
-
-    A killed torchrun cannot stop its workers itself. Linux only; elsewhere nothing happens.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def _open_store(place: Placement, timeout: timedelta) -> Any:

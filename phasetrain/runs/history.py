@@ -2,7 +2,6 @@
 best value of a metric."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,14 @@ from phasetrain.runs.direction import (
     guess_direction,
     resolve_objective,
 )
-from phasetrain.runs.records import MetricsLine, RunFiles, is_scalar, parse_count
+from phasetrain.runs.records import MetricsLine, is_scalar, parse_count
+from phasetrain.runs.view import RunView
 
 if TYPE_CHECKING:
     from fvcore.common.history_buffer import HistoryBuffer
 
 COUNTERS = frozenset({"updates", "phase", "epoch", "step", "samples"})
 """Columns that say when a row was written."""
-
-# An exact match is possible: a run writes config.yaml itself, with this indentation.
-_MONITOR = re.compile(
-    r"^CHECKPOINT:\n(?:  .*\n)*?  best:\n(?:    .*\n)*?    monitor: (\S+)", re.MULTILINE
-)
 
 Smoothing = Literal["median", "mean"]
 
@@ -298,24 +293,14 @@ def _choose_metric(history: History) -> str:
     return next(iter([*preferred, *names]), "")
 
 
-def read_history(folder: str | Path) -> History:
-    """Return the measurements of the run in a folder; empty if there are none yet.
+def read_history(run: str | Path | RunView) -> History:
+    """Return the measurements of a run, or of the run in a folder; empty if there are none yet.
 
     Lines that were torn by a kill, and lines of unknown form, are skipped.
     """
-    return History.from_lines(RunFiles(folder).metrics())
-
-
-def read_monitor(folder: str | Path) -> str | None:
-    """Return CHECKPOINT.best.monitor of the run in a folder; None if none is set.
-
-    Config files are searched as text, because parsing YAML takes about 20 ms per run of a list.
-    """
-    content = RunFiles(folder).read_bytes("config.yaml")
-    found = _MONITOR.search(content.decode(errors="replace"))
-    if found and found[1] not in ("null", "auto"):
-        return found[1].strip("'\"")
-    return None
+    if not isinstance(run, RunView):
+        run = RunView(run)
+    return History.from_lines(run.lines)
 
 
 def _list_metrics(row: Mapping[str, Any]) -> dict[str, float]:

@@ -1,10 +1,7 @@
-"""The one reader of the files of a run folder: typed records of status.json, attempts.jsonl,
-metrics.jsonl, plan.json, environment.json and predictions.json.
+"""Typed records of the files of a run folder, which `phasetrain.runs.view` reads: status.json,
+attempts.jsonl, metrics.jsonl, plan.json and environment.json.
 
-Reading never fails because of the content: a file that is missing, torn by a kill, edited by hand
-or written by another version gives an empty record or defaults for the damaged fields, and
-`RunFiles.problems` says so. Each record keeps the whole JSON object as `content`. Nothing here
-imports torch: a thousand folders are listed in seconds.
+Damaged fields have their defaults. Each record keeps the whole JSON object as `content`.
 """
 
 import json
@@ -13,14 +10,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from phasetrain.runs.direction import Direction, parse_directions
 from phasetrain.runs.owner import is_lease_expired
-from phasetrain.runtime.storage import Storage, open_storage
 
 STATUS = "status.json"
 ATTEMPTS = "attempts.jsonl"
@@ -45,9 +40,6 @@ MAX_COUNT = 1 << 63
 
 MAX_TIMESTAMP = 253402300800.0
 """Seconds from 1970 to the year 10000, the last one that a calendar can format."""
-
-STEP_PREFIX = b'{"kind": "step"'
-"""Start of the lines of train steps, to skip them without parsing."""
 
 
 def parse_number(value: Any) -> float:
@@ -75,7 +67,8 @@ def _parse_text(value: Any) -> str:
     return ""
 
 
-def _parse_mapping(value: Any) -> dict[str, Any]:
+def parse_mapping(value: Any) -> dict[str, Any]:
+    """Return a value as a mapping with text keys, empty if it is none."""
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
     return {}
@@ -83,7 +76,7 @@ def _parse_mapping(value: Any) -> dict[str, Any]:
 
 def _parse_durations(value: Any) -> dict[str, float]:
     """Return kind -> seconds without damaged values."""
-    durations = {kind: parse_number(seconds) for kind, seconds in _parse_mapping(value).items()}
+    durations = {kind: parse_number(seconds) for kind, seconds in parse_mapping(value).items()}
     return {kind: seconds for kind, seconds in durations.items() if 0 <= seconds < MAX_COUNT}
 
 
@@ -104,15 +97,15 @@ class Heartbeat:
     @classmethod
     def from_json(cls, content: Any) -> "Heartbeat":
         """Read the entry of status.json."""
-        found = _parse_mapping(content)
-        at = parse_number(found.get("at"))
-        pid = found.get("pid")
+        entries = parse_mapping(content)
+        at = parse_number(entries.get("at"))
+        pid = entries.get("pid")
         # os.kill with a negative pid would signal a whole process group
         if not isinstance(pid, int) or isinstance(pid, bool) or pid < 0:
             pid = 0
         if not 0 < at < MAX_TIMESTAMP:  # also false for NaN
             at = 0.0
-        return cls(at=at, pid=pid, host=_parse_text(found.get("host")))
+        return cls(at=at, pid=pid, host=_parse_text(entries.get("host")))
 
     def is_alive(self, now: float | None = None) -> bool:
         """Return whether the process may still be running, as far as this machine can tell.
@@ -185,29 +178,29 @@ class StatusRecord:
     @classmethod
     def from_json(cls, content: Any) -> "StatusRecord":
         """Read the content of status.json, or of a line of attempts.jsonl."""
-        found = _parse_mapping(content)
-        spent = _parse_mapping(found.get("time"))
-        code = found.get("exit_code")
+        entries = parse_mapping(content)
+        spent = parse_mapping(entries.get("time"))
+        code = entries.get("exit_code")
         if not isinstance(code, int) or isinstance(code, bool):
             code = None
         return cls(
-            state=_parse_text(found.get("state")),
-            attempt=parse_count(found.get("attempt")),
-            updates=parse_count(found.get("updates")),
-            reached=parse_count(found.get("reached")),
-            reason=_parse_text(found.get("reason")),
-            cause=_parse_text(found.get("cause")),
-            checkpoint=_parse_text(found.get("checkpoint")),
-            digest=_parse_text(found.get("digest")),
-            idle_attempts=parse_count(found.get("idle_attempts")),
-            started_from=parse_count(found.get("started_from")),
-            resumed_at=parse_count(found.get("resumed_at")),
+            state=_parse_text(entries.get("state")),
+            attempt=parse_count(entries.get("attempt")),
+            updates=parse_count(entries.get("updates")),
+            reached=parse_count(entries.get("reached")),
+            reason=_parse_text(entries.get("reason")),
+            cause=_parse_text(entries.get("cause")),
+            checkpoint=_parse_text(entries.get("checkpoint")),
+            digest=_parse_text(entries.get("digest")),
+            idle_attempts=parse_count(entries.get("idle_attempts")),
+            started_from=parse_count(entries.get("started_from")),
+            resumed_at=parse_count(entries.get("resumed_at")),
             exit_code=code,
             broken=parse_count(spent.get("broken")),
             attempt_seconds=_parse_durations(spent.get("attempt")),
             run_seconds=_parse_durations(spent.get("run")),
-            heartbeat=Heartbeat.from_json(found.get("heartbeat")),
-            content=found,
+            heartbeat=Heartbeat.from_json(entries.get("heartbeat")),
+            content=entries,
         )
 
     def observe_state(self, now: float | None = None) -> str:
@@ -238,20 +231,20 @@ class PlanRecord:
     @classmethod
     def from_json(cls, content: Any) -> "PlanRecord":
         """Read the content of plan.json."""
-        found = _parse_mapping(content)
-        rows = found.get("differs")
+        entries = parse_mapping(content)
+        rows = entries.get("differs")
         if not isinstance(rows, list):
             rows = []
         return cls(
-            updates=parse_count(found.get("updates")),
+            updates=parse_count(entries.get("updates")),
             differs=tuple(
                 (str(row[0]), row[1], str(row[2]))
                 for row in rows
                 if isinstance(row, list) and len(row) == 3
             ),
-            facts=_parse_mapping(found.get("facts")),
-            directions=parse_directions(found.get("directions")),
-            content=found,
+            facts=parse_mapping(entries.get("facts")),
+            directions=parse_directions(entries.get("directions")),
+            content=entries,
         )
 
 
@@ -263,14 +256,16 @@ class EnvironmentRecord:
         processes: world size.
         threads: threads per process; None if unknown.
         device: such as `cpu` or `cuda`.
-        config_dir: folder with the user's configs; None for none.
+        config_dir: folder with the user's configs; empty for none.
+        folder: working directory; empty if unknown.
         content: the whole JSON object.
     """
 
     processes: int = 1
     threads: int | None = None
     device: str = ""
-    config_dir: Any = None
+    config_dir: str = ""
+    folder: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -282,98 +277,51 @@ class EnvironmentRecord:
     @property
     def changes(self) -> list[tuple[int, str]]:
         """Number of updates after which config, data or code changed, and a sentence about it."""
-        return [
-            (one["updates"], _join_lines(one["what"]))
-            for one in _list_departures(self.content.get("departures"))
-            if one["updates"]
-        ]
+        departures = _list_departures(self.content.get("departures"))
+        return [(updates, text) for updates, text in departures if updates]
 
     @classmethod
     def from_json(cls, content: Any) -> "EnvironmentRecord":
         """Read the content of environment.json."""
-        found = _parse_mapping(content)
+        entries = parse_mapping(content)
         return cls(
-            processes=parse_count(found.get("processes")) or 1,
-            threads=parse_count(found.get("threads")) or None,
-            device=_parse_text(found.get("device")),
-            config_dir=found.get("config_dir"),
-            content=found,
+            processes=parse_count(entries.get("processes")) or 1,
+            threads=parse_count(entries.get("threads")) or None,
+            device=_parse_text(entries.get("device")),
+            config_dir=_parse_text(entries.get("config_dir")),
+            folder=_parse_text(entries.get("folder")),
+            content=entries,
         )
 
 
-def format_deviations(found: Any) -> list[str]:
+def format_deviations(departures: Any) -> list[str]:
     """Return a sentence for each deviation of a run from a run of its newest command alone.
 
     Args:
-        found: `departures` of environment.json, as made by
-            `phasetrain.app.train.resume.list_deviations`; entries that were damaged by hand
-            are left out.
+        departures: the entry of environment.json, as made by
+            `phasetrain.app.train.resume.list_deviations`; parts that were damaged by hand are left
+            out.
     """
-    return [
-        f"{_format_start(one['updates'])}: {_join_lines(one['what'])}"
-        for one in _list_departures(found)
-    ]
+    return [f"{_format_start(updates)}: {text}" for updates, text in _list_departures(departures)]
 
 
-def _list_departures(found: Any) -> list[dict[str, Any]]:
-    if not isinstance(found, list):
+def _list_departures(departures: Any) -> list[tuple[int, str]]:
+    """Return the number of updates before each deviation, and a sentence about it."""
+    if not isinstance(departures, list):
         return []
     return [
-        one
-        for one in found
-        if isinstance(one, dict)
-        and isinstance(one.get("updates"), int)
-        and isinstance(one.get("what"), list)
+        (entry["updates"], " ".join("; ".join(map(str, entry["what"])).split()))
+        for entry in departures
+        if isinstance(entry, dict)
+        and isinstance(entry.get("updates"), int)
+        and isinstance(entry.get("what"), list)
     ]
-
-
-def _join_lines(lines: list[Any]) -> str:
-    return " ".join("; ".join(map(str, lines)).split())
 
 
 def _format_start(updates: int) -> str:
     if updates:
         return f"from update {updates} on"
     return "from the start"
-
-
-@dataclass(frozen=True)
-class PredictionsRecord:
-    """Predictions of the last test of a split, kept by the hook `report`.
-
-    Attributes:
-        updates: updates done before the test.
-        classes: names of the classes.
-        confusion: one row of counts per true class; empty if there is none.
-        samples: group (`first`, `mistakes`) -> samples with label, prediction and image.
-        pictures: kind (`masks`, `boxes`) -> samples with image, target and prediction.
-    """
-
-    updates: int
-    classes: tuple[str, ...] = ()
-    confusion: tuple[Any, ...] = ()
-    samples: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
-    pictures: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, content: Any) -> "PredictionsRecord":
-        """Read the entry of a split in predictions.json.
-
-        Raises:
-            ValueError, KeyError, TypeError: the entry is damaged.
-        """
-        groups = {
-            group: tuple(dict(sample) for sample in content.get(group) or ())
-            for group in ("first", "mistakes", "masks", "boxes")
-        }
-        pictures = {kind: groups.pop(kind) for kind in ("masks", "boxes")}
-        return cls(
-            updates=int(content["updates"]),
-            classes=tuple(str(name) for name in content.get("classes") or ()),
-            confusion=tuple(content.get("confusion") or ()),
-            samples=groups,
-            pictures=pictures,
-        )
 
 
 @dataclass(frozen=True)
@@ -405,32 +353,13 @@ class MetricsLine:
         """Metrics of a phase by name, without the split; empty for other lines."""
         if self.kind != "phase":
             return {}
-        found = _parse_mapping(self.content.get("metrics"))
-        return {name: parse_number(value) for name, value in found.items()}
+        metrics = parse_mapping(self.content.get("metrics"))
+        return {name: parse_number(value) for name, value in metrics.items()}
 
     @property
     def directions(self) -> dict[str, Direction | None]:
         """Which values are better, by the name of the metric; empty in runs of version 0.1."""
         return parse_directions(self.content.get("directions"))
-
-    @property
-    def step_values(self) -> dict[str, float]:
-        """Values of a train step: loss, lr, samples/s, of a language model tokens/s, and the logs
-        of its parts by name."""
-        spent = _parse_mapping(self.content.get("time"))
-        return {
-            "loss": parse_number(self.content.get("loss")),
-            "lr": parse_number(self.content.get("lr")),
-            **{
-                name: parse_number(value)
-                for name, value in _parse_mapping(self.content.get("logs")).items()
-            },
-            **{
-                f"{unit}/s": parse_number(spent.get(f"{unit}_per_second"))
-                for unit in ("samples", "tokens")
-                if unit == "samples" or f"{unit}_per_second" in spent
-            },
-        }
 
     def comparable_content(self) -> dict[str, Any]:
         """Return the content that equal runs have in common, to compare two runs.
@@ -451,7 +380,7 @@ class MetricsLine:
                 prefix: Any = key
                 if key == "metrics":
                     prefix = self.content.get("split")
-                row |= {f"{prefix}/{name}": _restore_number(one) for name, one in value.items()}
+                row |= {f"{prefix}/{name}": _restore_number(item) for name, item in value.items()}
             # not of every text: a hook may log the word "nan"
             elif key in ("loss", "lr"):
                 row[key] = _restore_number(value)
@@ -498,126 +427,6 @@ def parse_metrics(data: bytes) -> list[MetricsLine]:
     return [line for line in lines if line is not None]
 
 
-class RunFiles:
-    """Reads the files of a run folder, without its lock.
-
-    Args:
-        folder: path of the run folder.
-        storage: access to its files; chosen by the path by default.
-
-    Attributes:
-        problems: a sentence per file that could not be read.
-    """
-
-    def __init__(self, folder: str | Path, storage: Storage | None = None) -> None:
-        self.folder = str(folder).rstrip("/") or "/"
-        self.storage = storage or open_storage(self.folder)
-        self.problems: list[str] = []
-
-    def path(self, name: str) -> str:
-        """Return the path of a file in the folder."""
-        return f"{self.folder}/{name}"
-
-    def read_bytes(self, name: str) -> bytes:
-        """Return the content of a file; empty if it is missing or cannot be read."""
-        try:
-            return self.storage.read(self.path(name))
-        except FileNotFoundError:
-            # no problem to report: a young run has not written all of its files yet
-            return b""
-        except OSError as error:
-            self.problems.append(f"{name} cannot be read: {error.strerror or error}.")
-            return b""
-
-    def read_mapping(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file that holds an object; empty if it is damaged."""
-        data = self.read_bytes(name)
-        if not data:
-            return {}
-        try:
-            content = json.loads(data)
-        except READ_ERRORS as error:
-            self.problems.append(f"{name} cannot be read: {shorten_error(error)}.")
-            return {}
-        if not isinstance(content, dict):
-            self.problems.append(f"{name} contains {type(content).__name__}, expected a mapping.")
-            return {}
-        return content
-
-    def status(self) -> StatusRecord:
-        """Read status.json."""
-        return StatusRecord.from_json(self.read_mapping(STATUS))
-
-    def plan(self) -> PlanRecord:
-        """Read plan.json."""
-        return PlanRecord.from_json(self.read_mapping(PLAN))
-
-    def environment(self) -> EnvironmentRecord:
-        """Read environment.json."""
-        return EnvironmentRecord.from_json(self.read_mapping(ENVIRONMENT))
-
-    def predictions(self) -> dict[str, PredictionsRecord]:
-        """Read predictions.json: split -> predictions of its last test."""
-        found = {}
-        for split, content in self.read_mapping(PREDICTIONS).items():
-            try:
-                found[split] = PredictionsRecord.from_json(content)
-            except READ_ERRORS as error:
-                self.problems.append(
-                    f"{PREDICTIONS}: the entry of {split} cannot be read ({shorten_error(error)})."
-                )
-        return found
-
-    def attempts(self, status: StatusRecord) -> list[StatusRecord]:
-        """Return one record per attempt, in their order: earlier ones from attempts.jsonl, the last
-        one from status.json."""
-        earlier = (_load_line(line) for line in self.read_bytes(ATTEMPTS).splitlines())
-        records = [*(StatusRecord.from_json(content) for content in earlier), status]
-        # The last record of a number wins: a kill between the two files leaves an attempt in both.
-        by_number = {record.attempt: record for record in records if record.attempt}
-        return [by_number[number] for number in sorted(by_number)]
-
-    def metrics(self, most_steps: int | None = None) -> list[MetricsLine]:
-        """Read metrics.jsonl.
-
-        Args:
-            most_steps: maximum number of step lines; of more lines, evenly spaced ones are read.
-        """
-        return list(self._iterate_metrics(self.read_bytes(METRICS), most_steps))
-
-    def _iterate_metrics(self, data: bytes, most_steps: int | None) -> Iterator[MetricsLine]:
-        stride = 1
-        if most_steps is not None:
-            # rounded up, so that never more than most_steps are left; 1 if there is no step at all
-            stride = -(-data.count(STEP_PREFIX) // most_steps) or 1
-        steps = damaged = 0
-        for line in data.splitlines():
-            # Lines are skipped before they are parsed, which takes most of the time.
-            if line.startswith(STEP_PREFIX):
-                steps += 1
-                if steps % stride:
-                    continue
-            record = parse_metrics_line(line)
-            if record is None:
-                damaged += 1
-            else:
-                yield record
-        if damaged:
-            self.problems.append(f"{damaged} lines of {METRICS} are damaged and were skipped.")
-
-
-def _load_line(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except READ_ERRORS:
-        return None
-
-
 def shorten_error(error: BaseException) -> str:
     """Return the message of an error in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]
-
-
-def read_status(folder: str | Path, storage: Storage | None = None) -> StatusRecord:
-    """Return the status of the run in a folder; an empty record if there is none."""
-    return RunFiles(folder, storage).status()

@@ -18,7 +18,7 @@ from kill_findings import Attempt, describe_loss, newest_intact, untrue_status
 from split_parts import WORDS as SPLITS
 
 from phasetrain.cli import main
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import RunView
 from phasetrain.runtime.storage import Storage
 
 HERE = Path(__file__).parent
@@ -187,7 +187,7 @@ class InexactRoute(Route):
             for name in ("RUN.md", "reproduce.sh", "report.html")
             if self.SENTENCE not in (folder / name).read_text()
         ]
-        deviations = RunFiles(str(folder), Storage()).environment().content["departures"]
+        deviations = RunView(folder, Storage()).environment.content["departures"]
         lines = [one for one in deviations if "DATA.TRAIN.exact" in one["what"][0]]
         if [one["updates"] for one in lines] != [0]:
             found.append(f"departures: {deviations}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness import SMALL
 
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.machine import CAPABILITY_VARIABLES, read_cpu_flags
 
 FLAGS = read_cpu_flags() or frozenset()

@@ -23,7 +23,7 @@ from phasetrain.hooks import HOOKS, Hook, Metrics
 from phasetrain.meters import Meter
 from phasetrain.meters.base import Better, resolve_direction
 from phasetrain.runs.direction import Direction
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import RunView
 from phasetrain.runtime.terminal import Terminal
 
 
@@ -229,11 +229,11 @@ def test_direction_of_the_meter_is_recorded_and_decides(tmp_path: Path) -> None:
     values = [row["test/quality"] for row in result.history if "test/quality" in row]
     assert result.best is not None
     assert result.best.value == min(values) < max(values)
-    phases = [line for line in RunFiles(tmp_path).metrics() if line.kind == "phase"]
+    phases = [line for line in RunView(tmp_path).lines if line.kind == "phase"]
     assert [line.directions for line in phases if line.split == "test"] == [
         {"quality": "smaller"}
     ] * len(values)
-    assert RunFiles(tmp_path).plan().directions == {"quality": "smaller"}
+    assert RunView(tmp_path).plan.directions == {"quality": "smaller"}
     summary = summarize_run(tmp_path)
     assert (summary.best, summary.direction) == (min(values), "smaller")
 

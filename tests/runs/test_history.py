@@ -11,7 +11,7 @@ from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs.direction import Direction
-from phasetrain.runs.history import Best, History, read_history, read_monitor
+from phasetrain.runs.history import Best, History, read_history
 from phasetrain.runs.records import parse_metrics
 
 SMALLER = Direction.SMALLER
@@ -193,17 +193,3 @@ def test_a_table_of_pandas(history: History, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "pandas", None)
     with raises(ConfigError, code="install.missing"):
         history.frame()
-
-
-@pytest.mark.parametrize(
-    ("text", "monitor"),
-    [
-        ("A:\n  best:\n    monitor: no\nCHECKPOINT:\n  a: 2\n  best:\n    keep: 1\n    monitor: -test/x\n", "-test/x"),
-        ("CHECKPOINT:\n  best:\n    monitor: null\n", None),
-        ("CHECKPOINT: 3\nHOOKS:\n  best:\n    monitor: x\n", None),
-        ("\0\xff", None),
-    ],
-)  # fmt: skip
-def test_the_monitor_of_a_run(tmp_path: Path, text: str, monitor: str | None) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    assert read_monitor(tmp_path) == monitor

@@ -1,11 +1,8 @@
 """The reader of run files: typed records, tolerant of damage."""
 
-import json
 import math
 import os
 import socket
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +12,8 @@ from phasetrain.runs.records import (
     EnvironmentRecord,
     Heartbeat,
     PlanRecord,
-    RunFiles,
     StatusRecord,
-    parse_metrics,
     parse_metrics_line,
-    read_status,
 )
 
 STATUS = {
@@ -59,13 +53,6 @@ class TestStatus:
         assert (record.state, record.updates, record.attempt) == ("", 0, 0)
         assert (record.run_seconds, record.heartbeat) == ({}, Heartbeat())
 
-    def test_missing_and_torn_files_are_empty(self, tmp_path: Path) -> None:
-        assert read_status(tmp_path / "none") == StatusRecord()
-        (tmp_path / "status.json").write_text('{"state": "ru')
-        files = RunFiles(tmp_path)
-        assert files.status() == StatusRecord()
-        assert len(files.problems) == 1
-
 
 class TestKilled:
     """One definition for the list, the report, sweeps and the lock."""
@@ -86,18 +73,6 @@ class TestKilled:
 
     def test_other_states_stay(self) -> None:
         assert StatusRecord.from_json({"state": "failed"}).observe_state() == "failed"
-
-    def test_all_readers_agree(self, tmp_path: Path) -> None:
-        from phasetrain.addons.report.page.reading import read_run
-        from phasetrain.app.runs.list_runs import summarize_run
-
-        for age, state in ((89.0, "running"), (100.0, "killed"), (119.0, "killed")):
-            beat = {"at": time.time() - age, "pid": 1, "host": "elsewhere"}
-            (tmp_path / "status.json").write_text(
-                json.dumps({"state": "running", "heartbeat": beat})
-            )
-            assert summarize_run(tmp_path).state == state
-            assert read_run(str(tmp_path)).status.observe_state() == state
 
 
 class TestMetricsLines:
@@ -124,30 +99,6 @@ class TestMetricsLines:
             old.comparable_content() == new.comparable_content() == {"kind": "phase", "updates": 4}
         )
 
-    def test_step_line(self) -> None:
-        (line,) = parse_metrics(
-            b'{"kind": "step", "updates": 4, "loss": 1.0, "lr": 0.1, "logs": {"part": 2.0}, '
-            b'"time": {"samples_per_second": 9.0}}'
-        )
-        assert line.step_values == {"loss": 1.0, "lr": 0.1, "part": 2.0, "samples/s": 9.0}
-        assert line.metrics == {}
-
-    def test_damaged_lines_are_skipped_and_counted(self, tmp_path: Path) -> None:
-        lines = [b'{"kind": "step", "updates": 1}', b"[1]", b'{"kind": 7, "updates": 1}', b'{"ki']
-        (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
-        files = RunFiles(tmp_path)
-        assert [line.updates for line in files.metrics()] == [1]
-        assert files.problems == ["3 lines of metrics.jsonl are damaged and were skipped."]
-
-    def test_many_steps_are_thinned_and_phases_kept(self, tmp_path: Path) -> None:
-        steps = [f'{{"kind": "step", "updates": {number}}}' for number in range(100)]
-        (tmp_path / "metrics.jsonl").write_text(
-            "\n".join([*steps, '{"kind": "phase", "updates": 100}'])
-        )
-        found = RunFiles(tmp_path).metrics(most_steps=10)
-        assert len(found) == 11
-        assert found[-1].kind == "phase"
-
 
 def test_plan_has_directions_and_facts() -> None:
     content = {
@@ -165,20 +116,3 @@ def test_plan_has_directions_and_facts() -> None:
 def test_environment_of_a_damaged_file_has_defaults() -> None:
     record = EnvironmentRecord.from_json({"threads": "x", "processes": None})
     assert (record.threads, record.processes, record.device) == (None, 1, "")
-
-
-def test_attempts_are_listed_once_each(tmp_path: Path) -> None:
-    lines = [{"attempt": 1, "state": "failed"}, {"attempt": 2, "state": "running"}]
-    (tmp_path / "attempts.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"att')
-    (tmp_path / "status.json").write_text('{"attempt": 2, "state": "finished"}')
-    files = RunFiles(tmp_path)
-    found = [(record.attempt, record.state) for record in files.attempts(files.status())]
-    assert found == [(1, "failed"), (2, "finished")]
-
-
-def test_damaged_predictions_cost_their_split(tmp_path: Path) -> None:
-    content = {"test": {"updates": 4, "classes": ["a"], "confusion": [[1]]}, "dev": [1]}
-    (tmp_path / "predictions.json").write_text(json.dumps(content))
-    files = RunFiles(tmp_path)
-    assert files.predictions().keys() == {"test"}
-    assert len(files.problems) == 1

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from phasetrain import __version__
 from phasetrain.addons.deploy.native_folder import is_native, make_native_files
 from phasetrain.app.complete_weights import choose_split, complete_weights, read_batch
-from phasetrain.app.load import FOR_INFERENCE, choose_weights, find_test_split, load_task
-from phasetrain.app.setup import Setup, resolve_config
+from phasetrain.app.load import choose_weights, find_test_split, load_task, resolve_for_inference
+from phasetrain.app.setup import Setup
 from phasetrain.app.stored.stored_config import read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint, holds_plain_weights
@@ -36,7 +36,6 @@ from phasetrain.models.sources.files import flatten_tensors, without_tied
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.name_patterns import filter_names
 from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
-from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.input_transform import TransformedModel, describe_transform
 from phasetrain.tasks.misfits import shorten_misfit
@@ -226,7 +225,7 @@ def _export_peft(
     source: WeightSource, loaded: LoadedCheckpoint, out: str, *, trust: bool
 ) -> Exported:
     """Write the adapters of a checkpoint as a folder of PEFT."""
-    task = load_task(loaded, loaded.path, device="cpu", trust=trust)
+    task = load_task(loaded, loaded.path, trust=trust)
     model = task.model
     if source.which != "model":
         model.load_state_dict(loaded.state["task"][source.which])
@@ -395,13 +394,9 @@ def build_model(
     merged: list[str] = []
     if weights.loaded.promised["config"]["MODEL"].get("adapters") is not None:
         merged = ["MODEL.adapters=null"]
-    setup = resolve_config(
-        # on the CPU, so that the file does not hold CUDA devices
-        [*FOR_INFERENCE, *overrides, *merged, "MACHINE.device=cpu"],
-        config_dir=config_dir,
-        terminal=Terminal(io.StringIO(), live=False),
-        stored=replace(stored, is_trusted=trust),
-    )
+    # on the CPU, so that the file does not hold CUDA devices
+    words = [*overrides, *merged, "MACHINE.device=cpu"]
+    setup = resolve_for_inference(stored, words, trust=trust, config_dir=config_dir)
     with trust_only(setup.trusted_paths):
         return _build_model(setup, weights, with_transforms=with_transforms)
 

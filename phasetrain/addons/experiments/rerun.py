@@ -20,8 +20,8 @@ from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.distributed import find_placement
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
-from phasetrain.runs.records import RunFiles, StatusRecord, read_status
-from phasetrain.runtime.storage import open_storage
+from phasetrain.runs.records import StatusRecord
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
@@ -120,8 +120,7 @@ def read_original(folder: str, *, trust: bool = False) -> Original:
         stored = read_newest_command(folder)
     except ConfigError as error:
         raise ConfigError(str(error), code="rerun.no_run") from error
-    files = RunFiles(stored.folder, open_storage(stored.folder))
-    return Original(replace(stored, is_trusted=trust), files.status())
+    return Original(replace(stored, is_trusted=trust), read_status(stored.folder))
 
 
 def repeat_overrides(

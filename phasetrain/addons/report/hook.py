@@ -13,6 +13,7 @@ from phasetrain.addons.report.dense_samples import (
     select_evenly,
 )
 from phasetrain.addons.report.page import write_report
+from phasetrain.addons.report.page.reading import RunReport
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets import Described
 from phasetrain.engine.batch import Batch, GeneratedOutput, StepOutput
@@ -28,7 +29,7 @@ from phasetrain.meters.classification.class_scores import (
     require_single_label,
 )
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.records import PREDICTIONS, RunFiles
+from phasetrain.runs.records import PREDICTIONS
 
 log = logging.getLogger(__name__)
 
@@ -89,13 +90,13 @@ class Report(Hook):
         self._world_size = run.world.size
         if folder is None or not run.world.is_main:
             return
-        files = RunFiles(folder.root, folder.storage)
+        report = RunReport(folder.root, folder.storage)
         reached = {
             split
-            for split, predictions in files.predictions().items()
+            for split, predictions in report.predictions.items()
             if predictions.updates <= run.state.updates  # later ones will be made again
         }
-        content = files.read_mapping(PREDICTIONS)
+        content = report.read_mapping(PREDICTIONS)
         self._by_split = {split: content[split] for split in content if split in reached}
         # Not in `close`: the report reads files that other hooks complete when they are closed.
         folder.before_close.append(lambda: self._finish(folder))

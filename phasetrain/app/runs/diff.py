@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from phasetrain.app.setup import SLOTS
 from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.config.changes import ABSENT, Change, compare_configs
@@ -30,7 +26,8 @@ from phasetrain.runs.ledger import (
     list_differences,
     parse_ledger,
 )
-from phasetrain.runs.records import METRICS, RunFiles, parse_metrics
+from phasetrain.runs.records import METRICS, parse_metrics
+from phasetrain.runs.view import RunView
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.storage import Storage, open_storage
 from phasetrain.runtime.terminal import Rows, plain_table
@@ -242,6 +239,8 @@ def read_side(path: str) -> Side:
             f"{path!r}: a file of this run cannot be read ({error}); restore it, or delete it",
             code="runs.unreadable",
         ) from error
+    except InvalidLedgerError as error:
+        raise ConfigError(str(error), code="runs.unreadable") from error
 
 
 def _read_side(storage: Storage, path: str) -> Side:
@@ -252,32 +251,19 @@ def _read_side(storage: Storage, path: str) -> Side:
         raise ConfigError(
             f"{path!r}: expected the folder of a run, or the path of a {FILE}", code="runs.no_run"
         )
-    # "replace": a flipped byte then shows as a difference of its key, and the rest is compared
-    try:
-        config = OmegaConf.to_container(
-            OmegaConf.create(
-                _read_file(storage, path, "config.yaml", names).decode(errors="replace")
-            )
-        )
-    except (OmegaConfBaseException, YAMLError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}/config.yaml cannot be read: {error}", code="runs.unreadable"
-        ) from error
-    config = Redaction({}).redact_config(config) if isinstance(config, dict) else {}
-    ledger = None
-    if FILE in names:
-        ledger = _read_ledger(storage, f"{path}/{FILE}")
-    environment = RunFiles(path, storage).environment()
+    run = RunView(path, storage)
+    config = Redaction({}).redact_config(run.config)
+    metrics = run.read_bytes(METRICS)
+    # Unlike in a report, this is an error: two runs could seem to be equal.
+    if run.problems:
+        raise ConfigError(f"{path}/{run.problems[0]}", code="runs.unreadable")
     return Side(
         path,
-        ledger,
-        {str(key): value for key, value in config.items()},
-        environment.content,
+        run.ledger,
+        config,
+        run.environment.content,
         _read_fingerprints(storage, f"{path}/checkpoints"),
-        [
-            line.comparable_content()
-            for line in parse_metrics(_read_file(storage, path, METRICS, names))
-        ],
+        [line.comparable_content() for line in parse_metrics(metrics)],
     )
 
 
@@ -498,16 +484,6 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
             f"{path!r}: {reason}; expected the folder of a run, or the path of a {FILE}",
             code="runs.no_run",
         ) from error
-    except InvalidLedgerError as error:
-        raise ConfigError(str(error), code="runs.unreadable") from error
-
-
-def _read_file(storage: Storage, folder: str, name: str, names: list[str]) -> bytes:
-    """Return the content of a file, empty if it is missing; unlike for a report, a file that cannot
-    be read is an error: two runs could seem to be equal."""
-    if name in names:
-        return storage.read(f"{folder}/{name}")
-    return b""
 
 
 def _read_fingerprints(storage: Storage, root: str) -> Mapping[str, str]:

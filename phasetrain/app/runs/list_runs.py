@@ -13,17 +13,17 @@ from pathlib import Path
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs.direction import VALIDATION, Direction
-from phasetrain.runs.history import History, read_history, read_monitor
+from phasetrain.runs.history import History, read_history
 from phasetrain.runs.records import (
     ENVIRONMENT,
     METRICS,
     PLAN,
     STATUS,
-    RunFiles,
     StatusRecord,
     parse_count,
     parse_metrics,
 )
+from phasetrain.runs.view import LEDGER, OVERRIDES, RunView
 from phasetrain.runtime.format import format_duration, format_percent, format_timestamp, shorten
 from phasetrain.runtime.storage import is_url
 from phasetrain.runtime.terminal import plain_table
@@ -37,7 +37,7 @@ RECENT_BYTES = 1 << 14
 """Bytes read from the start of plan.json and from the end of metrics.jsonl; of the latter all lines
 in the last part are parsed, before it only lines of phases."""
 
-RUN_FILES = frozenset({PLAN, METRICS, ENVIRONMENT, "steps.ledger", "overrides.yaml"})
+RUN_FILES = frozenset({PLAN, METRICS, ENVIRONMENT, LEDGER, OVERRIDES})
 """A run folder without a status has at least two of these files."""
 
 COLUMNS = ("run", "state", "attempt", "updates", "", "best", "left", "last seen", "last error")
@@ -162,13 +162,13 @@ def summarize_run(folder: Path, monitor: str = "") -> RunSummary:
 
 
 def _summarize_run(folder: Path, monitor: str) -> RunSummary:
-    files = RunFiles(folder)
-    status = files.status()
-    if files.problems:
-        return RunSummary(str(folder), "unreadable", error=files.problems[0])
+    run = RunView(folder)
+    status = run.status
+    if run.problems:
+        return RunSummary(str(folder), "unreadable", error=run.problems[0])
     now = time.time()
     history = History.from_lines(parse_metrics(_read_metrics_tail(folder / METRICS)))
-    monitor = monitor or read_monitor(folder) or ""
+    monitor = monitor or run.monitor or ""
     # A run compared by a metric that it has not measured still has a best value of another one.
     best = None
     if monitor.removeprefix("-") in history.last:
@@ -218,7 +218,7 @@ def compare_runs(one: str, other: str) -> str:
     from phasetrain.app.runs.diff import diff  # imports torch
 
     reject_object_stores(one, other)
-    found = diff(one, other)
+    difference = diff(one, other)
     histories = [read_history(path) for path in (one, other)]
     summaries = [
         summarize_run(Path(path)) if Path(path).is_dir() else RunSummary(path, "ledger")
@@ -230,7 +230,7 @@ def compare_runs(one: str, other: str) -> str:
         ("updates", *(f"{summary.updates}/{summary.planned or '-'}" for summary in summaries), ""),
         ("attempts", *(str(summary.attempt) for summary in summaries), ""),
     ]
-    return found.report(plain_table("results", ("", "A", "B", "better"), rows))
+    return difference.report(plain_table("results", ("", "A", "B", "better"), rows))
 
 
 def reject_object_stores(*folders: str) -> None:
@@ -258,14 +258,14 @@ def _compare_metrics(one: History, other: History) -> list[tuple[str, ...]]:
         recorded = one.directions.get(name) or other.directions.get(name)
         last = [history.last.get(name) for history in (one, other)]
         best = [history.best(name, recorded) for history in (one, other)]
-        direction = next((found.direction for found in best if found is not None), None)
+        direction = next((value.direction for value in best if value is not None), None)
         cells = ["-" if value is None else f"{value:.6g}" for value in last]
         rows.append((name, *cells, _name_better(direction, last)))
         if direction is None:
             continue  # neither larger nor smaller is better, so no value is the best
-        values = [None if found is None else found.value for found in best]
+        values = [None if value is None else value.value for value in best]
         cells = [
-            "-" if found is None else f"{found.value:.6g} at {found.updates}" for found in best
+            "-" if value is None else f"{value.value:.6g} at {value.updates}" for value in best
         ]
         rows.append((f"  best of {name}", *cells, _name_better(direction, values)))
     return rows
@@ -305,9 +305,9 @@ def is_run_folder(folder: Path) -> bool:
         names = {entry.name for entry in os.scandir(folder)}
     except OSError:
         return False
-    known = names & RUN_FILES
+    own = names & RUN_FILES
     # Two files, because one with such a name alone may belong to another program.
-    if STATUS in names or len(known) > 1 or ("checkpoints" in names and bool(known)):
+    if STATUS in names or len(own) > 1 or ("checkpoints" in names and bool(own)):
         return True
     # `phasetrain plan` leaves nothing but the plan.
     return PLAN in names and _PLANNED.search(_read_head(folder / PLAN, PLAN_BYTES)) is not None
@@ -393,5 +393,5 @@ def describe_progress(summary: RunSummary) -> str:
         summary.folder, time.time()
     )
     optional = {f"best {best}": best, f"{left} left": left, f"seen {seen}": seen}
-    known = [text for text, cell in optional.items() if cell != "-"]
-    return "  ".join([state, f"update {updates} {share}".strip(), *known])
+    parts = [text for text, cell in optional.items() if cell != "-"]
+    return "  ".join([state, f"update {updates} {share}".strip(), *parts])

@@ -10,10 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.promised import checkpoint_root, read_promised
 from phasetrain.config.compose.folders import is_file_word
@@ -21,7 +17,8 @@ from phasetrain.config.compose.merge import leaves, lookup
 from phasetrain.config.compose.override_text import format_literal, key_of, quote_value
 from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
-from phasetrain.runs.records import EnvironmentRecord, RunFiles
+from phasetrain.runs.records import EnvironmentRecord
+from phasetrain.runs.view import CONFIG, RunView
 from phasetrain.runtime.redaction import restore_secrets
 from phasetrain.runtime.storage import Storage, open_storage
 
@@ -66,23 +63,18 @@ class StoredConfig:
     @property
     def config_dir(self) -> str | None:
         """The folder of configs that the run was started with, if it was."""
-        return _text_or_none(self.environment.config_dir)
-
-    @property
-    def start_folder(self) -> str | None:
-        """The working directory of the newest attempt, in which RUN.imports were found."""
-        return _text_or_none(self.environment.content.get("folder"))
+        return self.environment.config_dir or None
 
     @property
     def code_folders(self) -> tuple[str, ...]:
-        """The folders in which modules of the run may be: its working directory, and the folder of
-        the YAML file that it was started with."""
-        start = [] if self.start_folder is None else [self.start_folder]
-        return (*start, *list_file_folders(self.overrides))
+        """The folders in which modules of the run may be: the working directory of its newest
+        attempt, and the folder of the YAML file that it was started with."""
+        folders = (self.environment.folder, *list_file_folders(self.overrides))
+        return tuple(folder for folder in folders if folder)
 
     def find_config_dir(self) -> str | None:
         """Return the folder of configs if it exists on this machine."""
-        if self.config_dir is not None and Path(self.config_dir).is_dir():
+        if self.config_dir and Path(self.config_dir).is_dir():
             return self.config_dir
         return None
 
@@ -159,34 +151,33 @@ def read_newest_command(folder: str) -> StoredConfig:
         ConfigError: the folder contains no run.
     """
     path = folder.rstrip("/") or folder
-    storage = open_storage(path)
-    check_run_folder(path, storage)
+    run = RunView(path)
+    check_run_folder(path, run.storage)
     # Not from a checkpoint: the newest attempt may have saved none yet.
-    found = _read_folder(path, storage)
-    config = read_yaml(storage, f"{path}/config.yaml")
-    derived = found.environment.content.get("derived")
-    if not is_complete(config):
+    derived = run.environment.content.get("derived")
+    config: Mapping[str, Any] | None = run.config
+    # A flipped byte may have changed a value.
+    if not is_complete(run.config) or "\N{REPLACEMENT CHARACTER}" in run.config_text:
         config = None
     elif isinstance(derived, list):
-        config = _set_null(config, [str(key) for key in derived])
-    elif checkpoint_root(storage, path) is not None:
+        config = _set_null(run.config, [str(key) for key in derived])
+    elif checkpoint_root(run.storage, path) is not None:
         # Releases before 0.2 did not record which values were derived; checkpoints have null there.
-        promised = read_promised(path, "latest", storage).get("config", config)
+        promised = read_promised(path, "latest", run.storage).get("config", config)
         config = restore_secrets(promised, config)
     if config is None:
         near = ";"
         above = str(Path(folder).parent)
-        if storage.exists(f"{above}/config.yaml"):
+        if run.storage.exists(f"{above}/{CONFIG}"):
             near = f"; did you mean {above!r}?"
         raise ConfigError(
-            f"{folder!r}: there is no readable config.yaml in it{near} expected the folder of a "
-            "run",
+            f"{folder!r}: there is no readable {CONFIG} in it{near} expected the folder of a run",
             code="run.not_found",
         )
     allowed = lookup(config, "RUN.allow")
-    if isinstance(allowed, list):
-        found = replace(found, allowed=tuple(map(str, allowed)))
-    return replace(found, values=_without_command(config))
+    if not isinstance(allowed, list):
+        allowed = []
+    return replace(_make_stored(run, config), allowed=tuple(map(str, allowed)))
 
 
 def read_checkpoint_config(folder: str, checkpoint: str = "latest") -> StoredConfig:
@@ -223,28 +214,20 @@ def _of_promised(path: str, config: Any, storage: Storage, checkpoint: str = "")
             code="run.not_found",
         )
     folder = (checkpoint or path).rpartition("/checkpoints/")[0] or path
-    config = restore_secrets(config, read_yaml(storage, f"{folder}/config.yaml"))
-    return replace(_read_folder(folder, storage), path=path, values=_without_command(config))
+    run = RunView(folder, storage)
+    return replace(_make_stored(run, restore_secrets(config, run.config)), path=path)
 
 
-def _read_folder(path: str, storage: Storage) -> StoredConfig:
-    given = read_yaml(storage, f"{path}/overrides.yaml")
-    # Only a record for people: a damaged list of words does not prevent a resume.
-    words = []
-    if isinstance(given, list):
-        words = [str(word) for word in given]
+def _make_stored(run: RunView, config: Mapping[str, Any]) -> StoredConfig:
+    """Return a config with the records of its run: the overrides, which are for people and may be
+    damaged, and the environment."""
     dropped = {f"RUN.{key}" for key in OF_COMMAND}
-    environment = RunFiles(path, storage).environment()
-    started_in = str(environment.content.get("folder", "."))
-    kept = [_find_file(word, started_in) for word in words if key_of(word) not in dropped]
-    return StoredConfig(path, {}, path, tuple(kept), environment)
-
-
-def _text_or_none(value: Any) -> str | None:
-    # JSON that was edited by hand may hold anything.
-    if isinstance(value, str) and value:
-        return value
-    return None
+    kept = [
+        _find_file(word, run.environment.folder)
+        for word in run.overrides
+        if key_of(word) not in dropped
+    ]
+    return StoredConfig(run.path, _without_command(config), run.path, tuple(kept), run.environment)
 
 
 def _find_file(word: str, folder: str) -> str:
@@ -261,37 +244,27 @@ def is_complete(config: Any) -> bool:
     )
 
 
-def read_yaml(storage: Storage, path: str) -> Any:
-    """Return the content of a YAML file, or None if it cannot be read."""
-    try:
-        return OmegaConf.to_container(OmegaConf.create(storage.read(path).decode()))
-    # RecursionError: a deeply nested file exhausts the stack of the parser
-    except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError, RecursionError):
-        return None
-
-
-def list_derived(given: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """Return the paths that are null in `given` and have a value in the resolved config."""
+def list_derived(asked: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Return the paths that are null in `asked` and have a value in the resolved config."""
     # Name and folder of a run follow from its experiment, which no later command names.
     fixed = ("RUN.name", "RUN.dir")
     return [
         path
-        for path, value in leaves(given).items()
+        for path, value in leaves(asked).items()
         if value is None and lookup(config, path) is not None and path not in fixed
     ]
 
 
 def _set_null(config: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = deepcopy(dict(config))
+    changed: dict[str, Any] = deepcopy(dict(config))
     for path in paths:
         parent, _, name = path.rpartition(".")
-        section = lookup(found, parent)
+        section = lookup(changed, parent)
         if isinstance(section, dict) and name in section:
             section[name] = None
-    return found
+    return changed
 
 
 def _without_command(config: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = deepcopy(dict(config))
-    found["RUN"] = {key: value for key, value in config["RUN"].items() if key not in OF_COMMAND}
-    return found
+    run = {key: value for key, value in config["RUN"].items() if key not in OF_COMMAND}
+    return deepcopy({**config, "RUN": run})

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from phasetrain.app.build_hooks import build_checkpointer, list_hook_classes
 from phasetrain.app.preflight.validate import check_same_data, report_all_problems
 from phasetrain.app.result import RunResult
-from phasetrain.app.select_checkpoint import restore_weights
+from phasetrain.app.select_checkpoint import build_task
 from phasetrain.app.setup import Setup
 from phasetrain.app.train.attempt import INTERRUPTED, log_to_folder, write_error
 from phasetrain.app.train.given_objects import list_other_weights
@@ -214,9 +214,8 @@ def _hash_weights(setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, Spl
     if not excluded_digests(loaded):
         return hash_state(loaded.state["task"]["model"])
     builder = setup.builder()
-    parts = builder.parts(data, builder.plan(data), train=False, fresh=True)
-    restore_weights(builder.task(parts), loaded)
-    return hash_state(parts.model.state_dict())
+    task = build_task(builder, data, builder.plan(data), loaded)
+    return hash_state(task.parts.model.state_dict())
 
 
 def _mark_finished(

@@ -17,8 +17,6 @@ from phasetrain.app.runs import list_runs as runs
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
-
 
 class TestSummary:
     def test_of_a_run_under_way(self, tmp_path: Path) -> None:
@@ -123,14 +121,13 @@ class TestList:
     ) -> None:
         write(tmp_path / "a")
         write(tmp_path / "b")
-        read = runs.read_monitor
 
-        def broken(folder: Path) -> str | None:
-            if folder.name == "a":
+        def read_tail(path: Path) -> bytes:
+            if path.parent.name == "a":
                 raise OverflowError("too large")
-            return read(folder)
+            return b""
 
-        monkeypatch.setattr(runs, "read_monitor", broken)
+        monkeypatch.setattr(runs, "_read_metrics_tail", read_tail)
         found = [
             (Path(one.folder).name, one.state, one.error) for one in runs.list_runs(str(tmp_path))
         ]
@@ -263,9 +260,15 @@ class TestCommandLine:
         assert main(["runs", "list", "--json", str(tmp_path / "none")]) == 2
         assert json.loads(capsys.readouterr().out)["errors"][0]["code"] == "runs.no_folder"
 
-    def test_listing_needs_no_torch(self) -> None:
-        code = "import sys, phasetrain.app.runs.list_runs; sys.exit('torch' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    @pytest.mark.parametrize("words", [["list"], ["follow", "a"]])
+    def test_listing_and_following_need_no_torch(self, tmp_path: Path, words: list[str]) -> None:
+        write(tmp_path / "a")
+        code = (
+            f"import sys; from phasetrain.cli.main import main; assert main({['runs', *words]}) == 0; "
+            "sys.exit('torch' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+        assert done.returncode == 0
 
 
 def test_folder_with_a_plan_alone_is_planned(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from phasetrain.addons.deploy.extract.feature_files import LAYER, FeatureFolder,
 from phasetrain.addons.deploy.extract.section import ExtractSection
 from phasetrain.app.engines import Extras
 from phasetrain.app.result import RunResult
-from phasetrain.app.select_checkpoint import NONE, choose_checkpoint
+from phasetrain.app.select_checkpoint import NONE, choose_checkpoint, load_saved_weights
 from phasetrain.app.setup import Setup
 from phasetrain.checkpoint import LoadedCheckpoint
-from phasetrain.checkpoint.excluded import complete_state, excluded_digests
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.data import SampleReader
 from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
@@ -27,7 +27,7 @@ from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, PhaseTable, Plan
-from phasetrain.errors import ChangedError, ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.digest import hash_model
 from phasetrain.models.layers import LayerOutputs
 from phasetrain.runs.folder import RunFolder
@@ -40,7 +40,6 @@ from phasetrain.tasks.misfits import (
     MISFITS,
     describe_failed_forward,
     raise_unless_misfit,
-    shorten_misfit,
 )
 
 log = logging.getLogger(__name__)
@@ -329,8 +328,7 @@ def _build_model(
     if loaded is None:
         load_weights(builder.context, model)
         return model.to(setup.machine.device).eval()
-    digests = excluded_digests(loaded)
-    if digests:
+    if excluded_digests(loaded):
         load_weights(builder.context, model)
     learned = loaded.state["task"]
     if which not in learned:
@@ -341,14 +339,7 @@ def _build_model(
             f"EXTRACT.weights = {which!r}: {loaded.path} has no such weights; averages in it: "
             f"{averages}; set EXTRACT.weights=model for the trained weights"
         )
-    try:
-        model.load_state_dict(complete_state(loaded.path, digests, learned[which], model))
-    except RuntimeError as error:
-        raise ChangedError(
-            f"{loaded.path} is of another MODEL than the config describes: "
-            f"{shorten_misfit(error)}; `phasetrain extract RUN_FOLDER` takes the config of the run",
-            code="checkpoint.other_model",
-        ) from error
+    load_saved_weights(model, loaded, which)
     return model.to(setup.machine.device).eval()
 
 

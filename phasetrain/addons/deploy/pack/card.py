@@ -10,7 +10,7 @@ from phasetrain.app.load import read_data_facts
 from phasetrain.config.addons import require_service
 from phasetrain.config.schema import is_split
 from phasetrain.errors import ConfigError
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import RunView
 from phasetrain.runtime.format import format_count, format_metric
 from phasetrain.tasks.input_transform import describe_transform
 
@@ -38,10 +38,10 @@ def make_card(
     Raises:
         ConfigError: there is no such certificate.
     """
-    run = RunFiles(folder)
-    environment = run.environment().content
+    run = RunView(folder)
+    environment = run.environment.content
     versions = {key: environment.get(key) for key in ("phasetrain", "python", "torch", "numpy")}
-    plan = run.plan().content
+    plan = run.plan.content
     # Step by step: records of another version may lack any of them.
     data = _read_mapping(plan.get("data"))
     command = environment.get("command") or ()
@@ -68,7 +68,7 @@ def make_card(
         "deviations": environment.get("departures", []),
         "certificate": _read_certificate(certificate),
     }
-    status = run.status()
+    status = run.status
     # Of an earlier checkpoint, the digest of the final weights says nothing.
     is_final = status.state == "finished" and status.checkpoint == model_info["checkpoint"]
     card["run_sha256"] = status.digest if is_final else None

@@ -1,7 +1,6 @@
 """Write the model of a run to a single file, with everything that predictions need
 (`phasetrain pack`)."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -30,15 +29,13 @@ from phasetrain.addons.deploy.pack.user_code import find_needed_code
 from phasetrain.addons.deploy.predict.predict import FilePredictor, make_file_predictor
 from phasetrain.app.complete_weights import complete_weights, takes_several_inputs
 from phasetrain.app.load import (
-    FOR_INFERENCE,
     choose_weights,
     find_test_split,
     load_checkpoint,
     load_task,
     read_data_facts,
-    use_weights,
+    resolve_for_inference,
 )
-from phasetrain.app.setup import resolve_config
 from phasetrain.app.stored.stored_config import read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.snapshot import DTYPES, Snapshot
@@ -57,7 +54,6 @@ from phasetrain.models.adapters import merge_adapters, remove_adapters
 from phasetrain.models.sources.files import without_tied
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
-from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
 from phasetrain.tasks.raw_inputs import InputReader
 
@@ -170,9 +166,8 @@ def _make_archive(
 ) -> tuple[bytearray, dict[str, Any]]:
     """Return the content of the file, and the card in it."""
     loaded = load_checkpoint(folder, options.checkpoint)
-    task = load_task(loaded, folder, device="cpu", trust=options.trust, model=model)
     which = choose_weights(options.weights, loaded)
-    use_weights(task, which, loaded.path)
+    task = load_task(loaded, folder, which, trust=options.trust, model=model)
     config = loaded.promised["config"]
     run_folder = loaded.path.rpartition("/checkpoints/")[0] or "."
     test = find_test_split(config["DATA"])
@@ -310,12 +305,7 @@ def _read_samples(
 def _read_test_samples(
     loaded: LoadedCheckpoint, folder: str, split: str, *, trust: bool
 ) -> list[Any]:
-    stored = replace(read_loaded_config(loaded, folder), is_trusted=trust)
-    setup = resolve_config(
-        [*FOR_INFERENCE, "MACHINE.device=cpu"],
-        terminal=Terminal(io.StringIO(), live=False),
-        stored=stored,
-    )
+    setup = resolve_for_inference(read_loaded_config(loaded, folder), trust=trust)
     with trust_only(setup.trusted_paths):
         data = setup.builder().data()[split.lower()].at(0)
         reader = data.reader

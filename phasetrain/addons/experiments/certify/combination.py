@@ -27,7 +27,7 @@ from phasetrain.proof.compare import (
     find_difference,
 )
 from phasetrain.runs.ledger import FILE
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.signals import SignalExit
 from phasetrain.runtime.storage import Storage
 

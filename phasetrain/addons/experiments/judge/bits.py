@@ -55,7 +55,7 @@ def compare_bits(one: TrainedRun, other: TrainedRun) -> BitComparison:
     """
     # Ledgers come first: they name the update, which the weights at the end cannot.
     found = diff(one.folder, other.folder)
-    updates = min(one.updates, other.updates)
+    updates = min(run.view.status.updates for run in (one, other))
     if not found.equal:
         return BitComparison(updates, found.updates, found.components[0])
     # The names of modules do not count, since a refactoring may change them.

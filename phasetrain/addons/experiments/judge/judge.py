@@ -33,7 +33,6 @@ from phasetrain.addons.experiments.judge.trained_runs import (
 )
 from phasetrain.errors import ConfigError
 from phasetrain.runs.direction import Direction, Objective
-from phasetrain.runs.records import read_status
 from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
@@ -273,7 +272,7 @@ class _Session:
             text = trial.bits.sentence
             if trial.bits.is_identical:
                 # Short runs are whole runs if the config asks for fewer updates.
-                trial.is_whole = read_status(run.folder).state == "finished"
+                trial.is_whole = run.view.status.state == "finished"
                 trial.is_identical = trial.is_whole or not (later or self.settings.is_full)
                 if not trial.is_identical and later:
                     text += f"; {join_first(later, SHOWN)} may act later, so whole runs follow"
@@ -365,6 +364,6 @@ class _Session:
             error_rate=self.settings.error_rate,
             most_pairs=self.settings.most_pairs,
             folders=list(dict.fromkeys(str(Path(run.folder).parent) for run in made)),
-            updates=sum(run.updates for run in made),
+            updates=sum(run.view.status.updates for run in made),
             trained=len(self.store.trained),
         )

@@ -7,12 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
-from phasetrain.addons.experiments.sweep.jobs import handle_signals
 from phasetrain.errors import PhasetrainError
-from phasetrain.runtime.signals import is_in_foreground
+from phasetrain.runtime.child_processes import convert_exit_code, forward_signals
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ def launch_process(words: Sequence[str], place: WorkingFolder, output: Path) -> 
     Raises:
         StoppedError: a signal came; it was forwarded, and the process has ended.
     """
-    received: list[int] = []
     environment = dict(os.environ)
     # As in the installed command, the working directory is searched last (see `run_imports`).
     environment["PYTHONSAFEPATH"] = "1"
@@ -73,17 +70,9 @@ def launch_process(words: Sequence[str], place: WorkingFolder, output: Path) -> 
             stdout=file,
             stderr=file,
         )
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            received.append(number)
-            # The terminal has sent Ctrl-C to every process of the foreground group.
-            if number != signal.SIGINT or not is_in_foreground():
-                process.send_signal(number)
-
-        with handle_signals(forward):
+        with forward_signals([process]) as received:
             code = process.wait()
     # After the wait: the run has saved its checkpoint by now.
     if received:
         raise StoppedError(received[0])
-    # Popen has -n after signal n, a shell 128 + n.
-    return code if code >= 0 else 128 - code
+    return convert_exit_code(code)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from phasetrain.addons.experiments.judge.contenders import Contender
 from phasetrain.addons.experiments.judge.processes import Launch
 from phasetrain.addons.experiments.sweep.results import read_last_line
-from phasetrain.app.stored.stored_config import read_yaml
 from phasetrain.checkpoint.promised import read_promised
 from phasetrain.config.changes import compare_configs
 from phasetrain.config.compose.override_text import quote_value
@@ -19,7 +18,7 @@ from phasetrain.errors import ConfigError, PhasetrainError, did_you_mean
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runs.history import History, read_history
 from phasetrain.runs.owner import find_owner
-from phasetrain.runs.records import RunFiles, read_status
+from phasetrain.runs.view import RunView, read_status
 from phasetrain.runtime.storage import open_storage
 
 RUNS = "runs"
@@ -42,18 +41,19 @@ class TrainedRun:
     """A run of a contender.
 
     Attributes:
-        folder: its folder.
+        view: its folder, after its end.
         seed: its seed.
-        updates: number of updates.
-        digest: SHA-256 of the final weights; empty unless it has finished.
         is_found: whether it was there already, not made by `judge`.
     """
 
-    folder: str
+    view: RunView
     seed: int
-    updates: int
-    digest: str = ""
     is_found: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Path of its folder."""
+        return self.view.path
 
 
 @dataclass
@@ -75,7 +75,7 @@ class RunStore:
     trust: bool = False
     reuses: bool = True
     trained: list[str] = field(default_factory=list)
-    _finished: list[tuple[str, Mapping[str, Any]]] | None = None
+    _finished: list[RunView] | None = None
 
     def folder_of(self, contender: Contender) -> str:
         """Return the folder of the runs of a contender."""
@@ -87,12 +87,13 @@ class RunStore:
         Raises:
             PhasetrainError: it did not finish (code `judge.run_failed`).
         """
-        found = self._find_finished(contender, seed) if self.reuses else ""
-        folder = found or f"{self.folder_of(contender)}/seed{seed}"
-        if not found and read_status(folder).state != "finished":
+        finished = self._find_finished(contender, seed) if self.reuses else None
+        if finished is not None:
+            return TrainedRun(finished, seed, is_found=True)
+        folder = f"{self.folder_of(contender)}/seed{seed}"
+        if read_status(folder).state != "finished":
             self._train(contender, folder, [f"RUN.seed={seed}"], "finished")
-        status = read_status(folder)
-        return TrainedRun(folder, seed, status.updates, status.digest, is_found=bool(found))
+        return TrainedRun(RunView(folder), seed)
 
     def get_short_run(self, contender: Contender, seed: int, updates: int) -> TrainedRun:
         """Return a run of a contender that was paused after some updates.
@@ -105,8 +106,7 @@ class RunStore:
         if read_status(folder).state not in ("paused", "finished"):
             words = [f"RUN.seed={seed}", f"RUN.pause_at={updates}", *contender.facts.short_words]
             self._train(contender, folder, words, "paused")
-        status = read_status(folder)
-        return TrainedRun(folder, seed, status.updates, status.digest)
+        return TrainedRun(RunView(folder), seed)
 
     def _train(
         self, contender: Contender, folder: str, words: Sequence[str], expected: str
@@ -145,50 +145,44 @@ class RunStore:
             own.append("LAUNCH.cluster=null")
         return [*command, *contender.words, *words, *own]
 
-    def _find_finished(self, contender: Contender, seed: int) -> str:
-        """Return the folder of a finished run that judge has not made; empty if there is none."""
+    def _find_finished(self, contender: Contender, seed: int) -> RunView | None:
+        """Return a finished run that judge has not made; None if there is none."""
         # The files of a revision are gone, so nothing says whether a run was made with them.
         if contender.commit:
-            return ""
+            return None
         # Once for all seeds: parsing a config takes tens of milliseconds.
         if self._finished is None:
             self._finished = list(_list_finished(self.root))
-        own = [(contender.stored, _read_config(contender.stored))] if contender.stored else []
-        for folder, config in [*own, *self._finished]:
-            if config.get("RUN", {}).get("seed") == seed and _matches(contender, folder, config):
-                return folder
-        return ""
+        own = [RunView(contender.stored)] if contender.stored else []
+        for run in [*own, *self._finished]:
+            if run.config.get("RUN", {}).get("seed") == seed and _matches(contender, run):
+                return run
+        return None
 
 
-def _list_finished(root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield folder and config of the finished runs in a folder, sorted by name."""
+def _list_finished(root: str) -> Iterator[RunView]:
+    """Yield the finished runs in a folder, sorted by name."""
     if not Path(root).is_dir():
         return
     for path in sorted(Path(root).iterdir()):
+        run = RunView(path)
         # The status first, since reading it is cheap.
-        if not path.name.startswith(PREFIX) and read_status(path).state == "finished":
-            yield str(path), _read_config(str(path))
+        if not path.name.startswith(PREFIX) and run.status.state == "finished":
+            yield run
 
 
-def _read_config(folder: str) -> Mapping[str, Any]:
-    content = read_yaml(open_storage(folder), f"{folder}/config.yaml")
-    if isinstance(content, dict):
-        return content
-    return {}
-
-
-def _matches(contender: Contender, folder: str, config: Mapping[str, Any]) -> bool:
+def _matches(contender: Contender, run: RunView) -> bool:
     """Return whether a finished run is one that the contender would train."""
     facts = contender.facts
-    environment = RunFiles(folder).environment()
+    environment = run.environment
     versions = {name: environment.content.get(name) for name in facts.versions}
     if versions != dict(facts.versions) or environment.deviations:
         return False
     # The order of a reduction depends on the world size, and so does the result.
     if environment.processes != facts.config["LAUNCH"]["processes"]:
         return False
-    return not list_config_changes(config, facts.config, facts.observers) and (
-        read_promise(folder).get("code", {}) == dict(facts.code)
+    return not list_config_changes(run.config, facts.config, facts.observers) and (
+        read_promise(run.path).get("code", {}) == dict(facts.code)
     )
 
 
@@ -226,16 +220,16 @@ def check_stored(contender: Contender) -> None:
             trained it (code `judge.other_version`).
     """
     folder = contender.stored
-    state = read_status(folder).observe_state()
+    run = RunView(folder)
+    state = run.status.observe_state()
     if state != "finished":
         raise ConfigError(
             f"{folder}: expected a finished run, it is {state or 'not started'}; resume it with "
             f"`phasetrain resume {folder}`, or judge its config alone with --fresh",
             code="judge.unfinished",
         )
-    environment = RunFiles(folder).environment()
     for name, version in contender.facts.versions.items():
-        recorded = environment.content.get(name)
+        recorded = run.environment.content.get(name)
         if recorded != version:
             raise ConfigError(
                 f"{folder}: it was trained with {name} {recorded}, and here is {version}: a "
@@ -266,7 +260,7 @@ def read_value(run: TrainedRun, objective: Objective, which: Which) -> float:
     Raises:
         ConfigError: it is not finite (code `judge.not_finite`).
     """
-    history = read_history(run.folder)
+    history = read_history(run.view)
     value = history.last[objective.metric]
     if which == "best":
         best = history.best(objective.metric, objective.direction)
@@ -283,10 +277,10 @@ def read_value(run: TrainedRun, objective: Objective, which: Which) -> float:
 def find_direction(run: TrainedRun, metric: str) -> Direction | None:
     """Return which values of a metric are better, as a run has recorded it, else by its name."""
     # plan.json has the names without the split, and is there before the first measurement.
-    plan = RunFiles(run.folder).plan().directions
+    directions = run.view.plan.directions
     split, _, name = metric.partition("/")
-    if name in plan:
-        return plan[name]
-    return History(directions={f"{split}/{one}": way for one, way in plan.items()}).direction_of(
-        metric
-    )
+    if name in directions:
+        return directions[name]
+    return History(
+        directions={f"{split}/{other}": direction for other, direction in directions.items()}
+    ).direction_of(metric)

@@ -7,7 +7,7 @@ from typing import Any
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook, Run
 from phasetrain.models.digest import hash_model
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import RunView
 
 FIRST_EPOCH_FILE = "first_epoch.json"
 """Name of the record in the run folder."""
@@ -40,4 +40,4 @@ class FirstEpoch(Hook):
 
 def read_first_epoch(folder: str) -> str:
     """Return the digest in a run folder, or an empty text."""
-    return str(RunFiles(folder).read_mapping(FIRST_EPOCH_FILE).get("digest", ""))
+    return str(RunView(folder).read_mapping(FIRST_EPOCH_FILE).get("digest", ""))

@@ -13,7 +13,7 @@ from phasetrain.app.result import RunResult
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.hooks import Hook
 from phasetrain.runs.history import read_history
-from phasetrain.runs.records import RunFiles, read_status
+from phasetrain.runs.view import RunView, read_status
 from phasetrain.runtime.machine import limit_cpu_capability
 
 RUNS = "runs/recipes"
@@ -184,7 +184,7 @@ def stage_words(variant: Variant, stage: str, seed: int, folders: Mapping[str, s
 
 def read_platform(folder: str) -> dict[str, Any]:
     """Return versions, threads and processor of a run, on which its bits depend."""
-    environment = RunFiles(folder).environment()
+    environment = RunView(folder).environment
     content = environment.content
     host = content.get("host") or {}
     switches = content.get("switches") or {}

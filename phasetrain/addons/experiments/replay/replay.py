@@ -5,9 +5,6 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from phasetrain.addons.experiments.replay.nonfinite_dump import examine_dump, read_step_dump
 from phasetrain.addons.experiments.replay.updates import (
@@ -38,9 +35,8 @@ from phasetrain.runs.ledger import (
     Ledger,
     LedgerRecord,
     list_differences,
-    parse_ledger,
 )
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import CONFIG, RunView
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
 
@@ -111,15 +107,12 @@ def read_ledger(storage: Storage, folder: str) -> Ledger | None:
     Raises:
         ConfigError: it cannot be read.
     """
-    path = f"{folder}/{FILE}"
-    if not storage.exists(path):
-        return None
     try:
-        ledger = parse_ledger(storage.read(path), path)
+        ledger = RunView(folder, storage).ledger
     except InvalidLedgerError as error:
         raise ConfigError(f"RUN.dir = {folder!r}: {error}") from error
-    if ledger.damaged:
-        log.warning("%s: %d damaged records were skipped", path, len(ledger.damaged))
+    if ledger is not None and ledger.damaged:
+        log.warning("%s/%s: %d damaged records were skipped", folder, FILE, len(ledger.damaged))
     return ledger
 
 
@@ -129,16 +122,23 @@ def match_run_config(setup: Setup, folder: RunFolder) -> Machine:
 
     Raises:
         ChangedError: a key that affects the trajectory differs, without RUN.allow.
+        ConfigError: there is no readable config.yaml.
     """
-    text = folder.storage.read(folder.file("config.yaml")).decode()
-    before: Any = OmegaConf.to_container(OmegaConf.create(text))
+    run = RunView(folder.path, folder.storage)
+    if not run.config:
+        reason = " ".join(run.problems) or f"There is no {CONFIG}."
+        raise ConfigError(
+            f"RUN.dir = {folder.path!r}: {reason} Restore it, or set RUN.dir to the folder of a "
+            "run",
+            code="run.not_found",
+        )
     allowed = setup.config.RUN.allow
-    before = without_derived(before, setup.composed.config)
+    before = without_derived(run.config, setup.composed.config)
     asked = setup.asked
-    found = compare_configs(before, asked, classify_hooks(setup.schema, before, asked))
+    changes = compare_configs(before, asked, classify_hooks(setup.schema, before, asked))
     rejected = [
         f"{change.path} was {change.old!r} and is {change.new!r}"
-        for change in found
+        for change in changes
         if change.resume != "free" and not is_allowed(change, allowed)
     ]
     if rejected:
@@ -146,7 +146,7 @@ def match_run_config(setup: Setup, folder: RunFolder) -> Machine:
             f"{folder.path!r} contains a run with another config, so a replay would differ: "
             f"{'; '.join(rejected)}. Set these keys to the values of the run"
         )
-    threads = RunFiles(folder.path, folder.storage).environment().threads
+    threads = run.environment.threads
     if setup.machine.threads is None and threads is not None:
         return replace(setup.machine, threads=threads)
     return setup.machine

@@ -19,12 +19,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from phasetrain.addons.experiments.sweep.groups import ComparisonSettings
-from phasetrain.addons.experiments.sweep.jobs import (
-    NUMBER_KEY,
-    Job,
-    handle_signals,
-    read_job_records,
-)
+from phasetrain.addons.experiments.sweep.jobs import NUMBER_KEY, Job, read_job_records
 from phasetrain.addons.experiments.sweep.output import show_results
 from phasetrain.addons.experiments.sweep.override_text import (
     FOLDER_KEY,
@@ -43,13 +38,12 @@ from phasetrain.app.setup import find_first_metric
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError, FolderInUseError
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import RunView
+from phasetrain.runtime.child_processes import COMMAND, handle_signals
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.terminal import Terminal
 
 __all__ = ["COMMAND", "ComparisonSettings", "Results", "hash_overrides", "sweep"]
-
-COMMAND = (sys.executable, "-m", "phasetrain")
 
 LOCK = ".sweep.lock"
 """Lock file in the sweep folder; the kernel releases the lock when the process ends, even if it is
@@ -348,16 +342,15 @@ def _make_folder(folder: str) -> str:
 
 def _has_finished(folder: str, compose: Callable[[], AttrDict | None]) -> bool:
     """Return whether the run in a folder has finished with the config it would be started with."""
-    files = RunFiles(folder)
+    run = RunView(folder)
     # The status first: composing a config takes longer than reading a file.
-    if files.status().state != "finished":
+    if run.status.state != "finished":
         return False
     config = compose()
     if config is None:
         return False
     # Compared as text, without parsing: whatever differs is left to the rules of a resume.
-    written = files.read_bytes("config.yaml").decode(errors="replace")
-    return written == OmegaConf.to_yaml(OmegaConf.create(config.plain()))
+    return run.config_text == OmegaConf.to_yaml(OmegaConf.create(config.plain()))
 
 
 def _choose_monitor(config: AttrDict | None) -> str:

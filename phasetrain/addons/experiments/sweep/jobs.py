@@ -6,9 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,8 +25,9 @@ from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import FolderInUseError
 from phasetrain.runs.owner import Owner, find_owner, process_start
 from phasetrain.runs.records import process_exists
+from phasetrain.runtime.child_processes import convert_exit_code, handle_signals
 from phasetrain.runtime.live_view import LastingStream
-from phasetrain.runtime.signals import is_in_foreground, stop_signals
+from phasetrain.runtime.signals import is_in_foreground
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import IN_SWEEP
 
@@ -286,9 +286,7 @@ class Job:
             if number := self.stop.signal_number():
                 process.send_signal(number)
             code = process.wait()
-        if code >= 0:
-            return code
-        return 128 - code  # Popen has -n after signal n, a shell 128 + n
+        return convert_exit_code(code)
 
     def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
         self.stop.send(number)
@@ -301,21 +299,6 @@ def _open_output(path: Path | None) -> Iterator[IO[bytes] | None]:
         return
     with path.open("ab") as file:  # appended: a resumed run keeps the output of its first attempt
         yield file
-
-
-@contextmanager
-def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call a handler on the signals that stop a run; Python delivers them to the main thread
-    only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in stop_signals()}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
 
 def _identify_process() -> tuple[str, int, int | None]:

@@ -14,7 +14,7 @@ from phasetrain.addons.experiments.sweep.jobs import Job, JobRecord
 from phasetrain.app.setup import is_submitted, resolve_config
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 

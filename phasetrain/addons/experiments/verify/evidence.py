@@ -13,7 +13,8 @@ from phasetrain.checkpoint.commit import (
 )
 from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.errors import ConfigError, InvalidCheckpointError
-from phasetrain.runs.ledger import FILE, InvalidLedgerError, Ledger, parse_ledger
+from phasetrain.runs.ledger import FILE, InvalidLedgerError, Ledger
+from phasetrain.runs.view import CONFIG, RunView
 from phasetrain.runtime.format import format_count
 from phasetrain.runtime.storage import Storage
 
@@ -113,26 +114,26 @@ def read_ledger(folder: str, storage: Storage) -> Ledger:
         ConfigError: there is none (code `verify.no_ledger`), or it cannot be read (code
             `verify.other_version`).
     """
-    path = f"{folder}/{FILE}"
     names = storage.list_names(folder)
-    if not {FILE, "config.yaml"} & set(names):
+    if not {FILE, CONFIG} & set(names):
         raise ConfigError(
-            f"{folder!r}: expected the folder of a run; it has neither {FILE} nor config.yaml",
+            f"{folder!r}: expected the folder of a run; it has neither {FILE} nor {CONFIG}",
             code="run.not_found",
         )
-    if FILE not in names:
-        raise ConfigError(
-            f"{folder!r}: it has no {FILE} (HOOKS.ledger = null) to compare it "
-            f"with; repeat the whole run instead: phasetrain rerun {folder}",
-            code="verify.no_ledger",
-        )
     try:
-        return parse_ledger(storage.read(path), path)
+        ledger = RunView(folder, storage).ledger
     except InvalidLedgerError as error:
         raise ConfigError(
             f"{folder!r}: {error}; verify it with the version of phasetrain that made it",
             code="verify.other_version",
         ) from error
+    if ledger is None:
+        raise ConfigError(
+            f"{folder!r}: it has no {FILE} (HOOKS.ledger = null) to compare it "
+            f"with; repeat the whole run instead: phasetrain rerun {folder}",
+            code="verify.no_ledger",
+        )
+    return ledger
 
 
 def _check_versions(storage: Storage, root: str, names: Iterable[str]) -> None:

@@ -29,7 +29,8 @@ from phasetrain.app.train.resume import limit_to_checkpoint
 from phasetrain.checkpoint.promised import read_promised
 from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
-from phasetrain.runs.records import EnvironmentRecord, RunFiles
+from phasetrain.runs.records import EnvironmentRecord
+from phasetrain.runs.view import RunView
 from phasetrain.runtime.format import format_count, join_first
 from phasetrain.runtime.storage import open_storage
 
@@ -234,9 +235,10 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
     if weights is not None:
         differing, unverified = compare_weights(weights, evidence)
         findings += differing
-    environment = RunFiles(folder, storage).environment()
+    run = RunView(folder, storage)
+    environment = run.environment
     segments = list_segments(evidence.saved, evidence.last, _list_changes(evidence, environment))
-    if RunFiles(folder, storage).status().state == "failed":
+    if run.status.state == "failed":
         segments = _leave_out_failure(segments)
     seed = options.seed
     if seed is None:
@@ -244,7 +246,7 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
         seed = secrets.randbits(32)
     choice = choose_segments(segments, options.fraction, options.segments, seed)
     retrainer = Retrainer(evidence, options.trust)
-    if RunFiles(folder, storage).status().state == "finished":
+    if run.status.state == "finished":
         retrainer.check_config()
     retrained = tuple(retrainer.retrain(one) for one in choice.chosen if not one.obstacle)
     findings += [finding for one in retrained for finding in one.findings]

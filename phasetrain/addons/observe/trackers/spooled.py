@@ -23,7 +23,7 @@ from uuid import uuid4
 from phasetrain.addons.observe.trackers.base import Record, Tracker, require_local_folder
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import Run
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.storage import LogFile
 
 log = logging.getLogger(__name__)

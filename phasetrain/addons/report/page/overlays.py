@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phasetrain.runs.records import PredictionsRecord, parse_number
+from phasetrain.addons.report.page.reading import PredictionsRecord
+from phasetrain.runs.records import parse_number
 from phasetrain.runtime.format import format_count
 from phasetrain.runtime.html import element, escape_text
 from phasetrain.runtime.images import PREFIX, class_color

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from phasetrain.addons.report.page.charts import label_runs, run_charts
 from phasetrain.addons.report.page.predicted import predictions_section
-from phasetrain.addons.report.page.reading import SECTION_ERRORS, RunReport
+from phasetrain.addons.report.page.reading import RunReport
 from phasetrain.addons.report.page.sections import (
     attempts_section,
     config_section,
@@ -18,6 +18,7 @@ from phasetrain.addons.report.page.sections import (
 )
 from phasetrain.addons.report.page.svg import draw_figure
 from phasetrain.addons.report.page.tiles import runs_table, tiles_section
+from phasetrain.runs.records import READ_ERRORS
 from phasetrain.runtime.format import format_timestamp
 from phasetrain.runtime.html import element, escape_text
 
@@ -42,7 +43,7 @@ def render_report(runs: Sequence[RunReport], at: float | None = None) -> str:
     for name, make_section in _section_makers(runs, names, now).items():
         try:
             contents[name] = make_section()
-        except SECTION_ERRORS as error:
+        except READ_ERRORS as error:
             # A damaged file costs its section: the report of a failed run is needed most.
             failed.append(f"{name} cannot be shown: {error}")
     # after the sections: making them finds further problems

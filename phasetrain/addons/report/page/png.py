@@ -7,8 +7,9 @@ from typing import Any
 
 from phasetrain.addons.report.page.charts import Chart, Line, label_runs, run_charts
 from phasetrain.addons.report.page.predicted import read_confusion
-from phasetrain.addons.report.page.reading import SECTION_ERRORS, RunReport
+from phasetrain.addons.report.page.reading import RunReport
 from phasetrain.errors import ConfigError
+from phasetrain.runs.records import READ_ERRORS
 from phasetrain.runtime.storage import open_storage
 
 INCHES = (4.5, 3.0)
@@ -123,7 +124,7 @@ def _draw_interval(axes: Any, line: Line, *, as_bars: bool) -> None:
 def _draw_matrix(figure: Any, predictions: Any) -> Any:
     try:
         matrix = read_confusion(predictions)
-    except SECTION_ERRORS:
+    except READ_ERRORS:
         return None
     if matrix is None:
         return None

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from phasetrain.addons.report.page.overlays import draw_pictures
-from phasetrain.addons.report.page.reading import SECTION_ERRORS, Array, RunReport
-from phasetrain.runs.records import PredictionsRecord, parse_number
+from phasetrain.addons.report.page.reading import Array, PredictionsRecord, RunReport
+from phasetrain.runs.records import READ_ERRORS, parse_number
 from phasetrain.runtime.html import element, escape_text, table
 from phasetrain.runtime.images import PREFIX
 
@@ -43,7 +43,7 @@ def predictions_section(run: RunReport) -> str:
                 content += element("div", groups, cls="groups")
             content += draw_pictures(predictions)
             at = f"after {predictions.updates:,} updates"
-        except SECTION_ERRORS as error:
+        except READ_ERRORS as error:
             run.problems.append(f"predictions.json: the entry of {split} cannot be read ({error}).")
             continue
         if content:

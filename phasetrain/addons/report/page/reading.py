@@ -3,49 +3,57 @@ sections made from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
-import yaml
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs.history import History
-from phasetrain.runs.ledger import FILE, NORM, InvalidLedgerError, parse_rows
+from phasetrain.runs.ledger import NORM, InvalidLedgerError, parse_rows
 from phasetrain.runs.records import (
     METRICS,
+    PREDICTIONS,
     READ_ERRORS,
     STATUS,
     EnvironmentRecord,
     MetricsLine,
     PlanRecord,
-    PredictionsRecord,
-    RunFiles,
     StatusRecord,
     parse_count,
+    parse_mapping,
+    parse_number,
     shorten_error,
 )
+from phasetrain.runs.view import CONFIG, LEDGER, RunView
 from phasetrain.runtime.format import shorten
 from phasetrain.runtime.redaction import Redaction
-from phasetrain.runtime.storage import Storage, open_storage
+from phasetrain.runtime.storage import Storage
 
 Array = np.ndarray[Any, Any]
 
 STEPS_READ = 20_000
 """Maximum number of step lines that are read from metrics.jsonl; of more, evenly spaced ones."""
 
+STEP_PREFIX = b'{"kind": "step"'
+"""Start of the lines of train steps."""
+
 LOG_LINES = 60
 
 MARK_LENGTH = 160
 """Maximum number of characters about a change of the run."""
 
-RUN_MARKERS = (STATUS, METRICS, "config.yaml", FILE)
+RUN_MARKERS = (STATUS, METRICS, CONFIG, LEDGER)
 """A folder without any of these files contains no run."""
 
-SECTION_ERRORS = (*READ_ERRORS, yaml.YAMLError)
-"""Exceptions raised while reading a torn or altered file."""
+READ_AT_ONCE = (
+    *("lines", "status", "overrides", "config", "plan", "log", "environment", "attempts"),
+    *("breakdown", "predictions", "steps", "marks", "epoch_updates"),
+)
+"""Properties of `RunReport`, so that one that cannot be shown costs no other one."""
 
-# libyaml parses the config of a run in less than half the time of the Python parser
-_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+_REDACTION = Redaction({})
 
 
 @dataclass
@@ -85,48 +93,134 @@ class Mark:
     label: str
 
 
-@dataclass
-class RunReport:
-    """The content of a run folder.
+@dataclass(frozen=True)
+class PredictionsRecord:
+    """Predictions of the last test of a split, kept by the hook `report`.
 
     Attributes:
-        path: its folder.
-        name: label in plots: RUN.name, or the last part of the path.
-        status: content of status.json.
-        config: content of config.yaml.
-        overrides: overrides of the command line.
-        environment: content of environment.json.
-        plan: content of plan.json.
-        breakdown: content of breakdown.json.
-        predictions: split -> predictions of its last test, kept by the hook `report`.
-        attempts: one record per attempt, in their order.
-        steps: name -> curve of train steps: `loss`, `lr`, `gradient norm`, `samples/s` and the logs
-            of parts.
-        metrics: metric -> split -> curve.
-        history: the measurements of phases, for best values.
-        marks: where the run was resumed or changed.
-        epoch_updates: updates per epoch; 0 if it is unknown or differs.
-        log: the last lines of log.txt.
-        problems: a sentence per file that could not be read.
+        updates: updates done before the test.
+        classes: names of the classes.
+        confusion: one row of counts per true class; empty if there is none.
+        samples: group (`first`, `mistakes`) -> samples with label, prediction and image.
+        pictures: kind (`masks`, `boxes`) -> samples with image, target and prediction.
     """
 
-    path: str
-    name: str
-    status: StatusRecord = field(default_factory=StatusRecord)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    overrides: list[str] = field(default_factory=list)
-    environment: EnvironmentRecord = field(default_factory=EnvironmentRecord)
-    plan: PlanRecord = field(default_factory=PlanRecord)
-    breakdown: Mapping[str, Any] = field(default_factory=dict)
-    predictions: Mapping[str, PredictionsRecord] = field(default_factory=dict)
-    attempts: list[StatusRecord] = field(default_factory=list)
-    steps: dict[str, Curve] = field(default_factory=dict)
-    metrics: dict[str, dict[str, Curve]] = field(default_factory=dict)
-    history: History = field(default_factory=History)
-    marks: list[Mark] = field(default_factory=list)
-    epoch_updates: int = 0
-    log: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    updates: int
+    classes: tuple[str, ...] = ()
+    confusion: tuple[Any, ...] = ()
+    samples: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    pictures: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Any) -> "PredictionsRecord":
+        """Read the entry of a split in predictions.json.
+
+        Raises:
+            ValueError, KeyError, TypeError: the entry is damaged.
+        """
+        groups = {
+            group: tuple(dict(sample) for sample in content.get(group) or ())
+            for group in ("first", "mistakes", "masks", "boxes")
+        }
+        pictures = {name: groups.pop(name) for name in ("masks", "boxes")}
+        return cls(
+            updates=int(content["updates"]),
+            classes=tuple(str(name) for name in content.get("classes") or ()),
+            confusion=tuple(content.get("confusion") or ()),
+            samples=groups,
+            pictures=pictures,
+        )
+
+
+class RunReport(RunView):
+    """The content of a run folder, without secrets, with curves of its values.
+
+    Folders of earlier releases have secrets in more files than config.yaml.
+    """
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Content of config.yaml."""
+        config: dict[str, Any] = _REDACTION.redact_config(super().config)
+        return config
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        """Overrides of the command line."""
+        return _REDACTION.redact_words(super().overrides)
+
+    @cached_property
+    def plan(self) -> PlanRecord:
+        """Content of plan.json."""
+        plan = super().plan
+        differs = tuple(
+            (key, _REDACTION.redact_config(value, key), layer) for key, value, layer in plan.differs
+        )
+        return replace(plan, differs=differs)
+
+    @cached_property
+    def lines(self) -> list[MetricsLine]:
+        """Lines of metrics.jsonl: all phases, and at most STEPS_READ steps, evenly spaced."""
+        lines = self.read_bytes(METRICS).splitlines()
+        steps = sum(line.startswith(STEP_PREFIX) for line in lines)
+        # rounded up, so that never more than STEPS_READ are left; 1 if there is no step at all
+        stride = -(-steps // STEPS_READ) or 1
+        numbers = count(1)
+        # Lines are skipped before they are parsed, which takes most of the time.
+        return self.parse_lines(
+            line
+            for line in lines
+            if not line.startswith(STEP_PREFIX) or next(numbers) % stride == 0
+        )
+
+    @cached_property
+    def predictions(self) -> dict[str, PredictionsRecord]:
+        """Split -> predictions of its last test, from predictions.json."""
+        by_split = {}
+        for split, content in self.read_mapping(PREDICTIONS).items():
+            try:
+                by_split[split] = PredictionsRecord.from_json(content)
+            except READ_ERRORS as error:
+                self.problems.append(
+                    f"{PREDICTIONS}: the entry of {split} cannot be read ({shorten_error(error)})."
+                )
+        return by_split
+
+    @cached_property
+    def breakdown(self) -> Mapping[str, Any]:
+        """Content of breakdown.json."""
+        return self.read_mapping("breakdown.json")
+
+    @cached_property
+    def steps(self) -> dict[str, Curve]:
+        """Name -> curve of train steps: `loss`, `lr`, `gradient norm`, `samples/s` and the logs of
+        parts."""
+        return _make_step_curves(self.lines) | _read_ledger_curves(self)
+
+    @cached_property
+    def metrics(self) -> dict[str, dict[str, Curve]]:
+        """Metric -> split -> curve."""
+        return _make_metric_curves(self.lines)
+
+    @cached_property
+    def history(self) -> History:
+        """The measurements of phases, for best values."""
+        return History.from_lines([line for line in self.lines if line.kind == "phase"])
+
+    @cached_property
+    def marks(self) -> list[Mark]:
+        """Where the run was resumed or changed."""
+        return _list_marks(self.attempts, self.environment)
+
+    @cached_property
+    def epoch_updates(self) -> int:
+        """Updates per epoch; 0 if it is unknown or differs."""
+        return _count_epoch_updates(self.plan)
+
+    @cached_property
+    def log(self) -> list[str]:
+        """The last lines of log.txt."""
+        return self.read_bytes("log.txt").decode(errors="replace").splitlines()[-LOG_LINES:]
 
 
 def read_run(path: str, storage: Storage | None = None) -> RunReport:
@@ -135,71 +229,26 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
     Raises:
         ConfigError: there is no such folder, or it contains no run (code `runs.no_run`).
     """
-    folder = path.rstrip("/") or "/"
     try:
-        storage = storage or open_storage(folder)
-        names = storage.list_names(folder)
+        run = RunReport(path, storage)
+        names = run.storage.list_names(run.path)
     except OSError as error:
         raise ConfigError(
             f"{path!r} cannot be read: {error.strerror or error}; expected the folder of a run",
             code="runs.no_run",
         ) from error
     if not set(RUN_MARKERS) & set(names):
-        state = "contains no run" if names or storage.exists(folder) else "does not exist"
+        state = "contains no run" if names or run.storage.exists(run.path) else "does not exist"
         raise ConfigError(
             f"{path!r} {state}; expected the folder of a run, such as runs/digits-1a2b3c4d",
             code="runs.no_run",
         )
-    files = RunFiles(folder, storage)
     if METRICS not in names:
-        files.problems.append(f"There is no {METRICS}.")
-    lines = files.metrics(STEPS_READ)
-    status = files.status()
-    overrides = _read_yaml(files, "overrides.yaml")
-    config = _read_yaml(files, "config.yaml")
-    if not isinstance(overrides, list):
-        overrides = []
-    if not isinstance(config, dict):
-        config = {}
-    # Folders of earlier releases have secrets in more files.
-    clean = Redaction({})
-    plan = files.plan()
-    differs = tuple(
-        (key, clean.redact_config(value, key), layer) for key, value, layer in plan.differs
-    )
-    log = files.read_bytes("log.txt").decode(errors="replace")
-    environment = files.environment()
-    attempts = files.attempts(status)
-    return RunReport(
-        path=folder,
-        name=folder.rpartition("/")[2] or folder,
-        status=status,
-        config=clean.redact_config(config),
-        overrides=clean.redact_words([str(word) for word in overrides]),
-        environment=environment,
-        plan=replace(plan, differs=differs),
-        breakdown=files.read_mapping("breakdown.json"),
-        predictions=files.predictions(),
-        attempts=attempts,
-        steps=_make_step_curves(lines) | _read_ledger_curves(files),
-        metrics=_make_metric_curves(lines),
-        history=History.from_lines([line for line in lines if line.kind == "phase"]),
-        marks=_list_marks(attempts, environment),
-        epoch_updates=_count_epoch_updates(plan),
-        log=log.splitlines()[-LOG_LINES:],
-        problems=files.problems,
-    )
-
-
-def _read_yaml(files: RunFiles, name: str) -> Any:
-    data = files.read_bytes(name)
-    if not data:
-        return None
-    try:
-        return yaml.load(data.decode(errors="replace"), _LOADER)
-    except SECTION_ERRORS as error:
-        files.problems.append(f"{name} cannot be read: {shorten_error(error)}.")
-        return None
+        run.problems.append(f"There is no {METRICS}.")
+    # All files now: a run that is training changes them, and the problems are listed at the top.
+    for name in READ_AT_ONCE:
+        getattr(run, name)
+    return run
 
 
 def _make_step_curves(lines: list[MetricsLine]) -> dict[str, Curve]:
@@ -207,9 +256,23 @@ def _make_step_curves(lines: list[MetricsLine]) -> dict[str, Curve]:
     points: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         if line.kind == "step":
-            for name, value in line.step_values.items():
+            for name, value in list_step_values(line).items():
                 points.setdefault(name, []).append((float(line.updates), value))
     return {name: Curve.from_points(values) for name, values in points.items()}
+
+
+def list_step_values(line: MetricsLine) -> dict[str, float]:
+    """Return the values of a train step: loss, lr, samples/s, of a language model tokens/s, and the
+    logs of its parts by name."""
+    times = parse_mapping(line.content.get("time"))
+    values = {name: parse_number(line.content.get(name)) for name in ("loss", "lr")}
+    logs = parse_mapping(line.content.get("logs"))
+    values |= {name: parse_number(value) for name, value in logs.items()}
+    for unit in ("samples", "tokens"):
+        name = f"{unit}_per_second"
+        if unit == "samples" or name in times:
+            values[f"{unit}/s"] = parse_number(times.get(name))
+    return values
 
 
 def _make_metric_curves(lines: list[MetricsLine]) -> dict[str, dict[str, Curve]]:
@@ -225,19 +288,19 @@ def _make_metric_curves(lines: list[MetricsLine]) -> dict[str, dict[str, Curve]]
     }
 
 
-def _read_ledger_curves(files: RunFiles) -> dict[str, Curve]:
+def _read_ledger_curves(run: RunView) -> dict[str, Curve]:
     """Return the curves that the ledger holds: it has every update, metrics.jsonl only some."""
-    if not (data := files.read_bytes(FILE)):
+    if not (data := run.read_bytes(LEDGER)):
         return {}
     try:
-        table = parse_rows(data, FILE)
+        table = parse_rows(data, LEDGER)
     except InvalidLedgerError as error:
-        files.problems.append(f"{error}.")
+        run.problems.append(f"{error}.")
         return {}
     updates = table["updates"].astype(np.float64)
     rising = np.concatenate([[True], np.diff(updates) > 0])[: len(updates)]
     if not rising.all():
-        files.problems.append(f"{FILE} is damaged and was skipped: its updates do not rise.")
+        run.problems.append(f"{LEDGER} is damaged and was skipped: its updates do not rise.")
         return {}
     curves = {}
     for name, column in (("loss", "loss"), ("lr", "lr"), ("gradient norm", "norm")):

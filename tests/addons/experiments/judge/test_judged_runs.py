@@ -12,7 +12,7 @@ from judge_forks import launch_fork
 
 from phasetrain.addons.experiments.judge.judge import Settings, judge
 from phasetrain.addons.experiments.judge.judgement import Judgement
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 
 SHORT = (*SMALL, "PHASES.epochs=1", "MACHINE.threads=1", "HOOKS.report=null")
 

@@ -24,7 +24,7 @@ from phasetrain.app.result import RunResult
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 from phasetrain.testing import KillAfter, Killed
 
 PLATFORM = {

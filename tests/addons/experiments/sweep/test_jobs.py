@@ -15,7 +15,6 @@ from phasetrain.addons.experiments.sweep.jobs import (
     Job,
     JobRecord,
     StopRequest,
-    handle_signals,
     read_job_records,
 )
 from phasetrain.addons.experiments.sweep.override_text import hash_overrides
@@ -70,21 +69,6 @@ def test_a_record_of_an_older_version_has_no_swept_values(tmp_path: Path) -> Non
     old = {"sweep": "s", "overrides": ["A.x=1"], "folder": "out/1", "exit_code": 0}
     (tmp_path / "0123abcd.json").write_text(json.dumps(old))
     assert read_job_records(str(tmp_path)) == [JobRecord("s", ["A.x=1"], {}, "out/1", 0)]
-
-
-@pytest.mark.parametrize(
-    ("ignored", "heard"), [(False, [signal.SIGHUP, signal.SIGTERM]), (True, [signal.SIGTERM])]
-)
-def test_what_asks_runs_to_stop(ignored: bool, heard: list[int]) -> None:
-    found: list[int] = []
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    try:
-        with handle_signals(lambda number, frame: found.append(number)):
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert found == heard
 
 
 class TestStop:

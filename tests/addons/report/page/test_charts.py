@@ -23,7 +23,9 @@ def curve(*values: float) -> Curve:
 
 
 def record(path: str = "runs/a", **metrics: dict[str, Curve]) -> RunReport:
-    return RunReport(path, path.rpartition("/")[2], metrics=metrics)
+    run = RunReport(path)
+    run.metrics = metrics
+    return run
 
 
 def test_a_short_curve_is_kept_and_a_long_one_keeps_peaks_dips_and_ends() -> None:

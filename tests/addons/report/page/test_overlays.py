@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from phasetrain.addons.report.page.overlays import draw_pictures
-from phasetrain.runs.records import RunFiles
+from phasetrain.addons.report.page.reading import RunReport
 from phasetrain.runtime.images import blend_classes, class_color, make_data_url, resize_nearest
 
 IMAGE = make_data_url(np.zeros((2, 2), np.uint8))
@@ -31,7 +31,7 @@ BOXES = {
 def draw(folder: Path, **content: object) -> str:
     given = {"test": {"updates": 5, "classes": ["sky", "cat <b>", "dog"], **content}}
     (folder / "predictions.json").write_text(json.dumps(given))
-    return draw_pictures(RunFiles(folder).predictions()["test"])
+    return draw_pictures(RunReport(folder).predictions["test"])
 
 
 def test_masks_stand_next_to_their_image(tmp_path: Path) -> None:

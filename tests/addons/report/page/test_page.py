@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from phasetrain.addons.report.page import read_run, render_report
-from phasetrain.addons.report.page.reading import RunReport
+from phasetrain.addons.report.page.reading import PredictionsRecord, RunReport
 from phasetrain.runs.records import (
     EnvironmentRecord,
     PlanRecord,
-    PredictionsRecord,
     StatusRecord,
 )
 
@@ -47,7 +46,8 @@ def test_it_takes_nothing_from_anywhere(run_folder: Path) -> None:
 
 def test_two_runs_compared(run_folder: Path) -> None:
     run = read_run(str(run_folder))
-    other = RunReport("runs/other", "other", config={"PHASES": {"epochs": 4}})
+    other = RunReport("runs/other")
+    other.config = {"PHASES": {"epochs": 4}}
     text = render_report([run, other])
     assert "<h1>2 runs compared</h1>" in text
     assert headings(text) == [
@@ -61,7 +61,7 @@ def test_two_runs_compared(run_folder: Path) -> None:
 
 
 def test_a_run_without_metrics() -> None:
-    text = render_report([RunReport("runs/a", "a")])
+    text = render_report([RunReport("runs/a")])
     assert "nothing to draw" in text
     assert "nothing was measured" in text
 

@@ -11,8 +11,7 @@ from phasetrain.addons.report.page.predicted import (
     read_confusion,
     shorten_names,
 )
-from phasetrain.addons.report.page.reading import RunReport
-from phasetrain.runs.records import PredictionsRecord, RunFiles
+from phasetrain.addons.report.page.reading import PredictionsRecord, RunReport
 from phasetrain.runtime.images import make_data_url
 
 IMAGE = make_data_url(np.zeros((2, 2), np.uint8))
@@ -24,8 +23,7 @@ def section(tmp_path: Path, **found: object) -> tuple[str, list[str]]:
     folder.mkdir()
     content = {"test": {"updates": 1500, **found}}
     (folder / "predictions.json").write_text(json.dumps(content))
-    files = RunFiles(folder)
-    run = RunReport("a", "a", predictions=files.predictions(), problems=files.problems)
+    run = RunReport(folder)
     return predictions_section(run), run.problems
 
 

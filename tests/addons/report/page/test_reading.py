@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,19 @@ import pytest
 from harness import KillAfter, SaveEachStep, run_until_killed, train
 from raising import raises
 
+from phasetrain.addons.report.page import reading
 from phasetrain.addons.report.page.page import render_report
-from phasetrain.addons.report.page.reading import Curve, flatten, read_run
+from phasetrain.addons.report.page.reading import (
+    Curve,
+    RunReport,
+    flatten,
+    list_step_values,
+    read_run,
+)
+from phasetrain.app.runs.list_runs import summarize_run
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
+from phasetrain.runs.records import parse_metrics
 
 STEP = '{"kind": "step", "updates": %d, "split": "train", "loss": %s, "lr": 0.5, "time": {}}\n'
 PHASE = '{"kind": "phase", "updates": %d, "split": "%s", "metrics": {"accuracy": %s}}\n'
@@ -146,3 +156,41 @@ def test_curves_are_marked_where_the_run_was_resumed_or_changed(tmp_path: Path) 
     page = render_report([run])
     assert page.count('class="mark"') >= 3
     assert "updates, 5 per epoch" in page
+
+
+def test_list_and_report_agree_on_a_killed_run(tmp_path: Path) -> None:
+    for age, state in ((89.0, "running"), (100.0, "killed"), (119.0, "killed")):
+        beat = {"at": time.time() - age, "pid": 1, "host": "elsewhere"}
+        (tmp_path / "status.json").write_text(json.dumps({"state": "running", "heartbeat": beat}))
+        assert summarize_run(tmp_path).state == state
+        assert read_run(str(tmp_path)).status.observe_state() == state
+
+
+def test_many_steps_are_thinned_and_phases_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "STEPS_READ", 10)
+    steps = [f'{{"kind": "step", "updates": {number}}}' for number in range(100)]
+    (tmp_path / "metrics.jsonl").write_text(
+        "\n".join([*steps, '{"kind": "phase", "updates": 100}'])
+    )
+    lines = RunReport(tmp_path).lines
+    assert len(lines) == 11
+    assert lines[-1].kind == "phase"
+
+
+def test_damaged_predictions_cost_their_split(tmp_path: Path) -> None:
+    content = {"test": {"updates": 4, "classes": ["a"], "confusion": [[1]]}, "dev": [1]}
+    (tmp_path / "predictions.json").write_text(json.dumps(content))
+    run = RunReport(tmp_path)
+    assert run.predictions.keys() == {"test"}
+    assert len(run.problems) == 1
+
+
+def test_values_of_a_step() -> None:
+    (line,) = parse_metrics(
+        b'{"kind": "step", "updates": 4, "loss": 1.0, "lr": 0.1, "logs": {"part": 2.0}, '
+        b'"time": {"samples_per_second": 9.0}}'
+    )
+    assert list_step_values(line) == {"loss": 1.0, "lr": 0.1, "part": 2.0, "samples/s": 9.0}
+    assert line.metrics == {}

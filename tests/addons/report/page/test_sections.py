@@ -39,7 +39,9 @@ def record(**values: object) -> RunReport:
         for split, one in by_split.items()
         for x, y in zip(one.x.tolist(), one.y.tolist(), strict=True)
     ]
-    return RunReport("runs/a", "a", history=History(rows), **typed)
+    run = RunReport("runs/a")
+    vars(run).update(typed, history=History(rows))
+    return run
 
 
 def cells(text: str) -> list[str]:

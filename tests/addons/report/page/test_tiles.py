@@ -11,9 +11,10 @@ TIME = {"run": {"train": 60.0, "test": 15.0, "start": 25.0}, "attempt": {"train"
 
 
 def record(**status: object) -> RunReport:
-    return RunReport(
-        "runs/a", "a", status=StatusRecord.from_json(status), plan=PlanRecord(updates=2000)
-    )
+    run = RunReport("runs/a")
+    run.status = StatusRecord.from_json(status)
+    run.plan = PlanRecord(updates=2000)
+    return run
 
 
 def test_a_finished_run() -> None:
@@ -45,7 +46,7 @@ def test_a_run_without_a_sign_of_life() -> None:
 
 
 def test_a_run_of_which_nothing_is_known() -> None:
-    text = tiles_section(RunReport("runs/a", "a"), 0.0)
+    text = tiles_section(RunReport("runs/a"), 0.0)
     assert badge("") in text
     assert ">unknown<" in text
 
@@ -72,7 +73,9 @@ def test_headline_is_the_monitored_metric_with_its_best_value() -> None:
         name: {"test": Curve(np.array([10.0, 20, 30]), np.array(values))}
         for name, values in (("accuracy", (0.5, 0.9, 0.8)), ("loss", (0.5, 0.1, 0.2)))
     }
-    run = RunReport("runs/a", "a", history=History(rows), metrics=curves)
+    run = RunReport("runs/a")
+    run.history = History(rows)
+    run.metrics = curves
     text = tiles_section(run, 0.0)
     assert text.index("test/accuracy") < text.index("0.8000") < text.index("state")
     assert "best 0.9000 at update 20" in text
@@ -87,6 +90,8 @@ def test_model_and_data_have_a_line() -> None:
         "model": {"name": "<net>", "parameters": 5000, "trained": 1000},
         "data": {"train": {"dataset": "idx", "samples": 60000}, "test": "damaged"},
     }
-    text = tiles_section(RunReport("runs/a", "a", plan=PlanRecord.from_json(content)), 0.0)
+    run = RunReport("runs/a")
+    run.plan = PlanRecord.from_json(content)
+    text = tiles_section(run, 0.0)
     assert "&lt;net&gt;, 5,000 parameters, 1,000 of them trained" in text
     assert "train idx (60,000 samples)" in text

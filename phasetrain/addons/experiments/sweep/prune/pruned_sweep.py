@@ -43,7 +43,7 @@ from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.runs.direction import Objective, resolve_objective
 from phasetrain.runs.history import read_history
-from phasetrain.runs.records import RunFiles
+from phasetrain.runs.view import RunView, read_status
 
 IDLE_ATTEMPTS = 3
 """Times that a run may be killed in a row without a further update, before it counts as failed."""
@@ -204,8 +204,8 @@ class PrunedSweep:
         if rung >= self._failed.get(name, rung + 1):
             return FAILED
         trial = self.trials[name]
-        files = RunFiles(trial.record.folder)
-        status = files.status()
+        run = RunView(trial.record.folder)
+        status = run.status
         pause = trial.pause_at(rung)
         is_over = status.state == "finished"
         if not is_over and pause is None:
@@ -213,7 +213,7 @@ class PrunedSweep:
         # A run that was killed right after a test has its result, and no checkpoint there.
         is_past = pause is not None and (status.updates > pause or status.resumed_at >= pause)
         is_there = pause is not None and status.state == "paused" and status.updates >= pause
-        if not (is_over or is_past or is_there) or not self._is_current(trial, files):
+        if not (is_over or is_past or is_there) or not self._is_current(trial, run):
             return PENDING
         return Outcome(is_known=True, score=self._read_score(trial, pause, is_over=is_over))
 
@@ -315,17 +315,16 @@ class PrunedSweep:
         return bool(self.job.stop.signal_number())
 
     def _count_updates(self, name: str) -> int:
-        return RunFiles(self.trials[name].record.folder).status().updates
+        return read_status(self.trials[name].record.folder).updates
 
-    def _is_current(self, trial: PrunedTrial, files: RunFiles) -> bool:
+    def _is_current(self, trial: PrunedTrial, run: RunView) -> bool:
         """Return whether a run was made with the config that it would be started with; if not, it
         is started, and the rules of a resume decide."""
         name = Path(trial.record.folder).name
         if name in self._started:
             # The resume has accepted its config, and keys without effect may be written otherwise.
             return True
-        written = files.read_bytes("config.yaml").decode(errors="replace")
-        return drop_pause(written) == trial.plan.config
+        return drop_pause(run.config_text) == trial.plan.config
 
     def _read_score(self, trial: PrunedTrial, pause: int | None, *, is_over: bool) -> float | None:
         """Return the score at a rung, or the last one of a run that ended before it."""
