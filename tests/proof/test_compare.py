@@ -3,14 +3,9 @@
 import pytest
 
 from phasetrain.addons.experiments.certify.combination import choose_kills
-from phasetrain.proof.compare import (
-    NOT_LOADED,
-    PhaseLabel,
-    TraceDifference,
-    count_updates,
-    describe_place,
-    find_difference,
-)
+from phasetrain.proof.causes import explain
+from phasetrain.proof.compare import Difference, find_difference
+from phasetrain.proof.places import PhaseLabel, count_updates, describe_place
 from phasetrain.proof.trace import Trace
 
 PHASES = [PhaseLabel("train", 0, 3, True), PhaseLabel("test", 0, 2, False)]
@@ -31,15 +26,15 @@ def test_equal_traces_have_no_difference_and_a_killed_one_is_shorter() -> None:
 
 def test_first_path_of_the_first_step_is_named() -> None:
     other = trace(**{"state.model.w": "other", "metrics.x": "new"})
-    assert find_difference(trace(), other) == TraceDifference((0, 2), "state.model.w")
+    assert find_difference(trace(), other) == Difference((0, 2), "state.model.w")
 
 
 def test_state_that_is_not_restored_is_named_before_any_step() -> None:
     other = trace(**{"state.model.w": "other"})
     other.restored = ((0, 2), {"state.model.w": "wrong"})
     found = find_difference(trace(), other)
-    assert found == TraceDifference((0, 2), "state.model.w", is_restored=True)
-    assert (found.cause, found.component) == (NOT_LOADED, "MODEL")
+    assert found == Difference((0, 2), "state.model.w", is_restored=True)
+    assert (found.cause, found.section) == (explain("restored"), "MODEL")
 
 
 @pytest.mark.parametrize(
@@ -59,8 +54,8 @@ def test_state_that_is_not_restored_is_named_before_any_step() -> None:
     ],
 )
 def test_path_belongs_to_a_section(path: str, component: str) -> None:
-    found = TraceDifference((0, 1), path)
-    assert found.component == component
+    found = Difference((0, 1), path)
+    assert found.section == component
     assert found.cause
 
 

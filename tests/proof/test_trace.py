@@ -3,6 +3,7 @@ runs."""
 
 from pathlib import Path
 
+from phasetrain.hooks.trace import TraceHook
 from phasetrain.proof.trace import Trace
 from phasetrain.testing.kills import run_quietly
 
@@ -20,9 +21,9 @@ WORDS += [
 
 
 def trace(folder: Path, *words: str) -> Trace:
-    found = Trace()
-    run_quietly([*WORDS, *words, f"RUN.dir={folder}"], {"trace": found})
-    return found
+    recorded = Trace()
+    run_quietly([*WORDS, *words, f"RUN.dir={folder}"], {"trace": TraceHook(recorded)})
+    return recorded
 
 
 def test_every_step_and_phase_has_a_moment(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from phasetrain.addons.experiments.replay.updates import (
 )
 from phasetrain.addons.experiments.verify.evidence import Evidence, Finding, count_updates
 from phasetrain.addons.experiments.verify.segments import Segment
-from phasetrain.addons.experiments.verify.weights_file import is_same
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import (
     StoredConfig,
@@ -43,6 +42,7 @@ from phasetrain.config.trust import trust_only
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.ledger import Content
+from phasetrain.proof.compare import is_equal
 from phasetrain.runs.ledger import COMPONENTS, UNKNOWN_START, Ledger, list_differences
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import join_first
@@ -404,11 +404,11 @@ def _compare_state(
         state = _drop_new_keys(state, end.state)
     before_tree, before = _flatten(end.state, labels, only_learned=only_learned)
     now_tree, now = _flatten(state, labels, only_learned=only_learned)
-    found = [one for one in {**before, **now} if not is_same(before.get(one), now.get(one))]
+    names = [name for name in {**before, **now} if not is_equal(before.get(name), now.get(name))]
     # The text repeats the names of the tensors, which are reported already if they differ.
-    if not found and before_tree != now_tree:
-        found = ["state without tensors (optimizer, schedules or hooks)"]
-    differing[end.path.rpartition("/")[2]] = found
+    if not names and before_tree != now_tree:
+        names = ["state without tensors (optimizer, schedules or hooks)"]
+    differing[end.path.rpartition("/")[2]] = names
 
 
 def _drop_new_keys(state: Any, old: Any) -> Any:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from phasetrain.checkpoint.weights import holds_plain_weights
 from phasetrain.config.addons import require_service
 from phasetrain.errors import ConfigError
 from phasetrain.models.sources.files import flatten_tensors, without_tied
+from phasetrain.proof.compare import is_equal
 from phasetrain.runs.ledger import FILE
 from phasetrain.runtime.format import format_count, join_first
 
@@ -164,19 +164,7 @@ def _find_problem(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
     # A file without tensors would be equal to anything.
     if unknown or not tensors:
         return f"{join_first(unknown, SHOWN)} are not in it"
-    other = [name for name, tensor in tensors.items() if not is_same(tensor, state[name])]
-    if not other:
+    differing = [name for name, tensor in tensors.items() if not is_equal(tensor, state[name])]
+    if not differing:
         return ""
-    return f"{join_first(other, SHOWN)} differ"
-
-
-def is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether two tensors are equal bit for bit."""
-    if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    # As bytes: NaN counts as equal to itself, and the sign of a zero as different.
-    return torch.equal(_to_bytes(one), _to_bytes(other))
-
-
-def _to_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return f"{join_first(differing, SHOWN)} differ"

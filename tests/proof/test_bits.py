@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.runtime.compare import digest_leaves
+from phasetrain.proof.digest import digest_leaves
 from phasetrain.testing import differences
 
 NAN = float("nan")
