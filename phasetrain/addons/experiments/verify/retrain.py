@@ -42,8 +42,8 @@ from phasetrain.config.trust import trust_only
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.ledger import Content
-from phasetrain.proof.compare import is_equal
-from phasetrain.runs.ledger import COMPONENTS, UNKNOWN_START, Ledger, list_differences
+from phasetrain.proof.compare import find_first_update, is_equal
+from phasetrain.runs.ledger import COMPONENTS, UNKNOWN_START, Ledger
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
@@ -347,28 +347,28 @@ def _compare_start(segment: Segment, ledger: Ledger, found: Ledger) -> Iterator[
 
 
 def _compare_records(
-    segment: Segment, ledger: Ledger, found: Ledger, components: tuple[str, ...]
+    segment: Segment, ledger: Ledger, trained: Ledger, components: tuple[str, ...]
 ) -> Iterator[Finding]:
     """Yield the first update that differs."""
-    for update in range(segment.first, segment.last + 1):
-        if update not in found:
-            text = f"trained again, the run ends after update {found.last or segment.first - 1}"
-            yield Finding("update", update, ("length",), text)
-            return
-        # An attempt without the hook has left a gap; the weights at the end are compared anyway.
-        if update not in ledger:
-            continue
-        names = list_differences(ledger[update], found[update])
-        names = [name for name in names if name in components]
-        if names:
-            pairs = "; ".join(
-                f"{name} {ledger[update].format_component(name)} -> "
-                f"{found[update].format_component(name)}"
-                for name in names
-            )
-            text = f"update {update} is the first that differs (ledger -> trained again): {pairs}"
-            yield Finding("update", update, tuple(names), text)
-            return
+    # An attempt without the hook has left a gap in the ledger of the run; the weights at the end
+    # are compared anyway.
+    first = find_first_update(trained, ledger, components)
+    updates = range(segment.first, segment.last + 1)
+    missing = next((update for update in updates if update not in trained), None)
+    # The training may have gone beyond the segment.
+    end = segment.last + 1 if missing is None else missing
+    if first is not None and first[0] < end:
+        update, names = first
+        pairs = "; ".join(
+            f"{name} {ledger[update].format_component(name)} -> "
+            f"{trained[update].format_component(name)}"
+            for name in names
+        )
+        text = f"update {update} is the first that differs (ledger -> trained again): {pairs}"
+        yield Finding("update", update, names, text)
+    elif missing is not None:
+        text = f"trained again, the run ends after update {trained.last or segment.first - 1}"
+        yield Finding("update", missing, ("length",), text)
 
 
 def _compare_weights(segment: Segment, differing: Mapping[str, list[str]]) -> Iterator[Finding]:
