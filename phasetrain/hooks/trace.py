@@ -6,7 +6,7 @@ from typing import Any
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import Hook, Run
-from phasetrain.proof.places import Place
+from phasetrain.proof.positions import StepPosition
 from phasetrain.proof.trace import Trace, digest_state
 
 
@@ -29,7 +29,7 @@ class TraceHook(Hook):
 
     def on_load(self, run: Run) -> None:
         """Record the restored state."""
-        self._trace.keep_restored(_find_place(run), digest_state(run.task.stateful()))
+        self._trace.keep_restored(_find_position(run), digest_state(run.task.stateful()))
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Forget the batches of a step that was not completed."""
@@ -67,10 +67,10 @@ class TraceHook(Hook):
     def _end_step(self, run: Run) -> None:
         self._trace.record_state(run.task.stateful())
         self._trace.record("hooks", _collect_hook_states(run))
-        self._trace.end_step(_find_place(run))
+        self._trace.end_step(_find_position(run))
 
 
-def _find_place(run: Run) -> Place:
+def _find_position(run: Run) -> StepPosition:
     return run.state.phase, run.state.step
 
 

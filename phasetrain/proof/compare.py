@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasetrain.proof.causes import explain, name_section
 from phasetrain.proof.digest import to_plain_key, view_bytes
-from phasetrain.proof.places import PhaseLabel, Place, describe_place
+from phasetrain.proof.positions import PhaseLabel, StepPosition, describe_position
 from phasetrain.proof.trace import Digests, Trace
 from phasetrain.runs.ledger import COMPONENTS, Ledger, list_differences
 
@@ -20,12 +20,12 @@ class Difference:
     """The first difference of two traces.
 
     Attributes:
-        place: the position after the step.
+        position: the position after the step.
         path: the first path that differs, such as `state.model.head.weight`.
         is_restored: it differs right after a restore, before any step.
     """
 
-    place: Place
+    position: StepPosition
     path: str
     is_restored: bool = False
 
@@ -52,12 +52,12 @@ class Difference:
             phases: the phases of the plan.
             rank: the rank that has seen it, if there are several.
         """
-        place = describe_place(self.place, phases)
+        when = describe_position(self.position, phases)
         if rank is not None:
-            place = f"{place}, rank {rank}"
+            when = f"{when}, rank {rank}"
         if self.is_restored:
-            return f"{before}, restored at {place}: {self.path} differs; {self.cause}"
-        return f"{before}: {self.path} differs at {place}. Usual cause: {self.cause}"
+            return f"{before}, restored at {when}: {self.path} differs; {self.cause}"
+        return f"{before}: {self.path} differs at {when}. Usual cause: {self.cause}"
 
 
 def is_equal(value: Any, other: Any) -> bool:
@@ -110,18 +110,18 @@ def list_differing(digests: Digests, other: Digests) -> Iterator[str]:
 def find_difference(reference: Trace, attempt: Trace) -> Difference | None:
     """Return the first difference of an attempt from the run without kills, or None."""
     if attempt.restored is not None:
-        place, state = attempt.restored
+        position, state = attempt.restored
         expected = {
             path: digest
-            for path, digest in reference.moments.get(place, {}).items()
+            for path, digest in reference.steps.get(position, {}).items()
             if path.startswith("state.")
         }
         # The first path is enough: later ones may follow from it.
         for path in list_differing(expected, state):
-            return Difference(place, path, is_restored=True)
-    for place, moment in attempt.moments.items():
-        for path in list_differing(reference.moments.get(place, {}), moment):
-            return Difference(place, path)
+            return Difference(position, path, is_restored=True)
+    for position, step in attempt.steps.items():
+        for path in list_differing(reference.steps.get(position, {}), step):
+            return Difference(position, path)
     return None
 
 

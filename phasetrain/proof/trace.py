@@ -9,7 +9,7 @@ from phasetrain.distributed.dtensors import local_shard
 from phasetrain.engine.batch import Batch, StepOutput, mapped
 from phasetrain.engine.plan import Plan
 from phasetrain.proof.digest import digest_leaves, list_tensors
-from phasetrain.proof.places import Place
+from phasetrain.proof.positions import StepPosition
 
 Digests = dict[str, str]
 """Path -> digest."""
@@ -31,7 +31,7 @@ class Trace:
     step.
 
     Attributes:
-        moments: position -> path -> digest; batches first, then outputs, losses, generators and
+        steps: position -> path -> digest; batches first, then outputs, losses, generators and
             gradients, then logs, metrics and states.
         restored: the position of a resume, and the state of the task at it; None in a first
             attempt.
@@ -40,8 +40,8 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self.moments: dict[Place, Digests] = {}
-        self.restored: tuple[Place, Digests] | None = None
+        self.steps: dict[StepPosition, Digests] = {}
+        self.restored: tuple[StepPosition, Digests] | None = None
         self.plan: Plan | None = None
         self._step: Digests = {}
         self._batches = 0
@@ -52,7 +52,7 @@ class Trace:
         self.plan = plan
 
     def drop_step(self) -> None:
-        """Forget what was recorded since the last moment."""
+        """Forget what was recorded since the last step ended."""
         self._step = {}
         self._batches = 0
         self.passes = 0
@@ -97,20 +97,20 @@ class Trace:
         """Record the states of parts by name."""
         self._step |= digest_state(parts)
 
-    def end_step(self, place: Place) -> None:
-        """Keep what was recorded since the last moment as the moment at a position."""
+    def end_step(self, position: StepPosition) -> None:
+        """Keep what was recorded since the last step ended, under the position after it."""
         step = {path: self._step[path] for path in _sort_paths(self._step)}
         self.drop_step()
         # The end of the run is at the position of the end of its last phase.
-        self.keep_moment(place, self.moments.get(place, {}) | step)
+        self.keep_step(position, self.steps.get(position, {}) | step)
 
-    def keep_restored(self, place: Place, state: Digests) -> None:
+    def keep_restored(self, position: StepPosition, state: Digests) -> None:
         """Keep the digests of a restored state."""
-        self.restored = place, state
+        self.restored = position, state
 
-    def keep_moment(self, place: Place, moment: Digests) -> None:
+    def keep_step(self, position: StepPosition, step: Digests) -> None:
         """Keep the digests at a position."""
-        self.moments[place] = moment
+        self.steps[position] = step
 
 
 def digest_state(parts: Mapping[str, HasState]) -> Digests:

@@ -11,7 +11,7 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import Hook, Run
 from phasetrain.hooks.trace import TraceHook
 from phasetrain.proof.compare import find_difference
-from phasetrain.proof.places import label_phases, steps_before
+from phasetrain.proof.positions import label_phases, steps_before
 from phasetrain.proof.trace import Trace
 from phasetrain.testing.kills import Killed, SaveEachStep, run_quietly
 

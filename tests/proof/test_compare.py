@@ -5,7 +5,7 @@ import pytest
 from phasetrain.addons.experiments.certify.combination import choose_kills
 from phasetrain.proof.causes import explain
 from phasetrain.proof.compare import Difference, find_difference
-from phasetrain.proof.places import PhaseLabel, count_updates, describe_place
+from phasetrain.proof.positions import PhaseLabel, count_updates, describe_position
 from phasetrain.proof.trace import Trace
 
 PHASES = [PhaseLabel("train", 0, 3, True), PhaseLabel("test", 0, 2, False)]
@@ -13,13 +13,13 @@ PHASES = [PhaseLabel("train", 0, 3, True), PhaseLabel("test", 0, 2, False)]
 
 def trace(**moments: str) -> Trace:
     found = Trace()
-    found.moments = {(0, 1): {"loss": "a"}, (0, 2): {"loss": "b", "state.model.w": "c", **moments}}
+    found.steps = {(0, 1): {"loss": "a"}, (0, 2): {"loss": "b", "state.model.w": "c", **moments}}
     return found
 
 
 def test_equal_traces_have_no_difference_and_a_killed_one_is_shorter() -> None:
     shorter = trace()
-    del shorter.moments[0, 2]
+    del shorter.steps[0, 2]
     assert find_difference(trace(), trace()) is None
     assert find_difference(trace(), shorter) is None
 
@@ -60,9 +60,13 @@ def test_path_belongs_to_a_section(path: str, component: str) -> None:
 
 
 def test_places_are_counted_in_steps_and_updates() -> None:
-    assert describe_place((0, 2), PHASES) == "step 2 of the run (step 2 of phase 0, train, epoch 0)"
-    assert describe_place((1, 1), PHASES) == "step 4 of the run (step 1 of phase 1, test, epoch 0)"
-    assert describe_place((1, 0), PHASES) == "the end of phase 0 (train, epoch 0)"
+    assert (
+        describe_position((0, 2), PHASES) == "step 2 of the run (step 2 of phase 0, train, epoch 0)"
+    )
+    assert (
+        describe_position((1, 1), PHASES) == "step 4 of the run (step 1 of phase 1, test, epoch 0)"
+    )
+    assert describe_position((1, 0), PHASES) == "the end of phase 0 (train, epoch 0)"
     assert [count_updates(place, PHASES) for place in ((0, 2), (1, 1), (2, 0))] == [2, 3, 3]
 
 

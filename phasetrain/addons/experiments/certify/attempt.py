@@ -25,7 +25,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import CheckpointHook, Hook, Run
 from phasetrain.hooks.trace import TraceHook
-from phasetrain.proof.places import PhaseLabel, Place, label_phases, steps_before
+from phasetrain.proof.positions import PhaseLabel, StepPosition, label_phases, steps_before
 from phasetrain.proof.trace import Digests, Trace
 
 KillMoment = Literal["step", "saving", "saved"]
@@ -94,15 +94,15 @@ class TraceFile(Trace):
         # The labels alone: a plan holds functions and cannot be written as it is.
         self.write({"phases": [list(vars(label).values()) for label in label_phases(plan)]})
 
-    def keep_restored(self, place: Place, state: Digests) -> None:
+    def keep_restored(self, position: StepPosition, state: Digests) -> None:
         """Write the digests of a restored state."""
-        super().keep_restored(place, state)
-        self.write({"restored": place, "digests": state})
+        super().keep_restored(position, state)
+        self.write({"restored": position, "digests": state})
 
-    def keep_moment(self, place: Place, moment: Digests) -> None:
+    def keep_step(self, position: StepPosition, step: Digests) -> None:
         """Write the digests at a position."""
-        super().keep_moment(place, moment)
-        self.write({"place": place, "digests": moment})
+        super().keep_step(position, step)
+        self.write({"position": position, "digests": step})
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line."""
@@ -137,8 +137,8 @@ def read_trace(path: str, rank: int) -> ReadTrace:
             read.phases = [PhaseLabel(*label) for label in line["phases"]]
         elif "restored" in line:
             read.trace.restored = tuple(line["restored"]), line["digests"]
-        elif "place" in line:
-            read.trace.moments[tuple(line["place"])] = line["digests"]
+        elif "position" in line:
+            read.trace.steps[tuple(line["position"])] = line["digests"]
         else:
             read.killed = line["killed"]
     return read

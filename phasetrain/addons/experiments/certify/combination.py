@@ -21,7 +21,7 @@ from phasetrain.app.local_launch import launch_processes
 from phasetrain.app.runs.diff import diff
 from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.proof.compare import find_difference
-from phasetrain.proof.places import count_updates
+from phasetrain.proof.positions import count_updates
 from phasetrain.runs.ledger import FILE
 from phasetrain.runs.records import read_status
 from phasetrain.runtime.signals import SignalExit
@@ -173,7 +173,7 @@ class Trial:
             outcome,
             steps=steps,
             updates=sum(phase.steps for phase in phases if phase.is_train),
-            values=sum(len(moment) for read in reference for moment in read.trace.moments.values()),
+            values=sum(len(step) for read in reference for step in read.trace.steps.values()),
             workers=(self._workers[0],),
         )
         if not kills:
@@ -300,11 +300,11 @@ def _judge(
         phases = unbroken.phases
         section = difference.section
         if section == "DATA":
-            section = f"DATA.{phases[min(difference.place[0], len(phases) - 1)].split.upper()}"
+            section = f"DATA.{phases[min(difference.position[0], len(phases) - 1)].split.upper()}"
         return replace(
             outcome,
             verdict="no",
-            update=count_updates(difference.place, phases),
+            update=count_updates(difference.position, phases),
             component=section,
             path=difference.path,
             reason=difference.describe(before, phases, rank if len(reads) > 1 else None),

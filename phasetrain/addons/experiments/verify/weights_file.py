@@ -108,7 +108,7 @@ def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Find
     """Return the differences between weights and their run, and sentences about what could not be
     compared."""
     findings = list(_compare_root(weights, evidence))
-    by_name = {one.name: one for one in evidence.saved}
+    by_name = {saved.name: saved for saved in evidence.saved}
     saved = by_name.get(weights.checkpoint)
     if saved is None or count_updates(saved) != weights.updates:
         return findings, [
@@ -133,7 +133,7 @@ def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Find
         text = f"{weights.path} does not have the weights of checkpoint {saved.name}: {reason}"
         findings.append(Finding("weights", weights.updates, ("exported weights",), text))
         return findings, []
-    missing = min((without_tied(one).keys() - weights.tensors.keys() for one in equal), key=len)
+    missing = min((without_tied(state).keys() - weights.tensors.keys() for state in equal), key=len)
     if missing:
         # Perhaps excluded from the export, which the file does not record: this accuses nobody.
         return findings, [
@@ -155,7 +155,7 @@ def _compare_root(weights: WeightsFile, evidence: Evidence) -> Iterator[Finding]
 
 
 def _holds_tensors(state: object) -> bool:
-    return isinstance(state, Mapping) and any(isinstance(one, Tensor) for one in state.values())
+    return isinstance(state, Mapping) and any(isinstance(value, Tensor) for value in state.values())
 
 
 def _find_problem(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:

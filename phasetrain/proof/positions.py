@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from phasetrain.engine.plan import Plan
 
-Place = tuple[int, int]
+StepPosition = tuple[int, int]
 """Number of completed phases, and of completed steps in the current one."""
 
 
@@ -26,22 +26,22 @@ def label_phases(plan: Plan) -> list[PhaseLabel]:
     ]
 
 
-def describe_place(place: Place, phases: Sequence[PhaseLabel]) -> str:
+def describe_position(position: StepPosition, phases: Sequence[PhaseLabel]) -> str:
     """Return a position as text."""
-    index, step = place
+    index, step = position
     if step == 0:  # the position after a phase is the start of the next one
         index -= 1
         phase = phases[index]
         return f"the end of phase {index} ({phase.split}, epoch {phase.epoch})"
     phase = phases[index]
     total = sum(before.steps for before in phases[:index]) + step
-    position = f"step {step} of phase {index}, {phase.split}, epoch {phase.epoch}"
-    return f"step {total} of the run ({position})"
+    within = f"step {step} of phase {index}, {phase.split}, epoch {phase.epoch}"
+    return f"step {total} of the run ({within})"
 
 
-def count_updates(place: Place, phases: Sequence[PhaseLabel]) -> int:
+def count_updates(position: StepPosition, phases: Sequence[PhaseLabel]) -> int:
     """Return the number of updates up to a position."""
-    index, step = place
+    index, step = position
     updates = sum(phase.steps for phase in phases[:index] if phase.is_train)
     if index < len(phases) and phases[index].is_train:
         return updates + step
