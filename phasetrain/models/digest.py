@@ -18,5 +18,5 @@ def hash_state(state: Mapping[str, Tensor]) -> str:
     """Return the digest of a model with this state; if it is sharded, all ranks have to call."""
     digest = sha256()
     for name, tensor in sorted(state.items()):
-        add_tensor(digest, full_tensor(tensor), name)
+        add_tensor(digest.update, full_tensor(tensor), name)
     return digest.hexdigest()

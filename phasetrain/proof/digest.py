@@ -1,22 +1,14 @@
 """Digests of tensors and of nested states, which are equal exactly if all bits are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b, sha256
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import mapped
-
-
-class Hasher(Protocol):
-    """A hash of `hashlib`."""
-
-    def update(self, data: Any, /) -> None:
-        """Add bytes."""
-        ...
 
 
 def view_bytes(tensor: Tensor) -> Tensor:
@@ -33,21 +25,26 @@ def view_bytes(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def add_tensor(hasher: Hasher, tensor: Tensor, name: str | None = None) -> None:
+def add_tensor(update: Callable[[Any], None], tensor: Tensor, name: str | None = None) -> None:
     """Add a tensor to a hash: `NAME TYPE SHAPE;`, or `TYPE SHAPE;` without a name, then its bytes.
 
     Checkpoints, ledgers, status.json and fingerprints of data contain digests of these bytes.
+
+    Args:
+        update: adds bytes to the hash.
+        tensor: the tensor.
+        name: its name in a state.
     """
     label = "" if name is None else f"{name} "
-    hasher.update(f"{label}{tensor.dtype} {tuple(tensor.shape)};".encode())
-    hasher.update(view_bytes(tensor).numpy().data)
+    update(f"{label}{tensor.dtype} {tuple(tensor.shape)};".encode())
+    update(view_bytes(tensor).numpy().data)
 
 
 def hash_tensors(*tensors: Tensor) -> str:
     """Return the SHA-256 over type, shape and bytes of tensors."""
     digest = sha256()
     for tensor in tensors:
-        add_tensor(digest, tensor)
+        add_tensor(digest.update, tensor)
     return digest.hexdigest()
 
 
@@ -85,7 +82,7 @@ def to_plain_key(value: Any) -> Any:
 def _digest_leaf(value: Any) -> str:
     digest = blake2b(digest_size=8)
     if isinstance(value, Tensor):
-        add_tensor(digest, value)
+        add_tensor(digest.update, value)
     elif isinstance(value, np.ndarray):
         digest.update(f"array {value.dtype} {value.shape};".encode())
         digest.update(np.ascontiguousarray(value).tobytes())

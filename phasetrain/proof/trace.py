@@ -1,7 +1,7 @@
 """Records digests of what the steps of a run read, compute and leave, to compare two runs."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,14 +16,6 @@ Digests = dict[str, str]
 
 FIRST = ("batch", "output", "loss")
 """The first paths of a step: the first difference in it is then the nearest to the cause."""
-
-
-class HasState(Protocol):
-    """Has a state to record."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return the state."""
-        ...
 
 
 class Trace:
@@ -93,7 +85,7 @@ class Trace:
         }
         self.record(f"gradient.{self.passes - 1}", gradients)
 
-    def record_state(self, parts: Mapping[str, HasState]) -> None:
+    def record_state(self, parts: Mapping[str, Any]) -> None:
         """Record the states of parts by name."""
         self._step |= digest_state(parts)
 
@@ -113,7 +105,7 @@ class Trace:
         self.steps[position] = step
 
 
-def digest_state(parts: Mapping[str, HasState]) -> Digests:
+def digest_state(parts: Mapping[str, Any]) -> Digests:
     """Return digests of the states of parts by name."""
     # Of a tensor that several ranks share, each rank compares its own shard.
     states = {name: mapped(part.state_dict(), local_shard) for name, part in parts.items()}

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.models.digest import hash_state
-from phasetrain.proof import hash_tensors
-from phasetrain.proof.digest import list_tensors, view_bytes
+from phasetrain.proof.digest import digest_leaves, hash_tensors, list_tensors, view_bytes
 
 MATRIX = torch.arange(6.0).view(2, 3)
 
@@ -43,3 +42,9 @@ def test_values_of_a_release_stay() -> None:
 def test_tensors_of_an_output_are_listed_in_their_order() -> None:
     first, second = torch.zeros(1), torch.ones(1)
     assert list_tensors({"a": [first, "text"], "b": (second, None)}) == [first, second]
+
+
+def test_digests_name_every_leaf() -> None:
+    digests = digest_leaves({"a": [1, torch.zeros(2)], "b": {}, "c": float("nan")}, "state")
+    assert list(digests) == ["state.a.0", "state.a.1", "state.b", "state.c"]
+    assert digests["state.a.0"] != digests["state.b"]
