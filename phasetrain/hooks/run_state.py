@@ -1,16 +1,15 @@
 """The state of a run over all ranks: saving it in a checkpoint, and restoring it."""
 
 from collections.abc import Collection, Mapping
-from hashlib import sha256
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.excluded import complete_state, excluded_digests
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.base import Run
+from phasetrain.proof.digest import hash_tensors
 from phasetrain.tasks import SavedTask
 
 
@@ -37,12 +36,10 @@ def collect_state(run: Run) -> dict[str, Any]:
     return found | {"processes": ranks or []}
 
 
-def _digest_buffers(
-    own: Mapping[str, Any], modules: Collection[str]
-) -> dict[tuple[str, str], bytes]:
+def _digest_buffers(own: Mapping[str, Any], modules: Collection[str]) -> dict[tuple[str, str], str]:
     """Return a digest of each buffer of the modules."""
     return {
-        (name, key): _digest(value)
+        (name, key): hash_tensors(value)
         for name in modules
         for key, value in own.get(name, {}).items()
         if isinstance(value, Tensor)
@@ -50,7 +47,7 @@ def _digest_buffers(
 
 
 def _drop_equal_buffers(
-    own: Mapping[str, Any], modules: Collection[str], known: Mapping[tuple[str, str], bytes]
+    own: Mapping[str, Any], modules: Collection[str], known: Mapping[tuple[str, str], str]
 ) -> dict[str, Any]:
     """Return the state of a rank without the buffers whose digest is known."""
     found: dict[str, Any] = {}
@@ -59,19 +56,11 @@ def _drop_equal_buffers(
             state = {
                 key: value
                 for key, value in state.items()
-                if (name, key) not in known or known[name, key] != _digest(value)
+                if (name, key) not in known or known[name, key] != hash_tensors(value)
             }
         if state:
             found[name] = state
     return found
-
-
-def _digest(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    # As bytes, since NumPy has no bfloat16 and float8.
-    content = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-    # Type and shape are hashed too, since equal bytes may be different buffers.
-    return sha256(f"{flat.dtype} {tuple(tensor.shape)}".encode() + b";" + bytes(content)).digest()
 
 
 def restore(

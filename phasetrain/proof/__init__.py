@@ -1,1 +1,1 @@
-"""Comparing the bits of two attempts of a run, step by step."""
+"""Recording what the steps of a run do, and comparing the bits of two runs."""

@@ -1,75 +1,31 @@
-"""Finds the first difference between the traces of two runs, and its usual cause."""
+"""Bit equality of values, and the first difference of nested states, of traces and of ledgers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from phasetrain.engine.plan import Plan
-from phasetrain.proof.trace import Digests, Place, Trace
+import numpy as np
+import torch
+from torch import Tensor
 
-CAUSES = {
-    "batch": (
-        "another batch: a dataset, transform, sampler, collate function or hook uses a random "
-        "generator that the run does not seed, counts its calls, or reads the clock; let it draw "
-        "from the global generators, which are seeded before each sample, or take keys "
-        "(BatchTransform)"
-    ),
-    "output": (
-        "the same batch gave another output: the model holds something that is not in its "
-        "state_dict (a Python number, a list, a buffer with persistent=False), uses a random "
-        "generator that the run does not seed, reads the clock, or has an operator that gives "
-        "other bits each time"
-    ),
-    "generator": (
-        "the model or a hook draws another number of random numbers in this step; it counts its "
-        "calls, or branches on a value that is not in its state_dict"
-    ),
-    "loss": (
-        "the same output gave another loss: the loss or the task holds something that is not in "
-        "its state_dict (a Python number, a list, a buffer with persistent=False), uses a random "
-        "generator that the run does not seed, or reads the clock"
-    ),
-    "gradient": (
-        "the same loss gave another gradient: an operator of the model or of the loss has a "
-        "backward pass that gives other bits each time; MACHINE.deterministic=true rejects those "
-        "of torch, and `phasetrain plan` names them"
-    ),
-    "logs": "a part logs a value that is not a function of the step, such as a time",
-    "metrics": "a meter holds something that is not one of its buffers",
-    "hooks": (
-        "the hook's state_dict is incomplete, or its load_state_dict does not load all of it"
-    ),
-    "state": (
-        "the part holds something that is not in its state_dict, uses a random generator that the "
-        "run does not seed, or reads the clock; if weights differ after equal gradients, that is "
-        "the optimizer"
-    ),
-}
-"""Usual causes, by the first component of the first path that differs."""
-
-NOT_LOADED = "load_state_dict does not restore the state that state_dict returned"
+from phasetrain.proof.causes import explain, name_section
+from phasetrain.proof.digest import to_plain_key, view_bytes
+from phasetrain.proof.positions import PhaseLabel, StepPosition, describe_position
+from phasetrain.proof.trace import Digests, Trace
+from phasetrain.runs.ledger import COMPONENTS, Ledger, list_differences
 
 
 @dataclass(frozen=True)
-class PhaseLabel:
-    """The facts of a phase in a message: its split, its epoch, its steps, whether it trains."""
-
-    split: str
-    epoch: int
-    steps: int
-    is_train: bool
-
-
-@dataclass(frozen=True)
-class TraceDifference:
-    """The first difference of a trace.
+class Difference:
+    """The first difference of two traces.
 
     Attributes:
-        place: the position after the step.
+        position: the position after the step.
         path: the first path that differs, such as `state.model.head.weight`.
         is_restored: it differs right after a restore, before any step.
     """
 
-    place: Place
+    position: StepPosition
     path: str
     is_restored: bool = False
 
@@ -77,89 +33,113 @@ class TraceDifference:
     def cause(self) -> str:
         """The usual cause."""
         if self.is_restored:
-            return NOT_LOADED
-        return CAUSES[self.path.partition(".")[0]]
+            return explain("restored.state")
+        return explain(self.path)
 
     @property
-    def component(self) -> str:
+    def section(self) -> str:
         """The section of the config to look at, such as `MODEL` or `METERS.accuracy`."""
-        kind, _, rest = self.path.partition(".")
-        found = {
-            "batch": "DATA",
-            "output": "MODEL",
-            "generator": "MODEL",
-            "loss": "LOSS",
-            "gradient": "MODEL",
-        }
-        if kind == "metrics":
-            return f"METERS.{rest.partition('.')[0].partition('/')[0]}"
-        if kind == "hooks":
-            return f"HOOKS.{rest.partition('.')[0]}"
         # The gradients were equal, so the optimizer has moved the weights in another way.
-        if kind == "state" and not self.is_restored and rest.startswith(("model.", "loss.")):
+        if not self.is_restored and self.path.startswith(("state.model.", "state.loss.")):
             return "OPTIMIZER"
-        if kind == "state":
-            return _name_stateful(rest)
-        return found.get(kind, "TASK")
+        return name_section(self.path)
+
+    def describe(self, before: str, phases: Sequence[PhaseLabel], rank: int | None = None) -> str:
+        """Return the difference and its usual cause as a sentence.
+
+        Args:
+            before: what had happened before, such as `killed after step 3`.
+            phases: the phases of the plan.
+            rank: the rank that has seen it, if there are several.
+        """
+        when = describe_position(self.position, phases)
+        if rank is not None:
+            when = f"{when}, rank {rank}"
+        if self.is_restored:
+            return f"{before}, restored at {when}: {self.path} differs; {self.cause}"
+        return f"{before}: {self.path} differs at {when}. Usual cause: {self.cause}"
 
 
-def _name_stateful(path: str) -> str:
-    kind, _, rest = path.partition(".")
-    label = rest.partition(".")[0]
-    if kind == "meter":
-        return f"METERS.{label}"
-    if kind == "data":
-        return f"DATA.{label.upper()}"
-    return {"model": "MODEL", "loss": "LOSS", "updater": "OPTIMIZER"}.get(kind, "TASK")
+def is_equal(value: Any, other: Any) -> bool:
+    """Return whether two values are equal bit for bit.
+
+    NaN equals NaN with the same bits, 0.0 differs from -0.0, and dtypes, shapes and keys count.
+    """
+    return not differences(value, other)
 
 
-def find_difference(reference: Trace, attempt: Trace) -> TraceDifference | None:
+def differences(value: Any, other: Any, path: str = "state") -> list[str]:
+    """Return the paths at which two nested states are not equal bit for bit, see `is_equal`."""
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        # A dict, not a set: differences are listed in the order of the keys.
+        keys = {**value, **other}
+        paths = [f"{path}.{key}" for key in keys if key not in value or key not in other]
+        for key in value:
+            if key in other:
+                paths += differences(value[key], other[key], f"{path}.{key}")
+        return paths
+    for sequence in (list, tuple):
+        if isinstance(value, sequence) and isinstance(other, sequence) and len(value) == len(other):
+            pairs = enumerate(zip(value, other, strict=True))
+            return [below for i, pair in pairs for below in differences(*pair, f"{path}.{i}")]
+    if _is_equal_leaf(value, other):
+        return []
+    return [path]
+
+
+def _is_equal_leaf(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        # As bytes, see `view_bytes`.
+        return _has_same_form(value, other) and torch.equal(view_bytes(value), view_bytes(other))
+    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
+        return _has_same_form(value, other) and value.tobytes() == other.tobytes()
+    if isinstance(value, Tensor | np.ndarray) or isinstance(other, Tensor | np.ndarray):
+        return False
+    return bool(to_plain_key(value) == to_plain_key(other))
+
+
+def _has_same_form(value: Any, other: Any) -> bool:
+    return bool((value.dtype, value.shape) == (other.dtype, other.shape))
+
+
+def list_differing(digests: Digests, other: Digests) -> Iterator[str]:
+    """Yield the paths whose digests differ or are missing in one, in the order of the first."""
+    return (path for path in {**digests, **other} if digests.get(path) != other.get(path))
+
+
+def find_difference(reference: Trace, attempt: Trace) -> Difference | None:
     """Return the first difference of an attempt from the run without kills, or None."""
     if attempt.restored is not None:
-        place, state = attempt.restored
+        position, state = attempt.restored
         expected = {
-            path: value
-            for path, value in reference.moments.get(place, {}).items()
+            path: digest
+            for path, digest in reference.steps.get(position, {}).items()
             if path.startswith("state.")
         }
         # The first path is enough: later ones may follow from it.
-        for path in _differing_paths(expected, state):
-            return TraceDifference(place, path, is_restored=True)
-    for place, moment in attempt.moments.items():
-        for path in _differing_paths(reference.moments.get(place, {}), moment):
-            return TraceDifference(place, path)
+        for path in list_differing(expected, state):
+            return Difference(position, path, is_restored=True)
+    for position, step in attempt.steps.items():
+        for path in list_differing(reference.steps.get(position, {}), step):
+            return Difference(position, path)
     return None
 
 
-def _differing_paths(one: Digests, other: Digests) -> Iterator[str]:
-    """Yield the paths that differ, in the order of the first."""
-    return (path for path in {**one, **other} if one.get(path) != other.get(path))
+def find_first_update(
+    ledger: Ledger, other: Ledger, components: Collection[str] = COMPONENTS
+) -> tuple[int, tuple[str, ...]] | None:
+    """Return the first update in both ledgers that differs, and the components in which it does;
+    None if there is none.
 
-
-def label_phases(plan: Plan) -> list[PhaseLabel]:
-    """Return the labels of all phases of a short plan."""
-    return [
-        PhaseLabel(phase.split, phase.epoch, phase.steps, phase.is_train) for phase in plan.phases
-    ]
-
-
-def describe_place(place: Place, phases: Sequence[PhaseLabel]) -> str:
-    """Return a position as text."""
-    index, step = place
-    if step == 0:  # the position after a phase is the start of the next one
-        index -= 1
-        phase = phases[index]
-        return f"the end of phase {index} ({phase.split}, epoch {phase.epoch})"
-    phase = phases[index]
-    total = sum(one.steps for one in phases[:index]) + step
-    where = f"step {step} of phase {index}, {phase.split}, epoch {phase.epoch}"
-    return f"step {total} of the run ({where})"
-
-
-def count_updates(place: Place, phases: Sequence[PhaseLabel]) -> int:
-    """Return the number of updates up to a position."""
-    index, step = place
-    done = sum(one.steps for one in phases[:index] if one.is_train)
-    if index < len(phases) and phases[index].is_train:
-        return done + step
-    return done
+    Args:
+        ledger: its order of the updates counts.
+        other: the other ledger.
+        components: the components to compare.
+    """
+    for update in ledger:
+        if update not in other:
+            continue
+        names = list_differences(ledger[update], other[update])
+        if differing := tuple(name for name in names if name in components):
+            return update, differing
+    return None

@@ -1,6 +1,6 @@
 """The proof kit: checks phasetrain's promises for custom parts, with any test framework or none."""
 
-from phasetrain.runtime.compare import differences
+from phasetrain.proof.compare import differences
 from phasetrain.testing.kills import KillAfter, Killed, SaveEachStep
 from phasetrain.testing.learning import assert_learns_one_batch
 from phasetrain.testing.memory import MemoryHandler

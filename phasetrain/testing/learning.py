@@ -86,4 +86,4 @@ def _format_curve(losses: list[float]) -> str:
         return "no update"
     last = len(losses) - 1
     places = sorted({round(last * part / 7) for part in range(8)})
-    return ", ".join(f"{losses[place]:.4g} ({place + 1})" for place in places)
+    return ", ".join(f"{losses[index]:.4g} ({index + 1})" for index in places)

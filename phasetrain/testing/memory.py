@@ -120,13 +120,13 @@ class _TextWriter(io.TextIOWrapper):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None:
+        if error_type is not None:
             self._writer.discard()
-        super().__exit__(kind, error, trace)
+        super().__exit__(error_type, error, trace)
 
     def __del__(self) -> None:
         if not self.closed:

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from phasetrain.app.shorten import shortening_overrides, steps_before
+from phasetrain.app.shorten import shortening_overrides
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import Hook, Run
-from phasetrain.proof.compare import describe_place, find_difference, label_phases
+from phasetrain.hooks.trace import TraceHook
+from phasetrain.proof.compare import find_difference
+from phasetrain.proof.positions import label_phases, steps_before
 from phasetrain.proof.trace import Trace
 from phasetrain.testing.kills import Killed, SaveEachStep, run_quietly
 
@@ -59,14 +61,13 @@ class _Runs:
     unbroken: Trace = field(default_factory=Trace)
 
     def run_unbroken(self, folder: str) -> None:
-        run_quietly(
-            self._words(folder, 0, None), {"trace": self.unbroken}, config_dir=self.config_dir
-        )
+        hooks = {"trace": TraceHook(self.unbroken)}
+        run_quietly(self._words(folder, 0, None), hooks, config_dir=self.config_dir)
 
     def run_attempt(self, folder: str, number: int, kill: Kill | None) -> Trace:
         """Start or resume the run until the kill or the end, and return its trace."""
         trace = Trace()
-        hooks: dict[str, Hook] = {"trace": trace, "save_each_step": SaveEachStep()}
+        hooks: dict[str, Hook] = {"trace": TraceHook(trace), "save_each_step": SaveEachStep()}
         if kill is not None:
             hooks["kill"] = KillAt(kill.steps)
         try:
@@ -136,14 +137,14 @@ def assert_exact_resume(
 def default_kills(plan: Plan) -> list[Kill]:
     """Return the default kills."""
     total = steps_before(plan, len(plan.phases))
-    found = {Kill(1), Kill(2)}
+    kills = {Kill(1), Kill(2)}
     for phase in plan.phases:
         before = steps_before(plan, phase.index)
         if phase.is_train and phase.epoch == 0 and phase.ends_epoch:
-            found |= {Kill(before + phase.steps), Kill(before + phase.steps, phase_ends=True)}
+            kills |= {Kill(before + phase.steps), Kill(before + phase.steps, phase_ends=True)}
         elif phase.epoch <= 1 or (phase.is_train and len(plan.stages) > 1):
-            found.add(Kill(before + 1))
-    return sorted(kill for kill in found if 0 < kill.steps < total)
+            kills.add(Kill(before + 1))
+    return sorted(kill for kill in kills if 0 < kill.steps < total)
 
 
 def _check_range(kills: Sequence[Kill], plan: Plan) -> None:
@@ -162,10 +163,6 @@ def _compare(unbroken: Trace, trace: Trace, kill: Kill | None, plan: Plan) -> No
         when = f"killed after {kill}"
         if trace.restored is None:
             raise AssertionError(f"{when}, the run started from the beginning instead of resuming")
-    found = find_difference(unbroken, trace)
-    if found is None:
-        return
-    place = describe_place(found.place, label_phases(plan))
-    if found.is_restored:
-        raise AssertionError(f"{when}, restored at {place}: {found.path} differs; {found.cause}")
-    raise AssertionError(f"{when}: {found.path} differs at {place}. Usual cause: {found.cause}")
+    difference = find_difference(unbroken, trace)
+    if difference is not None:
+        raise AssertionError(difference.describe(when, label_phases(plan)))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from phasetrain.checkpoint import decode, encode
-from phasetrain.runtime.compare import differences
+from phasetrain.proof.causes import explain
+from phasetrain.proof.compare import differences
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks import Stateful
@@ -63,25 +64,20 @@ def assert_state_round_trip(
         raise AssertionError(f"the state cannot be saved: {error}") from error
     _check_equal(state, decoded, "the state is changed by saving and loading it")
     _load_state(other, decoded)
-    hint = "load_state_dict omits something, or state_dict contains something it does not load"
     _check_equal(
         _copy_state(part),
         _copy_state(other),
-        f"a part that has loaded the state has another one ({hint})",
+        f"a part that has loaded the state has another one ({explain('restored')})",
     )
     for number in range(STEPS, 2 * STEPS):
-        hint = (
-            "the part holds something that is not in its state_dict (a Python number, a list, a "
-            "buffer with persistent=False), uses a random generator that is not seeded by the run, "
-            "or reads the clock"
-        )
         # The results first: a difference there says more than the states it has led to.
         results = (
             {"result": _run_step(part, step, number)},
             {"result": _run_step(other, step, number)},
         )
         steps = number + 1 - STEPS
-        after = f"after {steps} more steps a part that has loaded the state differs ({hint})"
+        cause = explain("result")
+        after = f"after {steps} more steps a part that has loaded the state differs ({cause})"
         _check_equal(*results, after)
         _check_equal(_copy_state(part), _copy_state(other), after)
 
@@ -97,21 +93,21 @@ def _run_step(part: Any, step: Step | None, number: int) -> Any:
 def _copy_state(part: Any) -> dict[str, Any]:
     # A deep copy: the tensors of a state dict share memory with the part, which changes them.
     if isinstance(part, Mapping):
-        return {name: copy.deepcopy(one.state_dict()) for name, one in part.items()}
+        return {name: copy.deepcopy(member.state_dict()) for name, member in part.items()}
     state: dict[str, Any] = copy.deepcopy(part.state_dict())
     return state
 
 
 def _load_state(part: Any, state: dict[str, Any]) -> None:
     if isinstance(part, Mapping):
-        for name, one in part.items():
-            one.load_state_dict(state[name])
+        for name, member in part.items():
+            member.load_state_dict(state[name])
     else:
         part.load_state_dict(state)
 
 
-def _check_equal(one: Any, other: Any, otherwise: str) -> None:
-    found = differences(one, other, "state")
-    if found:
-        names = [path.removeprefix("state.") for path in found]
+def _check_equal(expected: Any, other: Any, otherwise: str) -> None:
+    paths = differences(expected, other, "state")
+    if paths:
+        names = [path.removeprefix("state.") for path in paths]
         raise AssertionError(f"{otherwise}: {join_first(names, MAX_PATHS)}")

@@ -74,8 +74,8 @@ def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = 
         run_quietly([*words, f"RUN.dir={folder}/run"], config_dir=config_dir, loop=watch.loop)
     if watch.found:
         lines = [
-            f"{place} ({operator}), {times} times"
-            for (place, operator), times in watch.found.items()
+            f"{reader} ({operator}), {times} times"
+            for (reader, operator), times in watch.found.items()
         ]
         raise AssertionError(
             f"in {UPDATES - 1} updates values were read from the device: {'; '.join(lines)}. Each "
@@ -125,9 +125,9 @@ class _Watch:
             or (isinstance(tensor, Tensor) and _memory_address(tensor) in self._on_host)
         ):
             return
-        place = _find_reader(sys._getframe(1))
-        if place:
-            self.found[place, operator] = self.found.get((place, operator), 0) + 1
+        reader = _find_reader(sys._getframe(1))
+        if reader:
+            self.found[reader, operator] = self.found.get((reader, operator), 0) + 1
 
 
 class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -194,18 +194,18 @@ def _selects_by_value(indices: Sequence[Tensor | None]) -> bool:
 
 def _find_reader(frame: FrameType | None) -> str | None:
     """Return file and line of the reading code, or None if it may, or if no step is running."""
-    place = None
+    reader = None
     in_step = False
     while frame is not None:
         name = frame.f_code.co_filename
-        if place is None and not name.startswith(str(TORCH)) and name != __file__:
+        if reader is None and not name.startswith(str(TORCH)) and name != __file__:
             if name.startswith(ALLOWED):
                 return None
-            place = f"{name}:{frame.f_lineno}"
+            reader = f"{name}:{frame.f_lineno}"
         in_step = in_step or (frame.f_code.co_name in STEP and name != __file__)
         frame = frame.f_back
     if in_step:
-        return place
+        return reader
     return None
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.plan import Phase
-from phasetrain.runtime.compare import differences
+from phasetrain.proof.causes import explain
+from phasetrain.proof.compare import differences
 from phasetrain.runtime.format import join_first
 from phasetrain.testing.build import BuiltRun, build_run
 
@@ -52,25 +53,26 @@ def assert_world_size_invariant(
     ]
     expected = _read_updates(words, sizes[0], config_dir)
     for size in sizes[1:]:
-        for (name, one), (_, other) in zip(
+        for (name, samples), (_, others) in zip(
             expected.items(), _read_updates(words, size, config_dir).items(), strict=True
         ):
-            _check_same_samples(one, other, f"{name}, world size {size} instead of {sizes[0]}")
+            when = f"{name}, world size {size} instead of {sizes[0]}"
+            _check_same_samples(samples, others, when)
 
 
 def _read_updates(
     words: Sequence[str], size: int, config_dir: str | None
 ) -> dict[str, list[Sample]]:
     """Return the samples of some steps from all ranks, by the name of the step."""
-    found: dict[str, list[Sample]] = {}
+    by_step: dict[str, list[Sample]] = {}
     for rank in range(size):
         with _torchrun_environment(rank, size):
             made = build_run(words, config_dir, World(rank, size))
             for name, batches in _read_steps(made):
-                found.setdefault(name, []).extend(
+                by_step.setdefault(name, []).extend(
                     sample for batch in batches for sample in _split_samples(batch)
                 )
-    return found
+    return by_step
 
 
 def _read_steps(made: BuiltRun) -> Iterator[tuple[str, list[Batch]]]:
@@ -93,50 +95,51 @@ def _step_name(phase: Phase, step: int) -> str:
 
 
 def _split_samples(batch: Batch) -> list[Sample]:
-    def one(value: Any, at: int) -> Any:
+    def select(value: Any, at: int) -> Any:
         return mapped(value, lambda tensor: tensor[at])
 
     return [
-        {"id": int(batch.ids[at]), "input": one(batch.input, at), "target": one(batch.target, at)}
+        {
+            "id": int(batch.ids[at]),
+            "input": select(batch.input, at),
+            "target": select(batch.target, at),
+        }
         for at in range(batch.size)
     ]
 
 
-def _check_same_samples(one: list[Sample], other: list[Sample], when: str) -> None:
-    ids = [sample["id"] for sample in one]
+def _check_same_samples(samples: list[Sample], other: list[Sample], when: str) -> None:
+    ids = [sample["id"] for sample in samples]
     others = [sample["id"] for sample in other]
     # Samples, then order, then content: each message says more than the next would.
     if sorted(ids) != sorted(others):
         raise AssertionError(
             f"{when}: other samples, {join_first(others, 6)} instead of {join_first(ids, 6)}. "
-            "Usual cause: the sampler or the dataset depends on the rank, or uses a random "
-            "generator that is not seeded with the given seed"
+            f"Usual cause: {explain('samples.ids')}"
         )
     if ids != others:
         raise AssertionError(
             f"{when}: the same samples in another order, {join_first(others, 6)} instead of "
             f"{join_first(ids, 6)}"
         )
-    for left, right in zip(one, other, strict=True):
+    for left, right in zip(samples, other, strict=True):
         for path in differences(left, right, f"sample {left['id']}"):
             raise AssertionError(
-                f"{when}: {path} has another content. Usual cause: a transform or the collate "
-                "function depends on the other samples of a batch (their mean, the longest), on "
-                "the rank, or on a random generator that the run does not seed"
+                f"{when}: {path} has another content. Usual cause: {explain('samples.content')}"
             )
 
 
 @contextmanager
 def _torchrun_environment(rank: int, size: int) -> Iterator[None]:
     """Set the variables that torchrun sets, and restore the previous ones on exit."""
-    given = {
+    variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
     }
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ import pytest
 
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Split, Stage
-from phasetrain.proof.compare import CAUSES, NOT_LOADED
+from phasetrain.proof.causes import explain
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.resume import Kill, default_kills
 
@@ -43,42 +43,42 @@ def test_a_run_without_tests_passes() -> None:
         (
             ["HOOKS.forgetful={name: planted_parts.ForgetfulHook}"],
             r"step 1: hooks\.forgetful\.steps .* step 2 ",
-            CAUSES["hooks"],
+            explain("hooks"),
         ),
         (
             ["DATA.TRAIN.transforms=[planted_parts.LateNoise]"],
             r"step 1: batch\.0\.input .* step 2 ",
-            CAUSES["batch"],
+            explain("batch"),
         ),
         (
             ["LOSS.name=planted_parts.MovingLoss"],
             r"step 1: loss .* step 2 ",
-            CAUSES["loss"],
+            explain("loss"),
         ),
         (
             ["MODEL.name=planted_parts.CountingModel"],
             r"step 1: output\.0\.0 .* step 2 ",
-            CAUSES["output"],
+            explain("output"),
         ),
         (
             ["METERS.forgetful={name: planted_parts.ForgetfulMeter}"],
             r"step 2: metrics\.forgetful .* phase 0 ",
-            CAUSES["metrics"],
+            explain("metrics"),
         ),
         (
             ["METERS.deaf={name: planted_parts.DeafMeter}"],
             r"step 1, .* step 1 .*: state\.meter\.deaf\.count ",
-            NOT_LOADED,
+            explain("restored"),
         ),
         (
             ["LOSS.name=planted_parts.ClockLoss"],
             r"first kill.*: loss ",
-            CAUSES["loss"],
+            explain("loss"),
         ),
         (
             ["DATA.TRAIN.sampler=planted_parts.own_order"],
             r"step 4: batch\.0\.ids .* step 6 ",
-            CAUSES["batch"],
+            explain("batch"),
         ),
     ],
     ids=lambda value: value[0].partition(".")[2] if isinstance(value, list) else "",

@@ -75,7 +75,7 @@ def test_state_is_compared_before_any_step() -> None:
         (
             planted_parts.DeafMeter(),
             lambda meter: meter.update(output()),
-            "has another one .*omits something.*: count",
+            "has another one .*does not restore.*: count",
         ),
         (
             planted_parts.MovingLoss(),

@@ -184,16 +184,16 @@ def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | No
     other = result.folder
     before = original.status.digest if original.status.state == "finished" else None
     try:
-        found = diff(folder, other)
+        compared = diff(folder, other)
     except ConfigError as error:
         return _compare_weights(original, before, result.digest, str(error))
-    updates = len(found.one.ledger or ()) or result.updates
-    if not found.equal and found.components[0] == LENGTH and before is None:
-        text = f"bit-identical as far as {folder} went, which has not finished. {found.verdict}"
+    updates = len(compared.one.ledger or ()) or result.updates
+    if not compared.equal and compared.components[0] == LENGTH and before is None:
+        text = f"bit-identical as far as {folder} went, which has not finished. {compared.verdict}"
         return text, True
-    if not found.equal:
-        text = f"NOT bit-identical to {folder}.\n\n{found.report()}{_explain_deviations(original)}"
-        return text, False
+    if not compared.equal:
+        report = f"{compared.report()}{_explain_deviations(original)}"
+        return f"NOT bit-identical to {folder}.\n\n{report}", False
     if before is not None and before != result.digest:
         return (
             f"NOT bit-identical to {folder}: {updates} updates and all measured values are equal, "
@@ -201,7 +201,7 @@ def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | No
             f"{_explain_deviations(original)}",
             False,
         )
-    lines = len(found.one.metrics)
+    lines = len(compared.one.metrics)
     weights = "which has not finished: "
     if before:
         weights = f"weights sha256 {result.digest}, "

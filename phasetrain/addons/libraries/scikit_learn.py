@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.datasets.base import DATASETS, TensorSamples, hash_tensors
+from phasetrain.data.datasets.base import DATASETS, TensorSamples
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.proof.digest import hash_tensors
 
 if TYPE_CHECKING:
     from sklearn.utils import Bunch

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from phasetrain.meters import Meter
-from phasetrain.runtime.compare import digest_leaves
+from phasetrain.proof.digest import digest_leaves
 from phasetrain.tasks import Task
 
 TRUSTED = ("torch", "phasetrain", "numpy", "builtins", "collections", "functools")
@@ -25,11 +25,11 @@ def digest_attributes(task: Task) -> dict[str, str]:
 
     These are numbers, strings, tensors, arrays, generators, and containers and objects of them.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for part, holder in _list_holders(task):
         for path, value in _walk(holder, DEPTH):
-            found[f"{part}:{path}"] = repr(digest_leaves(value, ""))
-    return found
+            digests[f"{part}:{path}"] = repr(digest_leaves(value, ""))
+    return digests
 
 
 def _list_holders(task: Task) -> Iterator[tuple[str, object]]:
@@ -38,8 +38,8 @@ def _list_holders(task: Task) -> Iterator[tuple[str, object]]:
         if isinstance(part, Meter) or not isinstance(part, nn.Module):
             yield name, part
             continue
-        for place, module in part.named_modules():
-            yield f"{name}:{place}".rstrip(":"), module
+        for module_name, module in part.named_modules():
+            yield f"{name}:{module_name}".rstrip(":"), module
     for name, updater in task.updaters.items():
         yield f"optimizer.{name}", updater.optimizer
 

@@ -59,13 +59,13 @@ def explain_missing_kernels(task: Task, plan: Plan) -> Iterator[None]:
         cause = find_kernel_error(error)
         if cause is None:
             raise
-        found = make_kernel_error(cause, "a step")
-        _name_modules(found, task, plan)
-        raise found from cause
+        kernel_error = make_kernel_error(cause, "a step")
+        _name_modules(kernel_error, task, plan)
+        raise kernel_error from cause
 
 
 def _name_modules(error: ConfigError, task: Task, plan: Plan) -> None:
     traced = trace_first_batch(task, plan)
     if traced is not None:
-        for one in traced.on_device(task.parts.machine.device.type, deterministic=True):
-            error.add_note(f"  {one.describe()}")
+        for finding in traced.on_device(task.parts.machine.device.type, deterministic=True):
+            error.add_note(f"  {finding.describe()}")

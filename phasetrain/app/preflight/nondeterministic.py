@@ -37,33 +37,33 @@ class Operation:
     replacement: str
     devices: frozenset[str] = CUDA
     needs_grad: bool = True
-    applies: Callable[[Arguments], bool] = lambda given: True
+    applies: Callable[[Arguments], bool] = lambda arguments: True
     is_replaced: bool = False
 
 
-def _is_max_mode(given: Arguments) -> bool:
-    return given.get("mode") == 2
+def _is_max_mode(arguments: Arguments) -> bool:
+    return arguments.get("mode") == 2
 
 
-def _accumulates(given: Arguments) -> bool:
-    return bool(given.get("accumulate"))
+def _accumulates(arguments: Arguments) -> bool:
+    return bool(arguments.get("accumulate"))
 
 
-def _overwrites(given: Arguments) -> bool:
-    return not given.get("accumulate")
+def _overwrites(arguments: Arguments) -> bool:
+    return not arguments.get("accumulate")
 
 
-def _has_weights(given: Arguments) -> bool:
-    return given.get("weights") is not None
+def _has_weights(arguments: Arguments) -> bool:
+    return arguments.get("weights") is not None
 
 
-def _is_float(given: Arguments) -> bool:
-    tensor = given.get("self")
+def _is_float(arguments: Arguments) -> bool:
+    tensor = arguments.get("self")
     return tensor is None or tensor.is_floating_point() or tensor.is_complex()
 
 
-def _is_product(given: Arguments) -> bool:
-    return given.get("reduce") == "prod"
+def _is_product(arguments: Arguments) -> bool:
+    return arguments.get("reduce") == "prod"
 
 
 _NEAREST = "mode='nearest', or a transposed convolution"
@@ -193,21 +193,21 @@ ALIASES = {"torch.nn.MaxUnpool1d": "torch.nn.MaxUnpool2d"}
 
 
 def find_operations(
-    operator: str, overload: str, given: Arguments, *, has_grad: bool
+    operator: str, overload: str, arguments: Arguments, *, has_grad: bool
 ) -> Sequence[Operation]:
     """Return the rows that concern a call of an ATen operator.
 
     Args:
         operator: its name, such as `median`.
         overload: name of its overload, such as `dim`.
-        given: its arguments.
+        arguments: its arguments.
         has_grad: whether a gradient flows through it.
     """
     names = {operator, f"{operator}.{overload}"}
     return [
-        one
-        for one in OPERATIONS
-        if names.intersection(one.operators)
-        and (has_grad or not one.needs_grad)
-        and one.applies(given)
+        operation
+        for operation in OPERATIONS
+        if names.intersection(operation.operators)
+        and (has_grad or not operation.needs_grad)
+        and operation.applies(arguments)
     ]

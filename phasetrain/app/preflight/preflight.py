@@ -79,35 +79,35 @@ class Preflight:
     def on_device(self, device: str, *, deterministic: bool) -> list[Finding]:
         """Return the findings for a type of device."""
         return [
-            one
-            for one in self.findings
-            if device in one.devices and not (one.is_replaced and deterministic)
+            finding
+            for finding in self.findings
+            if device in finding.devices and not (finding.is_replaced and deterministic)
         ]
 
 
-def describe_findings(found: Preflight, device: str, *, deterministic: bool) -> list[str]:
+def describe_findings(preflight: Preflight, device: str, *, deterministic: bool) -> list[str]:
     """Return a line for each finding on the device, and a line about CUDA for a run on the CPU."""
     lines = []
     effect = "torch will raise an error there"
     if not deterministic:
         effect = "a resume may differ in the last bits"
-    here = found.on_device(device, deterministic=deterministic)
+    here = preflight.on_device(device, deterministic=deterministic)
     lines += [
         f"MACHINE.deterministic = {str(deterministic).lower()}: no deterministic kernel on "
-        f"{device}, so {effect}: {one.describe()}"
-        for one in here
+        f"{device}, so {effect}: {finding.describe()}"
+        for finding in here
     ]
     if device == "cpu":
-        others = found.on_device("cuda", deterministic=deterministic)
+        others = preflight.on_device("cuda", deterministic=deterministic)
         lines += [
-            f"on cuda, there would be no deterministic kernel: {one.describe()}"
-            for one in others
-            if one not in here
+            f"on cuda, there would be no deterministic kernel: {finding.describe()}"
+            for finding in others
+            if finding not in here
         ]
-    if found.untraced:
+    if preflight.untraced:
         lines.append(
             "operators without a deterministic kernel are looked for on tensors without values, "
-            f"and this model needs values: {found.untraced}"
+            f"and this model needs values: {preflight.untraced}"
         )
     return lines
 
@@ -116,12 +116,12 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators of interest, by module.
 
     Args:
-        place: returns the name of the module that is called.
+        name_module: returns the name of the module that is called.
     """
 
-    def __init__(self, place: Callable[[], str]) -> None:
+    def __init__(self, name_module: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._place = place
+        self._name_module = name_module
         # operator and row -> modules, as keys
         self.found: dict[tuple[str, Operation], dict[str, None]] = {}
 
@@ -132,24 +132,25 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = kwargs or {}
+        named = kwargs or {}
         if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
-            self._record(func, args, given)
+            self._record(func, args, named)
         # Recorded before the call, which may fail for want of values.
-        return func(*args, **given)
+        return func(*args, **named)
 
     def _record(
-        self, func: torch._ops.OpOverload, args: Sequence[Any], given: Mapping[str, Any]
+        self, func: torch._ops.OpOverload, args: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
         operator = func._schema.name.partition("::")[2]
-        names = [one.name for one in func._schema.arguments]
+        names = [argument.name for argument in func._schema.arguments]
         # Not strict: trailing arguments with a default are left out.
-        arguments = dict(zip(names, args, strict=False)) | dict(given)
+        arguments = dict(zip(names, args, strict=False)) | dict(named)
         has_grad = any(
-            isinstance(one, Tensor) and one.requires_grad for one in _flatten(arguments.values())
+            isinstance(value, Tensor) and value.requires_grad
+            for value in _flatten(arguments.values())
         )
         for row in find_operations(operator, func._overloadname, arguments, has_grad=has_grad):
-            self.found.setdefault((operator, row), {})[self._place()] = None
+            self.found.setdefault((operator, row), {})[self._name_module()] = None
 
 
 def _flatten(values: Any) -> Iterator[Any]:
@@ -173,8 +174,10 @@ class _Modules:
     def watch(self, model: nn.Module, loss: nn.Module) -> Iterator[None]:
         """Watch the modules of a model, and a loss as a whole, during the context."""
         with ExitStack() as stack:
-            named = [(f"MODEL.{name}".rstrip("."), one) for name, one in model.named_modules()]
-            for name, module in [*named, ("LOSS", loss)]:
+            modules = {
+                f"MODEL.{name}".rstrip("."): module for name, module in model.named_modules()
+            }
+            for name, module in {**modules, "LOSS": loss}.items():
                 stack.callback(module.register_forward_pre_hook(self._enter(name)).remove)
                 # always_call: an error must not leave the name behind
                 handle = module.register_forward_hook(self._leave, always_call=True)
@@ -199,7 +202,7 @@ def trace_first_batch(task: Task, plan: Plan) -> Preflight | None:
         task: the task; it is not trained afterwards, see `trace_task`.
         plan: all phases.
     """
-    phase = next((one for one, _ in plan.phases.kinds if one.is_train and one.steps), None)
+    phase = next((phase for phase, _ in plan.phases.kinds if phase.is_train and phase.steps), None)
     if phase is None or task.shards_weights:
         return None
     loader = task.parts.loaders[phase.data]
@@ -226,11 +229,11 @@ def trace_task(task: Task, phase: Phase, batch: Batch) -> Preflight:
 
     def compute(fake: Callable[[Any], Any]) -> Tensor:
         # Indices of samples are read on the host, so they keep their values.
-        given = Batch(
+        fake_batch = Batch(
             fake(batch.input), fake(batch.target), batch.ids, batch.size, fake(batch.mask)
         )
         with autocast:
-            return check_step_output(task, task.forward(given)).loss
+            return check_step_output(task, task.forward(fake_batch)).loss
 
     return trace_passes(task.model, task.loss, compute)
 
@@ -280,8 +283,8 @@ def _fake_weights(mode: "FakeTensorMode", *modules: nn.Module) -> Iterator[None]
         for module in modules:
             tensors = dict([*module.named_parameters(), *module.named_buffers()])
             fakes = {
-                name: mode.from_tensor(one).requires_grad_(one.requires_grad)
-                for name, one in tensors.items()
+                name: mode.from_tensor(tensor).requires_grad_(tensor.requires_grad)
+                for name, tensor in tensors.items()
             }
             stack.enter_context(_reparametrize_module(module, fakes))
         yield

@@ -109,12 +109,12 @@ def _find_nondeterministic(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | 
     """Return the operators of the model without a deterministic kernel, and lines about them."""
     setup = run_plan.setup
     with run_plan.machine.apply_settings():
-        found = trace_first_batch(run_plan.builder.task(parts), run_plan.plan)
-    if found is None:
+        preflight = trace_first_batch(run_plan.builder.task(parts), run_plan.plan)
+    if preflight is None:
         return None
     device = run_plan.machine.device.type
-    lines = describe_findings(found, device, deterministic=setup.config.MACHINE.deterministic)
-    content: dict[str, Any] = to_json_value(found.plain() | {"lines": lines})
+    lines = describe_findings(preflight, device, deterministic=setup.config.MACHINE.deterministic)
+    content: dict[str, Any] = to_json_value(preflight.plain() | {"lines": lines})
     return content
 
 
@@ -262,10 +262,10 @@ def _select_notes(setup: Setup, notes: Sequence[str]) -> list[str]:
     """Return the notes worth printing: without values that only fill in a null, unless verbose."""
     if setup.terminal.verbosity == "verbose":
         return list(notes)
-    found = [note for note in notes if ": null -> " not in note and note not in setup.dropped]
+    shown = [note for note in notes if ": null -> " not in note and note not in setup.dropped]
     if setup.dropped:
-        found.append(describe_dropped(setup))
-    return [note for note in found if note]
+        shown.append(describe_dropped(setup))
+    return [note for note in shown if note]
 
 
 def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
@@ -299,10 +299,10 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
         f"{format_count(share['accumulate'], 'micro-batch')} of {share['micro_batch_size']} in "
         "each process"
     )
-    if (found := share["micro_batches"]) is not None:
+    if (counts := share["micro_batches"]) is not None:
         setup.terminal.say(
-            f"max_tokens splits the micro-batches further: {found['mean']:.1f} per update, at most "
-            f"{found['most']}, in the first {format_count(found['updates'], 'update')}"
+            f"max_tokens splits the micro-batches further: {counts['mean']:.1f} per update, at "
+            f"most {counts['most']}, in the first {format_count(counts['updates'], 'update')}"
         )
 
 
@@ -381,10 +381,10 @@ def _describe_checkpoints(setup: Setup, content: Mapping[str, Any]) -> str:
     return line
 
 
-def _show_nondeterministic(setup: Setup, found: Mapping[str, Any] | None) -> None:
-    if found is None:
+def _show_nondeterministic(setup: Setup, nondeterministic: Mapping[str, Any] | None) -> None:
+    if nondeterministic is None:
         return
-    for line in found["lines"]:
+    for line in nondeterministic["lines"]:
         # Only what torch would raise for: the rest may well be trained.
         if line.startswith("MACHINE.deterministic = true"):
             log.error("%s", line)
@@ -396,7 +396,7 @@ def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
     if rehearsal is None:
         return
     time = rehearsal["time"]
-    names = "; ".join(kind["name"] for kind in rehearsal["kinds"])
+    names = "; ".join(row["name"] for row in rehearsal["kinds"])
     setup.terminal.say(
         f"rehearsed in {format_duration(time['rehearsal'])}: {names}. A save took "
         f"{format_duration(time['save'])}, a restore {format_duration(time['restore'])}"
@@ -473,8 +473,8 @@ def _describe_split(split: SplitData, workers: int, phases: Mapping[str, Any]) -
         "left_out": count_left_out(split, phases),
         "workers": workers,
         "sampler": _name_of_part(section.sampler),
-        "transforms": [_name_of_part(one) for one in section.transforms],
-        "batch_transforms": [_name_of_part(one) for one in section.get("batch_transforms", ())],
+        "transforms": list(map(_name_of_part, section.transforms)),
+        "batch_transforms": list(map(_name_of_part, section.get("batch_transforms", ()))),
         "facts": to_json_value(split.facts),
     }
 

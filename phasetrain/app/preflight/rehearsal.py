@@ -124,10 +124,14 @@ class Rehearsal:
     def plain(self) -> dict[str, Any]:
         """Return JSON data; everything that may differ between equal runs is under `time`."""
         rows = [
-            {"name": one.name, "samples": one.samples, "metrics": list(one.metrics)}
-            for one in self.kinds
+            {
+                "name": step_kind.name,
+                "samples": step_kind.samples,
+                "metrics": list(step_kind.metrics),
+            }
+            for step_kind in self.kinds
         ]
-        steps = {one.name: round(one.seconds, 6) for one in self.kinds}
+        steps = {step_kind.name: round(step_kind.seconds, 6) for step_kind in self.kinds}
         seconds = {name: round(value, 6) for name, value in self.time.items()}
         load = {name: round(value, 3) for name, value in self.load.items()}
         return {
@@ -199,14 +203,16 @@ def prepare_parts(
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
     with preserve_generators(), explain_missing_kernels(task, plan):
         if is_quick:
-            found = None
+            rehearsal = None
             proves = _rehearse_quickly(run_plan, task, 2 * build_seconds)
         else:
-            found = rehearse(run_plan, task)
+            rehearsal = rehearse(run_plan, task)
             proves = not task.shards_weights
         inexact: list[str] = []
         if proves:
-            splits = [key.lower() for key, one in setup.config.DATA.items() if not one.exact]
+            splits = [
+                key.lower() for key, section in setup.config.DATA.items() if not section.exact
+            ]
             proof = ResumeProof(plan, task, inexact=splits, is_small=is_quick)
             inexact = _prove_resume(run_plan, proof)
         else:
@@ -218,7 +224,7 @@ def prepare_parts(
         gc.collect()
     if run_plan.machine.device.type == "cuda":
         torch.cuda.empty_cache()
-    return Prepared(_build_parts(run_plan), found, inexact)
+    return Prepared(_build_parts(run_plan), rehearsal, inexact)
 
 
 def _build_parts(run_plan: RunPlan, *, loads: bool = True) -> Parts:
@@ -238,9 +244,9 @@ def _rehearse_quickly(run_plan: RunPlan, task: Task, build_seconds: float) -> bo
     _slow_down(task)
     spent = 0.0
     with run_plan.machine.apply_settings():
-        for done, kind in enumerate(kinds, 1):
-            row = _rehearse_kind(run_plan.setup, task, plan, kind)
-            spent += kind.steps * row.seconds
+        for done, step_kind in enumerate(kinds, 1):
+            row = _rehearse_kind(run_plan.setup, task, plan, step_kind)
+            spent += step_kind.steps * row.seconds
             rest = len(kinds) - done + count_steps(plan)
             if spent and row.seconds * rest + build_seconds > _limit_seconds(plan, row.seconds):
                 log.debug("the rehearsal is left out: the run is too short for what it would take")
@@ -266,18 +272,18 @@ def _prove_resume(run_plan: RunPlan, proof: ResumeProof) -> list[str]:
 
     try:
         with run_plan.machine.apply_settings(), _name_step("a resume"):
-            found = proof.prove(rebuild)
+            problems = proof.prove(rebuild)
     except NumericsError as error:
         # With the learning rate of the middle of the run; the run itself warms up.
         log.debug("the resume is not proved: %s", error)
         return []
-    if not found:
+    if not problems:
         return []
     if run_plan.setup.config.RUN.exact:
-        raise ConfigError(found[0], code=NOT_EXACT)
-    for line in found:
+        raise ConfigError(problems[0], code=NOT_EXACT)
+    for line in problems:
         log.warning("%s", line)
-    return found
+    return problems
 
 
 def _is_long(run_plan: RunPlan, parts: Parts) -> bool:
@@ -319,7 +325,10 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
         inspection = None
         if trained is not None:
             inspection = _inspect_model(task, trained)
-        rows = [_rehearse_kind(setup, task, plan, kind) for kind in list_step_kinds(plan, task)]
+        rows = [
+            _rehearse_kind(setup, task, plan, step_kind)
+            for step_kind in list_step_kinds(plan, task)
+        ]
         with _name_step("a save and a restore"):
             trip = save_and_restore(
                 task, plan, run_plan.folder, lambda: _update_once(task, plan, trained)
@@ -328,7 +337,7 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
         "rehearsal": time.perf_counter() - began,
         "save": trip.save_seconds,
         "restore": trip.restore_seconds,
-        "expected": sum_seconds(plan, {one.name: one.seconds for one in rows}),
+        "expected": sum_seconds(plan, {row.name: row.seconds for row in rows}),
     }
     spent = {name: setup.world.all_reduce_max(value) for name, value in spent.items()}
     # All ranks of this machine want cores: those of this run are not others.
@@ -380,15 +389,15 @@ def _inspect_model(task: Task, phase: Phase) -> Inspection | None:
             return None
 
 
-def _rehearse_kind(setup: Setup, task: Task, plan: Plan, kind: StepKind) -> RehearsedKind:
+def _rehearse_kind(setup: Setup, task: Task, plan: Plan, step_kind: StepKind) -> RehearsedKind:
     """Run the steps of one kind and compute their metrics."""
-    phase = kind.phase
+    phase = step_kind.phase
     seconds = 0.0
     samples = 0
-    with _name_step(kind.name):
+    with _name_step(step_kind.name):
         task.begin(phase, fresh=True)
-        steps = iter(task.batches(phase, kind.step))
-        for step in range(kind.step, kind.step + kind.steps):
+        steps = iter(task.batches(phase, step_kind.step))
+        for step in range(step_kind.step, step_kind.step + step_kind.steps):
             began = time.perf_counter()
             at = _position_of(plan, phase, step)
             _run_step(task, phase, next(steps), at)
@@ -399,14 +408,14 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, kind: StepKind) -> Rehe
         except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
             log.warning(
                 "rehearsal of %s: the metrics of a single batch cannot be computed: %s",
-                kind.name,
+                step_kind.name,
                 error,
             )
             metrics = {}
         if metrics:
             for monitor in list_monitors(setup):
                 monitor.read_score(phase, metrics)
-    return RehearsedKind(kind.name, samples, tuple(metrics), seconds)
+    return RehearsedKind(step_kind.name, samples, tuple(metrics), seconds)
 
 
 def _position_of(plan: Plan, phase: Phase, step: int) -> Position:
@@ -454,10 +463,10 @@ def _update_once(task: Task, plan: Plan, trained: Phase | None) -> None:
 def _peak_bytes(machine: Machine) -> dict[str, int]:
     """Return the peak memory of the process, and of a CUDA device."""
     # ru_maxrss is in KiB on Linux
-    found = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    peaks = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if machine.device.type == "cuda":
-        found["device"] = torch.cuda.max_memory_allocated(machine.device)
-    return found
+        peaks["device"] = torch.cuda.max_memory_allocated(machine.device)
+    return peaks
 
 
 @contextmanager

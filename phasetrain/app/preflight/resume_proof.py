@@ -8,10 +8,9 @@ is compared.
 import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
-
-import torch
 
 from phasetrain.app.preflight.attributes import digest_attributes
 from phasetrain.checkpoint.codec import assemble_state, flatten_state
@@ -20,7 +19,9 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.runtime.compare import digest_leaves
+from phasetrain.proof.causes import name_section
+from phasetrain.proof.compare import Difference, find_difference
+from phasetrain.proof.trace import Digests, Trace
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks import Position, SavedTask, Task
 from phasetrain.tasks.dry_run import warm_up
@@ -36,37 +37,6 @@ MAX_PATHS = 4
 
 NOT_EXACT = "resume.not_exact"
 """Code of the error that a part would not resume exactly."""
-
-Moment = dict[str, str]
-"""Digests by path, first those of the causes: batches, outputs, losses, states, metrics."""
-
-CAUSES = {
-    "batch": (
-        "the dataset, a transform, the sampler or the collate function uses a random generator "
-        "that the run does not seed, counts its calls, or caches what it has drawn; let it draw "
-        "from the global generators, which are seeded before each sample and each batch"
-    ),
-    "output": (
-        "the model holds something that is not in its state_dict (a Python number, a list, a "
-        "buffer with persistent=False) or a random generator of its own; register a buffer, "
-        "implement get_extra_state and set_extra_state, or draw from torch's global generator, "
-        "which is seeded in every step"
-    ),
-    "loss": (
-        "the loss or a custom task holds something that is not in its state_dict, or a random "
-        "generator of its own; register a buffer, implement get_extra_state and set_extra_state, "
-        "or draw from torch's global generator, which is seeded in every step"
-    ),
-    "state": (
-        "it holds something that is not in its state_dict, or its load_state_dict does not load "
-        "all of it; keep it in the state (an optimizer: in `self.state[parameter]`)"
-    ),
-    "metrics": (
-        "the meter holds something that is not in its state_dict; declare it with `add_sum`, or "
-        "register a buffer"
-    ),
-}
-"""Usual causes and corrections, by the first component of the path that differs."""
 
 
 @dataclass(frozen=True)
@@ -89,39 +59,30 @@ class Record:
 
     Attributes:
         saved: the state at the save, copied to the CPU.
-        moments: digests of each later step, then of the end of the phase.
+        trace: the later steps, and the end of the phase.
         attributes: digests of plain attributes at the end.
     """
 
     saved: SavedTask
-    moments: list[Moment] = field(default_factory=list)
-    attributes: Moment = field(default_factory=dict)
+    trace: Trace
+    attributes: Digests
 
 
-class _Recorder(Silent):
-    """Records digests of batches, outputs and losses of one step."""
+class _RecordStep(Silent):
+    """Records batches, outputs and losses of a step in a trace."""
 
-    def __init__(self) -> None:
-        self.found: Moment = {}
-        self._passes = 0
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
 
     def on_batch(self, batch: Batch) -> Batch:
         """Record the inputs of the model."""
-        content = {
-            "ids": batch.ids,
-            "input": batch.input,
-            "target": batch.target,
-            "mask": batch.mask,
-        }
-        # Digests, since the step may change the tensors in place.
-        self.found |= digest_leaves(content, f"batch.{len(self.found)}")
+        self._trace.record_batch(batch)
         return batch
 
     def on_forward(self, out: StepOutput) -> StepOutput:
         """Record the outputs of the model and the loss."""
-        self._passes += 1
-        self.found |= digest_leaves(_detach(out.output), f"output.{self._passes}")
-        self.found |= digest_leaves(out.loss.detach(), f"loss.{self._passes}")
+        self._trace.record(f"loss.{self._trace.passes}", out.loss)
+        self._trace.record_output(out)
         return out
 
 
@@ -140,7 +101,9 @@ class ResumeProof:
     ) -> None:
         self.is_small = is_small
         self.plan = plan
-        self.segments = [one for one in _list_segments(plan) if one.phase.data not in inexact]
+        self.segments = [
+            segment for segment in _list_segments(plan) if segment.phase.data not in inexact
+        ]
         task.close()
         read_here(task)
         updater = task.parts.updater
@@ -168,19 +131,19 @@ class ResumeProof:
         again = rebuild()
         read_here(again)
         try:
-            found = self._compare(again, records)
+            problems = self._compare(again, records)
         finally:
             again.close()
         # All ranks have to come to the same verdict, and each has seen its own samples only.
-        verdicts = again.parts.world.all_gather(found)
-        return list(dict.fromkeys(line for one in verdicts for line in one))
+        by_rank = again.parts.world.all_gather(problems)
+        return list(dict.fromkeys(chain.from_iterable(by_rank)))
 
     def _compare(self, task: Task, records: list[Record]) -> list[str]:
         lost: dict[str, None] = {}
         for segment, record in zip(self.segments, records, strict=True):
-            verdict = _compare_segment(task, self.plan, segment, record, lost)
-            if verdict:
-                return [verdict]  # what comes later may only follow from it
+            problem = _compare_segment(task, self.plan, segment, record, lost)
+            if problem:
+                return [problem]  # what comes later may only follow from it
         if lost:
             log.warning(
                 "a resumed run would have another value of %s, which is in no state_dict; in the "
@@ -208,7 +171,7 @@ def _list_segments(plan: Plan) -> Iterator[Segment]:
     seen = set[str]()
     # Train first: a resume in the middle of a test is compared with the weights of the training.
     phases = [phase for phase, _ in plan.phases.kinds]
-    for phase in sorted(phases, key=lambda one: not one.is_train):
+    for phase in sorted(phases, key=lambda phase: not phase.is_train):
         if phase.split in seen or phase.weights or not phase.steps:
             continue
         seen.add(phase.split)
@@ -221,26 +184,21 @@ def _run_segment(task: Task, plan: Plan, segment: Segment) -> Record:
     if phase.is_train:
         warm_up(task, phase)
     task.begin(phase, fresh=True)
-    for _ in _run_steps(task, plan, phase, 0, segment.before):
-        pass
-    record = Record(_copy_state(task))
-    record.moments += _continue_segment(task, plan, segment)
-    record.attributes = digest_attributes(task)
-    return record
+    _run_steps(task, plan, phase, range(segment.before), Trace())
+    saved = _copy_state(task)
+    trace = _trace_end(task, plan, segment)
+    return Record(saved, trace, digest_attributes(task))
 
 
-def _continue_segment(task: Task, plan: Plan, segment: Segment) -> Iterator[Moment]:
-    """Yield digests of the steps after the save, and of the end of the phase."""
-    yield from _run_steps(task, plan, segment.phase, segment.before, segment.after)
-    end = _digest_state(task)
-    for label, value in _measure(task, segment.phase).items():
-        end |= digest_leaves(value, f"metrics.{label}")
-    yield end
-
-
-def _digest_state(task: Task) -> Moment:
-    states = {name: part.state_dict() for name, part in task.stateful().items()}
-    return digest_leaves(states, "state")
+def _trace_end(task: Task, plan: Plan, segment: Segment) -> Trace:
+    """Return a trace of the steps after the save, and of the end of the phase."""
+    trace = Trace()
+    phase = segment.phase
+    _run_steps(task, plan, phase, range(segment.before, segment.before + segment.after), trace)
+    trace.record_state(task.stateful())
+    trace.record("metrics", _measure(task, phase))
+    trace.end_step((phase.index + 1, 0))
+    return trace
 
 
 def _measure(task: Task, phase: Phase) -> dict[str, float]:
@@ -252,20 +210,20 @@ def _measure(task: Task, phase: Phase) -> dict[str, float]:
         return {}
 
 
-def _run_steps(task: Task, plan: Plan, phase: Phase, first: int, count: int) -> Iterator[Moment]:
-    steps = iter(task.batches(phase, first))
-    for step in range(first, first + count):
-        recorder = _Recorder()
+def _run_steps(task: Task, plan: Plan, phase: Phase, steps: range, trace: Trace) -> None:
+    loaded = iter(task.batches(phase, steps.start))
+    events = _RecordStep(trace)
+    compute = task.train_step if phase.is_train else task.test_step
+    for step in steps:
         at = _position_of(plan, phase, step)
-        compute = task.train_step if phase.is_train else task.test_step
-        if batches := next(steps):
-            compute(batches, at, recorder)
+        if batches := next(loaded):
+            compute(batches, at, events)
         else:
-            task.skip_step(at, recorder)
+            task.skip_step(at, events)
         if phase.is_train:
             task.updater.resolve()
-            recorder.found |= _digest_state(task)
-        yield recorder.found
+            trace.record_state(task.stateful())
+        trace.end_step((phase.index, step + 1))
 
 
 def _position_of(plan: Plan, phase: Phase, step: int) -> Position:
@@ -298,8 +256,8 @@ def _copy_to_cpu(state: Mapping[str, Any]) -> Mapping[str, Any]:
         ) from error
     # Cloned: on the CPU, `cpu()` returns the tensor of the task, which the next step changes.
     copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors}
-    found: Mapping[str, Any] = assemble_state(tree, copies)
-    return found
+    copied: Mapping[str, Any] = assemble_state(tree, copies)
+    return copied
 
 
 def _compare_segment(
@@ -317,40 +275,33 @@ def _compare_segment(
     try:
         task.restore(record.saved)
     except ChangedError as error:
-        return f"{_name_part(_find_part(task, error))}: the run could not be resumed: {error}"
+        return f"{_find_rejected(task, error)}: the run could not be resumed: {error}"
     task.begin(phase, fresh=False)
-    changed: list[str] = []
-    again = _continue_segment(task, plan, segment)
-    for expected, moment in zip(record.moments, again, strict=True):
-        paths = {**expected, **moment}
-        changed = [path for path in paths if expected.get(path) != moment.get(path)]
-        if changed:
-            break
+    difference = find_difference(record.trace, _trace_end(task, plan, segment))
     now = digest_attributes(task)
-    here = [path for path in now if now[path] != record.attributes.get(path, now[path])]
-    if changed:
-        return _describe_difference(task, changed, here, phase)
-    lost |= dict.fromkeys(here)
+    changed = [path for path in now if now[path] != record.attributes.get(path, now[path])]
+    if difference is not None:
+        return _describe_difference(task, difference, changed, phase)
+    lost |= dict.fromkeys(changed)
     return ""
 
 
-def _describe_difference(task: Task, changed: list[str], lost: list[str], phase: Phase) -> str:
-    path = changed[0]
-    kind, _, name = path.partition(".")
-    key = {"batch": f"DATA.{phase.data.upper()}", "output": "MODEL"}.get(kind)
-    if kind == "metrics":
-        key = f"METERS.{name.partition('.')[0].partition('/')[0]}"
-    elif kind == "state":
-        key = _name_part(_find_changed_part(task, name))
-    elif kind == "loss":
+def _describe_difference(task: Task, difference: Difference, lost: list[str], phase: Phase) -> str:
+    path = difference.path
+    key = name_section(path)
+    if key == "DATA":
+        key = f"DATA.{phase.data.upper()}"
+    elif path.startswith("loss."):
         key = _find_loss_key(task, lost)
+    elif path in _list_weights(task):
+        key = "OPTIMIZER"  # it has moved the weights otherwise, since the losses were equal
     attributes = ""
     if lost:
         attributes = f", as well as {_join_attributes(lost)}"
-    place = "a test" if not phase.is_train else "training"
+    activity = "a test" if not phase.is_train else "training"
     return (
-        f"{key}: a run that is resumed in {place} would not be exact: {path} differs{attributes}. "
-        f"Usual cause: {CAUSES[kind]}. RUN.exact=false trains nevertheless"
+        f"{key}: a run that is resumed in {activity} would not be exact: {path} differs"
+        f"{attributes}. Usual cause: {difference.cause}. RUN.exact=false trains nevertheless"
     )
 
 
@@ -364,52 +315,24 @@ def _find_loss_key(task: Task, lost: list[str]) -> str:
     return "TASK (or LOSS)"  # a custom `forward` may add to the loss
 
 
-def _find_changed_part(task: Task, path: str) -> str:
-    """Return the name of the part to blame for the first path of a state that differs."""
-    weights = {
-        f"{name}.{weight}"
+def _list_weights(task: Task) -> set[str]:
+    """Return the paths of the parameters in a trace."""
+    return {
+        f"state.{name}.{weight}"
         for name, module in (("model", task.parts.model), ("loss", task.parts.loss))
         for weight, _ in module.named_parameters()
     }
-    if path in weights:
-        return "updater"  # it has moved the weights otherwise, since the losses were equal
-    return max((name for name in task.stateful() if path.startswith(f"{name}.")), key=len)
 
 
-def _find_part(task: Task, error: ChangedError) -> str:
-    """Return the name of the part that an error of a restore names."""
-    return next((name for name in task.stateful() if repr(name) in str(error)), "")
-
-
-def _name_part(name: str) -> str:
-    """Return the config key of a part, given the beginning of its path in a checkpoint."""
-    kind, _, label = name.partition(".")
-    if kind == "meter":
-        return f"METERS.{label}"
-    if kind == "data":
-        return f"DATA.{label.upper()}"
-    return {"model": "MODEL", "loss": "LOSS", "updater": "OPTIMIZER"}.get(kind, "TASK")
+def _find_rejected(task: Task, error: ChangedError) -> str:
+    """Return the section of the part that an error of a restore names."""
+    return name_section(next((name for name in task.stateful() if repr(name) in str(error)), ""))
 
 
 def _join_attributes(paths: list[str]) -> str:
     names = []
     for path in paths:
-        part, _, place = path.partition(":")
-        names.append(f"`{place.replace(':', '.')}` of {_name_attribute_holder(part)}")
+        part, _, attribute = path.partition(":")
+        section = "OPTIMIZER" if part.startswith("optimizer.") else name_section(part)
+        names.append(f"`{attribute.replace(':', '.')}` of {section}")
     return join_first(list(dict.fromkeys(names)), MAX_PATHS)
-
-
-def _name_attribute_holder(part: str) -> str:
-    if part.startswith("optimizer."):
-        return "OPTIMIZER"
-    return _name_part(part)
-
-
-def _detach(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, Mapping):
-        return {key: _detach(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_detach(item) for item in value]
-    return value

@@ -7,17 +7,15 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from phasetrain.checkpoint import Checkpointer, Facts, LoadedCheckpoint, SaveGroup
-from phasetrain.checkpoint.codec import flatten_state
-from phasetrain.checkpoint.snapshot import Snapshot
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hooks
 from phasetrain.hooks.run_state import collect_state, restore
+from phasetrain.proof.compare import is_equal
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Task
 
@@ -65,11 +63,11 @@ def save_and_restore(
     began = time.perf_counter()
     fresh = world.is_main and not folder.storage.exists(folder.path)
     try:
-        place, size = _write_checkpoint(run, checkpointer)
+        checkpoint, size = _write_checkpoint(run, checkpointer)
         saved = time.perf_counter()
         move_on()
         moved = time.perf_counter()
-        loaded = checkpointer.load_when_visible(place)
+        loaded = checkpointer.load_when_visible(checkpoint)
         restore(run, loaded)
         restored = time.perf_counter()
         _warn_of_differences(run, loaded)
@@ -87,7 +85,7 @@ def save_and_restore(
 def _write_checkpoint(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
     """Write a checkpoint and return its path and its size in bytes."""
     state = collect_state(run)
-    found = ("", 0)
+    written = ("", 0)
     if run.world.is_main or run.task.shards_weights:
         try:
             draft = checkpointer.make_draft(run.state, state, b"{}", Facts("rehearsal"))
@@ -96,8 +94,8 @@ def _write_checkpoint(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str
         saved = checkpointer.write(draft)
         if saved is not None:
             size = sum(record.size for record in saved.manifest.files.values())
-            found = f"{checkpointer.root}/{saved.name}", size
-    return run.world.broadcast(found)
+            written = f"{checkpointer.root}/{saved.name}", size
+    return run.world.broadcast(written)
 
 
 def _warn_of_differences(run: PhaseEngine, loaded: LoadedCheckpoint) -> None:
@@ -106,18 +104,9 @@ def _warn_of_differences(run: PhaseEngine, loaded: LoadedCheckpoint) -> None:
     if run.task.shards_weights:
         return  # each rank has only a shard to compare
     saved = loaded.state["task"]
-    for name in (name for name in now if not _is_equal(now[name], saved.get(name))):
+    for name in (name for name in now if not is_equal(now[name], saved.get(name))):
         log.warning(
             "rehearsal: the state of %r differs after a save and a restore, so a resume will not "
             "be exact: its load_state_dict does not restore the result of state_dict",
             name,
         )
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    """Return whether two states are bit-identical."""
-    # as bytes, in which NaN is equal to itself and 0.0 differs from -0.0
-    (tree, tensors), (other_tree, others) = flatten_state(one), flatten_state(other)
-    return tree == other_tree and Snapshot().copy_tensors(tensors) == Snapshot().copy_tensors(
-        others
-    )

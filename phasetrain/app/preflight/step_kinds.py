@@ -39,19 +39,21 @@ class StepKind:
 def list_step_kinds(plan: Plan, task: Task) -> list[StepKind]:
     """Return the kinds of steps in a plan: one for each split and stage, and one for the smaller
     last batch of its epoch."""
-    found: dict[tuple[str, int, bool], StepKind] = {}
+    step_kinds: dict[tuple[str, int, bool], StepKind] = {}
     for phase, _ in plan.phases.kinds:
         name = name_step_kind(plan, phase)
         # twice, because the first step allocates memory and the second is timed
         twice = phase.steps > 1 and phase.samples_in(1) == phase.samples_in(0)
-        found.setdefault((phase.split, phase.stage, False), StepKind(phase, 0, 1 + twice, name))
+        step_kinds.setdefault(
+            (phase.split, phase.stage, False), StepKind(phase, 0, 1 + twice, name)
+        )
         last = phase.samples_in(phase.steps - 1)
         # a custom loader only iterates from the start, so its last batch is out of reach
         is_custom = isinstance(task.parts.loaders[phase.data], CustomLoader)
         if phase.steps > 1 and last < phase.batch_size and not is_custom:
             short = StepKind(phase, phase.steps - 1, 1, f"{name}, last batch of {last}")
-            found.setdefault((phase.split, phase.stage, True), short)
-    return list(found.values())
+            step_kinds.setdefault((phase.split, phase.stage, True), short)
+    return list(step_kinds.values())
 
 
 def name_step_kind(plan: Plan, phase: Phase) -> str:

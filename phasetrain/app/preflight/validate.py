@@ -46,12 +46,12 @@ def report_all_problems(setup: Setup) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        known = {one.message for one in error.problems}
-        others = [one for one in find_problems(setup) if one.message not in known]
-        found = [_explain_dropped(one, setup) for one in (*error.problems, *others)]
-        if found == list(error.problems):
+        reported = {problem.message for problem in error.problems}
+        others = [problem for problem in find_problems(setup) if problem.message not in reported]
+        explained = [_explain_dropped(problem, setup) for problem in (*error.problems, *others)]
+        if explained == list(error.problems):
             raise
-        complete = combine_problems(_merge_splits(found))
+        complete = combine_problems(_merge_splits(explained))
         # notes name the step of a rehearsal, and a new error starts without any
         complete.__notes__ = vars(error).get("__notes__", [])
         raise complete from error
@@ -73,15 +73,15 @@ def _merge_splits(problems: Sequence[Problem]) -> list[Problem]:
     files that they share."""
     kept: dict[str, Problem] = {}
     splits: dict[str, list[str]] = {}
-    for one in problems:
-        match = _SPLIT_OF_DATASET.match(one.message)
-        if match is None or one.code != "config.rejected_by_part":
-            kept[one.message] = one
+    for problem in problems:
+        match = _SPLIT_OF_DATASET.match(problem.message)
+        if match is None or problem.code != "config.rejected_by_part":
+            kept[problem.message] = problem
             continue
-        said = one.message[match.end() :]
+        said = problem.message[match.end() :]
         splits.setdefault(said, []).append(match[1])
         names = ", ".join(dict.fromkeys(splits[said]))
-        kept[said] = replace(kept.get(said, one), message=f"{names}{said}")
+        kept[said] = replace(kept.get(said, problem), message=f"{names}{said}")
     return list(kept.values())
 
 
@@ -113,9 +113,9 @@ def check_monitors(
     raise_all(
         collect_problems(
             *(
-                partial(one.resolve_in, plan, meters, train_meters=measure)
-                for one in list_monitors(setup)
-                if not _is_measured_by(one, failed)
+                partial(monitor.resolve_in, plan, meters, train_meters=measure)
+                for monitor in list_monitors(setup)
+                if not _is_measured_by(monitor, failed)
             )
         )
     )
@@ -130,13 +130,13 @@ def _is_measured_by(monitor: Monitor, labels: Collection[str]) -> bool:
 def list_monitors(setup: Setup) -> list[Monitor]:
     """Return the metrics that sections CHECKPOINT and HOOKS name to be monitored."""
     best = setup.config.CHECKPOINT.best.monitor
-    given: dict[str, str] = {}
+    names: dict[str, str] = {}
     if best is not None:
-        given["CHECKPOINT.best.monitor"] = best
+        names["CHECKPOINT.best.monitor"] = best
     for label, section in setup.config.HOOKS.items():
         if isinstance(section.get("monitor"), str):
-            given[f"HOOKS.{label}.monitor"] = section.monitor
-    return [Monitor(name, where) for where, name in given.items() if name != AUTO]
+            names[f"HOOKS.{label}.monitor"] = section.monitor
+    return [Monitor(name, where) for where, name in names.items() if name != AUTO]
 
 
 def check_data(data: Mapping[str, SplitData], task: Task) -> None:
@@ -153,9 +153,9 @@ def check_data(data: Mapping[str, SplitData], task: Task) -> None:
         task.check_targets(name, read_first_targets(split.reader))
         if not split.section.exact:
             continue
-        for reader in dict.fromkeys(one.reader for one in (split, *split.stages)):
-            for one in list_sample_readers(reader):
-                check_seeded(one, split.section.dataset)
+        for reader in dict.fromkeys(part.reader for part in (split, *split.stages)):
+            for sample_reader in list_sample_readers(reader):
+                check_seeded(sample_reader, split.section.dataset)
 
 
 def list_inexact_splits(setup: Setup) -> list[str]:
@@ -194,19 +194,19 @@ def _list_unused_launch(setup: Setup) -> list[str]:
     # A job that LAUNCH has submitted is started with `LAUNCH.cluster=null`.
     if launch["cluster"] in ("slurm", "local") or origin == COMMAND_LINE:
         return []
-    found = []
+    unused = []
     for name, value in launch.items():
         is_used = name in ("cluster", "processes")
         if not is_used and value != setup.schema.keys[f"LAUNCH.{name}"].default:
-            given = f"LAUNCH.{name} = {format_value(value)}"
-            found.append(f"{given}: without LAUNCH.cluster it never takes effect")
+            setting = f"LAUNCH.{name} = {format_value(value)}"
+            unused.append(f"{setting}: without LAUNCH.cluster it never takes effect")
     size = setup.place.size
     if launch["processes"] not in (1, size) and size > 1:
-        found.append(
+        unused.append(
             f"LAUNCH.processes = {launch['processes']}: the world size is {size}, as the launcher "
             "has started it"
         )
-    return found
+    return unused
 
 
 def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
@@ -231,7 +231,7 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
     """Return a sentence for each duration that is never reached, and for each split, stage and
     meter that is never used."""
     config = setup.config
-    found = list[str]()
+    unused = list[str]()
     save = config.CHECKPOINT
     test = config.PHASES.test_every
     limit = config.PHASES.limit
@@ -240,15 +240,15 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
         # A default may have no effect: nobody has asked for it.
         is_asked_for = setup.composed.origins.get(path) not in setup.composed.assumed
         if every is not None and every > reached and is_asked_for:
-            found.append(
+            unused.append(
                 f"{path} = {every}: the run ends after {reached} {unit}, so it never takes effect"
             )
 
     kinds = plan.phases.kinds
     complete = sum(count for phase, count in kinds if phase.is_train and phase.ends_epoch)
-    found += _list_unused_launch(setup)
+    unused += _list_unused_launch(setup)
     if not plan.updates:
-        return found
+        return unused
     beyond("RUN.pause_at", config.RUN.pause_at, plan.updates, "updates")
     beyond("CHECKPOINT.every_updates", save.every_updates, plan.updates, "updates")
     beyond("CHECKPOINT.every_epochs", save.every_epochs, complete, "complete epochs")
@@ -265,25 +265,25 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
     ends = plan.phases.column("first") + plan.phases.column("steps")
     if limit.train is not None and ends.max() < limit.train:
         longest = ends[plan.phases.is_train].max()
-        found.append(
+        unused.append(
             f"PHASES.limit.train = {limit.train}: no epoch has more than {longest} updates"
         )
     if not is_saving(setup):
-        found.append("CHECKPOINT: no rule saves a checkpoint, so nothing of this run will be kept")
-    found += _unreachable(setup, plan)
-    return found
+        unused.append("CHECKPOINT: no rule saves a checkpoint, so nothing of this run will be kept")
+    unused += _unreachable(setup, plan)
+    return unused
 
 
 def check_same_data(world: World, data: Mapping[str, SplitData]) -> None:
     """Reject data that differs between ranks, which would not even run the same number of steps."""
     for name in data:
-        found = world.all_gather((data[name].length, data[name].fingerprint()))
-        for rank, other in enumerate(found):
-            if other != found[0]:
+        fingerprints = world.all_gather((data[name].length, data[name].fingerprint()))
+        for rank, other in enumerate(fingerprints):
+            if other != fingerprints[0]:
                 raise ConfigError(
-                    f"DATA.{name.upper()}: rank 0 has {found[0][0]} samples (fingerprint "
-                    f"{found[0][1]}), rank {rank} has {other[0]} ({other[1]}); expected the same "
-                    "on all ranks; copy the same files to all machines",
+                    f"DATA.{name.upper()}: rank 0 has {fingerprints[0][0]} samples (fingerprint "
+                    f"{fingerprints[0][1]}), rank {rank} has {other[0]} ({other[1]}); expected the "
+                    "same on all ranks; copy the same files to all machines",
                     code="data.differs_between_ranks",
                 )
 
@@ -355,25 +355,25 @@ class _Survey:
     def _build_data(self) -> dict[str, SplitData] | None:
         """Return the data, or None if a split cannot be built."""
         # TRAIN first, because the other splits take over its classes.
-        known: dict[str, Any] = {}
+        shared: dict[str, Any] = {}
         for key in ("TRAIN", *(key for key in self.setup.config.DATA if key != "TRAIN")):
             make = partial(
-                build_split, self.builder.context, key.lower(), self.setup.config.DATA[key], known
+                build_split, self.builder.context, key.lower(), self.setup.config.DATA[key], shared
             )
             split = self._try(make, provided=SHARED_FACTS)
             if key == "TRAIN" and split is not None:
-                known = {key: split.facts[key] for key in SHARED_FACTS if key in split.facts}
+                shared = {key: split.facts[key] for key in SHARED_FACTS if key in split.facts}
         if self.found:
             return None
         return self._try(self.builder.data)
 
     def _build_meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:
-        found: dict[str, Meter] = {}
+        meters: dict[str, Meter] = {}
         for label, section in self.setup.config.METERS.items():
             meter = self._try(partial(build_meter, label, section, facts))
             if meter is not None:
-                found[label] = meter
-        return found
+                meters[label] = meter
+        return meters
 
     def _build_hooks(self) -> None:
         for label, section in self.setup.config.HOOKS.items():
@@ -391,7 +391,9 @@ class _Survey:
         except ConfigError as error:
             # Parts are built without the facts that a failed part would have provided: a parameter
             # that is missing here need not be missing in the run.
-            self.found += [one for one in error.problems if not _may_be_given(one, provided)]
+            self.found += [
+                problem for problem in error.problems if not _may_be_given(problem, provided)
+            ]
         except Exception as error:  # noqa: BLE001 - raised again when the part is built for the run
             log.debug("while mistakes were collected: %s: %s", type(error).__name__, error)
         return None

@@ -15,6 +15,8 @@ from phasetrain.config.registry import parameters
 from phasetrain.config.schema import DEFAULT_NAMES, PARTS, default_schema, matches, part_pattern
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
+from phasetrain.proof.causes import explain
+from phasetrain.proof.compare import find_first_update
 from phasetrain.runs.ledger import (
     COMPONENTS,
     FILE,
@@ -23,7 +25,6 @@ from phasetrain.runs.ledger import (
     InvalidLedgerError,
     Ledger,
     is_comparable,
-    list_differences,
     parse_ledger,
 )
 from phasetrain.runs.records import METRICS, parse_metrics
@@ -59,26 +60,9 @@ OF_A_FOLDER = ("RUN.dir", "RUN.name", "RUN.engine", "RUN.step", "RUN.resume")
 OF_PROCESSES = ("DATA.TRAIN.micro_batch_size", "OPTIMIZER.accumulate")
 """Keys that follow from the world size."""
 
-MEANINGS = {
-    "samples": "the order of the data, its length, the batch size or the seed differs",
-    "batch content": "the data itself, a transform or its randomness differs",
-    "lr": "the learning rate or its schedule differs",
-    "loss": "the forward pass differs: the loss or its parameters, the model, its randomness "
-    "(dropout) or its buffers, the precision, the number of threads; or weights that are not "
-    "recorded differ",
-    "gradient norm": "the backward pass differs, or only one of them clips the norm "
-    "(OPTIMIZER.clip_norm)",
-    "weights": "the update differs: the optimizer, its settings or its state (momentum), gradient "
-    "clipping, or one of them skipped it",
-}
-"""Component -> likely causes if it is the first one to differ."""
-
 KEPT = ("phase", "reload")
 """Kinds of lines of metrics.jsonl that are always compared; other kinds only at updates at which
 both runs have logged them."""
-
-METER = "a meter, buffers of the model, the test data, or what a hook logs differs"
-"""Likely causes if only metrics differ."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunComparison:
     """The result of comparing two runs.
 
     Attributes:
@@ -186,7 +170,7 @@ class Difference:
         yield plain_table(f"update {self.updates}", ("", "A", "B", ""), rows)
 
 
-def diff(one: str, other: str) -> Difference:
+def diff(one: str, other: str) -> RunComparison:
     """Compare two runs.
 
     Args:
@@ -209,7 +193,7 @@ def diff(one: str, other: str) -> Difference:
     # the settings of a rank follow from the world size
     if a.environment.get("processes") != b.environment.get("processes"):
         own = (*OF_A_FOLDER, *OF_PROCESSES)
-    return Difference(
+    return RunComparison(
         one=a,
         other=b,
         updates=updates,
@@ -276,7 +260,7 @@ def _find_difference(one: Side, other: Side) -> tuple[int, tuple[str, ...], str,
     equal = 0
     if one.ledger and other.ledger:
         notes += _list_remarks(one.ledger, other.ledger)
-        first = _find_first_update(one.ledger, other.ledger)
+        first = find_first_update(one.ledger, other.ledger)
         if first is not None:
             updates, components = first
             return (
@@ -297,10 +281,11 @@ def _find_difference(one: Side, other: Side) -> tuple[int, tuple[str, ...], str,
     if equal:
         same = f"their {equal} updates are equal"
     # Metrics come last: they follow from the updates, which name the cause more closely.
-    found = _find_first_metric(one.metrics, other.metrics)
-    if found is not None:
-        updates, what = found
-        verdict = f"Their metrics differ after update {updates} ({what}), and {same}: {METER}."
+    metric = _find_first_metric(one.metrics, other.metrics)
+    if metric is not None:
+        updates, what = metric
+        cause = explain("ledger.metrics")
+        verdict = f"Their metrics differ after update {updates} ({what}), and {same}: {cause}."
         return updates, (MEASUREMENTS,), verdict, notes
     if not equal and not (one.metrics and other.metrics):
         return 0, (), "There is nothing to compare.", notes
@@ -308,13 +293,6 @@ def _find_difference(one: Side, other: Side) -> tuple[int, tuple[str, ...], str,
         same = f"all {equal} updates"
         return 0, (), f"They are identical: {same} and all measured values are equal.", notes
     return 0, (), f"All measured values are equal; {same}.", notes
-
-
-def _find_first_update(one: Ledger, other: Ledger) -> tuple[int, tuple[str, ...]] | None:
-    for updates in one:
-        if updates in other and (found := list_differences(one[updates], other[updates])):
-            return updates, tuple(found)
-    return None
 
 
 def _explain_difference(one: Ledger, other: Ledger, updates: int, component: str) -> str:
@@ -332,7 +310,9 @@ def _explain_difference(one: Ledger, other: Ledger, updates: int, component: str
     else:
         since = "It is the first update, so the initial weights may differ as well"
     compared = ", ".join([*same, f"different {component}"])
-    return f"They diverge at update {updates}: {compared}. {since}; {MEANINGS[component]}."
+    return (
+        f"They diverge at update {updates}: {compared}. {since}; {explain(f'ledger.{component}')}."
+    )
 
 
 def _can_compare(one: Ledger, other: Ledger, updates: int, component: str) -> bool:
@@ -436,41 +416,41 @@ def _format_side(path: str, value: Any, config: Mapping[str, Any]) -> str:
     default."""
     if value is not ABSENT:
         return format_value(value)
-    place, _, name = path.rpartition(".")
-    part = _find_part(place, config)
+    part_path, _, name = path.rpartition(".")
+    part = _find_part(part_path, config)
     if part is None:
         return format_value(value)
     # Only parts that are registered already: a comparison runs no code that a config names.
-    found = [slot.registry for slot in SLOTS if matches(place, slot.path)]
-    factory = next((registry[part] for registry in found if part in registry), None)
+    registries = [slot.registry for slot in SLOTS if matches(part_path, slot.path)]
+    factory = next((registry[part] for registry in registries if part in registry), None)
     if factory is None:
         return "default"
-    known = parameters(factory)
-    if name not in known:
+    accepted = parameters(factory)
+    if name not in accepted:
         return format_value(value)
-    return f"default ({format_value(known[name].default)})"
+    return f"default ({format_value(accepted[name].default)})"
 
 
-def _find_part(place: str, config: Mapping[str, Any]) -> str | None:
-    """Return the name of the part at a place of a config; None if there is none."""
-    pattern = part_pattern(place)
+def _find_part(path: str, config: Mapping[str, Any]) -> str | None:
+    """Return the name of the part at a path of a config; None if there is none."""
+    pattern = part_pattern(path)
     if pattern is None:
         return None
     node: Any = config
-    for name in place.split("."):
+    for name in path.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
     if isinstance(node, str):
         return node
     if not isinstance(node, Mapping):
         return None
-    found = node.get(PARTS[pattern])
-    if found is None and any(matches(place, one) for one in DEFAULT_NAMES):
-        found = place.rpartition(".")[2]
-    return found if isinstance(found, str) else None
+    part = node.get(PARTS[pattern])
+    if part is None and any(matches(path, default) for default in DEFAULT_NAMES):
+        part = path.rpartition(".")[2]
+    return part if isinstance(part, str) else None
 
 
-def _make_rows(found: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str]]:
-    return [(key, str(one), str(other)) for key, (one, other) in found.items()]
+def _make_rows(values: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str]]:
+    return [(key, str(a), str(b)) for key, (a, b) in values.items()]
 
 
 def _read_ledger(storage: Storage, path: str) -> Ledger:
@@ -487,10 +467,10 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
 
 
 def _read_fingerprints(storage: Storage, root: str) -> Mapping[str, str]:
-    found, _ = list_checkpoints(storage, root)
-    if not found:
+    saved, _ = list_checkpoints(storage, root)
+    if not saved:
         return {}
-    promised = storage.read_json(f"{root}/{found[-1].name}/promised.json")
+    promised = storage.read_json(f"{root}/{saved[-1].name}/promised.json")
     # A file of another form compares no data, as if there were no checkpoint.
     if not isinstance(promised, dict):
         return {}

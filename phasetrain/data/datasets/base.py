@@ -2,7 +2,6 @@
 memory."""
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils.data import Dataset
 
 from phasetrain.config.registry import Registry
 from phasetrain.data.protocols import Samples
+from phasetrain.proof.digest import hash_tensors
 
 DATASETS: Registry[Samples] = Registry("dataset", "DATA.*")
 
@@ -145,13 +145,3 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
     def fingerprint(self) -> str:
         """Return the SHA-256 over type, shape and bytes of inputs, targets and groupings."""
         return hash_tensors(self.inputs, self.targets, *self.groupings.values())
-
-
-def hash_tensors(*tensors: Tensor) -> str:
-    """Return the SHA-256 over type, shape and bytes of tensors on the CPU."""
-    digest = sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-        # A view of the memory, so that hashing copies nothing.
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

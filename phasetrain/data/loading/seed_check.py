@@ -18,6 +18,7 @@ from phasetrain.data.transforms.base import TooSmallError
 from phasetrain.data.transforms.joint.kinds import FieldFormError, to_fields
 from phasetrain.data.transforms.joint.pipeline import FieldPipeline
 from phasetrain.errors import ConfigError
+from phasetrain.proof.compare import is_equal
 from phasetrain.runtime.machine import GLOBAL_GENERATORS, GeneratorWatch
 
 log = logging.getLogger(__name__)
@@ -319,27 +320,17 @@ def _select_indices(reader: SampleReader) -> list[int]:
     return chosen
 
 
-def is_identical(one: Any, other: Any) -> bool:
-    """Return whether two samples are equal bit for bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return (
-            one.dtype == other.dtype
-            and one.shape == other.shape
-            and _to_bytes(one) == _to_bytes(other)
-        )
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_identical(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_identical, one, other))
-    if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
-        return (
-            one.dtype == other.dtype
-            and one.shape == other.shape
-            and one.tobytes() == other.tobytes()
-        )
-    if isinstance(one, float) and isinstance(other, float):
-        return one.hex() == other.hex()  # NaN equals NaN, and 0.0 differs from -0.0
-    return bool(one == other)
+def is_identical(sample: Any, other: Any) -> bool:
+    """Return whether two samples are equal bit for bit; a list equals a tuple."""
+    return is_equal(_to_tuples(sample), _to_tuples(other))
+
+
+def _to_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_tuples(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(_to_tuples, value))
+    return value
 
 
 def _read_samples(reader: SampleReader, indices: list[int]) -> Sequence[Any]:
@@ -375,12 +366,3 @@ def _find_culprit(reader: SampleReader, name: str, indices: list[int]) -> str:
                 return f"transform {count - 1} ({type(transforms[count - 1]).__name__})"
             return f"dataset {name!r}"
     return f"dataset {name!r} or one of its transforms"
-
-
-def _to_bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    if flat.numel():
-        # As bytes: NumPy has no bfloat16, and comparing numbers would take NaN as different from
-        # NaN.
-        return flat.view(torch.uint8).numpy().tobytes()
-    return b""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import TensorDataset
 
+from phasetrain.proof.digest import hash_tensors
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.data import (
@@ -25,7 +26,6 @@ from phasetrain.data import (
     WindowedDataset,
 )
 from phasetrain.data.datasets import Described, Fingerprinted, Samples
-from phasetrain.data.datasets.base import hash_tensors
 from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError, InvalidCheckpointError
-from phasetrain.runtime.compare import differences
+from phasetrain.proof.compare import differences
 
 TREE = "example.json"
 TENSORS = "example.safetensors"

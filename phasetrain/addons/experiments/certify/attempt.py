@@ -20,14 +20,15 @@ import torch
 from phasetrain.app.engines import Loop, run_engine
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import Phase
+from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import CheckpointHook, Hook, Run
-from phasetrain.proof.compare import PhaseLabel, label_phases
-from phasetrain.proof.trace import Digests, Place, Trace
+from phasetrain.hooks.trace import TraceHook
+from phasetrain.proof.positions import PhaseLabel, StepPosition, label_phases, steps_before
+from phasetrain.proof.trace import Digests, Trace
 
-Moment = Literal["step", "saving", "saved"]
+KillMoment = Literal["step", "saving", "saved"]
 
 FAILED = "failed: "
 """Begins the line with the error of an attempt in its output."""
@@ -56,7 +57,7 @@ class Order:
     trace: str = ""
     saves: tuple[int, ...] = ()
     kill_step: int = 0
-    kill_moment: Moment = "step"
+    kill_moment: KillMoment = "step"
     timing: str = ""
     updates: int = 0
 
@@ -86,22 +87,22 @@ class TraceFile(Trace):
         self._path = path
         self._rank = 0
 
-    def on_start(self, run: Run) -> None:
+    def begin(self, plan: Plan, rank: int = 0) -> None:
         """Write the phases."""
-        super().on_start(run)
-        self._rank = run.world.rank
+        super().begin(plan, rank)
+        self._rank = rank
         # The labels alone: a plan holds functions and cannot be written as it is.
-        self.write({"phases": [list(vars(one).values()) for one in label_phases(run.plan)]})
+        self.write({"phases": [list(vars(label).values()) for label in label_phases(plan)]})
 
-    def keep_restored(self, place: Place, found: Digests) -> None:
+    def keep_restored(self, position: StepPosition, state: Digests) -> None:
         """Write the digests of a restored state."""
-        super().keep_restored(place, found)
-        self.write({"restored": place, "digests": found})
+        super().keep_restored(position, state)
+        self.write({"restored": position, "digests": state})
 
-    def keep_moment(self, place: Place, found: Digests) -> None:
+    def keep_step(self, position: StepPosition, step: Digests) -> None:
         """Write the digests at a position."""
-        super().keep_moment(place, found)
-        self.write({"place": place, "digests": found})
+        super().keep_step(position, step)
+        self.write({"position": position, "digests": step})
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line."""
@@ -127,20 +128,20 @@ class ReadTrace:
 
 def read_trace(path: str, rank: int) -> ReadTrace:
     """Read the trace of a rank; it is empty if the attempt did not begin."""
-    found = ReadTrace(Trace(), [])
+    read = ReadTrace(Trace(), [])
     file = Path(f"{path}-{rank}.jsonl")
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     for text in lines:
         line = json.loads(text)
         if "phases" in line:
-            found.phases = [PhaseLabel(*label) for label in line["phases"]]
+            read.phases = [PhaseLabel(*label) for label in line["phases"]]
         elif "restored" in line:
-            found.trace.restored = tuple(line["restored"]), line["digests"]
-        elif "place" in line:
-            found.trace.moments[tuple(line["place"])] = line["digests"]
+            read.trace.restored = tuple(line["restored"]), line["digests"]
+        elif "position" in line:
+            read.trace.steps[tuple(line["position"])] = line["digests"]
         else:
-            found.killed = line["killed"]
-    return found
+            read.killed = line["killed"]
+    return read
 
 
 class SaveAndKill(Hook):
@@ -167,7 +168,7 @@ class SaveAndKill(Hook):
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Request a save after a step, or kill the run before the save."""
-        self._steps = _count_steps(run, phase)
+        self._steps = steps_before(run.plan, phase.index) + run.state.step
         order = self._order
         is_due = order.kill_step and self._steps >= order.kill_step
         # Several ranks agree on a save, which takes a step or two.
@@ -201,10 +202,6 @@ class SaveAndKill(Hook):
         self._trace.write({"killed": self._steps})
         # The whole group, as on a preempted machine: loader workers and the other ranks as well.
         os.killpg(0, signal.SIGKILL)
-
-
-def _count_steps(run: Run, phase: Phase) -> int:
-    return int(run.plan.phases[: phase.index].column("steps").sum()) + run.state.step
 
 
 class Timing(Hook):
@@ -264,7 +261,7 @@ def run_order(order: Order) -> int:
     if order.trace:
         trace = TraceFile(order.trace)
         # The last one is called first after a step: the trace has the step before the kill.
-        hooks = {"certify_kill": SaveAndKill(order, trace), "certify_trace": trace}
+        hooks = {"certify_kill": SaveAndKill(order, trace), "certify_trace": TraceHook(trace)}
     timing = Timing()
     if order.timing:
         hooks["certify_timing"] = timing

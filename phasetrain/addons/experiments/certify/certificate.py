@@ -44,10 +44,10 @@ def make_certificate(
         path: value for path, value, _ in list_changed_values(setup) if path not in OF_A_FOLDER
     }
     machine = setup.config.plain()["MACHINE"]
-    found = {
+    certificate = {
         "format": FORMAT,
         "verdict": outcomes[0].verdict,
-        "combinations": [_describe_combination(one) for one in outcomes],
+        "combinations": [_describe_combination(outcome) for outcome in outcomes],
         "determinism": asdict(cost) if cost is not None else None,
         "precision": machine["precision"],
         "compile": machine["compile"],
@@ -61,7 +61,7 @@ def make_certificate(
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
     }
-    content: dict[str, Any] = to_json_value(found)
+    content: dict[str, Any] = to_json_value(certificate)
     return content
 
 
@@ -126,10 +126,10 @@ def read_certificate(path: str) -> dict[str, Any]:
 
 
 def _describe_combination(outcome: Combination) -> dict[str, Any]:
-    found = asdict(outcome)
+    combination = asdict(outcome)
     # A path of this machine, which the reader of a certificate cannot open.
-    del found["folder"]
-    return found
+    del combination["folder"]
+    return combination
 
 
 def _digest_config(setup: Setup) -> str:

@@ -117,7 +117,7 @@ def certify(
     keeps = False
     try:
         outcomes, cost = _try_all(setup, overrides, options, folder)
-        keeps = any(one.verdict == "no" for one in outcomes)
+        keeps = any(outcome.verdict == "no" for outcome in outcomes)
     finally:
         # After a `no`, both runs are needed to find the cause.
         if not keeps:
@@ -147,12 +147,12 @@ def check(path: str, overrides: Sequence[str], config_dir: str | None = None) ->
     """
     certificate = read_certificate(path)
     setup = resolve_config([*overrides, *HERE], config_dir=config_dir)
-    found = compare_certificate(certificate, setup)
-    content = {"equal": not found, "differences": found, "verdict": certificate["verdict"]}
-    if not found:
+    changes = compare_certificate(certificate, setup)
+    content = {"equal": not changes, "differences": changes, "verdict": certificate["verdict"]}
+    if not changes:
         text = f"{path}: device and versions are the same here; verdict {content['verdict']}"
         return Certified(0, text, content)
-    rows = [(name, str(one), str(other)) for name, (one, other) in found.items()]
+    rows = [(name, str(certified), str(here)) for name, (certified, here) in changes.items()]
     return Certified(NOT_EQUAL, plain_table(path, ("", "certified", "here"), rows), content)
 
 
@@ -201,9 +201,9 @@ def _trace_model(setup: Setup) -> Preflight | None:
 def hook_words(section: Mapping[str, Any]) -> list[str]:
     """Return overrides that leave out hooks which report to others, and compare each update."""
     words = []
-    for label, one in section.items():
-        kind = HOOKS.get(one.get("name", label))
-        if isinstance(kind, type) and issubclass(kind, Hook) and kind.reports_elsewhere:
+    for label, options in section.items():
+        hook = HOOKS.get(options.get("name", label))
+        if isinstance(hook, type) and issubclass(hook, Hook) and hook.reports_elsewhere:
             # A tracker would show the attempts to others as if they were runs.
             words.append(f"HOOKS.{quote_value(label)}=null")
     if "metrics" in section:
@@ -235,24 +235,25 @@ def _format_outcomes(setup: Setup, outcomes: Sequence[Combination], cost: Cost |
     head = ("MACHINE.deterministic", "bit-identical", "kills", "updates", "values compared")
     rows = [
         (
-            str(one.deterministic).lower(),
-            one.verdict,
-            str(len(one.kills)),
-            str(one.updates),
-            f"{one.values:,}",
+            str(outcome.deterministic).lower(),
+            outcome.verdict,
+            str(len(outcome.kills)),
+            str(outcome.updates),
+            f"{outcome.values:,}",
         )
-        for one in outcomes
+        for outcome in outcomes
     ]
     lines = [plain_table(f"{config.RUN.name}: {', '.join(run)}", head, rows)]
-    for one in outcomes:
-        setting = f"MACHINE.deterministic = {str(one.deterministic).lower()}"
-        if one.verdict == "no":
+    for outcome in outcomes:
+        setting = f"MACHINE.deterministic = {str(outcome.deterministic).lower()}"
+        if outcome.verdict == "no":
             lines.append(
-                f"{setting}: no, update {one.update}, {one.component or one.path}: {one.reason}\n"
-                f"  phasetrain runs diff {one.folder}/reference {one.folder}/killed"
+                f"{setting}: no, update {outcome.update}, {outcome.component or outcome.path}: "
+                f"{outcome.reason}\n"
+                f"  phasetrain runs diff {outcome.folder}/reference {outcome.folder}/killed"
             )
-        elif one.verdict == "not tried":
-            lines.append(f"{setting}: not tried: {one.reason}")
+        elif outcome.verdict == "not tried":
+            lines.append(f"{setting}: not tried: {outcome.reason}")
     if cost is not None:
         lines.append(f"cost of deterministic kernels: {cost}")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from phasetrain.addons.experiments.certify.attempt import (
     FAILED,
-    Moment,
+    KillMoment,
     Order,
     ReadTrace,
     read_trace,
@@ -20,12 +20,8 @@ from phasetrain.addons.experiments.certify.attempt import (
 from phasetrain.app.local_launch import launch_processes
 from phasetrain.app.runs.diff import diff
 from phasetrain.checkpoint.commit import list_checkpoints
-from phasetrain.proof.compare import (
-    TraceDifference,
-    count_updates,
-    describe_place,
-    find_difference,
-)
+from phasetrain.proof.compare import find_difference
+from phasetrain.proof.positions import count_updates
 from phasetrain.runs.ledger import FILE
 from phasetrain.runs.view import read_status
 from phasetrain.runtime.signals import SignalExit
@@ -62,7 +58,7 @@ class Kill:
     """
 
     step: int
-    moment: Moment
+    moment: KillMoment
     saves: tuple[int, ...] = ()
 
     @property
@@ -171,13 +167,13 @@ class Trial:
         if code:
             return replace(outcome, reason=describe_failure(code, output))
         phases = reference[0].phases
-        steps = sum(one.steps for one in phases)
+        steps = sum(phase.steps for phase in phases)
         kills = choose_kills(steps, is_quick=is_quick)
         outcome = replace(
             outcome,
             steps=steps,
-            updates=sum(one.steps for one in phases if one.is_train),
-            values=sum(len(one) for read in reference for one in read.trace.moments.values()),
+            updates=sum(phase.steps for phase in phases if phase.is_train),
+            values=sum(len(step) for read in reference for step in read.trace.steps.values()),
             workers=(self._workers[0],),
         )
         if not kills:
@@ -190,8 +186,8 @@ class Trial:
             outcome = replace(outcome, workers=(*outcome.workers, self._workers_of(number)))
             resumed = reads[0].trace.restored
             if resumed is not None:
-                place = count_updates(resumed[0], phases)
-                outcome = replace(outcome, resumes=(*outcome.resumes, place))
+                updates = count_updates(resumed[0], phases)
+                outcome = replace(outcome, resumes=(*outcome.resumes, updates))
             differing = _judge(outcome, reference, reads, before)
             if differing is not None:
                 return differing
@@ -213,8 +209,8 @@ class Trial:
 
     def _has_checkpoint(self) -> bool:
         # Damaged ones do not count: a resume takes the one before.
-        found, _ = list_checkpoints(Storage(), str(self.folder / "killed" / "checkpoints"))
-        return bool(found)
+        saved, _ = list_checkpoints(Storage(), str(self.folder / "killed" / "checkpoints"))
+        return bool(saved)
 
     def _attempt(self, name: str, number: int, order: Order) -> tuple[int, str]:
         """Run an attempt, and return its exit code and its output."""
@@ -264,22 +260,22 @@ class Trial:
         """Compare metrics, ledgers and final weights of both runs."""
         reference = self.folder / "reference"
         killed = self.folder / "killed"
-        found = diff(str(reference), str(killed))
-        weights = [read_status(str(one)).digest or "" for one in (reference, killed)]
-        ledgers = [_digest_file(one / FILE) for one in (reference, killed)]
+        compared = diff(str(reference), str(killed))
+        weights = [read_status(str(run)).digest or "" for run in (reference, killed)]
+        ledgers = [_digest_file(run / FILE) for run in (reference, killed)]
         outcome = replace(outcome, weights_sha256=weights[0], ledger_sha256=ledgers[0])
-        if not found.equal:
+        if not compared.equal:
             return replace(
                 outcome,
                 verdict="no",
-                update=found.updates,
-                path=found.components[0],
-                reason=found.verdict,
+                update=compared.updates,
+                path=compared.components[0],
+                reason=compared.verdict,
             )
         # Bytes: the comparison above allows for records that only one of two runs has.
-        for path, (one, other) in (("weights", weights), (FILE, ledgers)):
-            if one != other:
-                reason = f"{path}: sha256 {one} without kills, {other} with kills"
+        for path, (unbroken, resumed) in (("weights", weights), (FILE, ledgers)):
+            if unbroken != resumed:
+                reason = f"{path}: sha256 {unbroken} without kills, {resumed} with kills"
                 return replace(outcome, verdict="no", path=path, reason=reason)
         return replace(outcome, verdict="yes")
 
@@ -297,32 +293,23 @@ def _judge(
     before: str,
 ) -> Combination | None:
     """Return the outcome with the verdict no if the trace of a rank differs, else None."""
-    for rank, (one, other) in enumerate(zip(reference, reads, strict=True)):
-        found = find_difference(one.trace, other.trace)
-        if found is None:
+    for rank, (unbroken, attempt) in enumerate(zip(reference, reads, strict=True)):
+        difference = find_difference(unbroken.trace, attempt.trace)
+        if difference is None:
             continue
-        component = found.component
-        if component == "DATA":
-            split = one.phases[min(found.place[0], len(one.phases) - 1)].split
-            component = f"DATA.{split.upper()}"
+        phases = unbroken.phases
+        section = difference.section
+        if section == "DATA":
+            section = f"DATA.{phases[min(difference.position[0], len(phases) - 1)].split.upper()}"
         return replace(
             outcome,
             verdict="no",
-            update=count_updates(found.place, one.phases),
-            component=component,
-            path=found.path,
-            reason=_explain(found, one, before, rank if len(reads) > 1 else None),
+            update=count_updates(difference.position, phases),
+            component=section,
+            path=difference.path,
+            reason=difference.describe(before, phases, rank if len(reads) > 1 else None),
         )
     return None
-
-
-def _explain(found: TraceDifference, read: ReadTrace, before: str, rank: int | None) -> str:
-    place = describe_place(found.place, read.phases)
-    if rank is not None:
-        place = f"{place}, rank {rank}"
-    if found.is_restored:
-        return f"{before}, restored at {place}: {found.path} differs; {found.cause}"
-    return f"{before}: {found.path} differs at {place}. Usual cause: {found.cause}"
 
 
 def describe_failure(code: int, output: str) -> str:

@@ -80,14 +80,14 @@ def read_seconds(path: Path) -> list[float]:
     """Return the step times in a file, empty if there is none."""
     if not path.exists():
         return []
-    return [float(one) for one in json.loads(path.read_bytes())]
+    return [float(value) for value in json.loads(path.read_bytes())]
 
 
 def compute_cost(seconds: Sequence[float]) -> Cost:
     """Return the cost, from the times of alternating steps."""
     steps = [
-        (is_deterministic_step(number), one)
-        for number, one in enumerate(seconds)
+        (is_deterministic_step(number), step_seconds)
+        for number, step_seconds in enumerate(seconds)
         if number >= WARM_UP
     ]
     # A median of a handful of steps would be an accident.
@@ -110,4 +110,5 @@ def _ratio(steps: Sequence[tuple[bool, float]]) -> float:
 
 
 def _median_ms(steps: Sequence[tuple[bool, float]], *, deterministic: bool) -> float:
-    return median(one for kind, one in steps if kind == deterministic) * 1000
+    chosen = [seconds for is_chosen, seconds in steps if is_chosen == deterministic]
+    return median(chosen) * 1000

@@ -9,7 +9,7 @@ from torch import Tensor
 from phasetrain.addons.experiments.judge.trained_runs import TrainedRun
 from phasetrain.app.runs.diff import diff
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.models.digest import hash_state
+from phasetrain.proof.digest import hash_tensors
 from phasetrain.runtime.storage import open_storage
 
 WEIGHTS = "weights"
@@ -54,10 +54,10 @@ def compare_bits(one: TrainedRun, other: TrainedRun) -> BitComparison:
         ConfigError: a file cannot be read.
     """
     # Ledgers come first: they name the update, which the weights at the end cannot.
-    found = diff(one.folder, other.folder)
+    compared = diff(one.folder, other.folder)
     updates = min(run.view.status.updates for run in (one, other))
-    if not found.equal:
-        return BitComparison(updates, found.updates, found.components[0])
+    if not compared.equal:
+        return BitComparison(updates, compared.updates, compared.components[0])
     # The names of modules do not count, since a refactoring may change them.
     weights = [_hash_weights(run) for run in (one, other)]
     digests = [sorted(each.values()) for each in weights]
@@ -74,7 +74,7 @@ def _hash_weights(run: TrainedRun) -> Mapping[str, str]:
         return {}
     task = loaded.state["task"]
     return {
-        f"{part}.{name}": hash_state({"": tensor})
+        f"{part}.{name}": hash_tensors(tensor)
         for part in ("model", "loss")
         for name, tensor in _list_tensors(task.get(part)).items()
     }
@@ -84,4 +84,4 @@ def _list_tensors(state: Any) -> Mapping[str, Tensor]:
     # A loss without parameters has no state.
     if not isinstance(state, Mapping):
         return {}
-    return {str(name): one for name, one in state.items() if isinstance(one, Tensor)}
+    return {str(name): value for name, value in state.items() if isinstance(value, Tensor)}

@@ -201,20 +201,20 @@ def _find_in_backward(task: Task, dump: StepDump, folder: str) -> str:
             name = re.search(r"Function '(\w+)' returned nan", str(error))
             if name is None:
                 raise
-            return f"{name[1]}{_find_line([str(one.message) for one in said])}"
+            return f"{name[1]}{_find_line([str(warning.message) for warning in said])}"
     return "none with a NaN: an overflow to infinity"
 
 
 def _find_line(messages: Sequence[str]) -> str:
     """Return the last line outside torch in the forward trace of torch's anomaly warning."""
-    found = [
+    calls = [
         (file, number)
         for text in messages
         for file, number in re.findall(r'File "([^"]+)", line (\d+)', text)
         if not file.startswith(_TORCH)
     ]
-    if found:
-        return f" of {found[-1][0]}, line {found[-1][1]}"
+    if calls:
+        return f" of {calls[-1][0]}, line {calls[-1][1]}"
     return ""
 
 
@@ -245,8 +245,8 @@ def _record_output(
     """Record a module whose output is not finite, and whether its input was."""
     if _is_finite(output) or any(line.startswith(f"{name} ") for line in seen.outputs):
         return
-    given = "finite" if _is_finite(args) else "not finite"
-    seen.outputs.append(f"{name} ({type(module).__name__}, its input is {given})")
+    input_state = "finite" if _is_finite(args) else "not finite"
+    seen.outputs.append(f"{name} ({type(module).__name__}, its input is {input_state})")
 
 
 def _record_gradient(seen: _NonFiniteValues, name: str, gradient: Tensor) -> None:

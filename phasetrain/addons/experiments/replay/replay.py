@@ -27,6 +27,7 @@ from phasetrain.hooks import Hook
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.numerics import ROOT, folder_name
 from phasetrain.hooks.observers import classify_hooks
+from phasetrain.proof.compare import find_first_update
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import (
     COMPONENTS,
@@ -200,34 +201,37 @@ class _Replay:
         content: Content = "sampled"
         if self.ledger is not None:
             content = find_content(self.ledger[self.number])
-        found = replay_updates(self.setup, data, start, self.number, content=content, hooks=extra)
-        return self._compare_updates(found)
+        replayed = replay_updates(
+            self.setup, data, start, self.number, content=content, hooks=extra
+        )
+        return self._compare_updates(replayed)
 
     def _load_before(self) -> LoadedCheckpoint | None:
         """Return the newest valid checkpoint before the update, or None."""
         checkpointer = build_checkpointer(self.setup, self.folder)
-        saved = [
-            one
-            for one in checkpointer.list_checkpoints()
-            if one.manifest.state["updates"] < self.number
+        before = [
+            saved
+            for saved in checkpointer.list_checkpoints()
+            if saved.manifest.state["updates"] < self.number
         ]
         # The newest first, because every update after the checkpoint has to be repeated.
-        for one in reversed(saved):
+        for saved in reversed(before):
             try:
-                return checkpointer.load(f"{checkpointer.root}/{one.name}")
+                return checkpointer.load(f"{checkpointer.root}/{saved.name}")
             except ConfigError as error:
-                log.warning("%s/%s was skipped: %s", checkpointer.root, one.name, error)
+                log.warning("%s/%s was skipped: %s", checkpointer.root, saved.name, error)
         return None
 
-    def _compare_updates(self, found: Ledger) -> int:
+    def _compare_updates(self, replayed: Ledger) -> int:
         """Print the table of the update and the first update that differs; return the exit code."""
-        if self.number not in found:
+        if self.number not in replayed:
             raise ConfigError(
-                f"RUN.step = {self.number}: the run ends before it, after update {found.last}"
+                f"RUN.step = {self.number}: the run ends before it, after update {replayed.last}"
             )
         components = self._select_components()
         before = None if self.ledger is None else self.ledger[self.number]
-        rows = [(name, *_format_cells(before, found[self.number], name)) for name in components]
+        now = replayed[self.number]
+        rows = [(name, *_format_cells(before, now, name)) for name in components]
         self.setup.terminal.print_table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
         if self.ledger is None:
             log.warning(
@@ -236,12 +240,12 @@ class _Replay:
             return 0
         # All updates since the checkpoint, not only the one asked for: the first difference is the
         # cause, and those after it are only its consequences.
-        checked = [updates for updates in found if updates in self.ledger]
-        for updates in checked:
-            differing = list_differences(self.ledger[updates], found[updates])
-            if differing := [name for name in differing if name in components]:
-                log.error("update %d is the first that differs: %s", updates, ", ".join(differing))
-                return 1
+        first = find_first_update(replayed, self.ledger, components)
+        if first is not None:
+            update, differing = first
+            log.error("update %d is the first that differs: %s", update, ", ".join(differing))
+            return 1
+        checked = [update for update in replayed if update in self.ledger]
         if len(checked) > 1:
             equal = f"updates {checked[0]} to {checked[-1]} equal"
         else:

@@ -23,6 +23,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hook, Hooks, LedgerHook, Run
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.run_state import collect_state, restore
+from phasetrain.proof.positions import StepPosition
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import (
     FILE,
@@ -36,12 +37,9 @@ from phasetrain.runs.ledger import (
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import SplitData
 
-Place = tuple[int, int]
-"""A position in the plan: completed phases, and completed steps of the next one."""
-
-StateAt = Mapping[Place, Callable[[dict[str, Any]], None]]
-"""Place -> what gets the state of the run there, as a checkpoint would hold it: `task`, and `hooks`
-with the hooks that affect the training."""
+StateAt = Mapping[StepPosition, Callable[[dict[str, Any]], None]]
+"""Position -> what gets the state of the run there, as a checkpoint would hold it: `task`, and
+`hooks` with the hooks that affect the training."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Evidence:
     @property
     def last(self) -> int:
         """The last update of the run."""
-        return max([self.ledger.last, *(count_updates(one) for one in self.saved)])
+        return max([self.ledger.last, *(count_updates(checkpoint) for checkpoint in self.saved)])
 
     @property
     def root(self) -> str:
@@ -91,15 +91,15 @@ def gather_evidence(folder: str, storage: Storage) -> Evidence:
         for name, reason in rejected.items()
     ]
     intact = []
-    for one in saved:
-        problem = _find_damage(storage, root, one)
+    for checkpoint in saved:
+        problem = _find_damage(storage, root, checkpoint)
         if problem is None:
             continue
         if problem:
-            text = f"checkpoint {one.name} is not intact: {problem}"
-            findings.append(Finding("checkpoint", count_updates(one), ("files",), text))
+            text = f"checkpoint {checkpoint.name} is not intact: {problem}"
+            findings.append(Finding("checkpoint", count_updates(checkpoint), ("files",), text))
         else:
-            intact.append(one)
+            intact.append(checkpoint)
     ledger = read_ledger(folder, storage)
     findings += _check_chain(ledger)
     findings += _check_roots(ledger, intact)
@@ -144,10 +144,10 @@ def _check_versions(storage: Storage, root: str, names: Iterable[str]) -> None:
         # By hand, since a damaged manifest may hold any JSON value.
         if not isinstance(content, dict) or not isinstance(content.get("body"), dict):
             continue
-        found = content["body"].get("format")
-        if isinstance(found, int) and found > SHARDED:
+        version = content["body"].get("format")
+        if isinstance(version, int) and version > SHARDED:
             raise ConfigError(
-                f"{root}/{name}: it has format {found}, this version of phasetrain reads up to "
+                f"{root}/{name}: it has format {version}, this version of phasetrain reads up to "
                 f"{SHARDED}; verify the run with the version that made it",
                 code="verify.other_version",
             )
@@ -187,13 +187,13 @@ def _check_chain(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _check_roots(ledger: Ledger, saved: list[Saved]) -> Iterator[Finding]:
-    for one in saved:
+    for checkpoint in saved:
         # Empty if the attempt that saved it had no ledger, or one of version 1.
-        root = one.manifest.facts.ledger
-        updates = count_updates(one)
+        root = checkpoint.manifest.facts.ledger
+        updates = count_updates(checkpoint)
         if root and root != ledger.root_at(updates):
             text = (
-                f"checkpoint {one.name} was saved with another ledger: its root of update "
+                f"checkpoint {checkpoint.name} was saved with another ledger: its root of update "
                 f"{updates} is {root}, the ledger has {ledger.root_at(updates) or 'none'}; the "
                 "ledger was rewritten, or lost records"
             )

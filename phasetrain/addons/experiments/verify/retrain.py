@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from phasetrain.addons.experiments.replay.updates import (
-    Place,
     ReplayStart,
     find_content,
     replay_updates,
@@ -18,7 +17,6 @@ from phasetrain.addons.experiments.replay.updates import (
 )
 from phasetrain.addons.experiments.verify.evidence import Evidence, Finding, count_updates
 from phasetrain.addons.experiments.verify.segments import Segment
-from phasetrain.addons.experiments.verify.weights_file import is_same
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import (
     StoredConfig,
@@ -43,7 +41,9 @@ from phasetrain.config.trust import trust_only
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.ledger import Content
-from phasetrain.runs.ledger import COMPONENTS, UNKNOWN_START, Ledger, list_differences
+from phasetrain.proof.compare import find_first_update, is_equal
+from phasetrain.proof.positions import StepPosition
+from phasetrain.runs.ledger import COMPONENTS, UNKNOWN_START, Ledger
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
@@ -110,11 +110,11 @@ class Retrainer:
         """
         reader = CheckpointReader(f"{self.evidence.folder}/{FOLDER}", self.evidence.storage)
         begin = self._load(reader, segment.begin)
-        ends = [self._load(reader, one) for one in segment.ends]
-        known = [one for one in (*ends, begin) if one is not None]
-        setup, data = self._open(known)
+        ends = [self._load(reader, checkpoint) for checkpoint in segment.ends]
+        loaded = [checkpoint for checkpoint in (*ends, begin) if checkpoint is not None]
+        setup, data = self._open(loaded)
         with trust_only(setup.trusted_paths):
-            return self._compare(segment, setup, data, begin, known)
+            return self._compare(segment, setup, data, begin, loaded)
 
     def _compare(
         self,
@@ -122,11 +122,11 @@ class Retrainer:
         setup: Setup,
         data: Mapping[str, SplitData],
         begin: LoadedCheckpoint | None,
-        known: list[LoadedCheckpoint],
+        loaded: list[LoadedCheckpoint],
     ) -> Retrained:
-        recorded = [one.promised for one in known] or [self._read_environment()]
-        for one in known:
-            _check_unchanged(setup, one, data)
+        recorded = [checkpoint.promised for checkpoint in loaded] or [self._read_environment()]
+        for checkpoint in loaded:
+            _check_unchanged(setup, checkpoint, data)
         if begin is None:
             machine = _match_threads(setup, recorded[0])
             start = ReplayStart(setup.builder().plan(data), RunState(), machine)
@@ -134,18 +134,17 @@ class Retrainer:
             start = start_at(setup, data, begin)
         ledger = self.evidence.ledger
         # From the ledger rather than the environment, which is that of the newest attempt.
-        processes = max(
-            [1, *(ledger[one].processes for one in (segment.first, segment.last) if one in ledger)]
-        )
+        ends = [update for update in (segment.first, segment.last) if update in ledger]
+        processes = max([1, *(ledger[update].processes for update in ends)])
         is_comparable = processes == 1 or setup.config.DISTRIBUTED.reduction == "ordered"
         components: tuple[str, ...] = COMPONENTS
         if not is_comparable:
             components = SHARED
         differing: dict[str, list[str]] = {}
-        looks: dict[Place, Any] = {}
+        looks: dict[StepPosition, Any] = {}
         if is_comparable:
             # Sums of several ranks without a fixed order have other last bits in one process.
-            for end in [one for one in known if one is not begin]:
+            for end in [checkpoint for checkpoint in loaded if checkpoint is not begin]:
                 state = end.manifest.state
                 # Several checkpoints at one place have the same content.
                 looks[int(state["phase"]), int(state["step"])] = partial(
@@ -155,7 +154,7 @@ class Retrainer:
                     only_learned=processes > 1,
                     is_old=not ledger.header.is_chained,
                 )
-        found = replay_updates(
+        trained = replay_updates(
             setup,
             data,
             start,
@@ -164,8 +163,8 @@ class Retrainer:
             state_at=looks,
         )
         findings = [
-            *_compare_start(segment, ledger, found),
-            *_compare_records(segment, ledger, found, components),
+            *_compare_start(segment, ledger, trained),
+            *_compare_records(segment, ledger, trained, components),
             *_compare_weights(segment, differing),
         ]
         here = Platform(
@@ -174,7 +173,9 @@ class Retrainer:
             describe_platform(start.machine.device.type),
         )
         excuses = [
-            line for one in recorded for line in Platform.of_promise(one).list_differences(here)
+            line
+            for promised in recorded
+            for line in Platform.of_promise(promised).list_differences(here)
         ]
         if not is_comparable:
             excuses.append(
@@ -184,9 +185,9 @@ class Retrainer:
         return Retrained(
             segment,
             tuple(components),
-            len([one for one in found if one in ledger]),
+            len([update for update in trained if update in ledger]),
             tuple(differing),
-            tuple(one.name for one in segment.ends if is_comparable and one.name not in differing),
+            tuple(end.name for end in segment.ends if is_comparable and end.name not in differing),
             tuple(findings),
             tuple(dict.fromkeys(excuses)),
         )
@@ -208,8 +209,9 @@ class Retrainer:
         ]
         if changed:
             listed = ", ".join(
-                f"{one.path} = {format_value(one.new)} (the checkpoint has {format_value(one.old)})"
-                for one in changed
+                f"{change.path} = {format_value(change.new)} (the checkpoint has "
+                f"{format_value(change.old)})"
+                for change in changed
             )
             raise ChangedError(
                 f"{folder}/config.yaml is not the config of this run: {listed}; restore the file",
@@ -229,15 +231,15 @@ class Retrainer:
     def _read_command(self) -> StoredConfig:
         return read_newest_command(self.evidence.folder)
 
-    def _open(self, known: list[LoadedCheckpoint]) -> tuple[Setup, Mapping[str, SplitData]]:
+    def _open(self, loaded: list[LoadedCheckpoint]) -> tuple[Setup, Mapping[str, SplitData]]:
         """Return the config of a segment and its data."""
         # Not by the whole composed config: parsing config.yaml takes longer than a short segment.
         key = ""
-        if known:
-            key = json.dumps(known[0].promised["config"], sort_keys=True)
+        if loaded:
+            key = json.dumps(loaded[0].promised["config"], sort_keys=True)
         if key not in self._opened:
-            if known:
-                stored = read_loaded_config(known[0], known[0].path)
+            if loaded:
+                stored = read_loaded_config(loaded[0], loaded[0].path)
             else:
                 stored = self._read_command()
             setup = self._resolve(stored)
@@ -274,8 +276,8 @@ class Platform:
     @classmethod
     def of_promise(cls, promised: Mapping[str, Any]) -> "Platform":
         """Return the platform that a checkpoint has recorded; old ones lack some facts."""
-        found = [promised.get(name, {}) for name in ("environment", "packages", "platform")]
-        return cls(*found)
+        recorded = [promised.get(name, {}) for name in ("environment", "packages", "platform")]
+        return cls(*recorded)
 
     def list_differences(self, now: "Platform") -> list[str]:
         """Return how another platform differs from this one, or may differ."""
@@ -285,20 +287,20 @@ class Platform:
                 now.environment,
             ),
             (
-                {name: one for name, one in self.packages.items() if name not in COMPARED},
+                {name: version for name, version in self.packages.items() if name not in COMPARED},
                 now.packages,
             ),
             (self.processors, now.processors),
         ]
-        found = [
+        lines = [
             f"{name} was {value}, here it is {here.get(name)}"
             for before, here in pairs
             for name, value in before.items()
             if value != here.get(name)
         ]
         if not self.processors:  # by a version that did not
-            found.append("the cpu was not recorded")
-        return found
+            lines.append("the cpu was not recorded")
+        return lines
 
 
 def _match_threads(setup: Setup, promised: Mapping[str, Any]) -> Machine:
@@ -333,42 +335,42 @@ def _find_content(ledger: Ledger, segment: Segment) -> Content:
     return find_content(ledger[segment.last])
 
 
-def _compare_start(segment: Segment, ledger: Ledger, found: Ledger) -> Iterator[Finding]:
+def _compare_start(segment: Segment, ledger: Ledger, trained: Ledger) -> Iterator[Finding]:
     # A ledger that lost its beginning does not know the initial weights.
     before = ledger.header.start
-    if segment.begin is not None or UNKNOWN_START in (before, found.header.start):
+    if segment.begin is not None or UNKNOWN_START in (before, trained.header.start):
         return
-    if before != found.header.start:
+    if before != trained.header.start:
         text = (
             f"the initial weights differ: sha256 {before.hex()} in the ledger, "
-            f"{found.header.start.hex()} now"
+            f"{trained.header.start.hex()} now"
         )
         yield Finding("weights", 0, ("initial weights",), text)
 
 
 def _compare_records(
-    segment: Segment, ledger: Ledger, found: Ledger, components: tuple[str, ...]
+    segment: Segment, ledger: Ledger, trained: Ledger, components: tuple[str, ...]
 ) -> Iterator[Finding]:
     """Yield the first update that differs."""
-    for update in range(segment.first, segment.last + 1):
-        if update not in found:
-            text = f"trained again, the run ends after update {found.last or segment.first - 1}"
-            yield Finding("update", update, ("length",), text)
-            return
-        # An attempt without the hook has left a gap; the weights at the end are compared anyway.
-        if update not in ledger:
-            continue
-        names = list_differences(ledger[update], found[update])
-        names = [name for name in names if name in components]
-        if names:
-            pairs = "; ".join(
-                f"{name} {ledger[update].format_component(name)} -> "
-                f"{found[update].format_component(name)}"
-                for name in names
-            )
-            text = f"update {update} is the first that differs (ledger -> trained again): {pairs}"
-            yield Finding("update", update, tuple(names), text)
-            return
+    # An attempt without the hook has left a gap in the ledger of the run; the weights at the end
+    # are compared anyway.
+    first = find_first_update(trained, ledger, components)
+    updates = range(segment.first, segment.last + 1)
+    missing = next((update for update in updates if update not in trained), None)
+    # The training may have gone beyond the segment.
+    end = segment.last + 1 if missing is None else missing
+    if first is not None and first[0] < end:
+        update, names = first
+        pairs = "; ".join(
+            f"{name} {ledger[update].format_component(name)} -> "
+            f"{trained[update].format_component(name)}"
+            for name in names
+        )
+        text = f"update {update} is the first that differs (ledger -> trained again): {pairs}"
+        yield Finding("update", update, names, text)
+    elif missing is not None:
+        text = f"trained again, the run ends after update {trained.last or segment.first - 1}"
+        yield Finding("update", missing, ("length",), text)
 
 
 def _compare_weights(segment: Segment, differing: Mapping[str, list[str]]) -> Iterator[Finding]:
@@ -404,11 +406,11 @@ def _compare_state(
         state = _drop_new_keys(state, end.state)
     before_tree, before = _flatten(end.state, labels, only_learned=only_learned)
     now_tree, now = _flatten(state, labels, only_learned=only_learned)
-    found = [one for one in {**before, **now} if not is_same(before.get(one), now.get(one))]
+    names = [name for name in {**before, **now} if not is_equal(before.get(name), now.get(name))]
     # The text repeats the names of the tensors, which are reported already if they differ.
-    if not found and before_tree != now_tree:
-        found = ["state without tensors (optimizer, schedules or hooks)"]
-    differing[end.path.rpartition("/")[2]] = found
+    if not names and before_tree != now_tree:
+        names = ["state without tensors (optimizer, schedules or hooks)"]
+    differing[end.path.rpartition("/")[2]] = names
 
 
 def _drop_new_keys(state: Any, old: Any) -> Any:

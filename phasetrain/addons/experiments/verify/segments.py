@@ -89,25 +89,25 @@ def choose_segments(
     # Segments with an obstacle as well: it is a claim of the run, and a forger could hide behind it
     # if they were never asked for.
     shuffled = random.Random(seed).sample(segments, len(segments))
-    candidates = [one for one in shuffled if not one.obstacle]
+    candidates = [segment for segment in shuffled if not segment.obstacle]
     too_long: tuple[Segment, ...] = ()
     if count is not None:
         chosen = shuffled[:count]
     else:
-        total = sum(one.updates for one in segments)
+        total = sum(segment.updates for segment in segments)
         # A run of 999 updates with a checkpoint every 50 has segments that are a bit more than 5 %.
         budget = fraction * total + 1
-        too_long = _sort([one for one in candidates if one.updates > budget])
+        too_long = _sort([segment for segment in candidates if segment.updates > budget])
         chosen = []
-        for one in shuffled:
-            if one.updates <= budget:
-                chosen.append(one)
-                budget -= one.updates
+        for segment in shuffled:
+            if segment.updates <= budget:
+                chosen.append(segment)
+                budget -= segment.updates
     # A short run has few checkpoints; to train nothing again would verify nothing.
-    if candidates and all(one.obstacle for one in chosen):
-        chosen.append(min(candidates, key=lambda one: one.updates))
+    if candidates and all(segment.obstacle for segment in chosen):
+        chosen.append(min(candidates, key=lambda segment: segment.updates))
     return Choice(_sort(chosen), _sort(candidates), too_long)
 
 
 def _sort(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    return tuple(sorted(segments, key=lambda one: one.first))
+    return tuple(sorted(segments, key=lambda segment: segment.first))

@@ -103,7 +103,7 @@ class Verification:
     @property
     def updates(self) -> int:
         """Number of updates that were trained again."""
-        return sum(one.segment.updates for one in self.retrained)
+        return sum(outcome.segment.updates for outcome in self.retrained)
 
     @property
     def share(self) -> float:
@@ -114,8 +114,10 @@ class Verification:
     def verdict(self) -> Verdict:
         """`different` only if nothing but the run explains a difference."""
         # By identity: two segments may have equal findings, and only one of them an excuse.
-        excused = {id(one) for each in self.retrained if each.excuses for one in each.findings}
-        if any(id(one) not in excused for one in self.findings):
+        excused = {
+            id(finding) for each in self.retrained if each.excuses for finding in each.findings
+        }
+        if any(id(finding) not in excused for finding in self.findings):
             return "different"
         compared_all = [each for each in self.retrained if "weights" in each.components]
         is_complete = len(compared_all) == len(self.retrained) and not self.unverified
@@ -140,17 +142,17 @@ class Verification:
             "seed": self.seed,
             "seconds": self.seconds,
             "root": evidence.root,
-            "checkpoints": [one.name for one in evidence.saved],
-            "segments": [_describe_retrained(one) for one in self.retrained],
+            "checkpoints": [saved.name for saved in evidence.saved],
+            "segments": [_describe_retrained(outcome) for outcome in self.retrained],
             "candidates": len(self.choice.candidates),
             "findings": [
                 {
-                    "subject": one.subject,
-                    "update": one.update,
-                    "components": list(one.components),
-                    "text": one.text,
+                    "subject": finding.subject,
+                    "update": finding.update,
+                    "components": list(finding.components),
+                    "text": finding.text,
                 }
-                for one in self.findings
+                for finding in self.findings
             ],
             "unverified": list(self.unverified),
             "notes": list(self.notes),
@@ -166,21 +168,25 @@ class Verification:
             f"run          {evidence.folder}, {format_count(evidence.last, 'update')}",
             f"ledger       {format_count(len(evidence.ledger), 'record')}, {chain}",
             f"checkpoints  {len(evidence.saved)} intact: "
-            f"{join_first([one.name for one in evidence.saved], 3)}",
+            f"{join_first([saved.name for saved in evidence.saved], 3)}",
             f"trained      {self.updates} updates again ({100 * self.share:.1f} %), in "
             f"{len(self.retrained)} of {format_count(len(self.choice.candidates), 'segment')} "
             f"(--seed {self.seed})",
-            *_limit([_format_segment(one) for one in self.retrained], "more segments"),
+            *_limit([_format_segment(outcome) for outcome in self.retrained], "more segments"),
         ]
-        lines += _limit([f"FOUND        {one.text}" for one in self.findings], "more differences")
-        lines += _limit([f"unverified   {one}" for one in self.unverified], "more unverified parts")
-        lines += _limit([f"note         {one}" for one in self.notes], "more notes")
+        lines += _limit(
+            [f"FOUND        {finding.text}" for finding in self.findings], "more differences"
+        )
+        lines += _limit(
+            [f"unverified   {part}" for part in self.unverified], "more unverified parts"
+        )
+        lines += _limit([f"note         {note}" for note in self.notes], "more notes")
         return "\n".join([*lines, f"verdict      {self._explain()}"])
 
     def _explain(self) -> str:
         if self.verdict == "bit-identical":
             text = "bit-identical: every update that was trained again is that of the run"
-            if all(one.segment.ends for one in self.retrained):
+            if all(outcome.segment.ends for outcome in self.retrained):
                 text += ", and so are the weights after it"
             else:
                 text += ", and so are the weights after it as far as they are known"
@@ -188,7 +194,7 @@ class Verification:
                 text += "; the other updates were not trained again"
             return text
         if self.verdict == "different":
-            first = min(self.findings, key=lambda one: one.update)
+            first = min(self.findings, key=lambda finding: finding.update)
             return f"DIFFERENT: {', '.join(first.components)} at update {first.update}"
         if self.findings:
             return (
@@ -248,19 +254,22 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
     retrainer = Retrainer(evidence, options.trust)
     if run.status.state == "finished":
         retrainer.check_config()
-    retrained = tuple(retrainer.retrain(one) for one in choice.chosen if not one.obstacle)
-    findings += [finding for one in retrained for finding in one.findings]
-    unverified += [_format_obstacle(one) for one in choice.chosen if one.obstacle]
+    retrained = tuple(
+        retrainer.retrain(segment) for segment in choice.chosen if not segment.obstacle
+    )
+    findings += [finding for outcome in retrained for finding in outcome.findings]
+    unverified += [_format_obstacle(segment) for segment in choice.chosen if segment.obstacle]
     unverified += [
         f"the state of checkpoint {name} was not compared: trained again, the run does not reach "
-        f"its place after update {one.segment.last}"
-        for one in retrained
-        for name in one.missed
+        f"its place after update {outcome.segment.last}"
+        for outcome in retrained
+        for name in outcome.missed
     ]
-    notes = [*evidence.notes, *(excuse for one in retrained for excuse in one.excuses)]
+    notes = [*evidence.notes, *(excuse for outcome in retrained for excuse in outcome.excuses)]
     notes += _list_remarks(segments, choice, retrained)
     notes += [
-        f"the run differs from a run of its command alone: {one}" for one in environment.deviations
+        f"the run differs from a run of its command alone: {deviation}"
+        for deviation in environment.deviations
     ]
     return Verification(
         evidence,
@@ -290,28 +299,33 @@ def _list_changes(evidence: Evidence, environment: EnvironmentRecord) -> list[tu
 def _leave_out_failure(segments: Sequence[Segment]) -> list[Segment]:
     """Return the segments of a run that failed: its last updates would fail again."""
     return [
-        one if one.ends else replace(one, obstacle="the run failed after them") for one in segments
+        segment if segment.ends else replace(segment, obstacle="the run failed after them")
+        for segment in segments
     ]
 
 
 def _list_remarks(
     segments: Sequence[Segment], choice: Choice, retrained: Sequence[Retrained]
 ) -> list[str]:
-    notes = [_format_obstacle(one) for one in segments if one.obstacle and one not in choice.chosen]
-    left_out = [one for one in choice.too_long if one not in choice.chosen]
+    notes = [
+        _format_obstacle(segment)
+        for segment in segments
+        if segment.obstacle and segment not in choice.chosen
+    ]
+    left_out = [segment for segment in choice.too_long if segment not in choice.chosen]
     if left_out:
-        updates = sum(one.updates for one in left_out)
+        updates = sum(segment.updates for segment in left_out)
         notes.append(
             f"{format_count(updates, 'update')} lie in segments that are longer than the share "
-            f"asked for, the longest of {max(one.updates for one in left_out)}: choose "
+            f"asked for, the longest of {max(segment.updates for segment in left_out)}: choose "
             "--segments N or a larger --fraction, or keep more checkpoints "
             "(CHECKPOINT.keep_every.epochs=1 or keep_every.updates)"
         )
     notes += [
-        f"no checkpoint is kept after update {one.segment.last}: its weights were compared by the "
-        "ledger's samples of them only"
-        for one in retrained
-        if not one.segment.ends
+        f"no checkpoint is kept after update {outcome.segment.last}: its weights were compared by "
+        "the ledger's samples of them only"
+        for outcome in retrained
+        if not outcome.segment.ends
     ]
     return notes
 
@@ -320,29 +334,29 @@ def _format_obstacle(segment: Segment) -> str:
     return f"updates {segment.first} to {segment.last} cannot be trained again: {segment.obstacle}"
 
 
-def _describe_retrained(one: Retrained) -> dict[str, Any]:
+def _describe_retrained(outcome: Retrained) -> dict[str, Any]:
     return {
-        "first": one.segment.first,
-        "last": one.segment.last,
-        "from": one.segment.begin and one.segment.begin.name,
-        "records": one.records,
-        "components": list(one.components),
-        "checkpoints": list(one.weights),
-        "equal": not one.findings,
-        "excuses": list(one.excuses),
+        "first": outcome.segment.first,
+        "last": outcome.segment.last,
+        "from": outcome.segment.begin and outcome.segment.begin.name,
+        "records": outcome.records,
+        "components": list(outcome.components),
+        "checkpoints": list(outcome.weights),
+        "equal": not outcome.findings,
+        "excuses": list(outcome.excuses),
     }
 
 
-def _format_segment(one: Retrained) -> str:
+def _format_segment(outcome: Retrained) -> str:
     begin = "the start"
-    if one.segment.begin:
-        begin = one.segment.begin.name
-    result = f"equal: {format_count(one.records, 'record')}"
-    if one.weights:
-        result += f", and the state of {', '.join(one.weights)}"
-    if one.findings:
+    if outcome.segment.begin:
+        begin = outcome.segment.begin.name
+    result = f"equal: {format_count(outcome.records, 'record')}"
+    if outcome.weights:
+        result += f", and the state of {', '.join(outcome.weights)}"
+    if outcome.findings:
         result = "DIFFERENT"
-    return f"  updates {one.segment.first} to {one.segment.last} from {begin}: {result}"
+    return f"  updates {outcome.segment.first} to {outcome.segment.last} from {begin}: {result}"
 
 
 def _limit(lines: list[str], rest: str) -> list[str]:

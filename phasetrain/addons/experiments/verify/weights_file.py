@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from phasetrain.checkpoint.weights import holds_plain_weights
 from phasetrain.config.addons import require_service
 from phasetrain.errors import ConfigError
 from phasetrain.models.sources.files import flatten_tensors, without_tied
+from phasetrain.proof.compare import is_equal
 from phasetrain.runs.ledger import FILE
 from phasetrain.runtime.format import format_count, join_first
 
@@ -108,7 +108,7 @@ def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Find
     """Return the differences between weights and their run, and sentences about what could not be
     compared."""
     findings = list(_compare_root(weights, evidence))
-    by_name = {one.name: one for one in evidence.saved}
+    by_name = {saved.name: saved for saved in evidence.saved}
     saved = by_name.get(weights.checkpoint)
     if saved is None or count_updates(saved) != weights.updates:
         return findings, [
@@ -133,7 +133,7 @@ def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Find
         text = f"{weights.path} does not have the weights of checkpoint {saved.name}: {reason}"
         findings.append(Finding("weights", weights.updates, ("exported weights",), text))
         return findings, []
-    missing = min((without_tied(one).keys() - weights.tensors.keys() for one in equal), key=len)
+    missing = min((without_tied(state).keys() - weights.tensors.keys() for state in equal), key=len)
     if missing:
         # Perhaps excluded from the export, which the file does not record: this accuses nobody.
         return findings, [
@@ -155,7 +155,7 @@ def _compare_root(weights: WeightsFile, evidence: Evidence) -> Iterator[Finding]
 
 
 def _holds_tensors(state: object) -> bool:
-    return isinstance(state, Mapping) and any(isinstance(one, Tensor) for one in state.values())
+    return isinstance(state, Mapping) and any(isinstance(value, Tensor) for value in state.values())
 
 
 def _find_problem(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
@@ -164,19 +164,7 @@ def _find_problem(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
     # A file without tensors would be equal to anything.
     if unknown or not tensors:
         return f"{join_first(unknown, SHOWN)} are not in it"
-    other = [name for name, tensor in tensors.items() if not is_same(tensor, state[name])]
-    if not other:
+    differing = [name for name, tensor in tensors.items() if not is_equal(tensor, state[name])]
+    if not differing:
         return ""
-    return f"{join_first(other, SHOWN)} differ"
-
-
-def is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether two tensors are equal bit for bit."""
-    if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    # As bytes: NaN counts as equal to itself, and the sign of a zero as different.
-    return torch.equal(_to_bytes(one), _to_bytes(other))
-
-
-def _to_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return f"{join_first(differing, SHOWN)} differ"

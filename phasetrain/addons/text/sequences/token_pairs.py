@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from phasetrain.data.datasets.base import hash_tensors
+from phasetrain.proof.digest import hash_tensors
 
 
 class TokenPairs(Dataset[tuple[Tensor, Tensor]]):
