@@ -13,7 +13,7 @@ from torch import Tensor
 from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
-from phasetrain.optim.update.nonfinite import NonFiniteGuard
+from phasetrain.optim.update.guard import NonFiniteGuard
 from phasetrain.tasks import Position, SelfSupervised
 from phasetrain.tasks.self_supervised import spread
 from phasetrain.testing.build import build_run
