@@ -8,10 +8,10 @@ from phasetrain.tasks.distillation import Distillation
 from phasetrain.tasks.gan import GAN
 from phasetrain.tasks.language_model import LanguageModel
 from phasetrain.tasks.parts import Parts, StepEvents
-from phasetrain.tasks.passes import GradientPass
 from phasetrain.tasks.self_supervised import SelfSupervised
 from phasetrain.tasks.sequence_to_sequence import SequenceToSequence
 from phasetrain.tasks.state import PerRank, SavedTask, Stateful
+from phasetrain.tasks.step_runner import GradientPass
 from phasetrain.tasks.supervised import Supervised
 
 __all__ = [

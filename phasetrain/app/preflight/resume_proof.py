@@ -24,7 +24,7 @@ from phasetrain.runtime.compare import digest_leaves
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks import Position, SavedTask, Task
 from phasetrain.tasks.dry_run import warm_up
-from phasetrain.tasks.silent import Silent
+from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Record:
     attributes: Moment = field(default_factory=dict)
 
 
-class _Recorder(Silent):
+class _Recorder(StepEvents):
     """Records digests of batches, outputs and losses of one step."""
 
     def __init__(self) -> None:

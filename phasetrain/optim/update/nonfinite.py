@@ -3,10 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.position import Position
 from phasetrain.runtime.format import join_first
 
 OnNonFinite = Literal["stop", "skip", "ignore"]
@@ -85,6 +89,33 @@ class NonFinite:
         """Whether the data itself is not finite, so that no other setting would help."""
         return bool(self.bad_inputs or self.bad_targets)
 
+    def locate(self, batches: Sequence[Batch], at: Position, world: World) -> None:
+        """Fill in position and samples of the update; all ranks must call this.
+
+        The message of rank 0 must name the sample that only another rank has seen.
+
+        Args:
+            batches: micro-batches of this rank.
+            at: position of the update.
+            world: ranks of the run.
+        """
+        self.updates = at.updates + 1
+        self.split = at.split
+        self.step = at.step
+        self.where = at.where
+        own = [
+            (
+                batch.ids.tolist(),
+                list_nonfinite_ids(batch.input, batch.ids),
+                list_nonfinite_ids(batch.target, batch.ids),
+            )
+            for batch in batches
+        ]
+        every = [batch for rank in world.all_gather(own) for batch in rank]
+        self.ids = tuple(number for ids, _, _ in every for number in ids)
+        self.bad_inputs = tuple(number for _, ids, _ in every for number in ids)
+        self.bad_targets = tuple(number for _, _, ids in every for number in ids)
+
     def __str__(self) -> str:
         """Return update, loss, gradients and samples as the beginning of a sentence."""
         update = "an update"
@@ -142,3 +173,24 @@ def format_error(found: NonFinite, settings: GuardSettings) -> str:
         f"OPTIMIZER.skip_budget = {settings.skip_budget}: {found.in_row} updates in a row were "
         f"skipped{scale}; the last one: {found}{place}. {advice}"
     )
+
+
+def list_nonfinite_ids(value: Any, ids: Tensor) -> list[int]:
+    """Return the ids of the samples with NaN or infinite values, in their order.
+
+    Args:
+        value: input or target of a batch; tensors without a first dimension of N are not checked.
+        ids: ids of its samples, int64 `(N,)`, on the CPU.
+    """
+    bad = torch.zeros(len(ids), dtype=torch.bool)
+
+    def check(tensor: Tensor) -> Tensor:
+        # isfinite takes neither sparse nor nested tensors.
+        is_dense = tensor.layout is torch.strided and not tensor.is_nested
+        if is_dense and tensor.is_floating_point() and tensor.ndim and len(tensor) == len(ids):
+            bad.logical_or_(~tensor.isfinite().reshape(len(ids), -1).all(dim=1).cpu())
+        return tensor
+
+    if len(ids):
+        mapped(value, check)
+    return ids[bad].tolist()
