@@ -12,7 +12,7 @@ from phasetrain.config.compose.merge import leaves
 from phasetrain.config.sections import HookSection, own_keys
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
-from phasetrain.hooks.signatures import check_signatures
+from phasetrain.hooks.base import check_signatures
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.redaction import Redaction
 
@@ -54,7 +54,7 @@ def build_hook(setup: Setup, label: str, section: Mapping[str, Any]) -> Hook:
         "hparams": redact_secrets(flatten_config(setup.config), os.environ),
     }
     hook = HOOKS.build(section.get("name", label), params, where=f"HOOKS.{label}", facts=facts)
-    check_signatures(label, hook, Hook)
+    check_signatures(label, hook)
     # Not read through HookSection: without the key, the policy is the hook's own default.
     hook.policy = section.get("on_exception", hook.policy)
     return hook

@@ -131,19 +131,6 @@ class GeneratedOutput(StepOutput):
     real_features: Tensor | None = None
 
 
-def require_output(out: StepOutput | None) -> StepOutput:
-    """Return the output that a custom loop passed to `engine.finish`.
-
-    Raises:
-        RuntimeError: the loop did not call it.
-    """
-    if out is None:
-        raise RuntimeError(
-            "a loop over engine.steps() calls engine.finish(out) for each step, and did not"
-        )
-    return out
-
-
 def entry(value: Any, key: str | int | None, where: str) -> Any:
     """Return an entry of a mapping or a list of outputs or targets; without a key, all of it.
 
@@ -188,24 +175,3 @@ def mapped(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any
             return tuple(items)
         return type(value)(*items)
     return value
-
-
-def list_nonfinite_ids(value: Any, ids: Tensor) -> list[int]:
-    """Return the ids of the samples with NaN or infinite values, in their order.
-
-    Args:
-        value: input or target of a batch; tensors without a first dimension of N are not checked.
-        ids: ids of its samples, int64 `(N,)`, on the CPU.
-    """
-    bad = torch.zeros(len(ids), dtype=torch.bool)
-
-    def check(tensor: Tensor) -> Tensor:
-        # isfinite takes neither sparse nor nested tensors.
-        is_dense = tensor.layout is torch.strided and not tensor.is_nested
-        if is_dense and tensor.is_floating_point() and tensor.ndim and len(tensor) == len(ids):
-            bad.logical_or_(~tensor.isfinite().reshape(len(ids), -1).all(dim=1).cpu())
-        return tensor
-
-    if len(ids):
-        mapped(value, check)
-    return ids[bad].tolist()

@@ -1,6 +1,6 @@
 """The phase engine: the one loop that interleaves train and test phases."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Generic
 from weakref import WeakSet
@@ -8,18 +8,17 @@ from weakref import WeakSet
 from typing_extensions import TypeVar
 
 from phasetrain.distributed import Consensus, World
-from phasetrain.engine.batch import Batch, StepOutput, require_output
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.interleave import add_last_tests
 from phasetrain.engine.plan import Phase, Plan, Stage
 from phasetrain.engine.position import COMPLETED, Position, RunState
-from phasetrain.engine.protocols import EngineHooks, PhaseTask
-from phasetrain.engine.step_logs import Collected, average_logs, collected
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Interrupted, reject_exit
 
-TaskType = TypeVar("TaskType", bound=PhaseTask, default=Any)
-HooksType = TypeVar("HooksType", bound=EngineHooks, default=Any)
+# `phasetrain.tasks.Task` and `phasetrain.hooks.Hooks`, which the engine must not import.
+TaskType = TypeVar("TaskType", bound=Any, default=Any)
+HooksType = TypeVar("HooksType", bound=Any, default=Any)
 
 
 class PhaseEngine(Generic[TaskType, HooksType]):
@@ -42,8 +41,6 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         pause_at: update after which the run pauses, with the tests that follow it; None: never.
         is_phase_begun: whether such a phase has begun and its first step is not complete; nothing
             may be saved then.
-        before_compute: called with the micro-batches before `compute`, with an empty list before an
-            update without samples; None calls nothing.
     """
 
     def __init__(
@@ -70,7 +67,6 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.completes_first_steps = False
         self.is_phase_begun = False
         self.pause_at: int | None = None
-        self.before_compute: Callable[[list[Batch]], None] | None = None
         self._events: Any = None
         self._out: StepOutput | None = None
         # Weak: a generator that the caller has dropped is closed by Python itself.
@@ -104,46 +100,9 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         return steps
 
     def compute(self, batches: list[Batch]) -> StepOutput:
-        """Run the task's train step on the micro-batches of the current step."""
-        if self.before_compute is not None:
-            self.before_compute(batches)
-        return self._run_step(self.task.train_step, batches, self.position(), self._events)
-
-    def repeat(self, batches: list[Batch], at: Position, events: Any) -> StepOutput:
-        """Run the train step of a past update again, which changes the state of the task.
-
-        Args:
-            batches: micro-batches of the update.
-            at: position of the update.
-            events: events within the step, for `Task.train_step`; hooks are not called.
-        """
-        return self._run_step(self.task.train_step, batches, at, events)
-
-    def _run_step(
-        self,
-        step: Callable[..., StepOutput],
-        batches: list[Batch],
-        at: Position,
-        events: Any,
-    ) -> StepOutput:
-        """Run a train or test step, and add numbers that other code has logged to its output."""
-        logged: Collected = {}
-        token = collected.set(logged)
-        try:
-            out = step(batches, at, events)
-        finally:
-            collected.reset(token)
-        if logged:
-            self.task.add_logs(out, average_logs(logged))
+        """Run the task's step on the micro-batches of the current step."""
+        out: StepOutput = self.task.run_step(batches, self.position(), self._events)
         return out
-
-    def _run_own_step(self, phase: Phase, batches: list[Batch]) -> StepOutput:
-        """Run a step that no custom loop computes: of a test, or of an update without samples."""
-        if not phase.is_train:
-            return self._run_step(self.task.test_step, batches, self.position(), self._events)
-        if self.before_compute is not None:
-            self.before_compute(batches)
-        return self.task.skip_step(self.position(), self._events)
 
     def finish(self, out: StepOutput) -> None:
         """Set the output of the current step; call it before the next batch is requested."""
@@ -184,27 +143,24 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         # The task first: hooks may look at the mode of the model and at reset meters.
         task.begin(phase, fresh=state.step == 0)
         self.is_phase_begun = self.completes_first_steps and state.step == 0
-        self.hooks.on_phase_start(self, phase)
+        self.hooks.call("on_phase_start", self, phase)
         try:
             self._begin_epoch(phase)
             clock.switch_to("data")
             steps = iter(task.batches(phase, state.step))  # starts reading at this step
             while True:
-                # Asked each time, since a hook may be added while the phase runs.
-                if self.hooks.has_step_start and state.step < phase.steps:
-                    self.hooks.on_step_start(self, phase)
+                if state.step < phase.steps:
+                    self.hooks.call("on_step_start", self, phase)
                 batches = next(steps, None)
                 if batches is None:
                     break
                 clock.step(state.updates, is_train=phase.is_train)
                 self._out = None
                 if phase.is_train and batches:
-                    yield batches
+                    yield batches  # the caller computes the update, and calls `finish`
                 else:
-                    self.finish(self._run_own_step(phase, batches))
-                state.finish_step(phase)  # before the hooks, so that they only save complete steps
-                self.is_phase_begun = False
-                self.hooks.on_step(self, phase, require_output(self._out))
+                    self.finish(self.compute(batches))
+                self._complete_step(phase)
                 clock.switch_to("data")
                 pause = "" if self.pause_at is None else self._find_pause(phase)
                 if self.consensus.agree(pause=pause):
@@ -221,11 +177,20 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         # Counted before the hooks, as with steps: a checkpoint made by one of them must not repeat
         # the phase.
         state.finish_phase()
-        self.hooks.on_phase_end(self, phase, metrics)
+        self.hooks.call("on_phase_end", self, phase, metrics)
         # All ranks wait here: whether the run stops must be agreed before any of them begins a
         # phase whose collectives the others would miss.
         if self.consensus.agree(wait=True):
             self._begin_ending()
+
+    def _complete_step(self, phase: Phase) -> None:
+        self.state.finish_step(phase)  # before the hooks, so that they only save complete steps
+        self.is_phase_begun = False
+        if self._out is None:
+            raise RuntimeError(
+                "a loop over engine.steps() calls engine.finish(out) for each step, and did not"
+            )
+        self.hooks.call("on_step", self, phase, self._out)
 
     def _begin_epoch(self, phase: Phase) -> None:
         if phase.is_train and phase.first == 0 and self.state.step == 0:
@@ -277,16 +242,16 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         """Call the hooks at the start and at the end of the run, whichever way it ends."""
         try:
             with reject_exit():
-                self.hooks.on_start(self)
+                self.hooks.start(self)
                 if self.resumed_from:
-                    self.hooks.on_load(self)
+                    self.hooks.call("on_load", self)
                 yield
                 # Set before `on_end`, so that the last checkpoint says that nothing is left to
                 # resume.
                 if not self.consensus.interrupted and not self.state.finished:
                     self.state.finished = self.stopping or COMPLETED
                 self.clock.switch_to("end")
-                self.hooks.on_end(self)
+                self.hooks.call("on_end", self)
         except GeneratorExit as error:  # the caller left its loop over `steps`
             self._leave_loop(error)
             raise
@@ -306,8 +271,5 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             # nothing may be saved here.
             self.hooks.on_exception(self, error)
             return
-        phase = self.plan.phases[self.state.phase]
-        self.state.finish_step(phase)
-        self.is_phase_begun = False
-        self.hooks.on_step(self, phase, self._out)
-        self.hooks.on_end(self)
+        self._complete_step(self.plan.phases[self.state.phase])
+        self.hooks.call("on_end", self)

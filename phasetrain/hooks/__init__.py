@@ -1,8 +1,9 @@
 """Hooks, which watch a run (section HOOKS)."""
 
 from phasetrain.config.moved import import_moved_name
-from phasetrain.hooks.base import HOOKS, Hook, Hooks, Run, on
+from phasetrain.hooks.base import HOOKS, Hook, Run, on
 from phasetrain.hooks.checkpoint import CheckpointHook
+from phasetrain.hooks.dispatch import Hooks
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.hooks.monitors.early_stopping import EarlyStopping

@@ -22,32 +22,22 @@ Opening events (on_start, on_load, on_phase_start, on_step_start, on_batch) are 
 of the keys under HOOKS, all other events in reverse order.
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from phasetrain.checkpoint.codec import check_encodable
 from phasetrain.config.registry import Registry
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
-from phasetrain.engine.position import Position, RunState
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.hooks.error_policy import HookErrorGuard, OnException
-from phasetrain.hooks.signatures import check_signatures
+from phasetrain.hooks.error_policy import OnException
 from phasetrain.optim import NonFinite
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
-from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks import Task
-from phasetrain.tasks.parts import StepEvents
-
-log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -62,12 +52,11 @@ class Run(Protocol):
         folder: the run folder; None for a run that writes nothing.
         world: the processes of the run.
         clock: accounts for wall time; its kind is `data` exactly between two steps.
+        hooks: calls the hooks of the run, see `phasetrain.hooks.Hooks`.
         consensus: makes all ranks stop or save at the same step.
         is_phase_begun: whether hooks have acted at the start of a phase whose first step is not
             complete; nothing may be saved then.
         resumed_from: path of the checkpoint this attempt resumed from, or empty.
-        before_compute: called with the micro-batches before the engine computes a train step; None
-            calls nothing. A custom loop may compute its steps without the engine.
     """
 
     task: Task
@@ -76,11 +65,10 @@ class Run(Protocol):
     folder: RunFolder | None
     world: World
     clock: Clock
-    hooks: "Hooks"
+    hooks: Any  # a `Hooks`, whose module imports this one
     consensus: Consensus
     resumed_from: str
     is_phase_begun: bool
-    before_compute: Callable[[list[Batch]], None] | None
 
     @property
     def stopping(self) -> str:
@@ -89,10 +77,6 @@ class Run(Protocol):
 
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
         """Request a stop at the next step boundary; the first reason is kept."""
-        ...
-
-    def repeat(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
-        """Run the train step of a past update again, which changes the state of the task."""
         ...
 
 
@@ -202,308 +186,46 @@ class Hook:
 
 HOOKS: Registry[Hook] = Registry("hook", "HOOKS")
 
-OPENING_EVENTS = ("on_start", "on_load", "on_phase_start", "on_step_start", "on_batch")
-CLOSING_EVENTS = (
-    *("on_forward", "on_backward", "on_skip", "on_update", "on_step"),
-    *("on_save", "on_saved", "on_phase_end", "on_end"),
-)
-"""Events that are called in the order of the keys under HOOKS, and in the reverse order."""
-
-ADDED = "+added"
-"""Key in the state of the hooks for the labels of hooks that were added while the run was going."""
-
-
-class Hooks:
-    """Calls the hooks of a run.
-
-    For each event, the hooks that override it are looked up once, so that an event without
-    override costs the loop nothing.
-
-    Args:
-        hooks: label -> hook, in the order of opening events.
-        world: the processes of the run; a rank leaves out the hooks that do not run on it.
-
-    Attributes:
-        by_label: label -> hook on this rank.
-        has_step_start: whether a hook overrides `on_step_start`.
-    """
-
-    def __init__(
-        self, hooks: Mapping[str, Hook] = MappingProxyType({}), world: World | None = None
-    ) -> None:
-        self._world = world or World()
-        for label, hook in hooks.items():
-            check_signatures(label, hook, Hook)
-        self.by_label: dict[str, Hook] = {
-            label: hook for label, hook in hooks.items() if _runs_on(hook, self._world)
-        }
-        # State of hooks that are in the checkpoint but not in this run: kept, so that a hook which
-        # is left out of one attempt continues in the next.
-        self._absent: dict[str, Any] = {}
-        _check_single_hooks(self.by_label)
-        self._guards: dict[int, HookErrorGuard] = {}
-        self._run: Run | None = None
-        # Labels of hooks that were added while the run was going, in this attempt or before.
-        self._added: list[str] = []
-        self._missing: list[str] = []
-        self._collect_calls()
-
-    def _collect_calls(self) -> None:
-        """Look up the hooks that override each event."""
-        # By identity: a hook may be a dataclass, which has no hash.
-        self._labels = {id(hook): label for label, hook in self.by_label.items()}
-        for label, hook in self.by_label.items():
-            # A hook with `raise` is called directly, since its exception has to reach the loop. A
-            # guard that exists knows what it has reported.
-            if hook.policy != "raise" and id(hook) not in self._guards:
-                self._guards[id(hook)] = HookErrorGuard(label, hook.policy)
-        self._wrapping = tuple(h for h in self.by_label.values() if overrides(h, "around"))
-        # Like nested context managers, the hook that starts first ends last. The checkpoint hook is
-        # the first one: it restores before any other hook starts, and saves after all others have
-        # flushed.
-        opening = list(self.by_label.values())
-        closing = opening[::-1]
-        self._calls: dict[str, list[Callable[..., Any]]] = {
-            **{event: self._overriding(event, opening) for event in OPENING_EVENTS},
-            **{event: self._overriding(event, closing) for event in CLOSING_EVENTS},
-            # Neither guarded nor wrapped: an error in it is added to the first one as a note.
-            "on_exception": [h.on_exception for h in closing if overrides(h, "on_exception")],
-        }
-        self.has_step_start = bool(self._calls["on_step_start"])
-
-    def add(self, label: str, hook: Hook) -> None:
-        """Add a hook while the run is going; call this on all ranks at the same step.
-
-        Its state in the checkpoint from which the run was resumed, if any, is restored, and
-        its `on_start` is called at once. It gets the events after the one under way, the opening
-        ones after all other hooks. A resumed run does not have the hook until it is added again.
-
-        Args:
-            label: key of its state in checkpoints.
-            hook: the hook.
-
-        Raises:
-            ConfigError: the run has a hook with this label, or a second one of a class that allows
-                one, or its state cannot be saved.
-        """
-        if label in self.by_label:
-            raise ConfigError(
-                f"HOOKS.{label}: this run already has a hook with this label; add it with another "
-                "label",
-                code="config.conflict",
-            )
-        if label not in self._added:
-            self._added.append(label)
-        check_signatures(label, hook, Hook)
-        if not _runs_on(hook, self._world):
-            return
-        _check_single_hooks({**self.by_label, label: hook})
-        if label in self._absent:
-            hook.load_state_dict(self._absent.pop(label))
-        try:
-            check_encodable(hook.state_dict())
-        except TypeError as error:
-            raise ConfigError(
-                f"HOOKS.{label}: its state could not be saved: {error}",
-                code="checkpoint.not_encodable",
-            ) from error
-        self.by_label[label] = hook
-        # New lists instead of changed ones: the event under way iterates over the old ones.
-        self._collect_calls()
-        if self._run is not None:
-            for call in self._overriding("on_start", [hook]):
-                call(self._run)
-
-    @property
-    def acts_at_phase_start(self) -> bool:
-        """Whether a hook that may change the training overrides `on_phase_start`."""
-        return any(
-            not hook.observe_only and overrides(hook, "on_phase_start")
-            for hook in self.by_label.values()
-        )
-
-    def events(self, run: Run, phase: Phase) -> "PhaseEvents":
-        """Return the events within the steps of a phase."""
-        return PhaseEvents(
-            on_batch=partial(self.on_batch, run, phase),
-            on_forward=partial(self.on_forward, run, phase),
-            on_backward=partial(self._call, "on_backward", run, phase),
-            on_skip=partial(self._call, "on_skip", run, phase),
-            on_update=partial(self._call, "on_update", run, phase),
-        )
-
-    def on_start(self, run: Run) -> None:
-        """Call `on_start` of all hooks."""
-        calls = self._calls["on_start"]
-        self._run = run
-        for call in calls:
-            call(run)
-
-    def on_load(self, run: Run) -> None:
-        """Call `on_load` of all hooks."""
-        self._call("on_load", run)
-
-    def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Call `on_phase_start` of all hooks."""
-        self._warn_of_missing()
-        self._call("on_phase_start", run, phase)
-
-    def on_step_start(self, run: Run, phase: Phase) -> None:
-        """Call `on_step_start` of all hooks."""
-        self._call("on_step_start", run, phase)
-
-    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch:
-        """Return the batch, or its replacement by hooks."""
-        for call in self._calls["on_batch"]:
-            # None leaves the batch as it is; a guarded hook that has failed returns None as well.
-            changed = call(run, phase, batch)
-            if changed is not None:
-                batch = _require_type(changed, Batch, "on_batch")
-        return batch
-
-    def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput:
-        """Return the output, or its replacement by hooks."""
-        for call in self._calls["on_forward"]:
-            changed = call(run, phase, out)
-            if changed is not None:
-                out = _require_type(changed, StepOutput, "on_forward")
-        return out
-
-    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Call `on_step` of all hooks."""
-        self._call("on_step", run, phase, out)
-
-    def on_save(self, run: Run) -> None:
-        """Call `on_save` of all hooks."""
-        self._call("on_save", run)
-
-    def on_saved(self, run: Run) -> None:
-        """Call `on_saved` of all hooks."""
-        self._call("on_saved", run)
-
-    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Call `on_phase_end` of all hooks."""
-        self._call("on_phase_end", run, phase, metrics)
-
-    def on_end(self, run: Run) -> None:
-        """Call `on_end` of all hooks."""
-        self._call("on_end", run)
-
-    def on_exception(self, run: Run, error: BaseException) -> None:
-        """Call `on_exception` of all hooks; an exception in one of them is noted on `error`."""
-        for call in self._calls["on_exception"]:
-            try:
-                call(run, error)
-            except (Exception, Interrupted) as second:  # noqa: BLE001 - the user needs the first one
-                error.add_note(f"while hooks handled it, {type(second).__name__}: {second}")
-
-    def close(self) -> None:
-        """Close every hook, the last one first, even if one of them fails."""
-        self._run = None
-        with ExitStack() as stack:
-            for hook in self.by_label.values():
-                guard = self._guards.get(id(hook))
-                if guard is None:
-                    stack.callback(hook.close)
-                else:
-                    stack.callback(guard.close, hook.close)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of every hook by label."""
-        present = {
-            label: state for label, hook in self.by_label.items() if (state := hook.state_dict())
-        }
-        if self._added:
-            present[ADDED] = {"labels": list(self._added)}
-        return {**self._absent, **present}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of every hook; the state of hooks that are not in this run is kept."""
-        self._absent = {label: kept for label, kept in state.items() if label not in self.by_label}
-        before = self._absent.pop(ADDED, {"labels": []})["labels"]
-        self._missing = [label for label in before if label not in self.by_label]
-        self._added += [label for label in before if label not in self._added]
-        for label, hook in self.by_label.items():
-            # A hook that was added after the checkpoint has no state there, and starts as in a new
-            # run.
-            if label in state:
-                hook.load_state_dict(state[label])
-
-    def _warn_of_missing(self) -> None:
-        """Warn of hooks that earlier attempts have added and this one has not."""
-        missing = [label for label in self._missing if label not in self.by_label]
-        self._missing = []
-        if missing and self._world.is_main:
-            log.warning(
-                "hooks that were added while the run was going are missing since the resume: %s; "
-                "add them again in `on_start` of the hook that adds them, and they get their state",
-                ", ".join(missing),
-            )
-
-    def _call(self, event: str, run: Run, *args: Any) -> None:
-        for call in self._calls[event]:
-            call(run, *args)
-
-    def _overriding(self, event: str, hooks: Sequence[Hook]) -> list[Callable[..., Any]]:
-        """Return the guarded and wrapped calls of an event, for the hooks that override it."""
-        calls: list[Callable[..., Any]] = []
-        for hook in hooks:
-            if not overrides(hook, event):
-                continue
-            call = attrgetter(event)(hook)
-            guard = self._guards.get(id(hook))
-            if guard is not None:
-                call = guard.guard_call(call, at_start=event == "on_start")
-            # Outside of the guard: an error of the wrapper must not be blamed on the wrapped hook.
-            for wrapping in self._wrapping:
-                call = wrapping.around(self._labels[id(hook)], event.removeprefix("on_"), call)
-            calls.append(call)
-        return calls
-
-
-def _require_type(value: Any, kind: type[R], event: str) -> R:
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"HOOKS: {event} of a hook returned a {type(value).__name__}; expected a "
-            f"{kind.__name__} or None, such as `dataclasses.replace` of its last argument",
-            code="hooks.wrong_result",
-        )
-    return value
-
 
 def overrides(hook: Hook, name: str) -> bool:
     """Return whether the class of a hook overrides an event."""
     return attrgetter(name)(type(hook)) is not attrgetter(name)(Hook)
 
 
-def _runs_on(hook: Hook, world: World) -> bool:
-    if hook.distributed_only and world.is_single_process:
-        return False
-    return world.is_main or not hook.main_only
+def check_signatures(label: str, hook: Any) -> None:
+    """Reject a hook with a method that cannot be called as the run calls it.
 
+    Args:
+        label: label of the hook in section HOOKS.
+        hook: the hook.
 
-def _check_single_hooks(hooks: Mapping[str, Hook]) -> None:
-    seen: dict[type[Hook], str] = {}
-    for label, hook in hooks.items():
-        kind = type(hook)
-        if hook.single and kind in seen:
+    Raises:
+        ConfigError: it is no hook, or a method has other parameters; the method is named.
+    """
+    if not isinstance(hook, Hook):
+        raise ConfigError(
+            f"HOOKS.{label}: {type(hook).__name__} is not a hook; expected a subclass of "
+            "phasetrain.hooks.Hook",
+            code="config.wrong_part",
+        )
+    for name, declared in vars(Hook).items():
+        if name.startswith("_") or not callable(declared):
+            continue
+        method = attrgetter(name)(hook)
+        expected = list(signature(declared).parameters.values())[1:]
+        try:
+            found = signature(method)
+        except (TypeError, ValueError):  # a callable without a Python signature
+            continue
+        try:
+            found.bind(*(one.name for one in expected if one.kind is not Parameter.KEYWORD_ONLY))
+        except TypeError as error:
+            takes = ", ".join(one.name for one in expected)
             raise ConfigError(
-                f"HOOKS.{label} and HOOKS.{seen[kind]} are both {kind.__name__} hooks and would "
-                "write to the same file; remove one of them",
-                code="config.duplicate_hook",
-            )
-        seen[kind] = label
-
-
-@dataclass(frozen=True)
-class PhaseEvents:
-    """The events within a step, bound to a run and a phase; see `phasetrain.tasks.StepEvents`."""
-
-    on_batch: Callable[[Batch], Batch]
-    on_forward: Callable[[StepOutput], StepOutput]
-    on_backward: Callable[[StepOutput], None]
-    on_skip: Callable[[list[Batch], NonFinite], None]
-    on_update: Callable[[], None]
+                f"HOOKS.{label}: {type(hook).__name__}.{name}{found} cannot be called with "
+                f"({takes}): {error}; define it as {name}(self, {takes})",
+                code="hook.signature",
+            ) from None
 
 
 def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:

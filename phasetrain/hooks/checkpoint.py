@@ -322,7 +322,7 @@ class CheckpointHook(Hook):
         self._finish_save(run)
         # After `_finish_save`, since hooks expect `on_saved` of one save before `on_save` of the
         # next.
-        run.hooks.on_save(run)
+        run.hooks.call("on_save", run)
         updates, metrics = self._measured
         # Metrics of earlier weights would give this checkpoint a wrong rank.
         if updates != run.state.updates:
@@ -397,7 +397,7 @@ class CheckpointHook(Hook):
             self.saves += 1
             if saved is not None:
                 log.debug("checkpoint %s", saved.name)
-                run.hooks.on_saved(run)
+                run.hooks.call("on_saved", run)
         run.clock.switch_to(before)
 
     def _handle_failure(self, run: Run, error: SaveError) -> None:

@@ -7,8 +7,8 @@ from phasetrain.tasks.build.builder import Builder
 from phasetrain.tasks.build.data_builder import SplitData
 from phasetrain.tasks.distillation import Distillation
 from phasetrain.tasks.parts import Parts, StepEvents
-from phasetrain.tasks.passes import GradientPass
 from phasetrain.tasks.state import PerRank, SavedTask, Stateful
+from phasetrain.tasks.step_runner import GradientPass
 from phasetrain.tasks.supervised import Supervised
 
 __all__ = [

@@ -1,10 +1,12 @@
-"""Showing outputs to meters and reading their metrics."""
+"""Meters and logged numbers of a phase: showing them the steps, reading their metrics."""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
@@ -79,3 +81,86 @@ def _add_label(error: ConfigError, label: str) -> ConfigError:
     # The message may begin with a parameter of the meter.
     separator = "." if re.match(r"\w+ = ", str(error)) else ": "
     return ConfigError(f"METERS.{label}{separator}{error}", code=error.code)
+
+
+class LogMeans:
+    """The mean of each logged number over the steps of a phase, weighted like the loss.
+
+    Sums stay on the device; a name may first appear in any step.
+    """
+
+    # A checkpoint of a version without these sums can be resumed.
+    is_optional = True
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+        self._weights: dict[str, float] = {}
+
+    def reset(self) -> None:
+        """Forget everything, at the start of a phase."""
+        self._totals = {}
+        self._weights = {}
+
+    def add(self, out: StepOutput) -> None:
+        """Add the logs of one step, whose tensors must have no graph."""
+        if not out.weight:  # a mean over nothing
+            return
+        for name, value in out.logs.items():
+            added = torch.as_tensor(value)
+            # float64 for equal digits with any batch size; MPS has none
+            if added.device.type != "mps":
+                added = added.double()
+            if name in self._totals:
+                self._totals[name] += added * out.weight
+            else:
+                self._totals[name] = added * out.weight
+            self._weights[name] = self._weights.get(name, 0.0) + out.weight
+
+    def compute(self, world: World, without: Collection[str] = ()) -> dict[str, float]:
+        """Return the means over all ranks by name; every rank must call this.
+
+        Args:
+            world: the ranks.
+            without: names to leave out.
+        """
+        own = {name: (float(total), self._weights[name]) for name, total in self._totals.items()}
+        ranks = [own] if world.is_single_process else world.all_gather(own)
+        means: dict[str, float] = {}
+        for name in dict.fromkeys(name for rank in ranks for name in rank):
+            parts = [rank[name] for rank in ranks if name in rank]
+            if name not in without:
+                means[name] = sum(part[0] for part in parts) / sum(part[1] for part in parts)
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and weights by name."""
+        return {
+            "names": list(self._totals),
+            "totals": torch.tensor(
+                [float(one) for one in self._totals.values()], dtype=torch.float64
+            ),
+            "weights": torch.tensor(list(self._weights.values()), dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `state_dict`."""
+        names = state["names"]
+        # A copy: `unbind` returns views, through which later sums would change the tensor of the
+        # caller.
+        self._totals = dict(zip(names, state["totals"].clone().unbind(), strict=True))
+        self._weights = dict(zip(names, state["weights"].tolist(), strict=True))
+
+    rank_state = state_dict
+    load_rank_state = load_state_dict
+
+    def merge_rank_states(self, states: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
+        """Load the sums of another number of ranks on rank 0, none elsewhere."""
+        self.reset()
+        if not is_main:
+            return
+        for state in states:
+            for name, total, weight in zip(
+                state["names"], state["totals"], state["weights"].tolist(), strict=True
+            ):
+                self._totals[name] = self._totals.get(name, torch.zeros_like(total)) + total
+                self._weights[name] = self._weights.get(name, 0.0) + weight

@@ -8,9 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from phasetrain.data import SampleError
 from phasetrain.distributed import is_lost_peer
 from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError, is_out_of_memory
+from phasetrain.losses import name_loss
 from phasetrain.runtime.format import join_first
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
@@ -48,6 +51,50 @@ def check_step_output(task: object, out: Any) -> StepOutput:
             code="config.wrong_part",
         )
     return out
+
+
+def explain_no_gradient(model: nn.Module, loss: nn.Module, output: object) -> ConfigError:
+    """Return the error of a loss without a gradient: whether the loss, the model, or frozen weights
+    are to blame."""
+    advice = "remove detach(), no_grad() and conversions to numbers or NumPy"
+    if isinstance(output, Tensor) and output.requires_grad:
+        sentence = f"LOSS: {name_loss(loss)} returns a loss without a gradient"
+    else:
+        sentence = f"MODEL: the output of {type(model).__name__} carries no gradient"
+        if not any(weight.requires_grad for weight in model.parameters()):
+            advice = "all its weights are frozen: see MODEL.freeze"
+    return ConfigError(f"{sentence}; {advice}", code="task.no_gradient")
+
+
+def explain_several_passes(kind: type) -> ConfigError:
+    """Return the error of a task that several ranks run with the wrapper of the whole model, which
+    shares the gradients of one pass only."""
+    return ConfigError(
+        f"TASK.name: {kind.__name__} makes several gradient passes in a step, or passes for "
+        "some of the parameters; on several ranks its class needs several_passes = True",
+        code="task.several_passes",
+    )
+
+
+def explain_empty_step(at: Position, *, counts_weights: bool) -> SampleError:
+    """Return the error of a step in which nothing counts on any rank.
+
+    Args:
+        at: position of the step.
+        counts_weights: whether the task counts something else than samples, such as tokens.
+    """
+    section = f"DATA.{at.split.upper()}"
+    if counts_weights:
+        return SampleError(
+            f"{section}: nothing in step {at.step + 1} of the pass counts in the loss, for example "
+            "because all of its targets are ignored; use larger batches, or fix the data",
+            code="data.empty_step",
+        )
+    return SampleError(
+        f"{section}.on_bad_sample = 'drop' leaves no sample of a step on any rank, because none of "
+        "them can be read; fix the data, use larger batches, or set it to substitute",
+        code="data.empty_step",
+    )
 
 
 def describe_failed_forward(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -120,25 +120,22 @@ class Parts:
         return self.model
 
 
-class StepEvents(Protocol):
-    """Events of a step; hooks may replace a batch or an output."""
+class StepEvents:
+    """Events of a step, without listeners; a run calls its hooks, see `phasetrain.hooks.Hooks`."""
 
     def on_batch(self, batch: Batch) -> Batch:
         """Return the micro-batch to use."""
-        ...
+        return batch
 
     def on_forward(self, out: StepOutput) -> StepOutput:
         """Return the output to use, after the model and the loss have run."""
-        ...
+        return out
 
     def on_backward(self, out: StepOutput) -> None:
-        """Call hooks after the gradient of a micro-batch was added."""
-        ...
+        """Called after the gradient of a micro-batch was added."""
 
     def on_update(self) -> None:
-        """Call hooks after the weights were updated, or the update was skipped."""
-        ...
+        """Called after the weights were updated, or the update was skipped."""
 
     def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
-        """Call hooks after an update was skipped because it was not finite."""
-        ...
+        """Called after an update was skipped because it was not finite."""

@@ -45,7 +45,7 @@ class Supervised(Task):
         self._count = find_target_counter(parts.loss)
         # Counting samples needs no communication between ranks, so it is the default.
         if self._count is None and type(self).weight_of is Supervised.weight_of:
-            self._weights.weight_of = None
+            self._counts_weights = False
 
     def weight_of(self, batch: Batch) -> float:
         """Return the number of samples, or the divisor of the loss: see

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from phasetrain.errors import NumericsError
 from phasetrain.tasks import Position
-from phasetrain.tasks.silent import Silent
+from phasetrain.tasks.parts import StepEvents
 from phasetrain.testing.build import build_run
 
 
@@ -68,7 +68,7 @@ def _train_one_batch(overrides: Sequence[str], updates: int, config_dir: str | N
             batches = next(iter(task.batches(phase, 0)))
             for number in range(updates):
                 out = task.train_step(
-                    batches, Position(phase.split, number, number, number / updates), Silent()
+                    batches, Position(phase.split, number, number, number / updates), StepEvents()
                 )
                 losses.append(float(out.loss))
     except NumericsError as error:

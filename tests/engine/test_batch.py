@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from phasetrain.engine.batch import Batch, StepOutput, entry, list_nonfinite_ids, mapped
+from phasetrain.engine.batch import Batch, StepOutput, entry, mapped
+from phasetrain.optim.update.nonfinite import list_nonfinite_ids
 
 
 class Pair(NamedTuple):

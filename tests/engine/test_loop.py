@@ -14,8 +14,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, ExitCallError
-from phasetrain.hooks import Hook, on
-from phasetrain.hooks.base import Hooks
+from phasetrain.hooks import Hook, Hooks, on
 from phasetrain.models.digest import hash_model
 from phasetrain.runtime.signals import SignalExit
 from phasetrain.runtime.terminal import Terminal
@@ -150,8 +149,8 @@ class TestWatching:
             def on_step(self, run: Any, phase: Any, out: Any) -> None: ...
 
         hooks = Hooks({"plain": Hook(), "steps": Steps()}, World())
-        assert len(hooks._calls) == len(EVENTS)
-        assert {name for name, calls in hooks._calls.items() if calls} == {"on_step"}
+        assert len(hooks.calls) == len(EVENTS)
+        assert {name for name, calls in hooks.calls.items() if calls} == {"on_step"}
 
     def test_hook_can_replace_the_batch(self) -> None:
         class Blank(Hook):

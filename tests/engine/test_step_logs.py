@@ -18,7 +18,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Run
 from phasetrain.runtime.terminal import Terminal
-from phasetrain.tasks.passes import merge_outputs
+from phasetrain.tasks.step_runner import merge_outputs
 
 CONFIG: Mapping[str, Any] = {
     "experiment": None,

@@ -15,24 +15,12 @@ from phasetrain.meters import METERS, Meter
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, Supervised, Task
-from phasetrain.tasks.passes import merge_outputs
+from phasetrain.tasks.parts import StepEvents
+from phasetrain.tasks.step_runner import merge_outputs
 
 CPU = torch.device("cpu")
 TRAIN, TEST = Phase(0, "train", 0, 0, 2, 0, 8, 4), Phase(1, "test", 0, 0, 1, 0, 4, 4)
 AT = Position("train", updates=3, step=1, where=0.25)
-
-
-class Silent:
-    """Events nobody hears."""
-
-    def on_batch(self, batch: Batch) -> Batch:
-        return batch
-
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        return out
-
-    def on_backward(self, out: StepOutput) -> None: ...
-    def on_update(self) -> None: ...
 
 
 def batch(size: int = 4, seed: int = 0) -> Batch:
@@ -91,7 +79,7 @@ class TestTrainStep:
     def test_train_step_updates_the_weights_and_returns_no_tensors_of_the_batch(self) -> None:
         made = task()
         before = weights(made)
-        out = made.train_step([batch()], AT, Silent())
+        out = made.train_step([batch()], AT, StepEvents())
         assert not equal(weights(made), before)
         assert (out.weight, out.samples, out.output, out.target, out.mask) == (
             4,
@@ -112,7 +100,10 @@ class TestTrainStep:
             Batch(full.input[a:b], full.target[a:b], full.ids[a:b], b - a)
             for a, b in ((0, 3), (3, 6), (6, 7))
         ]
-        one, other = whole.train_step([full], AT, Silent()), parts.train_step(pieces, AT, Silent())
+        one, other = (
+            whole.train_step([full], AT, StepEvents()),
+            parts.train_step(pieces, AT, StepEvents()),
+        )
         for first, second in zip(weights(whole), weights(parts), strict=True):
             torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(one.loss, other.loss)
@@ -123,7 +114,7 @@ class TestTrainStep:
         def trained(at: Position = AT, noise: int = 0, **known: Any) -> list[Tensor]:
             made = task(**known)
             torch.manual_seed(noise)
-            made.train_step([batch()], at, Silent())
+            made.train_step([batch()], at, StepEvents())
             return weights(made)
 
         assert equal(trained(), trained(noise=1))
@@ -146,7 +137,7 @@ class TestTrainStep:
                 return value
 
         made = task(nn.Sequential(Look(0.5), nn.Linear(3, 2)))
-        made.train_step([batch(), batch()], AT, Silent())
+        made.train_step([batch(), batch()], AT, StepEvents())
         assert not torch.equal(seen[0], seen[1])
 
     @pytest.mark.parametrize(
@@ -163,7 +154,7 @@ class TestTrainStep:
                 return value
 
         made = task(nn.Sequential(nn.Linear(3, 2), Look()), precision=precision)
-        out = made.train_step([batch()], AT, Silent())
+        out = made.train_step([batch()], AT, StepEvents())
         assert seen == [dtype]
         assert torch.isfinite(out.loss)
         assert {parameter.dtype for parameter in made.model.parameters()} == {torch.float32}
@@ -174,7 +165,7 @@ class TestTestStep:
         made = task()
         made.begin(TEST, fresh=True)
         before = weights(made)
-        out = made.test_step([batch(), batch(seed=1)], AT._replace(split="test"), Silent())
+        out = made.test_step([batch(), batch(seed=1)], AT._replace(split="test"), StepEvents())
         assert equal(weights(made), before)
         assert all(parameter.grad is None for parameter in made.model.parameters())
         assert (out.samples, out.loss.requires_grad) == (8, False)
@@ -184,10 +175,10 @@ class TestTestStep:
         made = Supervised(
             Parts(model, nn.CrossEntropyLoss(), {}, None, {}, Machine(CPU), World(), 0)
         )
-        made.test_step([batch()], AT, Silent())
+        made.test_step([batch()], AT, StepEvents())
         assert made.stateful().keys() == {"model", "loss", "generators", "logs"}
         with pytest.raises(AssertionError, match="optimizer"):
-            made.train_step([batch()], AT, Silent())
+            made.train_step([batch()], AT, StepEvents())
 
 
 class TestPhases:
@@ -195,7 +186,7 @@ class TestPhases:
         made = task()
         made.begin(TRAIN, fresh=True)
         assert (made.model.training, made.loss.training) == (True, True)
-        made.train_step([batch()], AT, Silent())
+        made.train_step([batch()], AT, StepEvents())
         first = made.measure(TRAIN)
         assert first.keys() == {"accuracy", "loss"}
         made.begin(TRAIN, fresh=False)
@@ -208,10 +199,10 @@ class TestPhases:
         made = task()
         made.parts = replace(made.parts, train_meters=False)
         made.begin(TRAIN, fresh=True)
-        made.train_step([batch()], AT, Silent())
+        made.train_step([batch()], AT, StepEvents())
         assert made.measure(TRAIN) == {}
         made.begin(TEST, fresh=True)
-        made.test_step([batch()], AT._replace(split="test"), Silent())
+        made.test_step([batch()], AT._replace(split="test"), StepEvents())
         assert made.measure(TEST).keys() == {"accuracy", "loss"}
 
     def test_meter_with_several_values_gives_several_metrics(self) -> None:

@@ -9,7 +9,6 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
@@ -19,6 +18,7 @@ from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Distillation, Parts, Position
 from phasetrain.tasks.distillation import Teacher
+from phasetrain.tasks.parts import StepEvents
 
 AT = Position("train", updates=0, step=0, where=0.0)
 TRAIN, TEST = Phase(0, "train", 0, 0, 2, 0, 8, 4), Phase(1, "test", 0, 0, 1, 0, 4, 4)
@@ -81,7 +81,7 @@ def test_teacher_does_not_change(file: str) -> None:
     task.begin(TRAIN, fresh=True)
     assert task.teacher is not None
     for _ in range(3):
-        task.train_step([batch()], AT, Silent())
+        task.train_step([batch()], AT, StepEvents())
     found, was = task.teacher.model.state_dict(), teacher().state_dict()
     assert all(torch.equal(found[name], was[name]) for name in was)
     assert all(one.grad is None for one in task.teacher.model.parameters())

@@ -4,7 +4,6 @@ import pytest
 from harness import SMALL
 from torch import nn
 
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.tasks import Position
 from phasetrain.tasks.inspection import (
     ROWS,
@@ -16,6 +15,7 @@ from phasetrain.tasks.inspection import (
     optimizer_bytes,
     shown_modules,
 )
+from phasetrain.tasks.parts import StepEvents
 from phasetrain.testing.build import BuiltRun, build_run
 
 WIDTH = 4
@@ -70,7 +70,7 @@ def test_memory() -> None:
         assert found["averages"] == (found["weights"] if "MODEL.ema={}" in words else 0)
         phase, batches = one.plan.phases[0], next(iter(one.task.batches(one.plan.phases[0], 0)))
         one.task.begin(phase, fresh=True)
-        one.task.train_step(batches, Position("train", 0, 0, 0.0, 24), Silent())
+        one.task.train_step(batches, Position("train", 0, 0, 0.0, 24), StepEvents())
         assert optimizer_bytes(one.task.parts) == pytest.approx(
             each * size, rel=0.02
         )  # and what it counts steps with

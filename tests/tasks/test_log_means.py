@@ -9,7 +9,7 @@ from harness import KillAfter, SaveEachStep, differences_of_runs, records, run_u
 
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
-from phasetrain.tasks.log_means import LogMeans
+from phasetrain.tasks.metering import LogMeans
 
 TERMS = ("LOSS.name=task_parts.Terms", "PHASES.epochs=1")
 

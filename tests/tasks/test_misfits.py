@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
@@ -17,6 +16,7 @@ from phasetrain.tasks.misfits import (
     raise_unless_misfit,
     shorten_misfit,
 )
+from phasetrain.tasks.parts import StepEvents
 from phasetrain.testing.build import build_run
 
 CUDA_TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -44,7 +44,7 @@ def train(words: list[str], **broken: Any) -> None:
     for name, part in broken.items():
         setattr(task, name, part)
     (batch,) = next(iter(task.batches(made.plan.phases[0], 0)))
-    task.train_step([batch], AT, Silent())
+    task.train_step([batch], AT, StepEvents())
 
 
 class Raising(nn.Module):
@@ -105,7 +105,7 @@ def test_error_of_a_meter_is_a_config_error() -> None:
 
 def show(task: Task) -> None:
     batch = Batch(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64), torch.arange(2), 2)
-    task.train_step([batch], AT, Silent())
+    task.train_step([batch], AT, StepEvents())
 
 
 class Narrow(nn.Module):

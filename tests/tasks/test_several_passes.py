@@ -13,7 +13,6 @@ from raising import raises
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
@@ -21,6 +20,7 @@ from phasetrain.meters import METERS, Meter
 from phasetrain.optim import GuardSettings, MultiOptimizer, SamSettings, Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, SavedTask, Supervised
+from phasetrain.tasks.parts import StepEvents
 
 
 def rivals() -> Rivals:
@@ -63,7 +63,7 @@ def test_each_part_learns_from_its_own_loss() -> None:
     made, model = task(), rivals()
     both = optimizers(model)
     for number in range(4):
-        out = made.train_step([batch(number)], at(number), Silent())
+        out = made.train_step([batch(number)], at(number), StepEvents())
         made.reseed(at(number))
         real = model.critic(batch(number).input.flatten(1))
         fake = model.generator(torch.randn(4, 8)).detach()
@@ -86,7 +86,7 @@ def test_parts_can_be_updated_in_turn() -> None:
     made = task(in_turn=True)
     for number in range(4):
         before = {name: weights(getattr(made.model, name)) for name in ("critic", "generator")}
-        made.train_step([batch(number)], at(number), Silent())
+        made.train_step([batch(number)], at(number), StepEvents())
         moved = [
             name
             for name, old in before.items()
@@ -97,11 +97,11 @@ def test_parts_can_be_updated_in_turn() -> None:
 
 def test_nonfinite_loss_skips_all_parts() -> None:
     made = task()
-    made.train_step([batch(0)], at(0), Silent())
+    made.train_step([batch(0)], at(0), StepEvents())
     before = weights(made.model)
     spoilt = batch(1)
     spoilt.input[0, 0, 0, 0] = torch.nan
-    made.train_step([spoilt], at(1), Silent())
+    made.train_step([spoilt], at(1), StepEvents())
     assert equal(weights(made.model), before)
     assert made.updater.guard.skipped == 1
 
@@ -113,7 +113,7 @@ def test_pass_draws_other_numbers_in_another_stream(stream: int, *, same: bool) 
     made.model.generator.register_forward_hook(lambda module, args, out: drawn.append(args[0]))
     for number, one in enumerate((0, stream, stream)):
         made.gradient_pass(
-            [batch(0)], at(0), Silent(), forward=made.critic_loss, first=number == 0, stream=one
+            [batch(0)], at(0), StepEvents(), forward=made.critic_loss, first=number == 0, stream=one
         )
     assert torch.equal(drawn[0], drawn[1]) is same
     assert torch.equal(drawn[1], drawn[2])
@@ -123,16 +123,16 @@ def test_gradients_of_a_pass_can_be_taken_and_combined() -> None:
     made, other = task(), task()
     for one in (made, other):
         one.begin_update(at(0))
-    done = made.gradient_pass([batch(0)], at(0), Silent())
+    done = made.gradient_pass([batch(0)], at(0), StepEvents())
     first = made.updater.gradients.take()
     assert {one.grad for one in made.model.parameters()} == {None}
-    made.gradient_pass([batch(1)], at(0), Silent(), first=False)
+    made.gradient_pass([batch(1)], at(0), StepEvents(), first=False)
     pairs = zip(first, made.updater.gradients.take(), strict=True)
     made.updater.gradients.put([a if b is None or a is None else a + b for a, b in pairs])
-    made.update(done, at(0), Silent())
+    made.update(done, at(0), StepEvents())
     for number in range(2):
-        other.gradient_pass([batch(number)], at(0), Silent(), first=False)
-    other.update(done, at(0), Silent())
+        other.gradient_pass([batch(number)], at(0), StepEvents(), first=False)
+    other.update(done, at(0), StepEvents())
     for one, two in zip(weights(made.model), weights(other.model), strict=True):
         torch.testing.assert_close(one, two)
 
@@ -142,7 +142,7 @@ def test_second_pass_of_an_undeclared_task_is_rejected_on_several_ranks(kind: ty
     made = task()
     made = kind(replace(made.parts, world=World(0, 2)))
     with raises(ConfigError, code="task.several_passes"):
-        made.gradient_pass([batch(0)], at(0), Silent(), first=False)
+        made.gradient_pass([batch(0)], at(0), StepEvents(), first=False)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_custom_passes_run_under_autocast(precision: Any, dtype: torch.dtype) ->
     made = task(precision=precision)
     seen: list[torch.dtype] = []
     made.model.critic.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    made.train_step([batch(0)], at(0), Silent())
+    made.train_step([batch(0)], at(0), StepEvents())
     assert set(seen) == {dtype}
 
 
@@ -183,7 +183,7 @@ class TestSeparateUpdaters:
         made, model = self.made(), rivals()
         both = optimizers(model)
         for number in range(3):
-            made.train_step([batch(number)], at(number), Silent())
+            made.train_step([batch(number)], at(number), StepEvents())
             made.reseed(at(number))
             real = model.critic(batch(number).input.flatten(1))
             fake = model.generator(torch.randn(4, 8)).detach()
@@ -200,21 +200,21 @@ class TestSeparateUpdaters:
 
     def test_each_updater_is_in_the_checkpoint(self) -> None:
         made, other = self.made(), self.made()
-        made.train_step([batch(0)], at(0), Silent())
+        made.train_step([batch(0)], at(0), StepEvents())
         saved = SavedTask(deepcopy(made.shared_state()))
         assert {"updater", "updater.critic"} <= saved.shared.keys()
         other.restore(saved)
         for one in (made, other):
-            one.train_step([batch(1)], at(1), Silent())
+            one.train_step([batch(1)], at(1), StepEvents())
         assert equal(weights(made.model), weights(other.model))
 
     def test_one_updater_can_skip_while_the_other_steps(self) -> None:
         made = self.made(guard=GuardSettings("skip"))
-        made.train_step([batch(0)], at(0), Silent())
+        made.train_step([batch(0)], at(0), StepEvents())
         critic, generator = weights(made.model.critic), weights(made.model.generator)
         spoilt = batch(1)
         spoilt.input[0, 0, 0, 0] = torch.nan
-        made.train_step([spoilt], at(1), Silent())
+        made.train_step([spoilt], at(1), StepEvents())
         assert equal(weights(made.model.critic), critic)
         assert not equal(weights(made.model.generator), generator)
         skipped = {name: one.guard.skipped for name, one in made.updaters.items()}
@@ -231,14 +231,14 @@ class TestSeparateUpdaters:
         made.parts = replace(made.parts, averages={"ema": Noted()})
         made.begin_update(at(0))
         done = made.gradient_pass(
-            [batch(0)], at(0), Silent(), forward=made.critic_loss, updater="critic"
+            [batch(0)], at(0), StepEvents(), forward=made.critic_loss, updater="critic"
         )
-        made.step_updater(made.updaters["critic"], done, at(0), Silent())
-        made.update(done, at(0), Silent())
+        made.step_updater(made.updaters["critic"], done, at(0), StepEvents())
+        made.update(done, at(0), StepEvents())
         assert seen == [False]
 
 
-class Heard(Silent):
+class Heard(StepEvents):
     """Counts what hooks hear."""
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ class TestSharpnessAware:
                 return value
 
         self.made(nn.Sequential(Look(0.5), nn.Linear(64, 2))).train_step(
-            self.batches(), at(0), Silent()
+            self.batches(), at(0), StepEvents()
         )
         assert len(seen) == 4
         assert torch.equal(seen[0], seen[2])
@@ -294,7 +294,7 @@ class TestSharpnessAware:
         events, made, plain = Heard(), self.made(nn.Linear(64, 2)), self.made(nn.Linear(64, 2), 0.0)
         plain.model.load_state_dict(made.model.state_dict())
         out = made.train_step(self.batches(), at(0), events)
-        other = plain.train_step(self.batches(), at(0), Silent())
+        other = plain.train_step(self.batches(), at(0), StepEvents())
         assert events.calls == {"batch": 2, "forward": 4, "backward": 2, "update": 1}
         assert (float(out.loss), out.samples) == (float(other.loss), 8)
         assert [meter.compute() for meter in made.meters.values()] == [

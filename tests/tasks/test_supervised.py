@@ -9,7 +9,6 @@ from raising import raises
 from torch import nn
 
 from phasetrain.addons.vision.dice import DiceLoss
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError, NumericsError
@@ -18,6 +17,7 @@ from phasetrain.meters import METERS
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, Supervised
+from phasetrain.tasks.parts import StepEvents
 
 
 def task(model: nn.Module, loss: nn.Module) -> Supervised:
@@ -183,7 +183,7 @@ class TestAccumulation:
                 )
                 for a, b in pieces
             ]
-            made.train_step(batches, Position("train", step, step, 0.0), Silent())
+            made.train_step(batches, Position("train", step, step, 0.0), StepEvents())
         return torch.cat([one.detach().flatten() for one in model.parameters()])
 
     def test_uneven_micro_batches_give_the_update_of_the_whole_batch(self) -> None:

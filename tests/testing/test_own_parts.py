@@ -11,7 +11,6 @@ import torch
 from own_files import written
 from segment_parts import WORDS as SEGMENTED
 
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.data import DATASETS, SAMPLERS, TRANSFORMS
 from phasetrain.engine.batch import GeneratedOutput, SequenceOutput
 from phasetrain.hooks import HOOKS
@@ -20,6 +19,7 @@ from phasetrain.meters import METERS
 from phasetrain.models import MODELS
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
 from phasetrain.tasks import Position
+from phasetrain.tasks.parts import StepEvents
 from phasetrain.testing import (
     assert_exact_resume,
     assert_learns_one_batch,
@@ -431,7 +431,7 @@ class Steps:
         at = Position(self.phase.split, self.step, self.step, self.step / 10)
         self.step += 1
         with self.machine.apply_settings():
-            return self.task.train_step(self.batches, at, Silent()).loss
+            return self.task.train_step(self.batches, at, StepEvents()).loss
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step} | {

@@ -33,8 +33,8 @@ from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.distillation import MakeModel, Teacher, build_teacher
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, StepEvents
-from phasetrain.tasks.passes import GradientPass
 from phasetrain.tasks.state import Stateful
+from phasetrain.tasks.step_runner import GradientPass
 
 
 @TASKS.register("self_supervised")

@@ -442,7 +442,7 @@ def find_fact_source(key: str) -> str:
 
 
 def _explain_waits(parts: Parts) -> Iterator[str]:
-    if parts.updater is not None and parts.updater.stepper.waits:
+    if parts.updater is not None and parts.updater.waits:
         yield (
             f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot skip an update on "
             "the device, so each update waits until the device has checked that it is finite; a "

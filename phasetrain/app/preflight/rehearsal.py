@@ -55,7 +55,7 @@ from phasetrain.optim import CLEAN_DATA, NonFinite
 from phasetrain.runtime.machine import Machine, preserve_generators
 from phasetrain.tasks import Parts, Position, Task
 from phasetrain.tasks.inspection import Inspection, inspect
-from phasetrain.tasks.silent import Silent
+from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ SLOWLY = 1e-6
 """Factor of all learning rates, so that the weights hardly move."""
 
 
-class _RecordNonFinite(Silent):
+class _RecordNonFinite(StepEvents):
     """Keeps the report of a step that was not finite."""
 
     found: NonFinite | None = None

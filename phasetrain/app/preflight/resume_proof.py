@@ -25,7 +25,7 @@ from phasetrain.proof.trace import Digests, Trace
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks import Position, SavedTask, Task
 from phasetrain.tasks.dry_run import warm_up
-from phasetrain.tasks.silent import Silent
+from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Record:
     attributes: Digests
 
 
-class _RecordStep(Silent):
+class _RecordStep(StepEvents):
     """Records batches, outputs and losses of a step in a trace."""
 
     def __init__(self, trace: Trace) -> None:

@@ -4,9 +4,10 @@ import copy
 import logging
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ from phasetrain.hooks.recheck.step_trace import (
 )
 from phasetrain.optim import NonFinite
 from phasetrain.runtime.machine import preserve_generators
+from phasetrain.tasks import StepEvents, Task
 from phasetrain.tasks.generator_use import GeneratorUse
 
 log = logging.getLogger(__name__)
@@ -139,7 +141,8 @@ class Recheck(Hook):
         self._before.copy(task)
         position = run.plan.position(run.state)
         self._step = CheckedStep(position, run.state.step, copy.copy(task.generators))
-        run.before_compute = lambda batches: self._begin_step(run, batches)
+        # Only for this update; a custom loop that computes it without the engine does not call it.
+        task.run_step = partial(self._begin_step, task, task.run_step)  # type: ignore[method-assign]
         self._step.seconds = time.perf_counter() - began
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
@@ -155,7 +158,7 @@ class Recheck(Hook):
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Compute the update again if it is to be checked, and choose the next one."""
         if self._step is not None and phase.is_train:
-            run.before_compute = None
+            del vars(run.task)["run_step"]
             self._recheck(run, phase, self._step)
         # Rank 0 alone has a clock: all ranks agree with it, and check the same update.
         if run.world.is_main and self._moments.take():
@@ -186,7 +189,14 @@ class Recheck(Hook):
         if run.folder is not None:
             run.folder.note(rechecked={"updates": self.count, "last": self._record.good})
 
-    def _begin_step(self, run: Run, batches: list[Batch]) -> None:
+    def _begin_step(
+        self,
+        task: Task,
+        run_step: Callable[..., StepOutput],
+        batches: list[Batch],
+        at: Position,
+        events: StepEvents,
+    ) -> StepOutput:
         """Copy the micro-batches right before they are used, and watch the gradients."""
         step = self._step
         assert step is not None, "an update is being checked"
@@ -194,8 +204,9 @@ class Recheck(Hook):
         step.is_begun = True
         step.skipped = not batches
         step.batches = clone_batches(batches)
-        step.trace.begin(run.task)
+        step.trace.begin(task)
         step.seconds += time.perf_counter() - began
+        return run_step(batches, at, events)
 
     def _recheck(self, run: Run, phase: Phase, step: CheckedStep) -> None:
         self._step = None
@@ -238,7 +249,7 @@ class Recheck(Hook):
             with preserve_generators():
                 self._before.restore(task)
                 trace.begin(task)
-                run.repeat(clone_batches(step.batches), step.at, trace)
+                task.run_step(clone_batches(step.batches), step.at, trace)
                 trace.end(task)
                 for updater in task.updaters.values():
                     updater.resolve()

@@ -14,11 +14,10 @@ from phasetrain.engine.phases import Phase
 from phasetrain.hooks.recheck.findings import Difference, count_changed, sum_bits
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.machine import preserve_generators
-from phasetrain.tasks import Task
-from phasetrain.tasks.silent import Silent
+from phasetrain.tasks import StepEvents, Task
 
 
-class StepTrace(Silent):
+class StepTrace(StepEvents):
     """Losses, gradients and gradient norms of one computation of an update on this rank.
 
     Gradients are summed up as bits when autograd has computed them, before ranks exchange them: a

@@ -1,19 +1,17 @@
 """The policy for updates whose loss or gradient is not finite (OPTIMIZER.on_nonfinite)."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from phasetrain.errors import NumericsError
-from phasetrain.optim.update.restore_point import RestorePoint
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.position import Position
 from phasetrain.runtime.format import join_first
-
-log = logging.getLogger(__name__)
 
 OnNonFinite = Literal["stop", "skip", "ignore"]
 
@@ -25,10 +23,6 @@ MAX_IDS = 5
 
 CLEAN_DATA = "remove or replace these values in the dataset or by a transform"
 """Advice where input or target of a sample is not finite."""
-
-FIRST_WARNINGS = 3
-WARN_EVERY = 100
-"""Skipped updates that are logged as warnings: the first ones, then every hundredth."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +89,33 @@ class NonFinite:
         """Whether the data itself is not finite, so that no other setting would help."""
         return bool(self.bad_inputs or self.bad_targets)
 
+    def locate(self, batches: Sequence[Batch], at: Position, world: World) -> None:
+        """Fill in position and samples of the update; all ranks must call this.
+
+        The message of rank 0 must name the sample that only another rank has seen.
+
+        Args:
+            batches: micro-batches of this rank.
+            at: position of the update.
+            world: ranks of the run.
+        """
+        self.updates = at.updates + 1
+        self.split = at.split
+        self.step = at.step
+        self.where = at.where
+        own = [
+            (
+                batch.ids.tolist(),
+                list_nonfinite_ids(batch.input, batch.ids),
+                list_nonfinite_ids(batch.target, batch.ids),
+            )
+            for batch in batches
+        ]
+        every = [batch for rank in world.all_gather(own) for batch in rank]
+        self.ids = tuple(number for ids, _, _ in every for number in ids)
+        self.bad_inputs = tuple(number for _, ids, _ in every for number in ids)
+        self.bad_targets = tuple(number for _, _, ids in every for number in ids)
+
     def __str__(self) -> str:
         """Return update, loss, gradients and samples as the beginning of a sentence."""
         update = "an update"
@@ -121,181 +142,55 @@ class NonFinite:
         return "every gradient is finite"
 
 
-OnSkip = Callable[[NonFinite], None]
-"""Called for an update that was not made; fills in its position and samples, may dump the step."""
-
-
-def ignore_skip(found: NonFinite) -> None:
-    """Do nothing about a skipped update."""
-
-
-class NonFiniteGuard:
-    """Counts skipped updates, warns about them, and ends the run if there are too many.
-
-    Args:
-        settings: policy.
-
-    Attributes:
-        watches: whether updates are checked at all.
-        restore_point: tensors that a skipped update must leave as they were.
-        saves: whether there are any, to be copied before each update.
-        skipped: updates skipped in the run, as far as the device has reported.
-        in_row: updates skipped since the last one that was made, as far as the device has reported.
-    """
-
-    def __init__(self, settings: GuardSettings) -> None:
-        self.settings = settings
-        self.watches = settings.on_nonfinite != "ignore"
-        self.restore_point = RestorePoint(settings.buffers)
-        self.skipped = 0
-        self.in_row = 0
-        self.saves = self.watches and bool(settings.buffers())
-        self._pending: PendingVerdict | None = None
-        # Kept because the error of a deferred verdict surfaces after the position has moved on: a
-        # final checkpoint must not be written as if nothing had happened.
-        self._failed: NumericsError | None = None
-
-    def protect(self, lookup: Callable[[], Sequence[Tensor]]) -> None:
-        """Restore these tensors, too, if an update is skipped."""
-        self.restore_point.include(lookup)
-        self.saves = self.watches
-
-    def skip(
-        self,
-        loss: float,
-        gradients: tuple[str, ...] | None,
-        on_skip: OnSkip,
-        scale: float | None = None,
-    ) -> None:
-        """Count an update that was not made.
-
-        Raises:
-            NumericsError: the run has to stop; nothing is counted then, because the update is not
-                complete.
-        """
-        stops = self.would_stop(scaled=scale is not None)
-        found = NonFinite(loss, gradients, self.in_row + 1, scale, stops)
-        # Before raising: the hook dumps the step and fills in update and samples for the message.
-        on_skip(found)
-        if found.stops:
-            raise NumericsError(self._format_error(found))
-        self.skipped += 1
-        self.in_row += 1
-        if scale is not None:  # a scaler works by overflowing now and then: no reason to warn
-            log.debug("%s; the gradient scale is now %g", found, scale)
-        elif self.skipped <= FIRST_WARNINGS or self.skipped % WARN_EVERY == 0:
-            log.warning("%s: skipped (%d in a row, %d in total)", found, self.in_row, self.skipped)
-
-    def would_stop(self, *, scaled: bool) -> bool:
-        """Check whether one more skipped update ends the run."""
-        settings = self.settings
-        return self.in_row >= settings.skip_budget or (
-            settings.on_nonfinite == "stop" and not scaled
-        )
-
-    def defer(
-        self, flag: Tensor, loss: Tensor, on_skip: OnSkip, scale: Tensor | None = None
-    ) -> None:
-        """Keep the verdict on an update until the device has reported it."""
-        self._pending = PendingVerdict(flag, loss, on_skip, scale)
-
-    def resolve(self) -> None:
-        """Read the verdict on the previous update, if it is still pending.
-
-        Raises:
-            NumericsError: the run has to stop for it; raised again on each call, because the
-                position has already moved past that update.
-        """
-        if self._failed is not None:
-            raise self._failed
-        pending = self._pending
-        if pending is None:
-            return
-        self._pending = None
-        bad, loss, scale = pending.read()
-        if not bad:
-            self.in_row = 0
-            return
-        try:
-            self.skip(loss, None, pending.on_skip, scale)
-        except NumericsError as error:
-            self._failed = error
-            raise
-
-    def restart(self, skipped: int, in_row: int) -> None:
-        """Load the counts of a checkpoint; a pending verdict belongs to the abandoned run."""
-        self.skipped = skipped
-        self.in_row = in_row
-        self._pending = None
-        self._failed = None
-
-    def _format_error(self, found: NonFinite) -> str:
-        settings = self.settings
-        place = ""
-        if found.dump:
-            place = f"; the step is saved in {found.dump}"
-        if found.updates:
-            place += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
-        if settings.on_nonfinite == "stop" and found.scale is None:
-            advice = (
-                "To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
-                "RUN.allow=OPTIMIZER.on_nonfinite"
-            )
-            if found.has_bad_data:
-                advice = f"To go on, {CLEAN_DATA}"
-            return (
-                f"OPTIMIZER.on_nonfinite = 'stop': {found}; the weights are those before the "
-                f"update{place}. {advice}"
-            )
-        scale = ""
-        if found.scale is not None:
-            scale = f", and the gradient scale has fallen to {found.scale:g}"
+def format_error(found: NonFinite, settings: GuardSettings) -> str:
+    """Return the message of the error that ends a run after an update that is not finite."""
+    place = ""
+    if found.dump:
+        place = f"; the step is saved in {found.dump}"
+    if found.updates:
+        place += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
+    if settings.on_nonfinite == "stop" and found.scale is None:
         advice = (
-            "Fix the data, lower OPTIMIZER.lr or clip the gradients; with a higher "
-            "OPTIMIZER.skip_budget the run resumes from the last checkpoint"
+            "To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
+            "RUN.allow=OPTIMIZER.on_nonfinite"
         )
         if found.has_bad_data:
             advice = f"To go on, {CLEAN_DATA}"
         return (
-            f"OPTIMIZER.skip_budget = {settings.skip_budget}: {found.in_row} updates in a row were "
-            f"skipped{scale}; the last one: {found}{place}. {advice}"
+            f"OPTIMIZER.on_nonfinite = 'stop': {found}; the weights are those before the "
+            f"update{place}. {advice}"
         )
+    scale = ""
+    if found.scale is not None:
+        scale = f", and the gradient scale has fallen to {found.scale:g}"
+    advice = (
+        "Fix the data, lower OPTIMIZER.lr or clip the gradients; with a higher "
+        "OPTIMIZER.skip_budget the run resumes from the last checkpoint"
+    )
+    if found.has_bad_data:
+        advice = f"To go on, {CLEAN_DATA}"
+    return (
+        f"OPTIMIZER.skip_budget = {settings.skip_budget}: {found.in_row} updates in a row were "
+        f"skipped{scale}; the last one: {found}{place}. {advice}"
+    )
 
 
-class PendingVerdict:
-    """A verdict on its way from the device to the host.
+def list_nonfinite_ids(value: Any, ids: Tensor) -> list[int]:
+    """Return the ids of the samples with NaN or infinite values, in their order.
 
     Args:
-        flag: 1 if the update was withheld, 0-d.
-        loss: loss of the update, 0-d.
-        on_skip: called if it was.
-        scale: gradient scale after the update, 0-d, or None.
+        value: input or target of a batch; tensors without a first dimension of N are not checked.
+        ids: ids of its samples, int64 `(N,)`, on the CPU.
     """
+    bad = torch.zeros(len(ids), dtype=torch.bool)
 
-    def __init__(self, flag: Tensor, loss: Tensor, on_skip: OnSkip, scale: Tensor | None) -> None:
-        self.on_skip = on_skip
-        self._scaled = scale is not None
-        if scale is None:
-            scale = flag  # keeps the verdict at three values; `read` ignores the third
-        values = [flag, loss.detach(), scale]
-        # Stacked, so that a single copy to the host brings the whole verdict.
-        verdict = torch.stack([value.to(flag.device, torch.float32) for value in values])
-        self._event: torch.cuda.Event | None = None
-        if verdict.is_cuda:
-            # A copy and an event in the stream: reading later waits for this update and not for
-            # the next one, which is queued by then.
-            self._host = torch.empty(len(values), pin_memory=True)
-            self._host.copy_(verdict, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-        else:
-            self._host = verdict
+    def check(tensor: Tensor) -> Tensor:
+        # isfinite takes neither sparse nor nested tensors.
+        is_dense = tensor.layout is torch.strided and not tensor.is_nested
+        if is_dense and tensor.is_floating_point() and tensor.ndim and len(tensor) == len(ids):
+            bad.logical_or_(~tensor.isfinite().reshape(len(ids), -1).all(dim=1).cpu())
+        return tensor
 
-    def read(self) -> tuple[bool, float, float | None]:
-        """Return whether the update was withheld, its loss, and the scale; waits for the device."""
-        if self._event is not None:
-            self._event.synchronize()
-        flag, loss, scale = self._host.tolist()
-        if not self._scaled:
-            return flag != 0, loss, None
-        return flag != 0, loss, scale
+    if len(ids):
+        mapped(value, check)
+    return ids[bad].tolist()

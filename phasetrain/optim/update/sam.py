@@ -7,8 +7,8 @@ from torch import Tensor
 
 from phasetrain.config.sections.optimizer import SamSection
 from phasetrain.errors import ConfigError
-from phasetrain.optim.update.finite_check import has_nonfinite
-from phasetrain.optim.update.restore_point import RestorePoint
+from phasetrain.optim.update.gradients import has_nonfinite
+from phasetrain.optim.update.guard import RestorePoint
 
 TINY = 1e-12
 """Added to the norm of the gradient, so that a zero gradient does not divide by zero."""

@@ -1,13 +1,102 @@
-"""Saving and loading the state of an optimizer bit for bit."""
+"""Saving and loading the state of an updater and its optimizer bit for bit."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from phasetrain.distributed import Strategy
+from phasetrain.optim.schedules.param_schedules import ParamSchedules
+from phasetrain.optim.update.gradients import GradientPipeline
+from phasetrain.optim.update.guard import NonFiniteGuard
+
+
+class UpdaterState:
+    """Saves and loads what the updates of an updater have accumulated."""
+
+    optimizer: Optimizer
+    scaler: GradScaler | None
+    schedules: ParamSchedules
+    gradients: GradientPipeline
+    guard: NonFiniteGuard
+    strategy: Strategy
+    names: tuple[str, ...]
+    _initial_options: list[dict[str, Any]]
+    _started: set[int]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that updates have accumulated.
+
+        Options such as the learning rate belong to the config, unless the optimizer itself has
+        changed them (a step size that it has found, say).
+
+        Raises:
+            NumericsError: the verdict on the last update was pending, and the run has to stop for
+                it.
+        """
+        self.guard.resolve()
+        # The optimizer's state goes through the strategy, which may have sharded it.
+        state: dict[str, Any] = {
+            "optimizer": self.strategy.state.optimizer_state(self.optimizer),
+            "skipped": self.guard.skipped,
+            "skipped_in_row": self.guard.in_row,
+        }
+        if strides := list_strides(state["optimizer"], self.gradients.parameters):
+            state["strides"] = strides
+        options = changed_options(
+            self._initial_options, self.optimizer.param_groups, self.schedules.options
+        )
+        if any(options):
+            state["options"] = options
+        # The state is numbered; a run that takes it over finds its weights by name.
+        if self.names:
+            state["names"] = list(self.names)
+        if entries := self.strategy.state.optimizer_entries(self.optimizer):
+            state["entries"] = entries
+        # Left out if it is 1: a run that never changes it keeps the same checkpoint content.
+        if self.schedules.factor != 1.0:
+            state["factor"] = self.schedules.factor
+        if self.scaler is not None:
+            state["scaler"] = self.scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the result of `state_dict`; the counts of skipped updates may be missing."""
+        # A pending verdict and the list of initialized weights belong to the state that is
+        # replaced.
+        self.guard.restart(state.get("skipped", 0), state.get("skipped_in_row", 0))
+        self._started = set()
+        factor = state.get("factor", 1.0)
+        # The setter adds schedules for constant learning rates, which a run without a factor lacks.
+        if factor != self.schedules.factor:
+            self.schedules.factor = factor
+        restore_strides(state["optimizer"], state.get("strides", ()))
+        load_optimizer(
+            self.strategy,
+            self.optimizer,
+            self.gradients.parameters,
+            state["optimizer"],
+            state.get("entries", {}),
+        )
+        # Looked up after loading: torch replaces the dicts in `param_groups`, and options written
+        # to the old ones would silently have no effect.
+        groups = self.optimizer.param_groups
+        for group, options in zip(groups, state.get("options", ()), strict=False):
+            group.update(options)
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def load_optimizer_state(self, saved: Mapping[int, Any]) -> None:
+        """Load the state of some parameters by their number, and drop the state of all others.
+
+        Args:
+            saved: number of the parameter -> its state, as in the `optimizer` of `state_dict`.
+        """
+        self._started = set()
+        load_optimizer(self.strategy, self.optimizer, self.gradients.parameters, saved, {})
 
 
 def load_optimizer(

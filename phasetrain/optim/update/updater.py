@@ -1,36 +1,26 @@
-"""One optimizer update: schedules, backward pass, gradient pipeline, step."""
+"""One optimizer update: schedules, backward passes, and the step unless it is not finite."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from math import isfinite
 
+import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from phasetrain.distributed import Strategy, World
+from phasetrain.distributed import AsyncMean, Strategy, World
+from phasetrain.distributed.strategies.base import sum_losses
 from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
 from phasetrain.optim.update.gradients import GradientPipeline, GradientSettings
-from phasetrain.optim.update.nonfinite import (
-    STOP,
-    GuardSettings,
-    NonFiniteGuard,
-    OnSkip,
-    ignore_skip,
-)
+from phasetrain.optim.update.guard import NonFiniteGuard, OnSkip, ignore_skip
+from phasetrain.optim.update.nonfinite import STOP, GuardSettings
 from phasetrain.optim.update.sam import SamSettings, SharpnessAware
-from phasetrain.optim.update.state import (
-    changed_options,
-    list_strides,
-    load_optimizer,
-    restore_strides,
-)
-from phasetrain.optim.update.steppers import make_stepper
-from phasetrain.optim.update.update_loss import UpdateLoss
+from phasetrain.optim.update.state import UpdaterState
 
 
-class Updater:
+class Updater(UpdaterState):
     """Turns losses into updates of the weights.
 
     Args:
@@ -48,7 +38,7 @@ class Updater:
             clipping, `gradients.frozen` the parameters that must not move.
         guard: count of skipped updates.
         names: names of the trained parameters in the optimizer's order; empty if unknown.
-        stepper: steps the optimizer.
+        lag: number of updates by which the verdict on an update comes late.
         schedules: values of scheduled options.
         loss: mean loss of the last update over all ranks, 0-d; None in a single process.
         withheld: whether the last update was skipped; with a lag, a 0-d tensor that is nonzero if
@@ -76,10 +66,9 @@ class Updater:
         self.scaler = scaler
         self.schedules = ParamSchedules(optimizer.param_groups, schedules or Schedules())
         self.gradients = GradientPipeline(optimizer, self.strategy, gradients or GradientSettings())
-        # The guard exists before the stepper, which reads from it whether the verdict may lag.
         self.guard = NonFiniteGuard(guard)
         self.names = tuple(guard.names)
-        self.stepper = make_stepper(optimizer, self.gradients, self.guard, scaler)
+        self.lag = choose_lag(optimizer, scaler, guard, self.gradients.device)
         self.sam: SharpnessAware | None = None
         if sam is not None:
             self.sam = SharpnessAware(sam, self.gradients.parameters, guard.buffers)
@@ -92,10 +81,20 @@ class Updater:
             {name: deepcopy(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ]
-        self._update_loss = UpdateLoss(self.strategy)
         # Adding up the loss costs a kernel per micro-batch, so it is done only for a reader.
         self._needs_loss = self.strategy.has_global_loss or self.guard.watches
+        # Loss of the update under way: its sum, its terms, and their means over ranks in flight.
+        self._total: Tensor | None = None
+        self._terms: list[Tensor] = []
+        self._means: list[AsyncMean] = []
         self._is_second_pass = False
+        # `id` of each parameter whose state the optimizer has created, see `_step_gated`.
+        self._started: set[int] = set()
+        self._step_weights = self._step_at_once
+        if scaler is not None:
+            self._step_weights = self._step_scaled
+        elif self.lag:
+            self._step_weights = self._step_gated
 
     @property
     def lr(self) -> float:
@@ -114,6 +113,11 @@ class Updater:
     def factor(self, value: float) -> None:
         """Multiply all learning rates by `value` from the next update on."""
         self.schedules.factor = value
+
+    @property
+    def waits(self) -> bool:
+        """Whether each update waits for a device other than the CPU to report its verdict."""
+        return self.guard.watches and not self.lag and self.gradients.device.type != "cpu"
 
     def schedule(
         self,
@@ -154,10 +158,38 @@ class Updater:
             loss = loss * share
         # The loss of an update is that of SAM's first pass.
         if self._needs_loss and not self._is_second_pass:
-            self._update_loss.add(loss.detach(), last=last)
+            self._add_loss(loss.detach(), last=last)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+
+    def _add_loss(self, loss: Tensor, *, last: bool) -> None:
+        """Add the loss of a micro-batch, weighted by its share, to the loss of the update."""
+        if self.strategy.has_global_loss:
+            self._terms.append(loss)
+            # Started before the last backward pass, so that the reduction over ranks overlaps with
+            # it.
+            if last:
+                self._reduce_loss()
+        elif self._total is None:
+            self._total = loss
+        else:
+            self._total = self._total + loss
+
+    def _reduce_loss(self) -> None:
+        # One mean for each pass: ordered reduction adds the shards of a pass along one tree.
+        self._means.append(self.strategy.mean_loss(self._terms))
+        self._terms = []
+
+    def _collect(self) -> None:
+        """Wait for the gradients and the loss that all ranks share."""
+        self.strategy.collect_gradients()
+        if self._terms:  # a caller who does not say which micro-batch is the last one
+            self._reduce_loss()
+        if self._means:
+            self.loss = sum_losses([mean.wait() for mean in self._means])
+            self._total = self.loss
+            self._means = []
 
     @contextmanager
     def ascent(self) -> Iterator[bool]:
@@ -169,12 +201,11 @@ class Updater:
         """
         assert self.sam is not None, "there is no ascent without OPTIMIZER.sam"
         if self.strategy.has_global_loss:
-            self.strategy.collect_gradients()
-            self.loss = self._update_loss.collect()
+            self._collect()
         self.gradients.drop_frozen()
         # With a lag the host must not wait here either; `climb` then marks the second gradient
         # instead.
-        reads = self.guard.watches and not self.stepper.lag
+        reads = self.guard.watches and not self.lag
         if not self.sam.climb(self.strategy.gradient_norm, reads=reads):
             yield False
             return
@@ -201,8 +232,7 @@ class Updater:
         if self.sam is not None:
             self.sam.require_ascent()
         if self.strategy.has_global_loss:
-            self.strategy.collect_gradients()
-            self.loss = self._update_loss.collect()
+            self._collect()
         # Dropped after the ranks have exchanged gradients (all must reduce the same buckets), and
         # before the norm is taken: weights that do not move must not count in clipping.
         if self.gradients.frozen:
@@ -210,13 +240,120 @@ class Updater:
         if self.gradients.settings.sparse:
             self.gradients.coalesce()
         try:
-            self.withheld = self.stepper.step(self._update_loss.total, on_skip)
+            self.withheld = self._step_weights(self._total, on_skip)
         finally:
             # Also if the run stops: a gradient left behind would be added to the next update of a
             # caller who catches the error and continues.
-            self._update_loss.total = None
+            self._total = None
             self.has_gradient = False
             self.gradients.drop()
+
+    def _step_at_once(self, loss: Tensor | None, on_skip: OnSkip) -> bool | Tensor:
+        """Read from the device whether the update is finite, then clip and step.
+
+        This and the other two ways to step return whether the update was withheld.
+        """
+        if self.guard.watches:
+            value = 0.0
+            if loss is not None:
+                value = loss.item()
+            # The gradients are checked on all ranks, so all skip or none; the loss is the global
+            # one.
+            if not self.gradients.are_finite() or not isfinite(value):
+                self._skip(value, on_skip)
+                return True
+            self.guard.in_row = 0
+        if self.gradients.clips:
+            self.gradients.clip()
+        self.optimizer.step()
+        return False
+
+    def _step_gated(self, loss: Tensor | None, on_skip: OnSkip) -> bool | Tensor:
+        """Let the device decide: its kernels leave weights and state alone if `found_inf` is 1.
+
+        The verdict is left for the next update.
+        """
+        # The verdict on the previous update: its kernels are done or nearly so, while reading the
+        # verdict on this one would leave the device idle until the host has queued the next forward
+        # pass.
+        self.guard.resolve()
+        stepping = {id(p) for p in self.gradients.parameters if p.grad is not None}
+        if not stepping <= self._started:
+            # The first update of a parameter creates its state, and fused SGD leaves the state
+            # uninitialised if that update is gated.
+            withheld = self._step_at_once(loss, on_skip)
+            if not withheld:
+                self._started |= stepping
+            return withheld
+        total = torch.zeros((), device=self.gradients.device) if loss is None else loss.detach()
+        # Before clipping, which spreads a NaN to all gradients.
+        flag = self.gradients.mark_nonfinite(total)
+        if self.gradients.clips:
+            self.gradients.clip()
+        # GradScaler passes `found_inf` to fused optimizers as an attribute, too.
+        attributes = vars(self.optimizer)
+        attributes.update(found_inf=flag, grad_scale=None)
+        try:
+            self.optimizer.step()
+        finally:
+            del attributes["found_inf"], attributes["grad_scale"]
+        # Fused kernels withhold weights and optimizer state; running statistics were written by the
+        # forward pass, and only a copy brings them back.
+        self.guard.restore_point.restore_where(flag)
+        self.guard.defer(flag, total, on_skip)
+        return flag
+
+    def _step_scaled(self, loss: Tensor | None, on_skip: OnSkip) -> bool | Tensor:
+        """Step through the gradient scaler, which skips overflows and lowers its scale."""
+        assert self.scaler is not None
+        self.guard.resolve()
+        if self.guard.watches and not self.lag and loss is not None:
+            value = loss.item()
+            if not isfinite(value):
+                # No scale makes such a loss finite: it is no overflow of the scaled gradient.
+                self._skip(value, on_skip)
+                return True
+        # The scaler does not say whether it skipped; a falling scale does. `get_scale()` would wait
+        # for the device, scaling a 1 does not.
+        one = torch.ones((), device=self.gradients.device)
+        before = self.scaler.scale(one)
+        if self.gradients.clips:
+            # Limits are in units of the true gradient; the scaler remembers that it has unscaled.
+            self.scaler.unscale_(self.optimizer)
+            self.gradients.clip()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        after = self.scaler.scale(one)
+        # A scale of 0 cannot fall any further; the update was skipped nevertheless.
+        withheld = (after < before) | (after == 0)
+        if self.guard.watches:
+            loss = torch.zeros(()) if loss is None else loss
+            self._report_scaled(withheld, loss, after, on_skip)
+        return withheld
+
+    def _report_scaled(
+        self, withheld: Tensor, loss: Tensor, scale: Tensor, on_skip: OnSkip
+    ) -> None:
+        guard = self.guard
+        if self.lag:
+            guard.restore_point.restore_where(withheld)
+            # The tensors stay on the device until the next update, so nothing waits here.
+            guard.defer(withheld, loss, on_skip, scale)
+        elif not withheld:
+            guard.in_row = 0
+        else:
+            guard.restore_point.restore()
+            names = None
+            # Names are for the error that ends the run; clipping has spread a NaN to all gradients.
+            if guard.would_stop(scaled=True) and not self.gradients.clips:
+                names = self.gradients.name_nonfinite(self.names)
+            guard.skip(loss.item(), names, on_skip, scale.item())
+
+    def _skip(self, loss: float, on_skip: OnSkip) -> None:
+        # Names first: they are read from the gradients, and restoring or raising would lose them.
+        names = self.gradients.name_nonfinite(self.names)
+        self.guard.restore_point.restore()
+        self.guard.skip(loss, names, on_skip)
 
     def skip(self) -> None:
         """Make no update; the norm and the loss of the one before are forgotten."""
@@ -224,7 +361,6 @@ class Updater:
         self.gradients.norm = None
         self.withheld = True
         self.loss = None
-        self._update_loss.mean = None
 
     def drop_gradients(self) -> None:
         """Set every gradient to None."""
@@ -239,73 +375,27 @@ class Updater:
         """
         self.guard.resolve()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that updates have accumulated.
 
-        Options such as the learning rate belong to the config, unless the optimizer itself has
-        changed them (a step size that it has found, say).
+def choose_lag(
+    optimizer: Optimizer, scaler: GradScaler | None, guard: GuardSettings, device: torch.device
+) -> int:
+    """Return the number of updates by which the verdict on an update comes late.
 
-        Raises:
-            NumericsError: the verdict on the last update was pending, and the run has to stop for
-                it.
-        """
-        self.guard.resolve()
-        # The optimizer's state goes through the strategy, which may have sharded it.
-        state: dict[str, Any] = {
-            "optimizer": self.strategy.state.optimizer_state(self.optimizer),
-            "skipped": self.guard.skipped,
-            "skipped_in_row": self.guard.in_row,
-        }
-        if strides := list_strides(state["optimizer"], self.gradients.parameters):
-            state["strides"] = strides
-        options = changed_options(
-            self._initial_options, self.optimizer.param_groups, self.schedules.options
+    Raises:
+        ValueError: a lag that the optimizer does not support.
+    """
+    # What GradScaler asks of an optimizer, too: whether its kernels leave the weights alone by
+    # `found_inf`.
+    can_lag = scaler is not None or vars(optimizer).get("_step_supports_amp_scaling", False)
+    # With `ignore` nobody reads a verdict, so nothing may be deferred either.
+    if guard.on_nonfinite == "ignore":
+        return 0
+    if guard.lag is None:
+        return int(can_lag and device.type == "cuda")
+    if guard.lag not in (0, 1) or (guard.lag and not can_lag):
+        raise ValueError(
+            f"lag = {guard.lag}: expected 0, or 1 with a gradient scaler or an optimizer whose "
+            f"fused kernels can withhold an update on the device; this is "
+            f"{type(optimizer).__name__}"
         )
-        if any(options):
-            state["options"] = options
-        # The state is numbered; a run that takes it over finds its weights by name.
-        if self.names:
-            state["names"] = list(self.names)
-        if entries := self.strategy.state.optimizer_entries(self.optimizer):
-            state["entries"] = entries
-        # Left out if it is 1: a run that never changes it keeps the same checkpoint content.
-        if self.factor != 1.0:
-            state["factor"] = self.factor
-        if self.scaler is not None:
-            state["scaler"] = self.scaler.state_dict()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of `state_dict`; the counts of skipped updates may be missing."""
-        # A pending verdict and the list of initialized weights belong to the state that is
-        # replaced.
-        self.guard.restart(state.get("skipped", 0), state.get("skipped_in_row", 0))
-        self.stepper.forget()
-        factor = state.get("factor", 1.0)
-        # The setter adds schedules for constant learning rates, which a run without a factor lacks.
-        if factor != self.factor:
-            self.factor = factor
-        restore_strides(state["optimizer"], state.get("strides", ()))
-        load_optimizer(
-            self.strategy,
-            self.optimizer,
-            self.gradients.parameters,
-            state["optimizer"],
-            state.get("entries", {}),
-        )
-        # Looked up after loading: torch replaces the dicts in `param_groups`, and options written
-        # to the old ones would silently have no effect.
-        groups = self.optimizer.param_groups
-        for group, options in zip(groups, state.get("options", ()), strict=False):
-            group.update(options)
-        if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
-
-    def load_optimizer_state(self, saved: Mapping[int, Any]) -> None:
-        """Load the state of some parameters by their number, and drop the state of all others.
-
-        Args:
-            saved: number of the parameter -> its state, as in the `optimizer` of `state_dict`.
-        """
-        self.stepper.forget()
-        load_optimizer(self.strategy, self.optimizer, self.gradients.parameters, saved, {})
+    return guard.lag

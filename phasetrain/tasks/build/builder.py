@@ -41,7 +41,7 @@ from phasetrain.models.weights import LoadReport, load_pretrained
 from phasetrain.optim import Updater
 from phasetrain.optim.multi_optimizer import MAIN
 from phasetrain.runtime.machine import Machine, reseed_all, seed_of
-from phasetrain.tasks.base import TASKS, Task
+from phasetrain.tasks.base import TASKS, Task, makes_several_passes
 from phasetrain.tasks.build.batch_transform_builder import build_batch_transforms
 from phasetrain.tasks.build.coupling import check_counted, check_coupled
 from phasetrain.tasks.build.data_builder import (
@@ -61,7 +61,6 @@ from phasetrain.tasks.build.weights_builder import (
     freeze_parameters,
 )
 from phasetrain.tasks.parts import OutputChoice, Parts
-from phasetrain.tasks.passes import makes_several_passes
 
 log = logging.getLogger(__name__)
 

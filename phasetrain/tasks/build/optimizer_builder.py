@@ -26,7 +26,6 @@ from phasetrain.optim.schedules.schedules import check_schedule
 from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.sparse import find_sparse_weights
-from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.build.optimizer_factory import (
     OptimizerSpec,
     list_optimizer_specs,
@@ -35,7 +34,7 @@ from phasetrain.tasks.build.optimizer_factory import (
 )
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, BuildContext, parameters_of
 from phasetrain.tasks.build.weights_builder import describe_freezes, tabulate_frozen
-from phasetrain.tasks.passes import Passes, makes_several_passes
+from phasetrain.tasks.base import TASKS, Task, makes_several_passes
 
 NEEDS_WHOLE_WEIGHTS = (
     "each rank would need all gradients and weights, unsharded; use DISTRIBUTED.strategy=ddp with "
@@ -122,7 +121,7 @@ def build_updaters(
         passes = f"TASK.name = {context.config.TASK.name!r}"
     check_conflicts(context, strategy, specs, find_sparse_weights(model, loss), passes)
     together = [specs]
-    if isinstance(kind, type) and issubclass(kind, Passes) and kind.separate_updaters:
+    if isinstance(kind, type) and issubclass(kind, Task) and kind.separate_updaters:
         together = [[spec] for spec in specs]
     else:
         reject_own_limits(specs)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.addons.text.transformer import Transformer
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.data import SampleError
 from phasetrain.data.datasets import IGNORED
 from phasetrain.distributed import World
@@ -24,6 +23,7 @@ from phasetrain.meters import METERS
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, Supervised
+from phasetrain.tasks.parts import StepEvents
 
 AT = Position("train", updates=3, step=1, where=0.25)
 TRAIN = Phase(0, "train", 0, 0, 2, 0, 8, 4)
@@ -65,7 +65,7 @@ def trained(
     made = task(kind)
     made.begin(TRAIN, fresh=True)
     for _ in range(3):
-        out = made.train_step([batch(*piece) for piece in pieces], AT, Silent())
+        out = made.train_step([batch(*piece) for piece in pieces], AT, StepEvents())
     return weights(made), float(out.loss), made.measure(TRAIN)
 
 
@@ -102,7 +102,7 @@ class TestMicroBatches:
         def step(*others: Batch) -> tuple[Tensor, float]:
             made = task()
             made.begin(TRAIN, fresh=True)
-            out = made.train_step([batch(0, 3), *others], AT, Silent())
+            out = made.train_step([batch(0, 3), *others], AT, StepEvents())
             return weights(made), float(out.loss)
 
         nothing = batch(3, 5)
@@ -117,7 +117,7 @@ class TestMicroBatches:
         nothing = batch()
         nothing.target = torch.full_like(nothing.target, IGNORED)
         with pytest.raises(SampleError, match=r"^DATA\.TRAIN: .*\bstep 2\b"):
-            task().train_step([nothing], AT, Silent())
+            task().train_step([nothing], AT, StepEvents())
 
 
 class TestForward:
@@ -145,7 +145,7 @@ class TestForward:
         made.begin(TRAIN, fresh=True)
         made.model.eval()
         for begin, end in ((0, 1), (1, 7)):
-            made.test_step([batch(begin, end)], AT, Silent())
+            made.test_step([batch(begin, end)], AT, StepEvents())
         found, out = made.measure(TRAIN), made.forward(batch())
         assert found["perplexity"] == pytest.approx(math.exp(float(out.loss.detach())), rel=1e-12)
         right = (out.output.argmax(1) == out.target) & out.mask

@@ -11,11 +11,11 @@ from raising import raises
 from torch import Tensor
 
 from phasetrain.addons.vision.self_supervised import SelfSupervised, spread
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
-from phasetrain.optim.update.nonfinite import NonFiniteGuard
+from phasetrain.optim.update.guard import NonFiniteGuard
 from phasetrain.tasks import Position
+from phasetrain.tasks.parts import StepEvents
 from phasetrain.testing.build import build_run
 
 SMALL = ["DATA.TRAIN.batch_size=16", "DATA.TEST.batch_size=16", "OPTIMIZER.SCHEDULES.lr=null"]
@@ -38,7 +38,7 @@ class Steps:
             batch = replace(batch, input=[batch.input[0] * nan, *batch.input[1:]])
         at = Position("train", self.updates, self.updates, where, 16)
         self.updates += 1
-        return self.task.train_step([batch], at, Silent())
+        return self.task.train_step([batch], at, StepEvents())
 
     def state(self) -> dict[str, Tensor]:
         parts = {
@@ -141,7 +141,7 @@ def test_test_step_changes_nothing_and_uses_the_last_temperature() -> None:
     task, phase = steps.task, steps.test
     task.begin(phase, fresh=True)
     out = task.test_step(
-        next(iter(task.batches(phase, 0))), Position("test", 1, 0, 0.1, 16), Silent()
+        next(iter(task.batches(phase, 0))), Position("test", 1, 0, 0.1, 16), StepEvents()
     )
     assert changed(before, steps.state()) == set()
     assert task.parts.loss.teacher_temperature == pytest.approx(0.06)

@@ -197,17 +197,17 @@ class TestFlips:
     def test_repetition_that_is_disturbed_ends_the_run_as_well(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        repeat = PhaseEngine.repeat
+        repeat = Recheck._repeat
         calls = []
 
-        def disturbed(self: PhaseEngine, *args: Any) -> Any:
-            out = repeat(self, *args)
+        def disturbed(self: Recheck, run: Any, step: Any) -> Any:
+            trace = repeat(self, run, step)
             if not calls:
-                flip(weight_of(self))
-            calls.append(args)
-            return out
+                flip(weight_of(run))
+            calls.append(step)
+            return trace
 
-        monkeypatch.setattr(PhaseEngine, "repeat", disturbed)
+        monkeypatch.setattr(Recheck, "_repeat", disturbed)
         facts = fail(tmp_path)
         assert facts["components"] == ["weights"]
         assert facts["verdict"].startswith("A third computation agrees with the run")

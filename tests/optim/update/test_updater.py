@@ -677,4 +677,4 @@ def test_updater_reports_whether_updates_wait_for_the_device(
     updater = Updater(
         OPTIMIZERS["rmsprop"](model().to(device).parameters()), guard=GuardSettings(mode)
     )
-    assert updater.stepper.waits == waits
+    assert updater.waits == waits

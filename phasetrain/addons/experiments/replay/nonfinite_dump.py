@@ -26,7 +26,7 @@ from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import SavedTask, Task
-from phasetrain.tasks.silent import Silent
+from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class _InTurn(Strategy):
 
 
 @dataclass
-class _NonFiniteValues(Silent):
+class _NonFiniteValues(StepEvents):
     """The non-finite values in order of their occurrence; `made` if the update succeeded."""
 
     loss: float = 0.0

@@ -31,11 +31,11 @@ from phasetrain.addons.observe.profiling.activations import (
 )
 from phasetrain.app.api import run
 from phasetrain.app.train.train import Loop
-from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks.parts import StepEvents
 from phasetrain.testing import assert_exact_resume, differences
 
 ALL = "HOOKS.activations={every_updates: 4, gradients: true, histogram: true}"
@@ -80,28 +80,12 @@ def forgets(engine: PhaseEngine) -> None:
     """A loop that tells of its batches and of nothing else."""
     for batches in engine.steps():
         engine.events().on_batch(batches[0])
-        engine.finish(engine.task.train_step(batches, engine.position(), Silent()))
+        engine.finish(engine.task.train_step(batches, engine.position(), StepEvents()))
 
 
 def silent(engine: PhaseEngine) -> None:
     for batches in engine.steps():
-        engine.finish(engine.task.train_step(batches, engine.position(), Silent()))
-
-
-class Silent:
-    """Events that nobody hears of."""
-
-    def on_batch(self, batch: Batch) -> Batch:
-        return batch
-
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        return out
-
-    def on_backward(self, out: StepOutput) -> None: ...
-
-    def on_skip(self, batches: list[Batch], found: Any) -> None: ...
-
-    def on_update(self) -> None: ...
+        engine.finish(engine.task.train_step(batches, engine.position(), StepEvents()))
 
 
 class TestCustomLoop:

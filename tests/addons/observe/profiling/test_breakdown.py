@@ -24,13 +24,13 @@ from harness import (
 from phasetrain.addons.observe.profiling.breakdown import Breakdown
 from phasetrain.addons.observe.profiling.timing import PARTS
 from phasetrain.app.api import run
-from phasetrain.app.preflight.rehearsal import Silent
 from phasetrain.app.result import RunResult
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Position
+from phasetrain.tasks.parts import StepEvents
 from phasetrain.testing.build import build_run
 
 ON = "HOOKS.breakdown={every_updates: 5}"
@@ -215,7 +215,7 @@ def test_transfer_and_meters_can_be_wrapped() -> None:
     assert seen == ["transfer"]
     one.task._device = torch.device("cpu")
     batches = next(iter(one.task.batches(phase, 0)))
-    one.task.test_step(batches, Position(phase.split, 0, phase.first, 0.0), Silent())
+    one.task.test_step(batches, Position(phase.split, 0, phase.first, 0.0), StepEvents())
     assert seen == ["transfer", "meters"]
 
 

@@ -58,7 +58,7 @@ class Slow(Hook):
 
     def on_step(self, run: Any, phase: Any, out: Any) -> None:
         self.ticks.wait(2)
-        run.hooks.on_save(run)
+        run.hooks.call("on_save", run)
 
 
 class Saved(Hook):
@@ -112,7 +112,8 @@ class Watched:
     def phase(self, steps: int, *, micros: int = 1, split: str = "train") -> None:
         """Go through a phase."""
         phase, wait, hooks = Place(split), self.ticks.wait, self.hooks
-        hooks.on_phase_start(self, phase)
+        events = hooks.events(self, phase)
+        hooks.call("on_phase_start", self, phase)
         for _ in range(steps):
             self.clock.switch_to("data")
             wait(10)
@@ -120,17 +121,17 @@ class Watched:
             self.clock.switch_to(split)
             wait(0.5)
             for _ in range(micros):
-                hooks.on_batch(self, phase, None)
+                events.on_batch(None)
                 wait(12)
-                hooks.on_forward(self, phase, None)
+                events.on_forward(None)
                 wait(16)
-                hooks.events(self, phase).on_backward(None)
+                events.on_backward(None)
                 self.show(5)
             wait(8)
-            hooks.events(self, phase).on_update()
-            hooks.on_step(self, phase, None)
+            events.on_update()
+            hooks.call("on_step", self, phase, None)
         wait(0.25)
-        hooks.on_phase_end(self, phase, {})
+        hooks.call("on_phase_end", self, phase, {})
 
 
 def test_each_moment_is_counted_once_in_its_part(ticks: Ticks) -> None:
@@ -162,7 +163,7 @@ def test_time_between_phases_counts_as_other_of_the_next_split(ticks: Ticks) -> 
     ticks.wait(7)  # getting ready for the next phase
     run.phase(2, split="test")
     ticks.wait(50)  # nothing of a step
-    run.hooks.on_end(run)
+    run.hooks.call("on_end", run)
     assert run.times.totals["train"].seconds["other"] == 0.75
     assert run.times.totals["test"].seconds["other"] == 8.25
     assert run.times.totals["test"].seconds["data"] == 20
@@ -172,12 +173,12 @@ def test_time_between_phases_counts_as_other_of_the_next_split(ticks: Ticks) -> 
 def test_data_is_never_more_than_the_gap(ticks: Ticks) -> None:
     """A wait that the clock of the run has counted within a call of a hook is that hook's."""
     run = Watched(ticks)
-    run.hooks.on_phase_start(run, Place())
+    run.hooks.call("on_phase_start", run, Place())
     run.clock.switch_to("data")
     ticks.wait(1)
     run.clock.switch_to("train")
     run.clock._seconds["data"] += 100
-    run.hooks.on_batch(run, Place(), None)
+    run.hooks.events(run, Place()).on_batch(None)
     seconds = run.times.totals["train"].seconds
     assert (seconds["data"], seconds["other"], seconds["hooks"]) == (1, 0, 4)
 
@@ -291,11 +292,11 @@ class TestAround:
         asked: list[tuple[str, str]] = []
         hooks = Hooks({"changes": Changes(), "fails": Fails(), "wraps": Wraps()}, World())
         batch = Batch(torch.ones(1), None, torch.zeros(1, dtype=torch.int64), 1)
-        result: Any = hooks.on_batch(None, None, batch)  # type: ignore[arg-type]
+        result: Any = hooks.events(None, None).on_batch(batch)  # type: ignore[arg-type]
         assert result.size == 2
         assert heard == ["(changes", "changes", "(fails", "fails"]
         assert asked == [("changes", "batch"), ("fails", "batch"), ("wraps", "end")]
 
     def test_without_anybody_who_asks_the_events_are_those_of_the_hooks(self, ticks: Ticks) -> None:
         slow = Slow(ticks)
-        assert Hooks({"slow": slow}, World())._calls["on_step"] == [slow.on_step]
+        assert Hooks({"slow": slow}, World()).calls["on_step"] == [slow.on_step]

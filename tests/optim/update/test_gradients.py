@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasetrain.optim.update.finite_check import FiniteCheck, has_nonfinite
+from phasetrain.optim.update.gradients import FiniteCheck, has_nonfinite
 
 CPU = torch.device("cpu")
 BAD = [math.nan, math.inf, -math.inf]
