@@ -8,7 +8,7 @@ from torch import Tensor
 from phasetrain.checkpoint.codec import assemble_state, flatten_state
 from phasetrain.checkpoint.snapshot import Snapshot, parse_safetensors
 from phasetrain.hooks.recheck.findings import Difference, count_changed
-from phasetrain.runtime.compare import differences
+from phasetrain.proof.compare import differences
 from phasetrain.tasks import SavedTask, Task
 
 SHARED = "shared"
