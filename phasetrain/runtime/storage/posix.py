@@ -55,6 +55,8 @@ class StorageReader:
     def __init__(self, before: Callable[[str, str], None] | None = None) -> None:
         self._files = PathManager()
         self._before = before or (lambda operation, path: None)
+        # Temporary files that a thread of this process is about to rename.
+        self._unfinished: set[str] = set()
 
     def exists(self, path: str) -> bool:
         """Tell whether a file or folder exists."""
@@ -200,6 +202,7 @@ class Storage(StorageReader):
         # In the same folder, since a rename is atomic only within a file system.
         temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
         self._before("create", temporary)
+        self._unfinished.add(temporary)
         try:
             with cast(BinaryIO, self._files.open(temporary, "xb")) as file:
                 file.write(data)
@@ -215,6 +218,8 @@ class Storage(StorageReader):
             with suppress(OSError):  # the first error is the one to report
                 Path(temporary).unlink(missing_ok=True)
             raise
+        finally:
+            self._unfinished.discard(temporary)
         if durable:
             self.sync_folder(_parent_of(path))
 
@@ -276,7 +281,9 @@ class Storage(StorageReader):
         left = [
             name
             for name in self.list_names(root)
-            if TEMPORARY.search(name) or name.startswith(TRASH)
+            if (TEMPORARY.search(name) or name.startswith(TRASH))
+            # A checkpoint may be written while another thread replaces a file next to it.
+            and f"{root}/{name}" not in self._unfinished
         ]
         for name in left:
             self.remove(f"{root}/{name}")

@@ -279,6 +279,19 @@ class TestRemove:
         ]
 
 
+def test_file_that_another_thread_is_replacing_is_no_leftover(tmp_path: Path) -> None:
+    def delete_before_rename(operation: str, path: str) -> None:
+        if operation == "rename":
+            deleted.extend(storage.delete_leftovers(str(tmp_path), lambda name: False, "last"))
+
+    deleted: list[str] = []
+    storage = Storage(delete_before_rename)
+    (tmp_path / "old.tmp-0a1b2c3d").write_bytes(b"left")
+    storage.replace(f"{tmp_path}/rechecked.json", b"new")
+    assert deleted == ["old.tmp-0a1b2c3d"]
+    assert storage.read(f"{tmp_path}/rechecked.json") == b"new"
+
+
 def test_content_is_read_into_pieces_with_the_digest_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
