@@ -35,8 +35,9 @@ __all__ = [
     "train",
 ]
 
-# After the finders of Python: it costs nothing unless a module is imported from its former place.
-sys.meta_path.append(MovedFinder())
+# Before the finders of Python, which would load a module a second time below the former name of its
+# package.
+sys.meta_path.insert(0, MovedFinder())
 
 _PLACES = {
     "History": "phasetrain.runs.history",

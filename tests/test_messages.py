@@ -77,13 +77,13 @@ $ 'HOOKS.consol={}'
 HOOKS.consol = 'consol' (command line): no hook has this name; did you mean 'console'? Known: ...; a dotted path works too.
 
 $ OPTIMIZER.name=sdg
-OPTIMIZER.name = 'sdg' (command line): no optimizer has this name; did you mean 'sgd'? Known: ...; a dotted path works too, and so does a name after timm. or bitsandbytes. or pytorch_optimizer. or schedulefree.
+OPTIMIZER.name = 'sdg' (command line): no optimizer has this name; did you mean 'sgd'? Known: ...; a dotted path works too, and so does a name after bitsandbytes. or pytorch_optimizer. or schedulefree. or timm.
 
 $ DATA.TRAIN.sampler=shufled
 DATA.TRAIN.sampler = 'shufled' (command line): no sampler has this name; did you mean 'shuffled'? Known: ...; a dotted path works too.
 
 $ OPTIMIZER.SCHEDULES.lr=cosin
-OPTIMIZER.SCHEDULES.lr.name = 'cosin' (command line): no schedule has this name; did you mean 'cosine'? Known: ...; a dotted path works too, and so does a name after torch. or timm.
+OPTIMIZER.SCHEDULES.lr.name = 'cosin' (command line): no schedule has this name; did you mean 'cosine'? Known: ...; a dotted path works too, and so does a name after timm. or torch.
 
 $ 'DATA.TRAIN.transforms=[random_shft]'
 DATA.TRAIN.transforms[0] = 'random_shft' (command line): no transform has this name; did you mean 'random_shift'? Known: ...; a dotted path works too, and so does a name after albumentations. or torchvision.

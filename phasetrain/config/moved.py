@@ -142,7 +142,7 @@ def import_moved_name(package: str, name: str) -> object:
 
 
 class MovedFinder:
-    """Finds a module under its former name, after all other finders have failed."""
+    """Finds modules under their former names."""
 
     # Not derived from the classes of importlib.abc, which takes 20 modules to import.
 
@@ -150,7 +150,7 @@ class MovedFinder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return how the module is loaded from its present place; None if it has not moved."""
-        new_name = find_new_name(name)
+        new_name = find_new_name(name) if name.startswith("phasetrain.") else None
         if new_name is None:
             return None
         return ModuleSpec(name, _Loader(new_name), is_package=True)  # type: ignore[arg-type]

@@ -283,7 +283,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         known = ", ".join(self) or "none"
         by_class = f", and {len(library)} of the library by class name" if library else ""
         bridged = "."
-        libraries = dict.fromkeys([*self._bridges, *self._list_bridges()])
+        libraries = sorted({*self._bridges, *self._list_bridges()})
         if libraries:
             names = " or ".join(f"{library}." for library in libraries)
             bridged = f", and so does a name after {names}"

@@ -1,0 +1,61 @@
+"""Imports from former places."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from phasetrain.config.moved import MOVED, NAMES, find_new_name
+
+
+@pytest.mark.parametrize(
+    ("old", "name", "new"),
+    [
+        ("phasetrain.commands.sweep", "Results", "phasetrain.addons.experiments.sweep"),
+        ("phasetrain.commands.export", "export", "phasetrain.addons.deploy.export"),
+        ("phasetrain.commands.runs.diff", "diff", "phasetrain.app.runs.diff"),
+        ("phasetrain.hooks.trackers.csv", "CSV", "phasetrain.addons.observe.trackers.csv"),
+        ("phasetrain.runs.report", "read_run", "phasetrain.addons.report.page"),
+    ],
+)
+def test_module_is_imported_from_its_former_place_with_a_warning(
+    old: str, name: str, new: str
+) -> None:
+    program = (
+        f"import warnings\n"
+        f"with warnings.catch_warnings(record=True) as caught:\n"
+        f"    warnings.simplefilter('always')\n"
+        f"    from {old} import {name} as old\n"
+        f"from {new} import {name} as new\n"
+        f"import {new}\n"
+        f"assert old is new and {new}.__spec__.name == {new!r}\n"
+        f"print([w.category.__name__ for w in caught if {old!r} in str(w.message)])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['FutureWarning']"
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_names_that_a_package_had_are_found_with_a_warning(package: str) -> None:
+    module = importlib.import_module(package)
+    for name, place in NAMES[package].items():
+        with pytest.warns(FutureWarning, match=name):
+            value = module.__getattr__(name)
+        assert value is vars(importlib.import_module(place))[name]
+
+
+def test_present_places_exist() -> None:
+    for new in MOVED.values():
+        importlib.import_module(new)
+
+
+def test_other_modules_are_not_found() -> None:
+    assert find_new_name("phasetrain.commandsx") is None
+    assert find_new_name("phasetrain.engine") is None
+    with pytest.warns(FutureWarning), pytest.raises(ImportError, match="no_such"):
+        importlib.import_module("phasetrain.commands.no_such")
+    with pytest.raises(AttributeError, match="Nothing"):
+        importlib.import_module("phasetrain.hooks").__getattr__("Nothing")
