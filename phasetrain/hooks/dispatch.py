@@ -5,22 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from phasetrain.checkpoint.codec import check_encodable
 from phasetrain.distributed import World
-from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import Hook, Run, check_signatures, overrides
 from phasetrain.hooks.error_policy import HookErrorGuard
-from phasetrain.optim import NonFinite
+from phasetrain.hooks.step_events import HookEvents
 from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
-
-R = TypeVar("R")
 
 EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 
@@ -60,6 +57,7 @@ class Hooks:
         self._absent: dict[str, Any] = {}
         _check_single_hooks(self.by_label)
         self._guards: dict[int, HookErrorGuard] = {}
+        self.calls: dict[str, list[Callable[..., Any]]] = {}
         self._run: Run | None = None
         # Labels of hooks that were added while the run was going, in this attempt or before.
         self._added: list[str] = []
@@ -80,10 +78,10 @@ class Hooks:
         # the first one: it restores before any other hook starts, and saves after all others have
         # flushed.
         opening = list(self.by_label.values())
-        self.calls: dict[str, list[Callable[..., Any]]] = {
-            event: self._overriding(event, opening if event in OPENING_EVENTS else opening[::-1])
-            for event in EVENTS
-        }
+        for event in EVENTS:
+            ordered = opening if event in OPENING_EVENTS else opening[::-1]
+            # A new list instead of a changed one: an event under way iterates over the old one.
+            self.calls[event] = self._overriding(event, ordered)
 
     def add(self, label: str, hook: Hook) -> None:
         """Add a hook while the run is going; call this on all ranks at the same step.
@@ -122,7 +120,6 @@ class Hooks:
                 code="checkpoint.not_encodable",
             ) from error
         self.by_label[label] = hook
-        # New lists instead of changed ones: the event under way iterates over the old ones.
         self._collect_calls()
         if self._run is not None:
             for call in self._overriding("on_start", [hook]):
@@ -139,7 +136,7 @@ class Hooks:
     def events(self, run: Run, phase: Phase) -> StepEvents:
         """Return the events within the steps of a phase that begins."""
         self._warn_of_missing()
-        return HookEvents(self, run, phase)
+        return HookEvents(self.calls, run, phase)
 
     def start(self, run: Run) -> None:
         """Call `on_start` of all hooks."""
@@ -221,65 +218,6 @@ class Hooks:
                 call = wrapping.around(self._labels[id(hook)], event.removeprefix("on_"), call)
             calls.append(call)
         return calls
-
-
-class HookEvents(StepEvents):
-    """Calls the hooks of a run at the events within the steps of a phase.
-
-    Args:
-        hooks: hooks of the run.
-        run: the run.
-        phase: the phase.
-    """
-
-    def __init__(self, hooks: Hooks, run: Run, phase: Phase) -> None:
-        self._hooks = hooks
-        self._run = run
-        self._phase = phase
-
-    # Each event looks its calls up by itself, since a hook may be added while the phase runs, and a
-    # method between them would cost a call for each micro-batch.
-
-    def on_batch(self, batch: Batch) -> Batch:
-        """Return the batch, or its replacement by hooks."""
-        for call in self._hooks.calls["on_batch"]:
-            # None leaves the batch as it is; a guarded hook that has failed returns None as well.
-            changed = call(self._run, self._phase, batch)
-            if changed is not None:
-                batch = _require_type(changed, Batch, "on_batch")
-        return batch
-
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        """Return the output, or its replacement by hooks."""
-        for call in self._hooks.calls["on_forward"]:
-            changed = call(self._run, self._phase, out)
-            if changed is not None:
-                out = _require_type(changed, StepOutput, "on_forward")
-        return out
-
-    def on_backward(self, out: StepOutput) -> None:
-        """Call `on_backward` of all hooks."""
-        for call in self._hooks.calls["on_backward"]:
-            call(self._run, self._phase, out)
-
-    def on_update(self) -> None:
-        """Call `on_update` of all hooks."""
-        for call in self._hooks.calls["on_update"]:
-            call(self._run, self._phase)
-
-    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
-        """Call `on_skip` of all hooks."""
-        self._hooks.call("on_skip", self._run, self._phase, batches, found)
-
-
-def _require_type(value: Any, kind: type[R], event: str) -> R:
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"HOOKS: {event} of a hook returned a {type(value).__name__}; expected a "
-            f"{kind.__name__} or None, such as `dataclasses.replace` of its last argument",
-            code="hooks.wrong_result",
-        )
-    return value
 
 
 def _runs_on(hook: Hook, world: World) -> bool:

@@ -17,10 +17,9 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError, CorruptionError
-from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.hooks.base import HOOKS, Hook, Run, overrides
 from phasetrain.hooks.recheck.findings import Difference, describe_findings, sort_findings
 from phasetrain.hooks.recheck.moments import Moments
-from phasetrain.hooks.recheck.requirements import check_hooks, check_run
 from phasetrain.hooks.recheck.state_copy import StateCopy
 from phasetrain.hooks.recheck.step_trace import (
     StepTrace,
@@ -37,6 +36,12 @@ log = logging.getLogger(__name__)
 
 DATA = ("samples", "batch content")
 """Components that are compared with another reading, not with another computation."""
+
+STEP_EVENTS = (
+    *("on_step_start", "on_batch", "on_forward"),
+    *("on_backward", "on_skip", "on_update"),
+)
+"""Events in which a hook could change the result of an update."""
 
 
 @dataclass
@@ -328,3 +333,62 @@ def _describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         name += f" ({torch.cuda.get_device_name(device)})"
     return f"{name} of {platform.node()}"
+
+
+def check_run(run: Run, *, is_exact: bool) -> None:
+    """Check that the parts of a run allow to repeat an update.
+
+    Args:
+        run: the run, before its first step.
+        is_exact: RUN.exact.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if not run.task.parts.machine.deterministic:
+        raise ConfigError(
+            "HOOKS.recheck: MACHINE.deterministic = false lets the same update have other bits "
+            "each time; set it to true, or remove the hook",
+            code="recheck.not_deterministic",
+        )
+    if not is_exact:
+        raise ConfigError(
+            "HOOKS.recheck: RUN.exact = false allows parts whose state is not saved, so an update "
+            "cannot be repeated; set it to true, or remove the hook",
+            code="recheck.not_exact",
+        )
+    strategy = run.task.strategy
+    if strategy.shards_weights or strategy.shards_optimizer:
+        raise ConfigError(
+            "HOOKS.recheck: the strategy shards weights or optimizer, and no rank can restore its "
+            "state alone; set DISTRIBUTED.strategy=ddp, or remove the hook",
+            code="recheck.sharded",
+        )
+
+
+def check_hooks(run: Run, own: Hook) -> None:
+    """Check that no other hook may change the result of an update.
+
+    Args:
+        run: the run.
+        own: the hook that repeats updates.
+
+    Raises:
+        ConfigError: one may.
+    """
+    is_later = False
+    for label, hook in run.hooks.by_label.items():
+        if hook is own:
+            is_later = True
+        if hook.observe_only:
+            continue
+        # Hooks that come later in HOOKS are called first in `on_step`.
+        events = (*STEP_EVENTS, "on_step") if is_later else STEP_EVENTS
+        used = [event for event in events if overrides(hook, event)]
+        if used:
+            raise ConfigError(
+                f"HOOKS.{label}: it may change the result of an update in {used[0]}, and "
+                "HOOKS.recheck repeats updates without hooks; set observe_only = True in its "
+                "class if it does not, or remove one of the two",
+                code="recheck.hook",
+            )

@@ -10,7 +10,6 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import Optimizer
 
 from phasetrain.distributed import Strategy
-from phasetrain.optim.update.nonfinite import MAX_NAMES
 from phasetrain.optim.update.sparse import coalesce_gradients, dense_views
 
 
@@ -121,27 +120,6 @@ class GradientPipeline:
         """Set the gradients, such as a combination of several that `take` has returned."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-
-    def name_nonfinite(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of parameters whose gradient is not finite; every rank must call this.
-
-        Args:
-            names: names of all parameters in order; those missing are numbered.
-        """
-        bad = [
-            number
-            for number, parameter in enumerate(self.parameters)
-            if parameter.grad is not None and has_nonfinite(parameter.grad)
-        ]
-        if self._strategy.shards_optimizer:
-            # Each rank sees only its shards, and the message has to name the same weights on all
-            # ranks.
-            gathered = self._strategy.world.all_gather(bad)
-            bad = sorted({number for numbers in gathered for number in numbers})
-        return tuple(
-            names[number] if number < len(names) else f"parameter {number}"
-            for number in bad[:MAX_NAMES]
-        )
 
     def _evidence(self) -> list[Tensor]:
         """Return tensors that are finite exactly if the gradient is: its norm, or all of it."""

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from phasetrain.errors import NumericsError
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite, format_error
@@ -216,3 +218,28 @@ class RestorePoint:
         # A parameter may be among them, and autograd forbids writing to a leaf in place.
         now = [tensor.detach() if tensor.requires_grad else tensor for tensor in self._lookup()]
         return list(zip(now, self._copies, strict=False))
+
+
+def choose_lag(
+    optimizer: Optimizer, scaler: GradScaler | None, guard: GuardSettings, device: torch.device
+) -> int:
+    """Return the number of updates by which the verdict on an update comes late.
+
+    Raises:
+        ValueError: a lag that the optimizer does not support.
+    """
+    # What GradScaler asks of an optimizer, too: whether its kernels leave the weights alone by
+    # `found_inf`.
+    can_lag = scaler is not None or vars(optimizer).get("_step_supports_amp_scaling", False)
+    # With `ignore` nobody reads a verdict, so nothing may be deferred either.
+    if guard.on_nonfinite == "ignore":
+        return 0
+    if guard.lag is None:
+        return int(can_lag and device.type == "cuda")
+    if guard.lag not in (0, 1) or (guard.lag and not can_lag):
+        raise ValueError(
+            f"lag = {guard.lag}: expected 0, or 1 with a gradient scaler or an optimizer whose "
+            f"fused kernels can withhold an update on the device; this is "
+            f"{type(optimizer).__name__}"
+        )
+    return guard.lag

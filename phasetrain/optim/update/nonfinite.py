@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from phasetrain.distributed import World
+from phasetrain.distributed import Strategy, World
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.position import Position
+from phasetrain.optim.update.gradients import has_nonfinite
 from phasetrain.runtime.format import join_first
 
 OnNonFinite = Literal["stop", "skip", "ignore"]
@@ -194,3 +195,28 @@ def list_nonfinite_ids(value: Any, ids: Tensor) -> list[int]:
     if len(ids):
         mapped(value, check)
     return ids[bad].tolist()
+
+
+def name_nonfinite(
+    parameters: Sequence[Tensor], names: Sequence[str], strategy: Strategy
+) -> tuple[str, ...]:
+    """Return the names of parameters whose gradient is not finite; every rank must call this.
+
+    Args:
+        parameters: trained parameters in order.
+        names: their names; those missing are numbered.
+        strategy: how ranks share an update.
+    """
+    bad = [
+        number
+        for number, parameter in enumerate(parameters)
+        if parameter.grad is not None and has_nonfinite(parameter.grad)
+    ]
+    if strategy.shards_optimizer:
+        # Each rank sees only its shards, and the message has to name the same weights on all ranks.
+        gathered = strategy.world.all_gather(bad)
+        bad = sorted({number for numbers in gathered for number in numbers})
+    return tuple(
+        names[number] if number < len(names) else f"parameter {number}"
+        for number in bad[:MAX_NAMES]
+    )

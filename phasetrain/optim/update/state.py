@@ -15,7 +15,7 @@ from phasetrain.optim.update.guard import NonFiniteGuard
 
 
 class UpdaterState:
-    """Saves and loads what the updates of an updater have accumulated."""
+    """Values of an updater that others read, and its state in a checkpoint."""
 
     optimizer: Optimizer
     scaler: GradScaler | None
@@ -23,9 +23,33 @@ class UpdaterState:
     gradients: GradientPipeline
     guard: NonFiniteGuard
     strategy: Strategy
+    lag: int
     names: tuple[str, ...]
     _initial_options: list[dict[str, Any]]
     _started: set[int]
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first parameter group, as the last update used it."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def factor(self) -> float:
+        """Factor of all learning rates from the next update on, on top of their schedules.
+
+        It is part of the state.
+        """
+        return self.schedules.factor
+
+    @factor.setter
+    def factor(self, value: float) -> None:
+        """Multiply all learning rates by `value` from the next update on."""
+        self.schedules.factor = value
+
+    @property
+    def waits(self) -> bool:
+        """Whether each update waits for a device other than the CPU to report its verdict."""
+        return self.guard.watches and not self.lag and self.gradients.device.type != "cpu"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that updates have accumulated.

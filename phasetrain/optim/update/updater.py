@@ -14,8 +14,8 @@ from phasetrain.distributed import AsyncMean, Strategy, World
 from phasetrain.distributed.strategies.base import sum_losses
 from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
 from phasetrain.optim.update.gradients import GradientPipeline, GradientSettings
-from phasetrain.optim.update.guard import NonFiniteGuard, OnSkip, ignore_skip
-from phasetrain.optim.update.nonfinite import STOP, GuardSettings
+from phasetrain.optim.update.guard import NonFiniteGuard, OnSkip, choose_lag, ignore_skip
+from phasetrain.optim.update.nonfinite import STOP, GuardSettings, name_nonfinite
 from phasetrain.optim.update.sam import SamSettings, SharpnessAware
 from phasetrain.optim.update.state import UpdaterState
 
@@ -95,29 +95,6 @@ class Updater(UpdaterState):
             self._step_weights = self._step_scaled
         elif self.lag:
             self._step_weights = self._step_gated
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the first parameter group, as the last update used it."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    @property
-    def factor(self) -> float:
-        """Factor of all learning rates from the next update on, on top of their schedules.
-
-        It is part of the state.
-        """
-        return self.schedules.factor
-
-    @factor.setter
-    def factor(self, value: float) -> None:
-        """Multiply all learning rates by `value` from the next update on."""
-        self.schedules.factor = value
-
-    @property
-    def waits(self) -> bool:
-        """Whether each update waits for a device other than the CPU to report its verdict."""
-        return self.guard.watches and not self.lag and self.gradients.device.type != "cpu"
 
     def schedule(
         self,
@@ -346,12 +323,12 @@ class Updater(UpdaterState):
             names = None
             # Names are for the error that ends the run; clipping has spread a NaN to all gradients.
             if guard.would_stop(scaled=True) and not self.gradients.clips:
-                names = self.gradients.name_nonfinite(self.names)
+                names = name_nonfinite(self.gradients.parameters, self.names, self.strategy)
             guard.skip(loss.item(), names, on_skip, scale.item())
 
     def _skip(self, loss: float, on_skip: OnSkip) -> None:
         # Names first: they are read from the gradients, and restoring or raising would lose them.
-        names = self.gradients.name_nonfinite(self.names)
+        names = name_nonfinite(self.gradients.parameters, self.names, self.strategy)
         self.guard.restore_point.restore()
         self.guard.skip(loss, names, on_skip)
 
@@ -374,28 +351,3 @@ class Updater(UpdaterState):
             NumericsError: the run has to stop for it.
         """
         self.guard.resolve()
-
-
-def choose_lag(
-    optimizer: Optimizer, scaler: GradScaler | None, guard: GuardSettings, device: torch.device
-) -> int:
-    """Return the number of updates by which the verdict on an update comes late.
-
-    Raises:
-        ValueError: a lag that the optimizer does not support.
-    """
-    # What GradScaler asks of an optimizer, too: whether its kernels leave the weights alone by
-    # `found_inf`.
-    can_lag = scaler is not None or vars(optimizer).get("_step_supports_amp_scaling", False)
-    # With `ignore` nobody reads a verdict, so nothing may be deferred either.
-    if guard.on_nonfinite == "ignore":
-        return 0
-    if guard.lag is None:
-        return int(can_lag and device.type == "cuda")
-    if guard.lag not in (0, 1) or (guard.lag and not can_lag):
-        raise ValueError(
-            f"lag = {guard.lag}: expected 0, or 1 with a gradient scaler or an optimizer whose "
-            f"fused kernels can withhold an update on the device; this is "
-            f"{type(optimizer).__name__}"
-        )
-    return guard.lag
