@@ -9,7 +9,6 @@ import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from phasetrain.app.preflight.attributes import digest_attributes
@@ -131,19 +130,19 @@ class ResumeProof:
         again = rebuild()
         read_here(again)
         try:
-            problems = self._compare(again, records)
+            return self._compare(again, records)
         finally:
             again.close()
-        # All ranks have to come to the same verdict, and each has seen its own samples only.
-        by_rank = again.parts.world.all_gather(problems)
-        return list(dict.fromkeys(chain.from_iterable(by_rank)))
 
     def _compare(self, task: Task, records: list[Record]) -> list[str]:
         lost: dict[str, None] = {}
         for segment, record in zip(self.segments, records, strict=True):
             problem = _compare_segment(task, self.plan, segment, record, lost)
-            if problem:
-                return [problem]  # what comes later may only follow from it
+            # All ranks have to come to the same verdict, before any of them makes further steps
+            # that others would not make; each has seen its own samples only.
+            problems = filter(None, task.parts.world.all_gather(problem))
+            if distinct := list(dict.fromkeys(problems)):
+                return distinct  # what comes later may only follow from it
         if lost:
             log.warning(
                 "a resumed run would have another value of %s, which is in no state_dict; in the "
