@@ -121,8 +121,8 @@ class DiskSpace:
 
     def free_bytes(self) -> int | None:
         """Return the free bytes; None if the storage does not tell."""
-        for place in (self.path, *map(str, Path(self.path).parents)):
-            free = self.storage.free_bytes(place)
+        for folder in (self.path, *map(str, Path(self.path).parents)):
+            free = self.storage.free_bytes(folder)
             if free is not None:  # None as well where a folder does not exist yet
                 return free
         return None
@@ -404,19 +404,19 @@ def describe_store(folder: RunFolder) -> None:
     """Log the guarantees for a run in an object store; nothing for a run on this machine."""
     if folder.storage.keeps_files:
         return
-    place = redact_url(folder.path)
+    url = redact_url(folder.path)
     if scheme_of(folder.path) == "memory":
         log.warning(
             "RUN.dir = %r: the run is in the memory of this process, and is gone when it ends; "
             "no other process can resume or read it",
-            place,
+            url,
         )
     log.info(
         "RUN.dir = %r is in an object store: files change as a whole, logs with each "
         "checkpoint; the lock is the object owner.json, which an owner on another host loses "
         "%g s after its last renewal, and it holds if the store lists each object as soon as "
         "it is written, as S3 does",
-        place,
+        url,
         EXPIRED_SECONDS,
     )
 

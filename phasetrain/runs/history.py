@@ -117,19 +117,19 @@ class History(Sequence[dict[str, Any]]):
         Raises:
             ConfigError: there is no such scalar (code `history.unknown_scalar`).
         """
-        found = [
+        values = [
             (int(row["updates"]), float(row[name]))
             for row in self
             if name not in COUNTERS and is_scalar(row.get(name))
         ]
-        if not found:
+        if not values:
             near = did_you_mean(name, self.names) or "."
-            known = ", ".join(self.names) or "none"
+            names = ", ".join(self.names) or "none"
             raise ConfigError(
-                f"{name!r}: the run has no such scalar{near} Known: {known}",
+                f"{name!r}: the run has no such scalar{near} Known: {names}",
                 code="history.unknown_scalar",
             )
-        return found
+        return values
 
     def buffer(self, name: str) -> "HistoryBuffer":
         """Return a scalar as fvcore's `HistoryBuffer`, whose iterations are updates.
@@ -168,11 +168,11 @@ class History(Sequence[dict[str, Any]]):
             )
         buffer = HistoryBuffer(max_length=max(2, window))
         smooth = buffer.median if how == "median" else buffer.avg
-        found = []
+        smoothed = []
         for updates, value in self.scalar(name):
             buffer.update(value, updates)
-            found.append((updates, float(smooth(window))))
-        return found
+            smoothed.append((updates, float(smooth(window))))
+        return smoothed
 
     @property
     def last(self) -> dict[str, float]:

@@ -64,7 +64,7 @@ _LAYOUTS = {
     2: np.dtype([*_FIELDS, ("link", f"V{LINK_BYTES}"), ("check", "<u4")]),
 }
 # The layouts repeat _RECORD field by field, so that numpy reads the whole file in one pass.
-assert all(layout.itemsize == _RECORD_BYTES[one] for one, layout in _LAYOUTS.items())
+assert all(layout.itemsize == _RECORD_BYTES[version] for version, layout in _LAYOUTS.items())
 
 COMPONENTS = ("samples", "batch content", "lr", "loss", "gradient norm", "weights")
 """Components of an update, causes before their effects."""
@@ -315,8 +315,8 @@ class Ledger(Mapping[int, LedgerRecord]):
             return ""
         if not updates:
             return self.header.first_link.hex()
-        place = self._places.get(updates)
-        return "" if place is None else bytes(self._rows["link"][place]).hex()
+        index = self._places.get(updates)
+        return "" if index is None else bytes(self._rows["link"][index]).hex()
 
     def find_broken_link(self) -> int | None:
         """Return the first update whose hash does not follow from the record before it; None if
@@ -326,12 +326,12 @@ class Ledger(Mapping[int, LedgerRecord]):
         previous = self.header.first_link
         content = self._rows.tobytes()
         size = self.header.record_bytes
-        for place in range(len(self._rows)):
-            begin = place * size
+        for index in range(len(self._rows)):
+            begin = index * size
             data = content[begin : begin + _RECORD.size]
             link = content[begin + _RECORD.size : begin + _RECORD.size + LINK_BYTES]
             if blake2b(previous + data, digest_size=LINK_BYTES).digest() != link:
-                return int(self._rows["updates"][place])
+                return int(self._rows["updates"][index])
             previous = link
         return None
 
@@ -349,9 +349,9 @@ def parse_ledger(data: bytes, path: str = FILE) -> Ledger:
     # zlib.crc32 takes one buffer at a time, so the checks cannot be vectorized
     checks = [crc32(body[at : at + size - _CHECK.size]) for at in range(0, len(table) * size, size)]
     is_valid = table["check"] == np.array(checks, dtype=np.uint32)
-    places = {int(table["updates"][place]): int(place) for place in np.flatnonzero(is_valid)}
-    damaged = tuple(int(place) for place in np.flatnonzero(~is_valid))
-    ordered = dict(sorted(places.items()))
+    rows = {int(table["updates"][index]): int(index) for index in np.flatnonzero(is_valid)}
+    damaged = tuple(int(index) for index in np.flatnonzero(~is_valid))
+    ordered = dict(sorted(rows.items()))
     return Ledger(path, len(body) % size, damaged, header, table, ordered)
 
 

@@ -36,11 +36,11 @@ class LedgerWriter:
             header = LedgerHeader.decode(data)
         complete = header.count_records(len(data)) if header else 0
         if complete < covered:
-            found = f"{complete} records" if header else "no header that this version can read"
+            content = f"{complete} records" if header else "no header that this version can read"
             log.warning(
                 "%s has %s, and the checkpoint covers %d: earlier records are lost",
                 file.path,
-                found,
+                content,
                 covered,
             )
         if header is None:

@@ -75,9 +75,9 @@ def parse_mapping(value: Any) -> dict[str, Any]:
 
 
 def _parse_durations(value: Any) -> dict[str, float]:
-    """Return kind -> seconds without damaged values."""
-    durations = {kind: parse_number(seconds) for kind, seconds in parse_mapping(value).items()}
-    return {kind: seconds for kind, seconds in durations.items() if 0 <= seconds < MAX_COUNT}
+    """Return kind of work -> seconds without damaged values."""
+    durations = {work: parse_number(seconds) for work, seconds in parse_mapping(value).items()}
+    return {work: seconds for work, seconds in durations.items() if 0 <= seconds < MAX_COUNT}
 
 
 @dataclass(frozen=True)
@@ -414,11 +414,11 @@ def parse_metrics_line(line: bytes) -> MetricsLine | None:
         return None
     if not isinstance(content, dict):
         return None
-    kind = content.get("kind")
+    line_kind = content.get("kind")
     updates = content.get("updates")
-    if not isinstance(kind, str) or not isinstance(updates, int) or isinstance(updates, bool):
+    if not isinstance(line_kind, str) or not isinstance(updates, int) or isinstance(updates, bool):
         return None
-    return MetricsLine(kind, updates, content)
+    return MetricsLine(line_kind, updates, content)
 
 
 def parse_metrics(data: bytes) -> list[MetricsLine]:

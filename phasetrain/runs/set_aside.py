@@ -82,5 +82,5 @@ def _list_kept(path: str, storage: Storage) -> dict[int, str]:
     """Return the folders that have this path and a number behind it, by number."""
     parent, _, name = path.rpartition("/")
     numbered = re.compile(rf"{re.escape(name)}\.([0-9]+)")
-    found = map(numbered.fullmatch, storage.list_names(parent or "/"))
-    return {int(match[1]): f"{parent}/{match[0]}" for match in found if match}
+    matches = map(numbered.fullmatch, storage.list_names(parent or "/"))
+    return {int(match[1]): f"{parent}/{match[0]}" for match in matches if match}

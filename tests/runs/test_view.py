@@ -57,12 +57,12 @@ def test_the_monitor_of_a_run(tmp_path: Path, text: str, monitor: str | None) ->
 def test_config_has_the_values_that_were_written(tmp_path: Path) -> None:
     values = {
         "A": {"lr": 1e-05, "exponent": "1e-3", "date": "2026-01-02", "none": None, "yes": "yes"},
-        "B": ["${A.lr}", "???", "010", 1.5, True, float("inf"), "a: b", "\u00e9\n#"],
+        "B": ["${A.lr}", "???", "010", 1.5, True, float("inf"), "a: b", "\u00e9\n#", "runs/\udcff"],
     }
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
     run = RunView(f"{tmp_path}/")
     assert run.config == values
-    assert (run.path, run.name, run.problems) == (str(tmp_path), tmp_path.name, [])
+    assert (run.path, run.problems) == (str(tmp_path), [])
 
 
 @pytest.mark.parametrize(

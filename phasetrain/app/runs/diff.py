@@ -240,7 +240,9 @@ def _read_side(storage: Storage, path: str) -> Side:
     metrics = run.read_bytes(METRICS)
     # Unlike in a report, this is an error: two runs could seem to be equal.
     if run.problems:
-        raise ConfigError(f"{path}/{run.problems[0]}", code="runs.unreadable")
+        raise ConfigError(
+            f"{path}/{run.problems[0]} Restore it, or delete it", code="runs.unreadable"
+        )
     return Side(
         path,
         run.ledger,

@@ -39,15 +39,15 @@ def list_code(config: Mapping[str, Any]) -> Code:
     """Return the custom code that a config names: the modules of RUN.imports, and dotted paths
     outside of known libraries."""
     imports = lookup(config, IMPORTS)
-    found = []
+    code = []
     if isinstance(imports, list | tuple):
-        found = [(IMPORTS, str(name)) for name in imports]
+        code = [(IMPORTS, str(name)) for name in imports]
     sections = {key: value for key, value in config.items() if key not in ("RUN", "LAUNCH")}
     for path, text in _list_texts(sections, ""):
         is_name = path.rpartition(".")[2].partition("[")[0] in _NAME_KEYS
         if is_name and DOTTED_PATH.fullmatch(text) and not is_library_path(text):
-            found.append((path, text))
-    return found
+            code.append((path, text))
+    return code
 
 
 _NAME_KEYS = (
@@ -65,8 +65,8 @@ def _list_texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             yield from _list_texts(item, join_path(path, str(key)))
     elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from _list_texts(item, f"{path}[{place}]")
+        for index, item in enumerate(value):
+            yield from _list_texts(item, f"{path}[{index}]")
 
 
 def check_code(
@@ -88,16 +88,16 @@ def check_code(
     Raises:
         ConfigError: lists each module and path.
     """
-    given = _list_given(changes) | stored.trusted_names
+    trusted = _list_given(changes) | stored.trusted_names
     code = list_code(composed.config)
     unknown = [
         (key, name)
         for key, name in code
-        if name not in given and not (key == IMPORTS and name in sys.modules)
+        if name not in trusted and not (key == IMPORTS and name in sys.modules)
     ]
-    unknown += [(key, name) for key, name in _list_jobs(composed.config) if key not in given]
+    unknown += [(key, name) for key, name in _list_jobs(composed.config) if key not in trusted]
     if not unknown or is_signed(stored, [name for _, name in unknown]):
-        return frozenset({name for _, name in code} | given)
+        return frozenset({name for _, name in code} | trusted)
     problems: list[Problem] = []
     for key, name in unknown:
         problems += make_trust_error(name, key).problems
@@ -135,10 +135,10 @@ def _locate(code: Code, folders: Sequence[str]) -> list[str]:
 
 def _list_given(changes: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the keys and the texts that the user has given as changes of the stored config."""
-    found: set[str] = set()
+    words: set[str] = set()
     for values in changes:
-        found |= leaves(values).keys() | {text for _, text in _list_texts(values, "")}
-    return found
+        words |= leaves(values).keys() | {text for _, text in _list_texts(values, "")}
+    return words
 
 
 def sign_code(names: Sequence[str]) -> dict[str, Any] | None:
@@ -189,12 +189,12 @@ def select_code_folders(config: Mapping[str, Any], folders: Sequence[str]) -> li
 def _find_file(name: str, folders: Sequence[str] = ()) -> str:
     """Return the file of the package that a module or dotted path is in, without importing it."""
     # The working directory comes before the recorded folders, as in `run_imports`.
-    places = [*sys.path, str(Path.cwd()), *folders]
-    found = PathFinder.find_spec(name.partition(".")[0], places)
-    if found is None:
+    search_path = [*sys.path, str(Path.cwd()), *folders]
+    spec = PathFinder.find_spec(name.partition(".")[0], search_path)
+    if spec is None:
         return ""
-    where = found.origin or next(iter(found.submodule_search_locations or ()), "")
-    return str(Path(where).resolve())
+    file = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    return str(Path(file).resolve())
 
 
 def _read_key(*, create: bool) -> bytes | None:
@@ -210,9 +210,9 @@ def _read_key(*, create: bool) -> bytes | None:
             with suppress(FileExistsError):
                 os.link(made, path)  # unlike a rename, keeps the key of a run that was faster
             made.unlink()
-        found = path.read_bytes()
+        key = path.read_bytes()
     except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return None
-    if len(found) != KEY_BYTES:
+    if len(key) != KEY_BYTES:
         return None  # cut short by a full disk: whoever guesses it could sign
-    return found
+    return key

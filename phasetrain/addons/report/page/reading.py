@@ -139,6 +139,11 @@ class RunReport(RunView):
     """
 
     @cached_property
+    def name(self) -> str:
+        """Label in plots: the last part of the path, unless it is set."""
+        return self.path.rpartition("/")[2] or self.path
+
+    @cached_property
     def config(self) -> dict[str, Any]:
         """Content of config.yaml."""
         config: dict[str, Any] = _REDACTION.redact_config(super().config)
