@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from phasetrain.config.addons import list_bridges, list_parts
+from phasetrain.config.addons import explain_deleted, list_bridges, list_parts
 from phasetrain.config.objects import find_object, is_object_name
 from phasetrain.config.problems import raise_all
 from phasetrain.config.trust import (
@@ -287,7 +287,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         if libraries:
             names = " or ".join(f"{library}." for library in libraries)
             bridged = f", and so does a name after {names}"
-        return f"Known: {known}{by_class}; a dotted path works too{bridged}"
+        return f"Known: {known}{by_class}; a dotted path works too{bridged}{explain_deleted()}"
 
     def _find_dotted(self, name: str, key: str) -> Factory[T]:
         """Return the part behind a name with a dot: a name behind a bridge, or a dotted path."""
@@ -446,7 +446,8 @@ def import_part(path: str, key: str, kind: str) -> Factory[Any]:
     if not callable(found):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(
-            f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}{near}",
+            f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}"
+            f"{near or '.'}{explain_deleted()}",
             code="config.unknown_part",
         )
     return found  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
+from phasetrain.config.addons import explain_deleted
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import leaves, lookup
 from phasetrain.config.compose.sources import EXPERIMENT
@@ -305,7 +306,7 @@ class _KeyChecker:
         if len(below) == 1:
             path, value = next(iter(below.items()))
         word = "keys" if parent else "sections"
-        known = f"Known {word}: {', '.join(self._schema.children(parent))}"
+        known = f"Known {word}: {', '.join(self._schema.children(parent))}.{explain_deleted()}"
         is_section = not parent and path.partition(".")[0].isupper()
         code = "config.unknown_section" if is_section else "config.unknown_key"
         self._report.unknown.append(_Unknown(code, path, value, "no such key", known))
