@@ -77,8 +77,6 @@ def _find_renamed(name: str) -> Any:
 
     entry = find_python_name(name)
     if entry is None:
-        raise AttributeError(
-            f"module 'phasetrain' has no attribute {name!r}.{explain_deleted()}"
-        )
+        raise AttributeError(f"module 'phasetrain' has no attribute {name!r}{explain_deleted()}")
     warnings.warn(entry.warning, FutureWarning, stacklevel=3)
     return __getattr__(entry.new.removeprefix("phasetrain."))

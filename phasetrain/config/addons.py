@@ -184,12 +184,12 @@ def _load(point: EntryPoint) -> AddOn:
 
 
 def explain_deleted() -> str:
-    """Return a sentence that names the add-ons of phasetrain that are not installed, after the
-    message that something is unknown; empty if all are installed."""
-    names = [repr(addon.name) for addon in load_addons() if addon.is_deleted]
+    """Return the end of a message that something is unknown, which names the add-ons of phasetrain
+    that may have it and were deleted; empty if there are none."""
+    names = ", ".join(addon.name for addon in load_addons() if addon.is_deleted)
     if not names:
         return ""
-    return f" It may be in an add-on of phasetrain that is not installed here: {', '.join(names)}."
+    return f"; not installed here: the add-ons {names} of phasetrain"
 
 
 def list_failures() -> list[str]:

@@ -282,12 +282,12 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
     def _list_known(self, library: Mapping[str, Factory[T]]) -> str:
         known = ", ".join(self) or "none"
         by_class = f", and {len(library)} of the library by class name" if library else ""
-        bridged = "."
+        bridged = explain_deleted() or "."
         libraries = dict.fromkeys([*self._bridges, *self._list_bridges()])
         if libraries:
             names = " or ".join(f"{library}." for library in libraries)
-            bridged = f", and so does a name after {names}"
-        return f"Known: {known}{by_class}; a dotted path works too{bridged}{explain_deleted()}"
+            bridged = f", and so does a name after {names}{explain_deleted()}"
+        return f"Known: {known}{by_class}; a dotted path works too{bridged}"
 
     def _find_dotted(self, name: str, key: str) -> Factory[T]:
         """Return the part behind a name with a dot: a name behind a bridge, or a dotted path."""
@@ -447,7 +447,7 @@ def import_part(path: str, key: str, kind: str) -> Factory[Any]:
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(
             f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}"
-            f"{near or '.'}{explain_deleted()}",
+            f"{near}{explain_deleted()}",
             code="config.unknown_part",
         )
     return found  # type: ignore[no-any-return]

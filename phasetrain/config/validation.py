@@ -306,7 +306,7 @@ class _KeyChecker:
         if len(below) == 1:
             path, value = next(iter(below.items()))
         word = "keys" if parent else "sections"
-        known = f"Known {word}: {', '.join(self._schema.children(parent))}.{explain_deleted()}"
+        known = f"Known {word}: {', '.join(self._schema.children(parent))}{explain_deleted()}"
         is_section = not parent and path.partition(".")[0].isupper()
         code = "config.unknown_section" if is_section else "config.unknown_key"
         self._report.unknown.append(_Unknown(code, path, value, "no such key", known))

@@ -2,7 +2,6 @@
 
 import pytest
 
-from phasetrain.addons.experiments.certify.combination import choose_kills
 from phasetrain.proof.compare import (
     NOT_LOADED,
     PhaseLabel,
@@ -69,17 +68,3 @@ def test_places_are_counted_in_steps_and_updates() -> None:
     assert describe_place((1, 1), PHASES) == "step 4 of the run (step 1 of phase 1, test, epoch 0)"
     assert describe_place((1, 0), PHASES) == "the end of phase 0 (train, epoch 0)"
     assert [count_updates(place, PHASES) for place in ((0, 2), (1, 1), (2, 0))] == [2, 3, 3]
-
-
-@pytest.mark.parametrize(
-    ("steps", "quick", "moments"),
-    [
-        (10, False, ["step", "step", "saved", "saving"]),
-        (6, False, ["step", "saving", "saved"]),
-        (2, False, ["step"]),
-        (10, True, ["step"]),
-        (1, False, []),
-    ],
-)
-def test_short_runs_are_killed_less_often(steps: int, quick: bool, moments: list[str]) -> None:
-    assert [kill.moment for kill in choose_kills(steps, is_quick=quick)] == moments

@@ -87,6 +87,7 @@ class TestKilled:
     def test_other_states_stay(self) -> None:
         assert StatusRecord.from_json({"state": "failed"}).observe_state() == "failed"
 
+    @pytest.mark.addon("report")
     def test_all_readers_agree(self, tmp_path: Path) -> None:
         from phasetrain.addons.report.page.reading import read_run
         from phasetrain.app.runs.list_runs import summarize_run

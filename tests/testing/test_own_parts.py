@@ -251,7 +251,7 @@ LOSS_WORDS = {
     "view_distillation": ["experiment=digits_dino", "LOSS={name: view_distillation}"],
     "weighted_sum": HEADS,
 }
-VIEWED = "tests/end_to_end/test_self_supervised.py::test_features_are_better_than_those_of_random_weights"
+VIEWED = "tests/addons/vision/test_self_supervised_runs.py::test_features_are_better_than_those_of_random_weights"
 LEARNS_ELSEWHERE = {
     **dict.fromkeys(
         (
@@ -268,7 +268,7 @@ LEARNS_ELSEWHERE = {
         VIEWED,
     ),
     "conditional_gan": "tests/addons/vision/test_gan.py::test_generator_learns_and_a_killed_run_resumes_exactly",
-    "transformer": "tests/end_to_end/test_tasks.py::TestTextTiny::test_whole_experiment_reaches_its_metric",
+    "transformer": "tests/addons/text/test_language_runs.py::TestTextTiny::test_whole_experiment_reaches_its_metric",
 }
 """Parts whose loss of one batch does not come near 0: views of a batch stay what they are to each
 other."""
