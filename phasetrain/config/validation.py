@@ -478,7 +478,8 @@ def _show_form_of_text(key: Key, text: str) -> str:
     except ValueError:
         choices = list_choices(key.type.annotation)
         near = find_synonym(text, choices) or nearest(text, choices, likeness=0.7)
-        return did_you_mean(near or "", choices)
+        hint = explain_deleted() if key.path == "RUN.engine" else ""
+        return did_you_mean(near or "", choices) + hint
     if key.type.fits(number) or (number.is_integer() and key.type.fits(int(number))):
         return "; write it without quotes"
     return ""

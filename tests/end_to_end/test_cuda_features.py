@@ -38,8 +38,8 @@ def test_killed_and_resumed_with_mixup(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.addon("deploy")
 def test_features_and_probes(tmp_path: Path) -> None:
-    from phasetrain.addons.deploy.extract.linear_probe import ProbeSettings, probe
     from phasetrain.addons.deploy.extract.feature_files import read_columns
+    from phasetrain.addons.deploy.extract.linear_probe import ProbeSettings, probe
 
     found = {}
     for device in ("cuda", "cpu"):

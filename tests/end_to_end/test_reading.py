@@ -16,7 +16,6 @@ from harness import (
 )
 from processes import Launcher
 
-
 WORDS = (*SMALL, "MACHINE.threads=1", "RUN.imports=[process_parts]", "CHECKPOINT.every_updates=2")
 KILL = "HOOKS.strike={rank: 1, update: 8}"
 

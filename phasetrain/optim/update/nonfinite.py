@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from phasetrain.config.engines import list_engines
 from phasetrain.errors import NumericsError
 from phasetrain.optim.update.restore_point import RestorePoint
 from phasetrain.runtime.format import join_first
@@ -234,7 +235,7 @@ class NonFiniteGuard:
         place = ""
         if found.dump:
             place = f"; the step is saved in {found.dump}"
-        if found.updates:
+        if found.updates and "replay" in list_engines():
             place += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
         if settings.on_nonfinite == "stop" and found.scale is None:
             advice = (
