@@ -21,6 +21,8 @@ from phasetrain.config.addons import load_addons
 ADDONS = {addon.name for addon in load_addons() if not addon.error and not addon.is_deleted}
 """The installed add-ons."""
 
+OWN_ADDONS = [addon.name for addon in load_addons() if addon.is_deleted] + sorted(ADDONS)
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _OPERATORS = declared_operators()  # operators live as long as the library object
@@ -108,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     are not installed."""
     for item in items:
         for marker in item.iter_markers("addon"):
-            missing = [name for name in marker.args if name not in ADDONS]
+            missing = [name for name in marker.args or OWN_ADDONS if name not in ADDONS]
             if missing:
                 item.add_marker(pytest.mark.skip(reason=f"add-on {', '.join(missing)} is missing"))
     cases: dict[str, list[pytest.Item]] = {}

@@ -43,9 +43,13 @@ def ignore_leftovers(composed: Composed, stored: StoredConfig, schema: Schema) -
         schema: the keys.
     """
     hooks = [
-        path
-        for path, layer in composed.origins.items()
-        if layer == stored.path and _is_unknown_hook(path, lookup(composed.config, path))
+        f"HOOKS.{label}"
+        for label, parameters in stored.values.get("HOOKS", {}).items()
+        if parameters == {} and label not in HOOKS
+    ]
+    # What the user sets is a mistake.
+    hooks = [
+        hook for hook in hooks if all(lookup(changes, hook) is None for changes in composed.changes)
     ]
     unknown = [*_list_unknown_keys(stored.values, schema), *hooks]
     if not unknown:
@@ -61,9 +65,3 @@ def ignore_leftovers(composed: Composed, stored: StoredConfig, schema: Schema) -
         if f"HOOKS.{label}" not in hooks
     }
     return replace(composed, config={**composed.config, "HOOKS": kept})
-
-
-def _is_unknown_hook(path: str, parameters: Any) -> bool:
-    section, _, label = path.partition(".")
-    # Only the origin of an empty mapping is its own path.
-    return section == "HOOKS" and parameters == {} and label not in HOOKS
