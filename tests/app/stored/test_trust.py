@@ -104,7 +104,7 @@ COMMANDS = {
 
 ADDON_OF_COMMAND = {
     **dict.fromkeys(("extract", "predict", "export"), "deploy"),
-    **dict.fromkeys(("replay", "rerun"), "experiments"),
+    **dict.fromkeys(("replay", "rerun", "--from"), "experiments"),
 }
 
 
