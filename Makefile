@@ -26,8 +26,18 @@ run: $(VENV)/core  ## train the default experiment: hand-written digits, under a
 recipes: $(VENV)/full  ## repeat the recipes that take less than 10 minutes, and compare them with their results
 	$(BIN)/python tools/check_recipes.py --max-minutes 10 $(ARGS)
 
-test: $(VENV)/full  ## run the tests
+test: SHELL := bash
+test: $(VENV)/full  ## run the tests of the core, then those of the add-ons, with the time of both
+ifneq (,$(findstring tests/,$(ARGS)))
 	$(PYTEST) $(BY_FILE) $(ARGS)
+else
+	@failed=0; \
+	for job in "core tests --ignore=tests/addons" "add-ons tests/addons"; do \
+		TIMEFORMAT="$${job%% *}: %R s, and %U s + %S s of CPU"; \
+		time $(PYTEST) $(BY_FILE) $${job#* } $(ARGS) || [ $$? = 5 ] || failed=1; \
+	done; \
+	exit $$failed
+endif
 
 test-slow: $(VENV)/full  ## run the tests that take minutes
 	$(PYTEST) $(BY_TEST) -m slow $(ARGS)

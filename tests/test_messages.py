@@ -213,6 +213,7 @@ def message_of(command: str, folder: Path) -> str:
     return _LISTED.sub(r"\1: ...", text)
 
 
+@pytest.mark.addon
 @pytest.mark.parametrize("command", read_messages())
 def test_message_has_its_wording(command: str, tmp_path: Path) -> None:
     assert message_of(command, tmp_path) == read_messages()[command]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from phasetrain.app.stored.leftovers import ignore_leftovers, remove_unknown_keys
 from phasetrain.app.stored.stored_config import StoredConfig, list_file_folders
 from phasetrain.app.stored.trust import check_code, describe_code, select_code_folders
 from phasetrain.config.addons import list_failures
@@ -246,6 +247,8 @@ def _resolve_composed(
         log.warning(warning)
     # Before the validation, because the imports register the parts that the config names.
     composed = import_modules(composed, stored)
+    if stored is not None:
+        composed = ignore_leftovers(composed, stored, schema)
     validate(composed, schema, place)
     # After the validation, which has imported the modules of hooks that are named by a path.
     schema = classify_hooks(schema, composed.config)
@@ -291,7 +294,7 @@ def _compose_stored(
     composed = compose(
         overrides,
         config_dir=config_dir or stored.find_config_dir(),
-        base=Layer(stored.path, dict(stored.values)),
+        base=Layer(stored.path, remove_unknown_keys(stored.values, default_schema())),
     )
     trusted = None
     if stored.is_trusted:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from phasetrain.config.addons import Command, import_object
+from phasetrain.config.addons import Command, explain_deleted, import_object
 from phasetrain.errors import ConfigError, Problem, nearest
 from phasetrain.runtime.clock import Clock
 
@@ -116,7 +116,7 @@ def split_command(commands: Sequence[Command], words: Sequence[str]) -> tuple[Co
     name = two if rest[place] in groups else rest[place]
     known = [one for one in by_name if one.startswith(f"{rest[place]} ")] or list(by_name)
     advice = "Without a command, expected FILE.yaml, experiment=NAME or SECTION.key=value"
-    raise _unknown("command", name, known, advice)
+    raise _unknown("command", name, known, f"{advice}{explain_deleted()}")
 
 
 def _place_of_command(words: Sequence[str]) -> int | None:

@@ -82,11 +82,13 @@ class AddOn:
         name: name of its entry point.
         package: the installed distribution, for messages.
         error: why it could not be loaded; empty if it was.
+        is_deleted: whether it belongs to phasetrain, and its folder was deleted.
     """
 
     name: str
     package: str
     error: str = ""
+    is_deleted: bool = False
     commands: list[Command] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -177,8 +179,17 @@ def _load(point: EntryPoint) -> AddOn:
         )
         # A stale package must not block every run.
         reason = f"{type(error).__name__}: {error}"
-        addon = AddOn(point.name, package, error="" if is_deleted else reason)
+        addon = AddOn(point.name, package, "" if is_deleted else reason, is_deleted)
     return addon
+
+
+def explain_deleted() -> str:
+    """Return the end of a message that something is unknown, which names the add-ons of phasetrain
+    that may have it and were deleted; empty if there are none."""
+    names = ", ".join(addon.name for addon in load_addons() if addon.is_deleted)
+    if not names:
+        return ""
+    return f"; not installed here: the add-ons {names} of phasetrain"
 
 
 def list_failures() -> list[str]:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from phasetrain.config.addons import list_bridges, list_parts
+from phasetrain.config.addons import explain_deleted, list_bridges, list_parts
 from phasetrain.config.objects import find_object, is_object_name
 from phasetrain.config.problems import raise_all
 from phasetrain.config.trust import (
@@ -282,11 +282,11 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
     def _list_known(self, library: Mapping[str, Factory[T]]) -> str:
         known = ", ".join(self) or "none"
         by_class = f", and {len(library)} of the library by class name" if library else ""
-        bridged = "."
+        bridged = explain_deleted() or "."
         libraries = sorted({*self._bridges, *self._list_bridges()})
         if libraries:
             names = " or ".join(f"{library}." for library in libraries)
-            bridged = f", and so does a name after {names}"
+            bridged = f", and so does a name after {names}{explain_deleted()}"
         return f"Known: {known}{by_class}; a dotted path works too{bridged}"
 
     def _find_dotted(self, name: str, key: str) -> Factory[T]:
@@ -446,7 +446,8 @@ def import_part(path: str, key: str, kind: str) -> Factory[Any]:
     if not callable(found):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(
-            f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}{near}",
+            f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}"
+            f"{near}{explain_deleted()}",
             code="config.unknown_part",
         )
     return found  # type: ignore[no-any-return]

@@ -115,7 +115,14 @@ class TestRun:
             phasetrain.run({"OPTIMIZER": {"lrr": 1}}, terminal=Terminal(io.StringIO(), live=False))
 
 
-@pytest.mark.parametrize("experiment", ["digits_byol", "digits_progressive", "digits_swav"])
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param("digits_byol", marks=pytest.mark.addon("vision")),
+        "digits_progressive",
+        pytest.param("digits_swav", marks=pytest.mark.addon("vision")),
+    ],
+)
 def test_the_config_of_a_checkpoint_comes_back_without_the_files_that_it_was_made_from(
     experiment: str,
 ) -> None:

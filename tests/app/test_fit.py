@@ -277,6 +277,7 @@ def test_optimizer_that_no_config_describes_is_refused(
         fit(tmp_path, model, optimizer=make(model))
 
 
+@pytest.mark.addon("libraries")
 def test_function_lambda_and_metrics_of_torchmetrics(tmp_path: Path) -> None:
     result = fit(
         tmp_path,

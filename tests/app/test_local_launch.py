@@ -176,6 +176,7 @@ def test_warnings_about_overrides_are_left_to_the_ranks() -> None:
     assert printed.getvalue().count("RUN.seed is given 2 times") == 1
 
 
+@pytest.mark.addon("experiments")
 @pytest.mark.slow
 def test_rerun_starts_the_ranks_of_the_original(unbroken: Path) -> None:
     line = [sys.executable, "-m", "phasetrain", "rerun", str(unbroken)]

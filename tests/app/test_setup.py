@@ -136,13 +136,14 @@ def test_what_follows_from_a_mistake_is_not_reported(words: list[str], key: str)
             "{name: cosin}]}",
             {"OPTIMIZER.SCHEDULES.lr.parts[0].lenght", "OPTIMIZER.SCHEDULES.lr.parts[1].name"},
         ),
-        (
+        pytest.param(
             "DATA.TRAIN.transforms=[{name: multi_crop, groups: [{views: 2, transforms: "
             "[random_shft, {name: noise, st: 1}]}]}]",
             {
                 "DATA.TRAIN.transforms[0].groups[0].transforms[0]",
                 "DATA.TRAIN.transforms[0].groups[0].transforms[1].st",
             },
+            marks=pytest.mark.addon("vision"),
         ),
         (
             "DATA.TRAIN.transforms=[{name: apply, transforms: [noize, {name: noise, sdt: 1}]}]",
@@ -151,13 +152,14 @@ def test_what_follows_from_a_mistake_is_not_reported(words: list[str], key: str)
                 "DATA.TRAIN.transforms[0].transforms[1].sdt",
             },
         ),
-        (
+        pytest.param(
             "DATA.TRAIN.transforms=[{name: multi_crop, groups: [{views: 2, transforms: "
             "[{name: apply, transforms: [noize, {name: noise, sdt: 1}]}]}]}]",
             {
                 "DATA.TRAIN.transforms[0].groups[0].transforms[0].transforms[0]",
                 "DATA.TRAIN.transforms[0].groups[0].transforms[0].transforms[1].sdt",
             },
+            marks=pytest.mark.addon("vision"),
         ),
         (
             "DATA.TRAIN.batch_transforms=[{name: one_of, transforms: [mixip]}, "

@@ -89,7 +89,13 @@ def test_help_on_a_part_separates_what_the_program_fills_in() -> None:
     assert "filled in by phasetrain: classes, input_shape" in text
 
 
-@pytest.mark.parametrize("words", [["experiment=digits"], ["experiment=text_tiny"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=digits"],
+        pytest.param(["experiment=text_tiny"], marks=pytest.mark.addon("text")),
+    ],
+)
 def test_every_fact_of_a_run_is_known(words: list[str]) -> None:
     builder = resolve_overrides(words).builder()
     data = builder.data()

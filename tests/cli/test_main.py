@@ -75,7 +75,7 @@ def test_flag_may_follow_an_override(capsys: pytest.CaptureFixture[str]) -> None
         (["--confg-dir", "x=1"], "cli.unknown_flag", "--config-dir"),
         (["plan", "-x"], "cli.unknown_flag", ""),
         (["--config-dir"], "cli.usage", ""),
-        (["rerun"], "cli.usage", ""),
+        pytest.param(["rerun"], "cli.usage", "", marks=pytest.mark.addon("experiments")),
         (["plann"], "cli.unknown_command", "plan"),
         (["runs", "lst"], "cli.unknown_command", "runs list"),
         (["plan", "RUN.engine=test"], "cli.conflict", ""),

@@ -20,7 +20,9 @@ from phasetrain.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "addon"
 
-OWN = ["authoring", "deploy", "experiments", "observe", "report", "vissl"]
+OWN = [
+    addon.name for addon in load_addons() if addon.package == "phasetrain" and not addon.is_deleted
+]
 
 
 def list_paths(addon: AddOn) -> list[str]:
@@ -37,7 +39,7 @@ def test_own_add_ons_are_those_of_the_folder() -> None:
     folders = sorted(
         path.parent.name for path in (ROOT / "phasetrain/addons").glob("*/__init__.py")
     )
-    assert [addon.name for addon in load_addons() if addon.package == "phasetrain"] == folders
+    assert folders == OWN
     assert [addon.error for addon in load_addons()] == [""] * len(load_addons())
 
 
@@ -69,6 +71,13 @@ class TestFailures:
     ) -> None:
         install(monkeypatch, EntryPoint("gone", "phasetrain.addons.gone:register", addons.GROUP))
         assert addons.list_failures() == []
+        assert addons.explain_deleted() == ("; not installed here: the add-ons gone of phasetrain")
+
+    def test_nothing_is_said_of_add_ons_that_are_installed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install(monkeypatch)
+        assert addons.explain_deleted() == ""
 
     def test_add_on_that_cannot_be_imported_is_a_warning(
         self, monkeypatch: pytest.MonkeyPatch

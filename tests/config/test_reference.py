@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = default_schema()
 
 
+@pytest.mark.addon
 def test_page_of_the_docs_is_up_to_date() -> None:
     page = (ROOT / "docs" / "reference.md").read_text("utf-8")
     assert page == reference_page(), "run `make reference`"

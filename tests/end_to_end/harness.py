@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from phasetrain.app.api import run
 from phasetrain.app.result import RunResult
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.config.addons import find_service
 from phasetrain.hooks import Hook
 from phasetrain.models import SmallCNN
 from phasetrain.runs.ledger import FILE
@@ -44,6 +45,8 @@ SMALL = (
     "RUN.rehearse=false",  # tests of the rehearsal turn it on; it would double the time of others
 )
 STEPS = 3 * (5 + 2)
+REPORT_FILES = {"predictions.json", "report.html"} if find_service("write_report") else set()
+"""Files of the hook `report`, which is on by default where its add-on is installed."""
 
 
 def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None) -> RunResult:

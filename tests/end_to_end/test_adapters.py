@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from test_processes import ONE
 
 import phasetrain
-from phasetrain.addons.deploy.export import export
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models import SmallCNN
 
@@ -64,7 +63,10 @@ def test_changed_base_is_rejected(tmp_path: Path, base: Path) -> None:
         train(tmp_path / "run", *words(base), *SHORT)
 
 
+@pytest.mark.addon("deploy")
 def test_export_merges_the_adapters(tmp_path: Path, base: Path) -> None:
+    from phasetrain.addons.deploy.export import export
+
     train(tmp_path / "run", *words(base), *SHORT, "OPTIMIZER.lr=0.5")
     task: Any = phasetrain.load(tmp_path / "run")
     export(str(tmp_path / "run"), str(tmp_path / "merged.safetensors"))
@@ -78,9 +80,12 @@ def test_export_merges_the_adapters(tmp_path: Path, base: Path) -> None:
     assert float(difference.abs().max()) > 1e-3
 
 
+@pytest.mark.addon("deploy")
 def test_run_with_adapters_is_a_source_of_weights_with_its_adapters_merged(
     tmp_path: Path, base: Path
 ) -> None:
+    from phasetrain.addons.deploy.export import export
+
     train(tmp_path / "tuned", *words(base), *SHORT, "OPTIMIZER.lr=0.5")
     export(str(tmp_path / "tuned"), str(tmp_path / "merged.safetensors"))
     again = (LORA, *SHORT)
@@ -133,7 +138,10 @@ class TestWhole:
             train(folder, *own)
             assert differences_of_runs(tmp_path / "whole", folder) == []
 
+    @pytest.mark.addon("deploy")
     def test_average_is_exported_with_its_adapters_merged(self, tmp_path: Path, base: Path) -> None:
+        from phasetrain.addons.deploy.export import export
+
         train(tmp_path / "run", *words(base), *SHORT, "MODEL.ema={decay: 0.5}")
         export(str(tmp_path / "run"), str(tmp_path / "ema.safetensors"), source={"which": "ema"})
         export(str(tmp_path / "run"), str(tmp_path / "model.safetensors"))
@@ -141,7 +149,10 @@ class TestWhole:
         assert one.keys() == other.keys() == SmallCNN(10, width=4).state_dict().keys()
         assert not torch.equal(one["features.0.weight"], other["features.0.weight"])
 
+    @pytest.mark.addon("deploy")
     def test_computation_is_exported_without_adapters(self, tmp_path: Path, base: Path) -> None:
+        from phasetrain.addons.deploy.export import export
+
         train(tmp_path / "run", *words(base), *SHORT)
         export(str(tmp_path / "run"), str(tmp_path / "model.pt2"))
         program = torch.export.load(tmp_path / "model.pt2")
@@ -165,9 +176,12 @@ class TestWhole:
         )
         assert all(torch.equal(one[name], other[name]) for name in one)
 
+    @pytest.mark.addon("deploy")
     def test_source_with_adapters_is_read_by_rank_0(
         self, launcher: Launcher, tmp_path: Path, base: Path
     ) -> None:
+        from phasetrain.addons.deploy.export import export
+
         train(tmp_path / "tuned", *words(base), *SHORT, "OPTIMIZER.lr=0.5")
         export(str(tmp_path / "tuned"), str(tmp_path / "merged.safetensors"))
         own = (*SMALL, ONE, LORA, "RUN.imports=[process_parts]", "PHASES.epochs=1")
@@ -177,7 +191,10 @@ class TestWhole:
         one, other = (newest(tmp_path / name).state["task"]["model"] for name in ("run", "file"))
         assert all(torch.equal(one[name], other[name]) for name in one)
 
+    @pytest.mark.addon("deploy")
     def test_format_of_peft_needs_adapters(self, tmp_path: Path) -> None:
+        from phasetrain.addons.deploy.export import export
+
         train(tmp_path / "run", *SHORT)
         with raises(ConfigError, code="export.unsupported_model"):
             export(str(tmp_path / "run"), str(tmp_path / "out"), "peft")
@@ -185,9 +202,12 @@ class TestWhole:
 
 @pytest.mark.slow
 class TestPeft:
+    @pytest.mark.addon("deploy")
     def test_exported_folder_gives_the_same_outputs_in_peft(
         self, tmp_path: Path, base: Path
     ) -> None:
+        from phasetrain.addons.deploy.export import export
+
         peft = pytest.importorskip("peft")
         train(tmp_path / "run", *words(base), *SHORT, "OPTIMIZER.lr=0.5")
         task: Any = phasetrain.load(tmp_path / "run")

@@ -24,7 +24,6 @@ from safetensors.torch import load_file
 from test_numerics import SKIP, Break
 from test_processes import ONE, STRIKE
 
-from phasetrain.addons.deploy.export import export
 from phasetrain.app.result import RunResult
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
@@ -132,10 +131,13 @@ class TestAfterwards:
         assert found.last is not None
         assert found.last["test@ema/accuracy"] == max(measured)
 
+    @pytest.mark.addon("deploy")
     @pytest.mark.parametrize("which", ["ema", "swa"])
     def test_average_is_exported_and_started_from(
         self, trained: tuple[Path, RunResult], tmp_path: Path, which: str
     ) -> None:
+        from phasetrain.addons.deploy.export import export
+
         folder = trained[0]
         task = newest(folder).state["task"]
         export(str(folder), str(tmp_path / "out.safetensors"), source={"which": which})

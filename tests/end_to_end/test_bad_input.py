@@ -47,7 +47,7 @@ def idx_file(path: Path, values: "np.ndarray[Any, Any]") -> None:
         (["LOSS.name=cross_entrpy"], "config.unknown_part", "LOSS.name", "cross_entropy"),
         (["MODEL.widht=3"], "config.unknown_parameter", "MODEL.widht", "MODEL.width"),
         (["METERS.acuracy={}"], "config.unknown_part", "METERS.acuracy", "accuracy"),
-        (["HOOKS.tensorbord={}"], "config.unknown_part", "HOOKS.tensorbord", "tensorboard"),
+        (["HOOKS.consol={}"], "config.unknown_part", "HOOKS.consol", "console"),
         (
             ["DATA.TRAIN.transforms=[{name: random_shft}]"],
             "config.unknown_part",

@@ -6,8 +6,6 @@ import pytest
 import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 
-from phasetrain.addons.deploy.extract.feature_files import read_columns
-from phasetrain.addons.deploy.extract.linear_probe import ProbeSettings, probe
 from phasetrain.data.batch_transforms import CutMix, Mixup, PairPipeline, PairTransform
 from phasetrain.engine.batch import Batch
 
@@ -38,7 +36,11 @@ def test_killed_and_resumed_with_mixup(tmp_path: Path, monkeypatch: pytest.Monke
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
 
+@pytest.mark.addon("deploy")
 def test_features_and_probes(tmp_path: Path) -> None:
+    from phasetrain.addons.deploy.extract.feature_files import read_columns
+    from phasetrain.addons.deploy.extract.linear_probe import ProbeSettings, probe
+
     found = {}
     for device in ("cuda", "cpu"):
         words = (f"MACHINE.device={device}", "RUN.checkpoint=none", "DATA.TRAIN.transforms=[]")

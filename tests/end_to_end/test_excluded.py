@@ -24,8 +24,6 @@ from safetensors.torch import load_file, save_file
 from test_processes import ONE
 
 import phasetrain
-from phasetrain.addons.deploy.consolidate import consolidate
-from phasetrain.addons.deploy.export import export
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError
@@ -86,7 +84,11 @@ def test_weights_from_the_seed_are_built_again() -> None:
     assert_exact_resume([*FROZEN, EXCLUDE, "MODEL.name=small_cnn", "MODEL.width=4"], workers=None)
 
 
+@pytest.mark.addon("deploy")
 def test_folder_is_enough_to_load_export_and_test(tmp_path: Path, path: Path) -> None:
+    from phasetrain.addons.deploy.consolidate import consolidate
+    from phasetrain.addons.deploy.export import export
+
     whole = train(tmp_path / "whole", *words(path))
     train(tmp_path / "run", *words(path), EXCLUDE)
     folder = str(tmp_path / "run")

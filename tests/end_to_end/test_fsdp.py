@@ -11,7 +11,6 @@ from harness import SMALL, differences_of_runs, newest, records, status
 from processes import Finished, Launcher
 from safetensors.torch import load_file
 
-from phasetrain.addons.deploy.consolidate import consolidate
 from phasetrain.models.digest import hash_state
 
 ONE = "MACHINE.threads=1"
@@ -66,10 +65,13 @@ def unbroken(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+@pytest.mark.addon("deploy")
 def test_weights_of_two_ranks_have_the_bits_of_ddp_without_fused_kernels(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     # Torch's fused kernels round the last few entries of a tensor otherwise than the others.
+    from phasetrain.addons.deploy.consolidate import consolidate
+
     words = (*SHORT, "PHASES.epochs=1", "OPTIMIZER.fused=false", "OPTIMIZER.accumulate=2")
 
     ok(launcher.run(tmp_path / "ddp", 2, *words))

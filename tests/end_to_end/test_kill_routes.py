@@ -19,7 +19,14 @@ def kill_route(folder: Path, route: str, *words: str, protocol: str = "sound") -
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("route", [name for name in ROUTES if name != "plain"])
+@pytest.mark.parametrize(
+    "route",
+    [
+        pytest.param(name, marks=pytest.mark.addon("deploy") if name == "export" else ())
+        for name in ROUTES
+        if name != "plain"
+    ],
+)
 def test_kills_of_a_route_lose_nothing_and_change_no_bit(
     tmp_path: Path, route: str, record_property: Callable[[str, object], None]
 ) -> None:

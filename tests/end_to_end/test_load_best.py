@@ -23,7 +23,6 @@ from processes import Launcher
 from raising import raises
 from safetensors.torch import load_file
 
-from phasetrain.addons.deploy.export import export
 from phasetrain.app.result import RunResult
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.errors import ConfigError
@@ -120,9 +119,12 @@ def test_killed_run_ends_with_the_same_best_weights(
     assert differences_of_runs(whole[0], tmp_path / "run") == []
 
 
+@pytest.mark.addon("deploy")
 def test_model_in_memory_and_export_have_the_best_weights(
     whole: tuple[Path, RunResult], tmp_path: Path
 ) -> None:
+    from phasetrain.addons.deploy.export import export
+
     held: list[Any] = []
     result = train(
         tmp_path / "run", *BEST, hooks={"measured": Measured(0.5, 0.9, 0.7), "held": Held(held)}
@@ -163,7 +165,10 @@ def test_interrupted_run_keeps_its_last_weights(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.addon("deploy")
 def test_default_monitor_is_the_first_metric_of_the_first_test(tmp_path: Path) -> None:
+    from phasetrain.addons.deploy.export import export
+
     result = trained(tmp_path, "CHECKPOINT.load_best=true", values=(0.9, 0.5, 0.5))
     assert result.loaded_checkpoint.endswith("p0002-s00000000")
     derived = "CHECKPOINT.best.monitor: null -> 'test/accuracy'"

@@ -46,6 +46,7 @@ def last_test(folder: Path) -> dict[str, float]:
     return dict(last["metrics"])
 
 
+@pytest.mark.addon("libraries", "text")
 @pytest.mark.slow
 def test_test_resumes_with_three_ranks(launcher: Launcher, tmp_path: Path) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "run"

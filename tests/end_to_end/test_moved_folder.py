@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import differences_of_runs, train
+from harness import REPORT_FILES, differences_of_runs, train
 from raising import raises
 
 from phasetrain.errors import FolderInUseError
@@ -40,7 +40,7 @@ def test_changed_working_directory_does_not_scatter_the_files(
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"report.html", "metrics.jsonl", "checkpoints", "status.json"} <= names
+    assert {"metrics.jsonl", "checkpoints", "status.json", *REPORT_FILES} <= names
     assert "run.lock" not in names
 
 

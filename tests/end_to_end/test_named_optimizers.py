@@ -49,12 +49,13 @@ LIBRARIES = {
     "schedule free": "schedulefree",
 }
 WHOLE_STATE = [pytest.param(MUON, id="muon"), pytest.param(ADAFACTOR, id="adafactor")]
+LIBRARY = pytest.mark.addon("libraries")
 EACH = [
     *WHOLE_STATE,
-    pytest.param(SOAP, id="SOAP"),
-    pytest.param(SHAMPOO, id="Shampoo"),
-    pytest.param(EIGHT_BIT, id="8 bit"),
-    pytest.param(SCHEDULE_FREE, id="schedule free"),
+    pytest.param(SOAP, id="SOAP", marks=LIBRARY),
+    pytest.param(SHAMPOO, id="Shampoo", marks=LIBRARY),
+    pytest.param(EIGHT_BIT, id="8 bit", marks=LIBRARY),
+    pytest.param(SCHEDULE_FREE, id="schedule free", marks=LIBRARY),
 ]
 
 
@@ -125,6 +126,7 @@ def test_sharded_state_of_libraries_has_the_bits_of_ddp(
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
+@LIBRARY
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "strategy"),
@@ -160,6 +162,7 @@ def test_two_ranks_resume_exactly(
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
+@LIBRARY
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "code"), [("zero", 2), ("fsdp", 2)])
 def test_schedule_free_is_rejected_with_sharded_state(
@@ -172,6 +175,7 @@ def test_schedule_free_is_rejected_with_sharded_state(
     assert "MODEL.schedule_free and DISTRIBUTED.strategy" in ended.outputs[0]
 
 
+@LIBRARY
 @pytest.mark.slow
 class TestScheduleFree:
     def test_weights_for_use_are_better_tested_and_exported(self, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import SMALL, KillAfter, Killed, SaveEachStep, differences
+from harness import REPORT_FILES, SMALL, KillAfter, Killed, SaveEachStep, differences
 from raising import raises
 
 from phasetrain.app.api import run
@@ -84,7 +84,7 @@ def test_finished_run_leaves_no_temporary_files() -> None:
         "log.txt",
         "metrics.jsonl",
     }
-    expected |= {"predictions.json", "report.html"}
+    expected |= REPORT_FILES
     assert top - {"steps.ledger", "git.diff", "phasetrain.diff"} == expected | {
         "overrides.yaml",
         "plan.json",
@@ -108,6 +108,7 @@ def test_unknown_prefix_is_rejected() -> None:
         train("memo://run")
 
 
+@pytest.mark.addon("observe")
 def test_tensorboard_is_rejected_without_local_files() -> None:
     with raises(ConfigError, code="config.conflict"):
         train("mem://run", "HOOKS.tensorboard={}")

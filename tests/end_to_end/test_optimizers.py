@@ -111,6 +111,7 @@ def test_killed_run_resumes_exactly_and_differs_from_plain(
     assert largest_difference(tmp_path / "whole", tmp_path / "plain") > 1e-4
 
 
+@pytest.mark.addon("libraries")
 @pytest.mark.slow
 def test_optimizer_and_schedule_of_timm_resume_exactly(tmp_path: Path) -> None:
     pytest.importorskip("timm")

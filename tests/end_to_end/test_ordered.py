@@ -97,6 +97,7 @@ def test_weights_depend_on_the_world_size_with_native_reduction(
     )
 
 
+@pytest.mark.addon("experiments")
 def test_comparison_and_replay_ignore_the_world_size(
     alone: Path, two_ranks: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_comparison_and_replay_ignore_the_world_size(
     assert train(folder, *ORDERED, "RUN.engine=replay", "RUN.step=6").exit_code == 0
 
 
+@pytest.mark.addon("experiments")
 @pytest.mark.slow
 def test_replay_of_a_sum_over_ranks_compares_the_shared_part(
     launcher: Launcher, two_ranks_native: Path, tmp_path: Path

@@ -7,7 +7,6 @@ import pytest
 from harness import SMALL, differences_of_runs, newest, records, status, train
 from processes import Launcher
 
-from phasetrain.addons.experiments.fork.fork_run import fork_run
 from phasetrain.app.stored.stored_config import read_newest_command
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
@@ -124,8 +123,11 @@ def test_paused_run_of_two_ranks_continues_with_the_same_bits(
     assert differences_of_runs(tmp_path / "one", tmp_path / "two") == []
 
 
+@pytest.mark.addon("experiments")
 @pytest.mark.slow
 def test_fork_of_two_ranks_ends_as_the_run_from_scratch(launcher: Launcher, tmp_path: Path) -> None:
+    from phasetrain.addons.experiments.fork.fork_run import fork_run
+
     early, late = (
         f"OPTIMIZER.SCHEDULES.lr={{name: multistep, milestones: [{at} updates]}}" for at in (3, 7)
     )

@@ -416,6 +416,7 @@ class TestEngines:
         assert tested.last == only_test_metrics(full)
 
 
+@pytest.mark.addon("experiments")
 @pytest.mark.slow
 def test_sweep_of_two_values_makes_two_finished_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

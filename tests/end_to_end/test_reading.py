@@ -16,8 +16,6 @@ from harness import (
 )
 from processes import Launcher
 
-from phasetrain.addons.deploy.extract.feature_files import read_columns
-
 WORDS = (*SMALL, "MACHINE.threads=1", "RUN.imports=[process_parts]", "CHECKPOINT.every_updates=2")
 KILL = "HOOKS.strike={rank: 1, update: 8}"
 
@@ -135,7 +133,10 @@ def test_dataset_that_draws_rarely_resumes_exactly_with_other_workers(tmp_path: 
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
+@pytest.mark.addon("deploy")
 def test_features_of_a_subset_have_the_ids_of_the_dataset(tmp_path: Path) -> None:
+    from phasetrain.addons.deploy.extract.feature_files import read_columns
+
     words = ("DATA.TRAIN.subset={samples: 120, balanced: true}", "PHASES.epochs=1")
     train(tmp_path / "run", *words)
     extract = ("RUN.engine=extract", f"EXTRACT.dir={tmp_path / 'out'}", "EXTRACT.layers=[dropout]")

@@ -17,7 +17,6 @@ import numpy
 import pytest
 import torch
 
-from phasetrain.addons.deploy.pack.load_pack import load_pack
 from phasetrain.app.api import run
 from phasetrain.app.result import RunResult
 from phasetrain.app.runs.list_runs import compare_runs, list_runs
@@ -116,6 +115,7 @@ def test_runs_are_compared(runs: Path) -> None:
     assert "test/accuracy" in text
 
 
+@pytest.mark.addon("report")
 @pytest.mark.parametrize("name", ["finished", "stopped", "resumed"])
 def test_report_is_written(runs: Path, name: str) -> None:
     page = runs / name / "report.html"
@@ -124,7 +124,10 @@ def test_report_is_written(runs: Path, name: str) -> None:
     assert "test/accuracy" in page.read_text("utf-8")
 
 
+@pytest.mark.addon("deploy")
 def test_packed_model_of_format_1_predicts() -> None:
+    from phasetrain.addons.deploy.pack.load_pack import load_pack
+
     packed = load_pack(RELEASE.parent / "pack-1.zip")
     expected = [0.0271, 0.1774, 0.0202, -0.0162, 0.3768, -0.0599, 0.2537, -0.1341, -0.0187, 0.1390]
     inputs = torch.arange(64.0).view(1, 1, 8, 8) / 64

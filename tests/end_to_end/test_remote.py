@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 from harness import (
+    REPORT_FILES,
     SMALL,
     KillAfter,
     Killed,
@@ -250,7 +251,7 @@ class TestRunFolder:
         assert one is not None
         assert differences(one.state["task"], newest("memory://runs/a").state["task"]) == []
         names = [name.rpartition("/")[2] for name in memory.find("/runs/a")]
-        assert {"status.json", "metrics.jsonl", "report.html", "plan.json"} <= set(names)
+        assert {"status.json", "metrics.jsonl", "plan.json", *REPORT_FILES} <= set(names)
         assert [name for name in names if ".tmp-" in name or "owner" in name] == []
 
     @pytest.mark.by_default("40")

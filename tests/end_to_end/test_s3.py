@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from harness import SMALL, KillAfter, Killed, SaveEachStep, differences, train
+from harness import REPORT_FILES, SMALL, KillAfter, Killed, SaveEachStep, differences, train
 from raising import raises
 from web_server import quick_transfers
 
@@ -74,7 +74,7 @@ def test_killed_run_resumes_exactly(bucket: str, tmp_path: Path) -> None:
     assert differences(one.state["task"], newest(f"{bucket}/a").state["task"]) == []
     names = [path.rpartition("/")[2] for path in open_system(bucket).find(f"{bucket}/a")]
     assert [name for name in names if ".tmp-" in name or "owner" in name] == []
-    assert {"report.html", "metrics.jsonl", "status.json", "log.txt"} <= set(names)
+    assert {"metrics.jsonl", "status.json", "log.txt", *REPORT_FILES} <= set(names)
     train(tmp_path / "next", f"MODEL.weights={bucket}/a", "PHASES.epochs=1")
 
 

@@ -186,6 +186,7 @@ class TestSeveralRanks:
             assert launch(launcher, place / f"{number}", number, *words) == [0] * number
         assert 0 < largest_difference(place / "1", place / f"{size}") < 1e-5
 
+    @pytest.mark.addon("vision")
     @pytest.mark.slow
     @pytest.mark.parametrize("size", [2, 3])
     def test_task_gan_killed_in_training_and_in_a_test_resumes_exactly(

@@ -21,6 +21,8 @@ from phasetrain.hooks import Hook
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import build_run
 
+pytestmark = pytest.mark.addon("vision")  # for `multi_crop`
+
 VIEW = "{views: 1, transforms: [{name: noise, std: 0.2}]}"
 VIEWS = f"{{name: multi_crop, groups: [{VIEW}, {VIEW}]}}"
 LABELLED = "labelled: {dataset: digits, subset: {samples: 40, balanced: true}, batch_size: 8}"

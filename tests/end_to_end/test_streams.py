@@ -9,7 +9,7 @@ import torch
 from harness import KillAfter, SaveEachStep, newest, run_until_killed, train
 from processes import Launcher
 from raising import raises
-from sequence_parts import Buffered, Counted, OwnGenerator, Unsaved
+from stream_parts import Buffered, Counted, OwnGenerator, Unsaved
 
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.seed_check import check_position
@@ -27,7 +27,7 @@ WORDS = (
 
 
 def words(kind: str) -> list[str]:
-    return [*WORDS, f"DATA.TRAIN.dataset=sequence_parts.{kind}"]
+    return [*WORDS, f"DATA.TRAIN.dataset=stream_parts.{kind}"]
 
 
 @pytest.mark.by_default("Counted")

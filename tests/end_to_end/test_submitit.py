@@ -274,6 +274,7 @@ def test_a_slurm_job_is_requeued_by_scontrol(
     assert (commands / "scontrol.calls").read_text() == "requeue 4711\n"
 
 
+@pytest.mark.addon("experiments")
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher_name", ["submitit_local", "joblib"])
 def test_launchers_of_hydra_run_the_jobs_of_a_sweep(tmp_path: Path, launcher_name: str) -> None:

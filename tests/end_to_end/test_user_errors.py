@@ -206,6 +206,7 @@ def test_exit_in_a_custom_loop_is_a_failure() -> None:
     assert status(Path("run"))["exit_code"] == 1
 
 
+@pytest.mark.addon("deploy", "experiments")
 def test_exit_is_a_failure_of_any_engine_and_command(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["MODEL=null", "MODEL.name=broken_parts.LeavingModel", "DATA.TEST=null"]
     assert main([*SMALL, *words, "PHASES.epochs=1", "RUN.dir=run"]) == 0

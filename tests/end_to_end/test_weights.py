@@ -119,6 +119,7 @@ class TestStart:
         assert report["loaded"]["features.0.weight"] == {"source": 0, "name": "features.0.weight"}
         assert len(report["loaded"]) == 18
 
+    @pytest.mark.addon("experiments")
     def test_replay_needs_start_weights_and_a_test_does_not(
         self, tmp_path: Path, path: Path
     ) -> None:

@@ -129,7 +129,7 @@ def test_commands_print_json_in_an_empty_folder(unpacked: Path, tmp_path: Path) 
     commands = [
         ["runs", "list", "--json"],
         ["plan", "PHASES.epochs=1", "RUN.rehearse=false", "RUN.dir=plan", "--json"],
-        ["export", "--help"],
+        ["plan", "--help"],
         ["OPTIMIZER.lrr=1", "--json"],
     ]
     env = {**os.environ, "PYTHONPATH": str(unpacked)}
@@ -140,7 +140,7 @@ def test_commands_print_json_in_an_empty_folder(unpacked: Path, tmp_path: Path) 
     assert (content["schema"], content["runs"], content["errors"]) == (1, [], [])
     content = json.loads(plan[1])
     assert (content["state"], content["details"]["updates"]) == ("planned", 22)
-    assert usage[1].startswith("usage: phasetrain export")
+    assert usage[1].startswith("usage: phasetrain plan")
     (error,) = json.loads(misspelt[1])["errors"]
     assert (error["key"], error["suggestion"]) == ("OPTIMIZER.lrr", "OPTIMIZER.lr")
 

@@ -45,8 +45,8 @@ def test_module_of_a_checkpoint_is_not_imported(tmp_path: Path, monkeypatch: Any
 
 
 def test_hook_observes_if_it_does_so_in_all_configs() -> None:
-    one = {"HOOKS": {"a": {"name": f"{__name__}.Count"}, "b": {"name": "csv"}, "console": {}}}
-    other = {"HOOKS": {"a": {"name": f"{__name__}.Shrink"}, "c": {"name": "tensorboard"}}}
+    one = {"HOOKS": {"a": {"name": f"{__name__}.Count"}, "b": {"name": "ledger"}, "console": {}}}
+    other = {"HOOKS": {"a": {"name": f"{__name__}.Shrink"}, "c": {"name": "metrics"}}}
     schema = classify_hooks(default_schema(), one, other)
     assert {label: schema.resume(f"HOOKS.{label}.x") for label in (*"abc", "console")} == {
         "a": "adjustable",
@@ -68,7 +68,7 @@ def test_checkpoint_says_that_a_hook_observed_whose_module_is_gone() -> None:
     [
         ([PATIENT], True),
         ([PATIENT.replace("6", "7")], True),
-        (["HOOKS.tensorboard={every_updates: 3}", "HOOKS.console=null"], False),
+        (["HOOKS.more={name: metrics, every_updates: 3}", "HOOKS.console=null"], False),
     ],
 )
 def test_acting_hooks_are_part_of_the_default_folder(words: list[str], is_another: bool) -> None:
@@ -90,7 +90,7 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("word", "key"),
     [
         (f"HOOKS.shrink={{name: {__name__}.Shrink, factor: 0.5}}", "HOOKS.shrink.factor"),
-        ("HOOKS.csv={}", "HOOKS.shrink"),
+        ("HOOKS.more={name: stragglers}", "HOOKS.shrink"),
     ],
 )
 def test_finished_run_is_not_mistaken_for_one_with_another_acting_hook(
@@ -102,7 +102,9 @@ def test_finished_run_is_not_mistaken_for_one_with_another_acting_hook(
 
 def test_finished_run_with_another_observing_hook_is_the_same(shrunk: Path) -> None:
     word = f"HOOKS.shrink={{name: {__name__}.Shrink, factor: 0.99}}"
-    found = train(shrunk, SHORT, word, "HOOKS.csv={}", f"HOOKS.n={{name: {__name__}.Count}}")
+    found = train(
+        shrunk, SHORT, word, "HOOKS.more={name: stragglers}", f"HOOKS.n={{name: {__name__}.Count}}"
+    )
     assert found.updates == 5
 
 

@@ -7,7 +7,6 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.addons.text.transformer import Transformer
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError
@@ -61,7 +60,10 @@ class TestRouting:
     def test_only_matrices_of_hidden_layers_go_to_muon(self) -> None:
         assert names(Net())["muon"] == ["hidden.weight"]
 
+    @pytest.mark.addon("text")
     def test_tied_output_of_a_transformer_stays_an_embedding(self) -> None:
+        from phasetrain.addons.text.transformer import Transformer
+
         found = names(Transformer(11, 4, width=8, depth=1, heads=2))
         assert found["muon"] == [
             "blocks.0.attention.projections.weight",

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 FILE = re.compile(r"`([\w/]+(?:\.py|/))`")
@@ -13,6 +15,7 @@ def missing_paths(page: str) -> list[str]:
     return [path for path in FILE.findall(page) if not (ROOT / "phasetrain" / path).exists()]
 
 
+@pytest.mark.addon
 def test_all_files_of_the_page_exist() -> None:
     assert len(FILE.findall(PAGE)) > 40
     assert missing_paths(PAGE) == []

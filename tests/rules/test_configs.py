@@ -13,6 +13,7 @@ from PIL import Image
 from raising import raises
 
 from phasetrain.app.api import run
+from phasetrain.config.addons import explain_deleted
 from phasetrain.config.compose.folders import RECIPES
 from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.errors import ConfigError
@@ -112,7 +113,13 @@ def test_option_composes_and_builds(
     group: str, option: str, rehearse: bool, tmp_path: Path
 ) -> None:
     words = [f"{group}={option}", *files_for(option, tmp_path / "files")]
-    printed = plan([*words, f"RUN.rehearse={rehearse}"], tmp_path)
+    try:
+        printed = plan([*words, f"RUN.rehearse={rehearse}"], tmp_path)
+    except ConfigError as error:
+        # Parts of an add-on that was deleted.
+        if explain_deleted() and explain_deleted() in str(error):
+            return
+        raise
     written = json.loads((tmp_path / "plan.json").read_text("utf-8"))
     assert written["phases"]
     assert "parameters" in printed

@@ -187,6 +187,7 @@ QUICK = {"README.md"}
 """Pages that the default tests run; `make docs` and CI run the others."""
 
 
+@pytest.mark.addon
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=() if path.name in QUICK else pytest.mark.slow) for path in PAGES],

@@ -82,11 +82,13 @@ def found(page: str) -> set[str]:
     return existing(_TEST.findall(page))
 
 
+@pytest.mark.addon
 def test_each_row_of_the_table_names_existing_tests(page: str, found: set[str]) -> None:
     assert rows(page)
     assert problems(page, found) == []
 
 
+@pytest.mark.addon
 def test_text_below_the_table_names_existing_tests(page: str, found: set[str]) -> None:
     beyond = page.partition("## Beyond")[2]
     assert len(_TEST.findall(beyond)) >= 10

@@ -27,6 +27,8 @@ from phasetrain.testing.kills import run_quietly
 
 transformers = pytest.importorskip("transformers", reason="the extra `transformers` is missing")
 
+pytestmark = pytest.mark.addon()  # the page is about the whole package
+
 PAGE = ROOT / "docs" / "guides" / "huggingface.md"
 
 

@@ -26,6 +26,8 @@ import phasetrain
 from phasetrain.config.suggestions import ELSEWHERE
 from phasetrain.errors import plain
 
+pytestmark = pytest.mark.addon()  # the page is about the whole package
+
 PAGE = ROOT / "docs" / "guides" / "lightning.md"
 MODULE = ("Steps and optimization", "Logs, checkpoints and surroundings", "Hooks", "Data")
 

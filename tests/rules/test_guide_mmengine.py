@@ -12,6 +12,8 @@ from guide_tables import ROOT, check_counterparts, compare_names, read_table, wr
 
 from phasetrain.testing.kills import run_quietly
 
+pytestmark = pytest.mark.addon()  # the page is about the whole package
+
 PAGE = ROOT / "docs" / "guides" / "mmengine.md"
 
 MODES = ("train", "val", "test")

@@ -11,6 +11,8 @@ from guide_tables import ROOT, check_counterparts, read_table, write_files
 
 import phasetrain
 
+pytestmark = pytest.mark.addon()  # the page is about the whole package
+
 PAGE = ROOT / "docs" / "guides" / "plain-pytorch.md"
 HEADINGS = (
     *("Steps", "Optimizer, schedule and weights", "Data", "Tests and metrics"),

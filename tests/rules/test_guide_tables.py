@@ -89,7 +89,7 @@ def test_missing_invented_and_repeated_names_are_reported(page: Path) -> None:
         "phasetrain.fit",
         "phasetrain.log(name, value)",
         "phasetrain plan",
-        "phasetrain find-lr",
+        pytest.param("phasetrain find-lr", marks=pytest.mark.addon("experiments")),
         "phasetrain PHASES.epochs=3",
         "--restart",
         "metrics.jsonl",

@@ -46,11 +46,13 @@ def page() -> str:
     return (ROOT / "docs" / "reliability.md").read_text("utf-8")
 
 
+@pytest.mark.addon
 def test_each_fault_names_existing_tests(page: str) -> None:
     tests = [test for row in rows(page) for test in named_tests(tuple(row))]
     assert problems(page, existing_tests(tests)) == []
 
 
+@pytest.mark.addon
 def test_each_boundary_of_trust_names_existing_tests() -> None:
     page = (ROOT / "SECURITY.md").read_text("utf-8")
     lines = [line for line in page.splitlines() if line.startswith("| ")][1:]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from browser import PROGRAM, Browser
 
+pytestmark = pytest.mark.addon()  # the site is about the whole package
+
 ROOT = Path(__file__).parents[2]
 RESULTS = "[...document.querySelectorAll('.md-search-result__item h1, .md-search-result__item h2')].map((one) => one.textContent)"
 

@@ -8,11 +8,10 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.addons.vision.dice import DiceLoss
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError, NumericsError
-from phasetrain.losses import FromModel
+from phasetrain.losses import LOSSES, FromModel
 from phasetrain.meters import METERS
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
@@ -91,14 +90,16 @@ class TestMisfits:
 
 
 class TestSeveralOutputs:
-    @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), DiceLoss()])
-    def test_mapping_of_outputs_needs_weighted_sum(self, loss: nn.Module) -> None:
+    @pytest.mark.parametrize(
+        "name", ["CrossEntropyLoss", pytest.param("dice", marks=pytest.mark.addon("vision"))]
+    )
+    def test_mapping_of_outputs_needs_weighted_sum(self, name: str) -> None:
         class Two(nn.Module):
             def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
                 return {"a": value, "b": value}
 
         with pytest.raises(ConfigError) as caught:
-            task(Two(), loss).forward(batch(CLASSES))
+            task(Two(), LOSSES.build(name)).forward(batch(CLASSES))
         assert "{a: (4, 3) float32, b: (4, 3) float32}" in str(caught.value)
         assert "LOSS.name=weighted_sum" in str(caught.value)
 

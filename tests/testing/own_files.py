@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.models import SmallCNN
 
 FILES, EACH, CLASSES = 5, 30, 10
@@ -100,10 +100,12 @@ def text(folder: Path, pictures: Pictures) -> None:
 
 def tokens(folder: Path, pictures: Pictures) -> None:
     """Write a folder of byte tokens, from 30 documents."""
+    tokenizing = pytest.importorskip("phasetrain.addons.deploy.tokenize.tokenize")
     for at, rows in enumerate(pictures.reshape(30, -1)):
         (folder / f"{at:02}.txt").write_bytes(bytes(97 + rows[: 60 + at] % 26))
     texts = sorted(map(str, folder.glob("*.txt")))
-    tokenize(str(folder / "written"), texts, TokenizeOptions(shard_tokens=500))
+    options = tokenizing.TokenizeOptions(shard_tokens=500)
+    tokenizing.tokenize(str(folder / "written"), texts, options)
 
 
 def lengths(folder: Path, pictures: Pictures) -> None:

@@ -251,7 +251,7 @@ LOSS_WORDS = {
     "view_distillation": ["experiment=digits_dino", "LOSS={name: view_distillation}"],
     "weighted_sum": HEADS,
 }
-VIEWED = "tests/end_to_end/test_self_supervised.py::test_features_are_better_than_those_of_random_weights"
+VIEWED = "tests/addons/vision/test_self_supervised_runs.py::test_features_are_better_than_those_of_random_weights"
 LEARNS_ELSEWHERE = {
     **dict.fromkeys(
         (
@@ -268,7 +268,7 @@ LEARNS_ELSEWHERE = {
         VIEWED,
     ),
     "conditional_gan": "tests/addons/vision/test_gan.py::test_generator_learns_and_a_killed_run_resumes_exactly",
-    "transformer": "tests/end_to_end/test_tasks.py::TestTextTiny::test_whole_experiment_reaches_its_metric",
+    "transformer": "tests/addons/text/test_language_runs.py::TestTextTiny::test_whole_experiment_reaches_its_metric",
 }
 """Parts whose loss of one batch does not come near 0: views of a batch stay what they are to each
 other."""
@@ -383,6 +383,18 @@ def own(registry: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[st
     return sorted(set(found) - set(leave_out))
 
 
+def list_marks(words: Iterable[str]) -> list[Any]:
+    """Return the marks of a case with these words: the add-ons of the experiment and files."""
+    addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "deploy"}
+    needed = [name for part, name in addons.items() if any(part in word for word in words)]
+    return [pytest.mark.addon(*needed)] if needed else []
+
+
+def cases(names: Iterable[str], words: Callable[[str], list[str]]) -> list[Any]:
+    """Return names as parameters, with the add-ons that their words need."""
+    return [pytest.param(name, marks=list_marks(words(name))) for name in names]
+
+
 def names_of_tests(file: Path) -> set[str]:
     """Return the names of the tests in a file, those of a class behind its name."""
 
@@ -396,13 +408,20 @@ def names_of_tests(file: Path) -> set[str]:
     return set(found(ast.parse(file.read_text("utf-8")).body, ""))
 
 
-@pytest.mark.parametrize("named", sorted(set(LEARNS_ELSEWHERE.values())))
+@pytest.mark.parametrize(
+    "named",
+    [
+        pytest.param(named, marks=pytest.mark.addon(Path(named).parts[2]))
+        for named in sorted(set(LEARNS_ELSEWHERE.values()))
+    ],
+)
 def test_tests_of_learning_in_other_files_exist(named: str) -> None:
     file, _, test = named.partition("::")
     assert test in names_of_tests(ROOT / file)
     assert test not in names_of_tests(Path(__file__))
 
 
+@pytest.mark.addon("libraries", "observe", "text", "vision")
 def test_overrides_are_for_existing_parts() -> None:
     assert set(MODEL_WORDS) <= set(MODELS)
     assert set(SCALER_WORDS) <= set(SCALERS)
@@ -456,7 +475,7 @@ def assert_parts_save_all(words: list[str]) -> None:
 
 
 @pytest.mark.by_default("transformer")  # with dropout, heads and tied embeddings
-@pytest.mark.parametrize("name", own(MODELS))
+@pytest.mark.parametrize("name", cases(own(MODELS), model))
 def test_models_save_all_they_learn(name: str, tmp_path: Path) -> None:
     assert_parts_save_all(written(tmp_path, model(name)))
 
@@ -479,6 +498,7 @@ def test_losses_save_their_state(name: str, tmp_path: Path) -> None:
     assert_parts_save_all(written(tmp_path, loss(name)))
 
 
+@pytest.mark.addon("vision")
 @pytest.mark.by_default("LOSS.name=forgetful_moco")
 @pytest.mark.parametrize(
     "forgetful",
@@ -541,7 +561,11 @@ STREAMS = {"lines", "webdataset"}
 @pytest.mark.parametrize(
     ("name", "order"),
     [
-        pytest.param(*pair, marks=() if STREAMS & {*pair} else pytest.mark.slow, id="-".join(pair))
+        pytest.param(
+            *pair,
+            marks=[*list_marks(data(pair[0])), *([] if STREAMS & {*pair} else [pytest.mark.slow])],
+            id="-".join(pair),
+        )
         for pair in ORDERS
     ],
 )
@@ -581,13 +605,17 @@ def test_hooks_together_need_no_device_sync() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.addon("observe")
 def test_trackers_need_no_device_sync() -> None:
     assert_no_device_sync([*BATCHES, *map(hook, TRACKERS)])
 
 
 def named(kind: str, words: Callable[[str], list[str]], names: Iterable[str]) -> list[Any]:
     """Return the words for each part, as parameters with its kind and name."""
-    return [pytest.param(words(name), id=f"{kind} {name}") for name in names]
+    return [
+        pytest.param(words(name), id=f"{kind} {name}", marks=list_marks(words(name)))
+        for name in names
+    ]
 
 
 @pytest.mark.slow
@@ -645,4 +673,5 @@ def test_many_parts_resume_exactly_together() -> None:
     words += [
         "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, random_erase, {name: noise, std: 0.1}]"
     ]
-    assert_exact_resume([*BATCHES, *words, "HOOKS.csv={}"], steps=[2, 4], workers=(0, 1))
+    words += ["HOOKS.csv={}"] if "csv" in HOOKS else []
+    assert_exact_resume([*BATCHES, *words], steps=[2, 4], workers=(0, 1))

@@ -17,6 +17,7 @@ import torch
 from phasetrain import __version__
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.setup import Setup
+from phasetrain.app.stored.leftovers import remove_unknown_keys
 from phasetrain.app.train.longer import LENGTH_KEYS, warn_before_longer
 from phasetrain.app.train.source_code import hash_sources, list_source_changes
 from phasetrain.checkpoint import LoadedCheckpoint
@@ -55,6 +56,9 @@ PACKAGES = (
     "rich",
 )
 """Packages whose versions a checkpoint records."""
+
+OBSERVERS_OF_0_1 = ("report",)
+"""Default hooks of release 0.1, which recorded no observers, that may be missing now."""
 
 SHARDING = ("processes", "strategy")
 """Entries of the environment about how ranks share the work."""
@@ -167,9 +171,9 @@ def list_config_changes(setup: Setup, promised: Mapping[str, Any]) -> list[Chang
     """Return how a config differs from that of a checkpoint with this promise."""
     # Both redacted: a secret is no part of the run, and may be shown in no message.
     clean = Redaction({})
-    before = clean.redact_config(promised["config"])
+    before = remove_unknown_keys(clean.redact_config(promised["config"]), setup.schema)
     asked = clean.redact_config(setup.asked)
-    recorded = promised.get("observers", ())
+    recorded = promised.get("observers", OBSERVERS_OF_0_1)
     schema = classify_hooks(setup.schema, before, asked, recorded=recorded)
     found = compare_configs(before, asked, schema)
     paths = {change.path for change in found}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from phasetrain.config.engines import list_engines
 from phasetrain.distributed import Strategy, World
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.position import Position
@@ -148,7 +149,7 @@ def format_error(found: NonFinite, settings: GuardSettings) -> str:
     place = ""
     if found.dump:
         place = f"; the step is saved in {found.dump}"
-    if found.updates:
+    if found.updates and "replay" in list_engines():
         place += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
     if settings.on_nonfinite == "stop" and found.scale is None:
         advice = (

@@ -164,8 +164,8 @@ def test_values_that_were_set_for_other_datasets_are_named_for_all_splits_at_onc
         [
             str(file),
             "PHASES.epochs=1",
-            "DATA.TRAIN.dataset=webdataset",
-            "DATA.TEST.dataset=webdataset",
+            "DATA.TRAIN.dataset=text",
+            "DATA.TEST.dataset=text",
         ]
     )
     with pytest.raises(ConfigError) as caught, report_all_problems(setup):

@@ -24,7 +24,6 @@ from harness import (
 from raising import raises
 
 from phasetrain import load
-from phasetrain.addons.deploy.export import export
 from phasetrain.app.setup import resolve_config
 from phasetrain.app.stored.stored_config import (
     StoredConfig,
@@ -209,6 +208,7 @@ class TestOtherCommands:
         assert found["reason"] == path
         assert found["folder"] == str(finished)
 
+    @pytest.mark.addon("deploy")
     def test_features_are_extracted(
         self, finished: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -216,11 +216,15 @@ class TestOtherCommands:
         assert found["state"] == "extracted"
         assert Path(found["folder"], "test").is_dir()
 
+    @pytest.mark.addon("experiments")
     def test_update_is_replayed(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
         found = run_json(capsys, "replay", str(finished), "RUN.step=7")
         assert (found["state"], found["updates"]) == ("replayed", 7)
 
+    @pytest.mark.addon("deploy")
     def test_model_is_exported_with_its_computation(self, finished: Path, tmp_path: Path) -> None:
+        from phasetrain.addons.deploy.export import export
+
         export(str(finished), str(tmp_path / "m.pt2"), "torch_export")
         exported = torch.export.load(str(tmp_path / "m.pt2")).module()
         images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -230,6 +234,11 @@ class TestOtherCommands:
     def test_config_is_printed(self, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
         found = run_json(capsys, "resume", str(finished), "--cfg", "OPTIMIZER.lr=0.5")
         assert (found["config"]["MODEL"]["width"], found["config"]["OPTIMIZER"]["lr"]) == (4, 0.5)
+
+    @pytest.mark.addon("deploy")
+    def test_config_of_predict_is_printed(
+        self, finished: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         found = run_json(capsys, "predict", str(finished), "x.png", "--cfg", "MACHINE.threads=1")
         assert (found["config"]["MODEL"]["width"], found["config"]["MACHINE"]["threads"]) == (4, 1)
 
@@ -259,6 +268,7 @@ class TestStoredConfig:
         changes = ["RUN.dir=a", "RUN.engine=train", "LOSS=soft", "PHASES.epochs=4"]
         assert stored.record_overrides(changes) == ("LOSS=soft", "PHASES.epochs=4", "RUN.dir=a")
 
+    @pytest.mark.addon("deploy")
     def test_interpolations_of_a_folder_are_taken_literally(
         self, copy: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -15,7 +15,6 @@ from harness import SMALL, newest, status
 from raising import raises
 
 from phasetrain import load
-from phasetrain.addons.deploy.export import export
 from phasetrain.app.api import run
 from phasetrain.app.setup import resolve_config
 from phasetrain.app.stored.stored_config import read_newest_command
@@ -103,10 +102,24 @@ COMMANDS = {
 }
 """Commands that build parts from the config of a folder."""
 
+ADDON_OF_COMMAND = {
+    **dict.fromkeys(("extract", "predict", "export"), "deploy"),
+    **dict.fromkeys(("replay", "rerun", "--from"), "experiments"),
+}
+
 
 class TestAttack:
     @pytest.mark.parametrize("attack", [plant_command, plant_import])
-    @pytest.mark.parametrize("command", COMMANDS)
+    @pytest.mark.parametrize(
+        "command",
+        [
+            pytest.param(
+                name,
+                marks=pytest.mark.addon(ADDON_OF_COMMAND[name]) if name in ADDON_OF_COMMAND else (),
+            )
+            for name in COMMANDS
+        ],
+    )
     def test_command_names_the_code_and_runs_nothing(
         self,
         folder: Path,
@@ -130,10 +143,22 @@ class TestAttack:
         for path in (str(folder), newest(folder).path):
             with raises(ConfigError, code="trust.needed", key=key):
                 load(path)
+        assert not CANARY.exists()
+
+    @pytest.mark.addon("deploy")
+    @pytest.mark.parametrize("attack", [plant_command, plant_import])
+    def test_export_names_the_code_and_runs_nothing(
+        self, folder: Path, attack: Callable[[Path], None]
+    ) -> None:
+        from phasetrain.addons.deploy.export import export
+
+        attack(folder)
+        key = "MODEL.name" if attack is plant_command else "RUN.imports"
         with raises(ConfigError, code="trust.needed", key=key):
             export(str(folder), "out.onnx", "onnx")
         assert not CANARY.exists()
 
+    @pytest.mark.addon("deploy", "report")
     @pytest.mark.parametrize("attack", [plant_command, plant_import])
     def test_data_is_copied_without_code(
         self, folder: Path, attack: Callable[[Path], None]

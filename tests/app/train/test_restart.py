@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness import (
+    REPORT_FILES,
     SMALL,
     KillAfter,
     SaveEachStep,
@@ -36,6 +37,7 @@ from phasetrain.testing import Killed
 
 RESTART = "RUN.resume=restart"
 SHORT = ("PHASES.epochs=1", "PHASES.limit.train=3", "PHASES.limit.test=1")
+REPORT = ("HOOKS.report={}",) if REPORT_FILES else ()
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +125,15 @@ class TestRestart:
     ) -> None:
         base = tmp_path / "base"
         for _ in range(2):
-            train(base, *SHORT, RESTART, "HOOKS.report={}")
+            train(base, *SHORT, RESTART, *REPORT)
         facts = {key: value for key, value in status(base).items() if key != "digest"}
         (base / "status.json").write_text(json.dumps({**facts, "state": state}))
-        (base / "report.html").unlink()
+        (base / "report.html").unlink(missing_ok=True)
         (base / "run.lock").touch()
         for folders in (["base", "base.1"], ["base", "base.1", "base.2"]):
-            assert train(base, *SHORT, RESTART, "HOOKS.report={}").state == "finished"
+            assert train(base, *SHORT, RESTART, *REPORT).state == "finished"
             assert sorted(path.name for path in tmp_path.iterdir()) == folders
-            assert (base / "report.html").exists()
+            assert (base / "report.html").exists() is bool(REPORT)
             assert status(base)["state"] == "finished"
             assert leftovers(base) == []
 
@@ -259,7 +261,11 @@ class TestRefusal:
             run_until_killed(tmp_path, *SHORT, hooks=hooks)
         names = ("status.json", "attempts.jsonl", "config.yaml", "RUN.md")
         before = {name: (tmp_path / name).read_bytes() for name in names}
-        for words in (["OPTIMIZER.lr=0.3"], ["RUN.give_up_after=1"], ["HOOKS.csv={columns: 3}"]):
+        for words in (
+            ["OPTIMIZER.lr=0.3"],
+            ["RUN.give_up_after=1"],
+            ["HOOKS.watchdog={minuts: 3}"],
+        ):
             with pytest.raises((ChangedError, ConfigError, Exception)):
                 train(tmp_path, *SHORT, *words)
             assert {name: (tmp_path / name).read_bytes() for name in names} == before

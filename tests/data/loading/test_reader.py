@@ -618,7 +618,13 @@ class TestStackedTransforms:
         samples = reader(OneByOne(), *transforms).read_samples(draw(*range(6)))
         return COLLATES["stack"]()(samples)[0]
 
-    @pytest.mark.parametrize("name", list(TRANSFORMS_OF_BATCHES))
+    @pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=pytest.mark.addon("vision") if name == "multi_crop" else ())
+            for name in TRANSFORMS_OF_BATCHES
+        ],
+    )
     def test_bits_and_layout_are_those_of_single_samples(self, name: str) -> None:
         transform = TRANSFORMS.build(name, TRANSFORMS_OF_BATCHES[name])
         for transforms in ((transform,), (add_noise, transform)):

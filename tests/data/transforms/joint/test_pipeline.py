@@ -305,6 +305,7 @@ ALBUMENTATIONS = [
 ]
 
 
+@pytest.mark.addon("libraries")
 @pytest.mark.parametrize("items", [TORCHVISION, ALBUMENTATIONS], ids=["torchvision", "alb"])
 class TestBridges:
     def test_readers_agree_whatever_the_order(self, items: Any) -> None:

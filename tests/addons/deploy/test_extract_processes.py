@@ -13,7 +13,7 @@ from processes import Launcher
 
 from phasetrain.addons.deploy.extract.feature_files import read_columns
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORDS = (
     "MODEL.name=small_cnn",
     "MODEL.width=4",

@@ -15,7 +15,7 @@ from processes import Launcher
 
 from phasetrain.addons.observe.trackers.wandb import history_rows
 
-TOOL = Path(__file__).parents[2] / "tools" / "run.py"
+TOOL = Path(__file__).parents[4] / "tools" / "run.py"
 RUN = (
     "PHASES.epochs=40",
     "CHECKPOINT.every_updates=50",

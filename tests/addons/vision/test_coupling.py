@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from phasetrain.distributed import World
-from phasetrain.errors import ConfigError
 from phasetrain.addons.vision.self_supervised_losses.byol import BYOL
 from phasetrain.addons.vision.self_supervised_losses.simclr import SimCLR
+from phasetrain.distributed import World
+from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.coupling import check_coupled, is_coupled
 from phasetrain.testing.build import build_run, resolve_overrides
 

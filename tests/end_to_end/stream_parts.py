@@ -1,0 +1,69 @@
+"""Iterables that save their position, or do not."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from phasetrain.data.datasets import load_digits
+
+
+class Counted(IterableDataset[Any]):
+    """Digits in rounds that get longer, with noise, as an iterable that saves its position.
+
+    Class attribute `read`: number of samples that were read in this process.
+    """
+
+    read = 0
+    length = 70
+
+    def __init__(self) -> None:
+        self.digits = load_digits("train")
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.length:
+            image, label = self.digits[self.at * 7 % len(self.digits)]
+            self.at += 1
+            Counted.read += 1
+            yield image + 0.1 * torch.randn(()), int(label)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Buffered(Counted):
+    """Mixes samples in a buffer that is not part of its state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        held = []
+        for sample in super().__iter__():
+            held.append(sample)
+            if len(held) == 5:
+                yield held.pop(random.randrange(5))
+        yield from held
+
+
+class Unsaved(Counted):
+    """An iterable without a state, which begins anew in each pass."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at = 0
+        return super().__iter__()
+
+
+class OwnGenerator(Unsaved):
+    """Draws from a generator of its own, which no seed reaches."""
+
+    generator = random.Random(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        for image, label in super().__iter__():
+            yield image * self.generator.random(), label
