@@ -86,10 +86,9 @@ def _table(keys: Sequence[Key]) -> str:
     rows = ["| key | type | default | meaning | on resume |", "|---|---|---|---|---|"]
     for key in keys:
         name = key.path.rpartition(".")[2]
-        type_text = key.type.text.replace("|", "\\|")
+        text = key.type.text.replace("|", "\\|")
         rows.append(
-            f"| `{name}` | {type_text} | `{format_value(key.default)}` | {key.meaning} "
-            f"| {key.resume} |"
+            f"| `{name}` | {text} | `{format_value(key.default)}` | {key.meaning} | {key.resume} |"
         )
     return "\n".join(rows)
 

@@ -83,7 +83,7 @@ class _Part:
     path: str
     name: str
     slot: Slot
-    given: Mapping[str, Any]
+    section: Mapping[str, Any]
     takes: Mapping[str, Parameter]
     types: Mapping[str, Any]
     takes_any: bool
@@ -107,7 +107,7 @@ class _Unknown:
     path: str
     value: Any
     sentence: str
-    known: str
+    advice: str
 
 
 def check_config(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
@@ -168,20 +168,14 @@ class _Report:
 
     def add_unknown_keys(self, known: KnownPaths) -> None:
         """Add the unknown keys with their suggestions."""
-        for unknown in self.unknown:
-            near = known.near(unknown.path)
+        for key in self.unknown:
+            near = known.near(key.path)
             meant = f"; did you mean {near}?" if near is not None else "."
-            if unknown.path.rpartition(".")[2].isdigit() and unknown.value is None:
+            if key.path.rpartition(".")[2].isdigit() and key.value is None:
                 # YAML reads {lr: 0,1} as two keys.
                 near = None
                 meant = "; a decimal number has a point, as in 0.1."
-            self.add(
-                unknown.code,
-                unknown.path,
-                unknown.value,
-                f"{unknown.sentence}{meant} {unknown.known}",
-                near,
-            )
+            self.add(key.code, key.path, key.value, f"{key.sentence}{meant} {key.advice}", near)
 
     def layer_of(self, path: str) -> str:
         """Return the layer that set a path, or the highest one that set a key below it."""
@@ -384,7 +378,7 @@ class _PartFinder:
 
 def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
     own = part.slot.own_keys
-    for key, value in part.given.items():
+    for key, value in part.section.items():
         here = f"{part.path}.{key}"
         # Keys with a dot are problems of the composition.
         if key in (part.slot.key, *part.slot.other_keys) or schema.has(here) or "." in key:
