@@ -57,11 +57,11 @@ class Checkpointer(CheckpointReader):
 
     def load_newest(self) -> LoadedCheckpoint | None:
         """Return the newest valid checkpoint, see `CheckpointReader`, and continue its run."""
-        found, rejected = list_checkpoints(self.storage, self.root)
-        loaded = self._load_first_valid(found, rejected)
+        checkpoints, rejected = list_checkpoints(self.storage, self.root)
+        loaded = self._load_first_valid(checkpoints, rejected)
         # The highest of all, also of damaged, unhealthy and suspect ones: sequences are never
         # reused.
-        self._sequence = max((one.manifest.sequence for one in found), default=0)
+        self._sequence = max((saved.manifest.sequence for saved in checkpoints), default=0)
         if loaded is not None:
             self.run = loaded.manifest.run
             self.parent = loaded.path.rpartition("/")[2]
@@ -78,8 +78,8 @@ class Checkpointer(CheckpointReader):
         none; only the owner of the run folder may call this, before it saves."""
         record = read_rechecked(self.storage, self.root)
         if record is not None and record.is_open:
-            found, _ = list_checkpoints(self.storage, self.root)
-            write_rechecked(self.storage, self.root, record.close(found))
+            checkpoints, _ = list_checkpoints(self.storage, self.root)
+            write_rechecked(self.storage, self.root, record.close(checkpoints))
 
     def save(
         self,
@@ -117,7 +117,7 @@ class Checkpointer(CheckpointReader):
             is_main = self.group.rank == 0
             tensors = [pair for pair in tensors if is_saved_here(pair[1], is_main=is_main)]
             shards = dict(tensors)
-            tensors = [(name, local_shard(one)) for name, one in tensors]
+            tensors = [(name, local_shard(tensor)) for name, tensor in tensors]
         copy = self._snapshot.copy_tensors(tensors)
         return Draft(state.state_dict(), copy, {TREE: tree, PROMISED: promised}, facts, shards)
 
@@ -223,19 +223,19 @@ class Checkpointer(CheckpointReader):
         """Delete the checkpoints that retention does not keep."""
         names = self.storage.list_names(self.root)
         pinned = {name.removesuffix(PINNED) for name in names if name.endswith(PINNED)}
-        found = self.list_checkpoints()
+        checkpoints = self.list_checkpoints()
         record = read_rechecked(self.storage, self.root)
         if record is not None:
             # Another mismatch may make all later ones suspect.
-            pinned.add(record.newest_trusted(found))
-        kept = self.retention.select_names(found, pinned)
-        healthy = {saved.name for saved in found if saved.manifest.facts.healthy}
+            pinned.add(record.newest_trusted(checkpoints))
+        kept = self.retention.select_names(checkpoints, pinned)
+        healthy = {saved.name for saved in checkpoints if saved.manifest.facts.healthy}
         # Only once two of the kept ones were written or read by this process, and are healthy:
         # the others may be damaged without anybody knowing.
         verified = self._verified & kept
         if len(verified) < 2 or len(verified & healthy) < min(2, len(healthy)):
             return
-        for saved in found:
+        for saved in checkpoints:
             if saved.name not in kept:
                 delete_checkpoint(self.storage, self.root, saved.name)
                 self._verified.discard(saved.name)
@@ -244,9 +244,9 @@ class Checkpointer(CheckpointReader):
         free_bytes = self.storage.free_bytes(self.root)
         free = "an unknown number of" if free_bytes is None else f"{free_bytes:,}"
         name = errno.errorcode.get(error.errno or 0, "")
-        place = f" at {error.filename}" if error.filename else ""
+        location = f" at {error.filename}" if error.filename else ""
         return SaveError(
             f"the checkpoint at update {draft.state['updates']} could not be saved in "
-            f"{self.root!r}: {error.strerror or error} (errno {error.errno} {name}){place}; it "
+            f"{self.root!r}: {error.strerror or error} (errno {error.errno} {name}){location}; it "
             f"needs {draft.size:,} bytes and {free} bytes are free"
         )

@@ -197,16 +197,16 @@ class CheckpointWriter:
 
 def list_checkpoints(storage: Storage, root: str) -> tuple[list[Saved], dict[str, str]]:
     """Return the checkpoints under `root`, oldest first, and the reason for each invalid folder."""
-    found = []
+    checkpoints = []
     rejected = {}
     for name in storage.list_names(root):
         if not NAME.fullmatch(name):
             continue
         try:
-            found.append(Saved(name, read_manifest(storage, f"{root}/{name}")))
+            checkpoints.append(Saved(name, read_manifest(storage, f"{root}/{name}")))
         except InvalidCheckpointError as error:
             rejected[name] = str(error)
-    return sorted(found, key=lambda saved: saved.manifest.order), rejected
+    return sorted(checkpoints, key=lambda saved: saved.manifest.order), rejected
 
 
 def read_manifest(storage: Storage, folder: str) -> Manifest:

@@ -84,10 +84,10 @@ def read_with_targets(
         pairs = find_targets(assemble_state(tree, empty))
         chosen = {id(saved): target for saved, target in pairs}
     targets: dict[str, Tensor] = {}
-    for name, one in empty.items():
-        target = chosen.get(id(one), one)
-        if target is one:
-            targets[name] = torch.empty(one.shape, dtype=one.dtype)
+    for name, placeholder in empty.items():
+        target = chosen.get(id(placeholder), placeholder)
+        if target is placeholder:
+            targets[name] = torch.empty(placeholder.shape, dtype=placeholder.dtype)
         elif target is not None:
             targets[name] = target
     read_into(targets)

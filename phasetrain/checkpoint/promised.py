@@ -36,21 +36,23 @@ def find_checkpoints(reader: CheckpointReader, checkpoint: str) -> list[Saved]:
         ConfigError: there is no such checkpoint.
     """
     newest_first = reader.list_checkpoints()[::-1]
-    found = [one for one in newest_first if checkpoint in (one.name, one.manifest.facts.name)]
+    matches = [
+        saved for saved in newest_first if checkpoint in (saved.name, saved.manifest.facts.name)
+    ]
     if checkpoint == "latest":
         # Stable: of the healthy ones, which come first, the newest is still in front.
-        found = sorted(newest_first, key=lambda one: not one.manifest.facts.healthy)
+        matches = sorted(newest_first, key=lambda saved: not saved.manifest.facts.healthy)
     elif checkpoint == "best":
         monitor = _read_monitor(reader, newest_first)
-        found = Retention(monitor=monitor).rank_by_monitor(newest_first[::-1])
-    if not found:
-        listed = ", ".join(one.name for one in newest_first[::-1]) or "none"
+        matches = Retention(monitor=monitor).rank_by_monitor(newest_first[::-1])
+    if not matches:
+        listed = ", ".join(saved.name for saved in newest_first[::-1]) or "none"
         raise ConfigError(
             f"checkpoint = {checkpoint!r}: {reader.root!r} has no such checkpoint; it has "
             f"{listed}; expected one of them, latest or best",
             code="checkpoint.not_found",
         )
-    return found
+    return matches
 
 
 def read_promised(path: str, checkpoint: str, storage: Storage) -> dict[str, Any]:
@@ -64,9 +66,9 @@ def read_promised(path: str, checkpoint: str, storage: Storage) -> dict[str, Any
     Raises:
         ConfigError: there is no such checkpoint, or none that can be read.
     """
-    for one in (path, checkpoint.rstrip("/")):
-        if "/" in one and MANIFEST in storage.list_names(one):
-            return CheckpointReader(one, storage).load(one).promised
+    for folder in (path, checkpoint.rstrip("/")):
+        if "/" in folder and MANIFEST in storage.list_names(folder):
+            return CheckpointReader(folder, storage).load(folder).promised
     root = checkpoint_root(storage, path)
     if root is None:
         raise ConfigError(

@@ -60,13 +60,13 @@ class CheckpointReader:
 
     def list_checkpoints(self) -> list[Saved]:
         """Return the trusted checkpoints with readable manifests, oldest first."""
-        found, _ = list_checkpoints(self.storage, self.root)
-        return self._split_trusted(found)[0]
+        checkpoints, _ = list_checkpoints(self.storage, self.root)
+        return self._split_trusted(checkpoints)[0]
 
     def is_finished(self) -> bool:
         """Tell whether the newest manifest says that the run has finished; reads no state."""
-        found = self.list_checkpoints()
-        return bool(found) and bool(found[-1].manifest.state["finished"])
+        checkpoints = self.list_checkpoints()
+        return bool(checkpoints) and bool(checkpoints[-1].manifest.state["finished"])
 
     def load_newest(self) -> LoadedCheckpoint | None:
         """Return the newest valid and healthy checkpoint, or None if there are no checkpoints.
@@ -88,26 +88,26 @@ class CheckpointReader:
         return trusted, [saved for saved in found if record.is_suspect(saved)]
 
     def _load_first_valid(
-        self, found: list[Saved], rejected: dict[str, str]
+        self, checkpoints: list[Saved], rejected: dict[str, str]
     ) -> LoadedCheckpoint | None:
-        found, suspects = self._split_trusted(found)
+        checkpoints, suspects = self._split_trusted(checkpoints)
         if suspects:
             names = join_first([saved.name for saved in suspects], 3)
             self.say(
                 f"checkpoints in {self.root} are not trusted, because they were written between "
                 f"the last good recheck and one that failed (HOOKS.recheck): {names}"
             )
-        healthy = [saved for saved in reversed(found) if saved.manifest.facts.healthy]
-        unhealthy = [saved for saved in reversed(found) if not saved.manifest.facts.healthy]
+        healthy = [saved for saved in reversed(checkpoints) if saved.manifest.facts.healthy]
+        unhealthy = [saved for saved in reversed(checkpoints) if not saved.manifest.facts.healthy]
         for saved in (*healthy, *unhealthy):
             try:
                 loaded = self._load(f"{self.root}/{saved.name}", saved.manifest)
             except InvalidCheckpointError as error:
                 rejected[saved.name] = str(error)
                 continue
-            for one in unhealthy:
-                if one.manifest.order > saved.manifest.order:
-                    rejected[one.name] = _UNHEALTHY
+            for newer in unhealthy:
+                if newer.manifest.order > saved.manifest.order:
+                    rejected[newer.name] = _UNHEALTHY
             self._report_skipped(rejected)
             return loaded
         if rejected:

@@ -86,7 +86,7 @@ class Retention:
 
 
 def _position_in_name(name: str) -> str:
-    found = NAME.fullmatch(name)
-    if found:
-        return found["position"]
+    match = NAME.fullmatch(name)
+    if match:
+        return match["position"]
     return name

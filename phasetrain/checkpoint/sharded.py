@@ -160,15 +160,17 @@ class ShardWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the other files and the manifest, and commit; called on rank 0."""
         assert self._writer is not None
-        written = {_shard_key(one.index): one.storage_data for result in results for one in result}
-        files = {one.file: one.record for one in written.values()}
-        index = _encode_index(metadata, {key: one.file for key, one in written.items()})
+        written = {
+            _shard_key(item.index): item.storage_data for result in results for item in result
+        }
+        files = {stored.file: stored.record for stored in written.values()}
+        index = _encode_index(metadata, {key: stored.file for key, stored in written.items()})
         texts = {INDEX: index, **self.draft.texts}
         for name, data in texts.items():
             if self.give_up():
                 raise Unfinished(self.root)
             files[name] = self.storage.create(f"{self._writer.working}/{name}", data)
-        is_healthy = all(one.healthy for one in written.values())
+        is_healthy = all(stored.healthy for stored in written.values())
         self.saved = self._writer.publish(self.describe(files, is_healthy))
 
     @classmethod
@@ -226,7 +228,9 @@ class ShardedTensors:
             InvalidCheckpointError: a file that is needed is missing or damaged.
         """
         metadata: dict[str, Any] = dict(self.metadata.state_dict_metadata)
-        layout = {name: (tuple(one.size), one.properties.dtype) for name, one in metadata.items()}
+        layout = {
+            name: (tuple(entry.size), entry.properties.dtype) for name, entry in metadata.items()
+        }
         return read_with_targets(tree, layout, find_targets, self.read_into)
 
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
@@ -283,19 +287,19 @@ def _shard_key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
 def _encode_index(metadata: Metadata, files: Mapping[tuple[str, tuple[int, ...]], str]) -> bytes:
     """Return the metadata as JSON; torch's own writer pickles it."""
     tensors = {}
-    for name, one in metadata.state_dict_metadata.items():
-        assert isinstance(one, TensorStorageMetadata), name
+    for name, entry in metadata.state_dict_metadata.items():
+        assert isinstance(entry, TensorStorageMetadata), name
         chunks = [
             {
                 "file": files[name, tuple(chunk.offsets)],
                 "offsets": list(chunk.offsets),
                 "sizes": list(chunk.sizes),
             }
-            for chunk in one.chunks
+            for chunk in entry.chunks
         ]
         tensors[name] = {
-            "dtype": DTYPES[one.properties.dtype],
-            "shape": list(one.size),
+            "dtype": DTYPES[entry.properties.dtype],
+            "shape": list(entry.size),
             "chunks": chunks,
         }
     return json.dumps({"tensors": tensors}).encode()
@@ -304,7 +308,8 @@ def _encode_index(metadata: Metadata, files: Mapping[tuple[str, tuple[int, ...]]
 def _parse_metadata(entry: Any) -> TensorStorageMetadata:
     shape = Size(entry["shape"])
     chunks = [
-        ChunkStorageMetadata(Size(one["offsets"]), Size(one["sizes"])) for one in entry["chunks"]
+        ChunkStorageMetadata(Size(chunk["offsets"]), Size(chunk["sizes"]))
+        for chunk in entry["chunks"]
     ]
     # By count: shards of FSDP never overlap, so enough elements means full coverage.
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
@@ -318,14 +323,14 @@ def _find_cause(error: CheckpointException, size: int) -> BaseException:
     """Return the error of the rank that caused the others to fail."""
     failed = {rank: failure[0] for rank, failure in sorted(error.failures.items())}
     # First, since giving up was requested and is not an error, whatever other ranks report.
-    for one in failed.values():
-        if isinstance(one, Unfinished):
-            return one
-    for rank, one in failed.items():
-        if isinstance(one, OSError):
+    for cause in failed.values():
+        if isinstance(cause, Unfinished):
+            return cause
+    for rank, cause in failed.items():
+        if isinstance(cause, OSError):
             return OSError(
-                one.errno, f"{one.strerror or one} on rank {rank} of {size}", one.filename
+                cause.errno, f"{cause.strerror or cause} on rank {rank} of {size}", cause.filename
             )
-        if isinstance(one, SaveError):
-            return one
+        if isinstance(cause, SaveError):
+            return cause
     return next(iter(failed.values()))

@@ -113,7 +113,7 @@ def parse_safetensors(file: bytearray | memoryview) -> dict[str, Tensor]:
         ValueError, TypeError, KeyError, RuntimeError: see `parse_header`.
     """
     places = parse_header(file, len(file))
-    return {name: _view_tensor(file, place) for name, place in places.items()}
+    return {name: _view_tensor(file, location) for name, location in places.items()}
 
 
 def parse_header(head: Data, size: int) -> dict[str, TensorPlace]:
@@ -133,15 +133,17 @@ def parse_header(head: Data, size: int) -> dict[str, TensorPlace]:
     if not isinstance(header, dict):
         raise ValueError("its header is not a mapping")  # noqa: TRY004 - the file is wrong
     header.pop("__metadata__", None)
-    found = {name: _parse_place(start, size, name, entry) for name, entry in header.items()}
+    locations = {name: _parse_place(start, size, name, entry) for name, entry in header.items()}
     at = start
-    for place in sorted(found.values(), key=lambda one: (one.begin, one.end)):
-        if place.begin != at:
-            raise ValueError(f"its tensors overlap or leave a gap at byte {min(at, place.begin)}")
-        at = place.end
+    for location in sorted(locations.values(), key=lambda span: (span.begin, span.end)):
+        if location.begin != at:
+            raise ValueError(
+                f"its tensors overlap or leave a gap at byte {min(at, location.begin)}"
+            )
+        at = location.end
     if at != size:
         raise ValueError("it is longer than its tensors")
-    return found
+    return locations
 
 
 def header_end(head: Data, size: int) -> int:
@@ -161,9 +163,9 @@ def header_end(head: Data, size: int) -> int:
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) != len(pairs):
+    if len(mapping := dict(pairs)) != len(pairs):
         raise ValueError("its header has a name twice")
-    return found
+    return mapping
 
 
 def _parse_place(start: int, size: int, name: str, entry: Any) -> TensorPlace:

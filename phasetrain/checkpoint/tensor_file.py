@@ -61,7 +61,7 @@ class TensorFile:
         Raises:
             InvalidCheckpointError: the file was damaged after it had been verified.
         """
-        layout = {name: (place.shape, place.dtype) for name, place in self._places.items()}
+        layout = {name: (location.shape, location.dtype) for name, location in self._places.items()}
         return read_with_targets(tree, layout, find_targets, self._read_into)
 
     def check_tree(self, tree: bytes | bytearray) -> None:
@@ -82,14 +82,14 @@ class TensorFile:
     def _pieces(self, targets: Mapping[str, Tensor]) -> Iterator[memoryview]:
         """Yield the memory for the content of the file from its start to its end."""
         yield memoryview(bytearray(self._start))
-        for name, place in sorted(self._places.items(), key=lambda item: item[1].begin):
-            if place.begin == place.end:
+        for name, location in sorted(self._places.items(), key=lambda item: item[1].begin):
+            if location.begin == location.end:
                 continue
             if name in targets:
-                yield from _fill_tensor(targets[name], place)
+                yield from _fill_tensor(targets[name], location)
             else:
-                for at in range(place.begin, place.end, SKIP_BYTES):
-                    yield memoryview(bytearray(min(SKIP_BYTES, place.end - at)))
+                for at in range(location.begin, location.end, SKIP_BYTES):
+                    yield memoryview(bytearray(min(SKIP_BYTES, location.end - at)))
 
     def _read_start(self, size: int) -> bytearray:
         content = bytearray(size)

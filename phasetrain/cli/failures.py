@@ -42,8 +42,8 @@ def _format_frames(error: Exception) -> list[str]:
             lines.append(f"  {number}. at")
         lines += [f"    {frame}" for frame in problem.frames]
     if lines:
-        place = vars(error).get("log_file", "")
-        where = f"in {place}" if place else "with -v"
+        log_file = vars(error).get("log_file", "")
+        where = f"in {log_file}" if log_file else "with -v"
         lines.append(f"    (whole traceback: {where})")
     return lines
 
@@ -56,10 +56,10 @@ def _rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
     from phasetrain.distributed import find_placement
 
     try:
-        place = find_placement(environment)
+        placement = find_placement(environment)
     except ConfigError:
         return 0, 1  # a broken variable of the launcher may be the error to print
-    return place.rank, place.size
+    return placement.rank, placement.size
 
 
 def record_failure(error: BaseException) -> None:

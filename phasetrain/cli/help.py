@@ -29,17 +29,17 @@ def topic_help(topic: str) -> str:
         return _section_help(topic)
     if topic.lower() == "parts":
         return _list_all_parts()
-    found = ["\n".join(lines) for lines in _list_parts_named(topic)]
+    paragraphs = ["\n".join(lines) for lines in _list_parts_named(topic)]
     section = _find_section(topic)
     if section:
-        found.append(_section_help(section))
+        paragraphs.append(_section_help(section))
     else:
-        found = [
+        paragraphs = [
             *("\n".join(lines) for lines in (*_list_keys(topic), *_list_parts_with(topic))),
-            *found,
+            *paragraphs,
         ]
-    if found:
-        return "\n\n".join(found)
+    if paragraphs:
+        return "\n\n".join(paragraphs)
     parts = [name for slot in SLOTS for name in slot.registry]
     near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts]) or "."
     raise ConfigError(
@@ -72,12 +72,14 @@ def _list_all_parts() -> str:
     places: dict[int, list[Slot]] = {}
     for slot in sorted(SLOTS, key=_is_conditional):
         places.setdefault(id(slot.registry), []).append(slot)
-    found = []
+    paragraphs = []
     for slots in places.values():
         registry = slots[0].registry
         keys = dict.fromkeys(f"{slot.path}.{slot.key}" for slot in slots)
-        found.append(f"{_plural(registry.kind)}, for {next(iter(keys))}\n  {', '.join(registry)}")
-    return "\n\n".join(found)
+        paragraphs.append(
+            f"{_plural(registry.kind)}, for {next(iter(keys))}\n  {', '.join(registry)}"
+        )
+    return "\n\n".join(paragraphs)
 
 
 def _section_help(section: str) -> str:
@@ -118,10 +120,10 @@ def _list_keys(topic: str) -> Iterator[list[str]]:
 
 def _list_parts_with(topic: str) -> Iterator[list[str]]:
     """Yield a heading and the lines of each part that takes the parameter with a path."""
-    place, _, parameter = topic.rpartition(".")
+    path, _, parameter = topic.rpartition(".")
     heading = [f"{topic} is a parameter of"]
     for slot in SLOTS:
-        if not place or not matches(place, slot.path.removesuffix("[]")):
+        if not path or not matches(path, slot.path.removesuffix("[]")):
             continue
         for name, factory in slot.registry.items():
             if parameter in parameters(factory) and parameter not in slot.provided:
@@ -152,8 +154,8 @@ def _is_conditional(slot: Slot) -> bool:
 
 
 def _describe_key(path: str, key: Key) -> list[str]:
-    kind = f"{key.type.text}; {key.resume} on resume"
-    return [f"  {path} = {format_value(key.default)}   ({kind})", f"      {key.meaning}"]
+    details = f"{key.type.text}; {key.resume} on resume"
+    return [f"  {path} = {format_value(key.default)}   ({details})", f"      {key.meaning}"]
 
 
 def _describe_part(slot: Slot, name: str, *, in_full: bool = False) -> list[str]:

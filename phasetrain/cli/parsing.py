@@ -41,10 +41,10 @@ class Call:
     @property
     def overrides(self) -> list[str]:
         """The overrides among the words, and the override that the flag `-v` means."""
-        given = list(self.flags.overrides)
+        overrides = list(self.flags.overrides)
         if self.flags.verbose:
-            given.append(VERBOSE)
-        return given
+            overrides.append(VERBOSE)
+        return overrides
 
 
 def make_parser(command: Command) -> argparse.ArgumentParser:
@@ -92,10 +92,10 @@ def parse_flags(command: Command, words: Sequence[str]) -> argparse.Namespace:
     flags, unknown = parser.parse_known_intermixed_args(rest)
     if unknown:
         # private: argparse has no public list of its flags
-        known = [option for action in parser._actions for option in action.option_strings]
+        options = [option for action in parser._actions for option in action.option_strings]
         usage = parser.format_usage()
         advice = _advise_on_flag(command, unknown[0], words, usage)
-        raise _unknown("flag", unknown[0], known, advice)
+        raise _unknown("flag", unknown[0], options, advice)
     return flags
 
 
@@ -104,31 +104,33 @@ def split_command(commands: Sequence[Command], words: Sequence[str]) -> tuple[Co
     other words."""
     rest = list(words)
     by_name = {command.name: command for command in commands}
-    place = _place_of_command(rest)
-    if place is None:
+    index = _place_of_command(rest)
+    if index is None:
         return commands[0], rest
-    two = " ".join(rest[place : place + 2])
-    for name in (two, rest[place]):
+    two = " ".join(rest[index : index + 2])
+    for name in (two, rest[index]):
         if name in by_name:
-            del rest[place : place + len(name.split())]
+            del rest[index : index + len(name.split())]
             return by_name[name], rest
     groups = {command.name.split()[0] for command in commands}
-    name = two if rest[place] in groups else rest[place]
-    known = [one for one in by_name if one.startswith(f"{rest[place]} ")] or list(by_name)
+    name = two if rest[index] in groups else rest[index]
+    names = [
+        command_name for command_name in by_name if command_name.startswith(f"{rest[index]} ")
+    ] or list(by_name)
     advice = "Without a command, expected FILE.yaml, experiment=NAME or SECTION.key=value"
-    raise _unknown("command", name, known, f"{advice}{explain_deleted()}")
+    raise _unknown("command", name, names, f"{advice}{explain_deleted()}")
 
 
 def _place_of_command(words: Sequence[str]) -> int | None:
     """Return the index of the word that has the form of a command, or None."""
     skips = False
-    for place, word in enumerate(words):
-        if skips or (word == "job" and place and words[place - 1] == "--cfg"):
+    for index, word in enumerate(words):
+        if skips or (word == "job" and index and words[index - 1] == "--cfg"):
             skips = False
         elif word in VALUE_FLAGS:
             skips = True
         elif _COMMAND.fullmatch(word):
-            return place
+            return index
     return None
 
 

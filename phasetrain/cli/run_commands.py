@@ -24,14 +24,14 @@ def run_list(call: Call) -> Outcome:
     from phasetrain.app.runs import list_runs
 
     folder = call.flags.folder or DEFAULT_FOLDER
-    found = []
+    runs = []
     # Where nothing has been trained yet there is no default folder: an empty list, no mistake.
     if call.flags.folder or Path(folder).exists():
-        found = list_runs.list_runs(folder)
+        runs = list_runs.list_runs(folder)
     if call.flags.json:
-        rows = [asdict(row) for row in found]
+        rows = [asdict(row) for row in runs]
         return Outcome(content={"folder": folder, "runs": rows})
-    return Outcome(text=list_runs.format_table(found, folder))
+    return Outcome(text=list_runs.format_table(runs, folder))
 
 
 def add_follow_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,14 +59,16 @@ def run_compare(call: Call) -> Outcome:
     """Compare states, metrics, configs and ledgers of two runs."""
     from phasetrain.app.runs import list_runs
 
-    one, other = call.flags.a, call.flags.b
+    first, second = call.flags.a, call.flags.b
     if not call.flags.json:
-        return Outcome(text=list_runs.compare_runs(one, other))
-    list_runs.reject_object_stores(one, other)
+        return Outcome(text=list_runs.compare_runs(first, second))
+    list_runs.reject_object_stores(first, second)
     runs = [
-        asdict(list_runs.summarize_run(Path(path))) for path in (one, other) if Path(path).is_dir()
+        asdict(list_runs.summarize_run(Path(path)))
+        for path in (first, second)
+        if Path(path).is_dir()
     ]
-    return Outcome(content={"runs": runs, "diff": _diff_content(one, other)})
+    return Outcome(content={"runs": runs, "diff": _diff_content(first, second)})
 
 
 def run_diff(call: Call) -> Outcome:
@@ -76,23 +78,23 @@ def run_diff(call: Call) -> Outcome:
     if call.flags.json:
         content = _diff_content(call.flags.a, call.flags.b)
         return Outcome(int(not content["equal"]), content={"diff": content})
-    found = diff(call.flags.a, call.flags.b)
-    return Outcome(int(not found.equal), text=found.report())
+    difference = diff(call.flags.a, call.flags.b)
+    return Outcome(int(not difference.equal), text=difference.report())
 
 
 def _diff_content(one: str, other: str) -> dict[str, Any]:
     from phasetrain.app.runs.diff import diff
 
-    found = diff(one, other)
+    difference = diff(one, other)
     return {
-        "equal": found.equal,
-        "update": found.updates,
-        "components": found.components,
-        "verdict": found.verdict,
+        "equal": difference.equal,
+        "update": difference.updates,
+        "components": difference.components,
+        "verdict": difference.verdict,
         "config": [
-            {"key": change.path, "a": change.old, "b": change.new} for change in found.config
+            {"key": change.path, "a": change.old, "b": change.new} for change in difference.config
         ],
-        "environment": found.environment,
-        "data": found.data,
-        "notes": found.notes,
+        "environment": difference.environment,
+        "data": difference.data,
+        "notes": difference.notes,
     }

@@ -103,9 +103,9 @@ def _use_folder(call: Call, engine: str) -> "tuple[StoredConfig | None, list[str
 def _split_folder(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the first word that is neither an override nor a file, and the other words."""
     rest = list(words)
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if "=" not in word and not word.startswith("~") and not word.endswith((".yaml", ".yml")):
-            return rest.pop(place), rest
+            return rest.pop(index), rest
     return None, rest
 
 
@@ -118,11 +118,11 @@ def _add_word(overrides: Sequence[str], word: str, setter: str) -> list[str]:
         setter: the flag or the command that sets it.
     """
     key = word.partition("=")[0]
-    for given in overrides:
+    for override in overrides:
         # Hydra's prefixes + and ++ set the key as well
-        if given.lstrip("+").startswith(f"{key}=") and given.lstrip("+") != word:
+        if override.lstrip("+").startswith(f"{key}=") and override.lstrip("+") != word:
             raise ConfigError(
-                f"{given}: {setter} sets {word}; remove one of the two", code="cli.conflict"
+                f"{override}: {setter} sets {word}; remove one of the two", code="cli.conflict"
             )
     return [*overrides, word]
 

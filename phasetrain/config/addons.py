@@ -228,8 +228,8 @@ def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:
     yield from (("section", name) for name in addon.sections)
     yield from (("service", name) for name in addon.services)
     yield from (("name", name) for name in addon.names)
-    for kind, modules in addon.parts.items():
-        yield from ((kind, name) for name in modules)
+    for registry, modules in addon.parts.items():
+        yield from ((registry, name) for name in modules)
 
 
 @cache

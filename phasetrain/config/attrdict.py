@@ -45,8 +45,8 @@ class AttrDict(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            place = self._path or "the config"
-            raise AttributeError(f"no {name!r} in {place}{did_you_mean(name, self)}") from None
+            location = self._path or "the config"
+            raise AttributeError(f"no {name!r} in {location}{did_you_mean(name, self)}") from None
 
     def plain(self) -> dict[str, Any]:
         """Return a deep copy made of ordinary dicts and lists."""

@@ -48,14 +48,14 @@ def rename_keys(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Depreca
     for entry in DEPRECATIONS:
         old, _, value = entry.old.partition("=")
         new, _, new_value = entry.new.partition("=")
-        for found, labels in _find_paths(renamed, old.split(".")):
+        for keys, labels in _find_paths(renamed, old.split(".")):
             here = _fill_labels(new, labels)
-            if value and _get_value(renamed, found) != value:
+            if value and _get_value(renamed, keys) != value:
                 continue
             # A renamed value has the same key; only another key can be given twice.
-            if here != ".".join(found) and _get_value(renamed, here.split(".")) is not None:
+            if here != ".".join(keys) and _get_value(renamed, here.split(".")) is not None:
                 continue
-            content = _pop_value(renamed, found)
+            content = _pop_value(renamed, keys)
             _put_value(renamed, here.split("."), new_value or content)
             used.append(entry)
     # Consents name keys too, and would be refused as unknown.

@@ -115,16 +115,16 @@ def find_object(name: str, key: str) -> Callable[..., Any]:
     Raises:
         ConfigError: this process has no such object (code `config.missing_object`).
     """
-    found = _look_up(name, key)
-    if found.is_factory:
-        factory: Callable[..., Any] = found.value
+    entry = _look_up(name, key)
+    if entry.is_factory:
+        factory: Callable[..., Any] = entry.value
         return factory
     return ObjectFactory(name, key)
 
 
 def _look_up(name: str, key: str) -> GivenObject:
-    known = _CURRENT.get().by_name
-    if name not in known:
+    objects = _CURRENT.get().by_name
+    if name not in objects:
         raise ConfigError(
             f"{key} = {name!r}: this part was given as an object in Python, and only the program "
             "that made it can build it again; run that program (the same call of phasetrain.fit "
@@ -132,4 +132,4 @@ def _look_up(name: str, key: str) -> GivenObject:
             "phasetrain.load(folder, model=...)",
             code="config.missing_object",
         )
-    return known[name]
+    return objects[name]

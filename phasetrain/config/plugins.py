@@ -75,9 +75,9 @@ def _describe_import_error(name: str, error: Exception | SystemExit) -> str:
     ]
     # The registry that rejects a name is not the place of the mistake.
     frames = [frame for frame in frames if is_user_file(frame.filename)] or frames
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    kind = "" if isinstance(error, PhasetrainError) else f"{type(error).__name__}: "
-    return f"module {name!r} failed: {kind}{error}{place}"
+    location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    prefix = "" if isinstance(error, PhasetrainError) else f"{type(error).__name__}: "
+    return f"module {name!r} failed: {prefix}{error}{location}"
 
 
 def _is_missing(name: str, error: Exception | SystemExit) -> bool:

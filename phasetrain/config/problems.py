@@ -19,30 +19,30 @@ def make_problem(
         sentence: the expected value, and a remedy.
         suggestion: the key or value that was probably meant.
     """
-    given = format_value(value)
-    message = f"{key} = {given} ({layer}): {sentence}"
-    return Problem(code, message, key, given, sentence, suggestion)
+    text = format_value(value)
+    message = f"{key} = {text} ({layer}): {sentence}"
+    return Problem(code, message, key, text, sentence, suggestion)
 
 
 def raise_all(problems: Iterable[str | Problem]) -> None:
     """Raise one ConfigError with all problems, or nothing if there is none."""
-    found = list(problems)
-    if found:
-        raise combine_problems(found)
+    listed = list(problems)
+    if listed:
+        raise combine_problems(listed)
 
 
 def combine_problems(problems: Sequence[str | Problem]) -> ConfigError:
     """Return one error with all problems, at least one; duplicates are dropped."""
-    found = [
-        one if isinstance(one, Problem) else Problem.from_message(one, ConfigError.default_code)
-        for one in problems
+    converted = [
+        item if isinstance(item, Problem) else Problem.from_message(item, ConfigError.default_code)
+        for item in problems
     ]
     # Two checks may find the same mistake, with different codes.
-    unique = list({one.message: one for one in found}.values())
+    unique = list({problem.message: problem for problem in converted}.values())
     if len(unique) == 1:
         message = unique[0].message
     else:
-        lines = [f"  {number}. {one.message}" for number, one in enumerate(unique, 1)]
+        lines = [f"  {number}. {problem.message}" for number, problem in enumerate(unique, 1)]
         message = "\n".join([f"{len(unique)} problems in the config:", *lines])
     # A program that reads a single code gets the first one; `problems` has all of them.
     return ConfigError(message, code=unique[0].code, problems=unique)
@@ -50,13 +50,13 @@ def combine_problems(problems: Sequence[str | Problem]) -> ConfigError:
 
 def collect_problems(*checks: Callable[[], object]) -> list[Problem]:
     """Return the problems of the ConfigErrors that checks raise; every check is called."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for check in checks:
         try:
             check()
         except ConfigError as error:
-            found += error.problems
-    return found
+            problems += error.problems
+    return problems
 
 
 def format_value(value: Any) -> str:

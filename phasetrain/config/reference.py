@@ -72,7 +72,7 @@ def _keys_to_list(section: Any, path: str) -> list[Key]:
         train: Any = TrainSplitSection if path == "DATA.TEST" else SubsetSection
         # Most keys of test splits are keys of DATA.TRAIN; repeating them would hide the others.
         same = section_keys(train, path).values()
-        return [one for one in keys if one not in same]
+        return [key for key in keys if key not in same]
     return keys
 
 
@@ -84,11 +84,11 @@ def _summary(section: Any) -> str:
 
 def _table(keys: Sequence[Key]) -> str:
     rows = ["| key | type | default | meaning | on resume |", "|---|---|---|---|---|"]
-    for one in keys:
-        name = one.path.rpartition(".")[2]
-        kind = one.type.text.replace("|", "\\|")
+    for key in keys:
+        name = key.path.rpartition(".")[2]
+        text = key.type.text.replace("|", "\\|")
         rows.append(
-            f"| `{name}` | {kind} | `{format_value(one.default)}` | {one.meaning} | {one.resume} |"
+            f"| `{name}` | {text} | `{format_value(key.default)}` | {key.meaning} | {key.resume} |"
         )
     return "\n".join(rows)
 

@@ -196,17 +196,17 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         """Return the shortest name under which `find` returns this class or function; None if it
         cannot be imported, such as a class that is defined in a function."""
         named = {**self._library(), **self._own}
-        for name, known in named.items():
-            if known is factory:
+        for name, candidate in named.items():
+            if candidate is factory:
                 return name
         module, _, name = f"{factory.__module__}.{factory.__qualname__}".rpartition(".")
         library = module.partition(".")[0]
         self._load_bridge(library)
         # The name that a bridge knows comes first: a bridge builds with parameters of its own.
         places = [library, module] if library in self._bridges else [module]
-        for place in places:
-            if place in sys.modules and vars(sys.modules[place]).get(name) is factory:
-                return f"{place}.{name}"
+        for module_name in places:
+            if module_name in sys.modules and vars(sys.modules[module_name]).get(name) is factory:
+                return f"{module_name}.{name}"
         return None
 
     def build(
@@ -234,24 +234,26 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         """
         where = where or self.section
         factory = self.find(name, f"{where}.name")
-        given = dict(params or {})
+        arguments = dict(params or {})
         takes = parameters(factory)
         if free_parameters(factory):
             # A config passes parameters that no signature declares in `params`, since any other
             # unknown key is taken for a misspelling.
-            given |= given.pop("params", None) or {}
+            arguments |= arguments.pop("params", None) or {}
         else:
-            for key in given.keys() - takes.keys():
+            for key in arguments.keys() - takes.keys():
                 # Without facts that no config can hold, such as a module.
-                settable = [one for one in takes if isinstance((facts or {}).get(one), IN_CONFIGS)]
+                settable = [
+                    fact for fact in takes if isinstance((facts or {}).get(fact), IN_CONFIGS)
+                ]
                 raise ConfigError(
                     unknown_parameter(where, key, name, settable), code="config.unknown_parameter"
                 )
         # A value of the config wins over a fact of the data.
-        for key in takes.keys() & (facts or {}).keys() - given.keys():
-            given[key] = (facts or {})[key]
+        for key in takes.keys() & (facts or {}).keys() - arguments.keys():
+            arguments[key] = (facts or {})[key]
             if used is not None:
-                used[f"{where}.{key}"] = given[key]
+                used[f"{where}.{key}"] = arguments[key]
         missing = [
             Problem.from_message(
                 f"{where}.{key}: {self.kind} {name!r} needs a value, which the data does not "
@@ -260,11 +262,11 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 MISSING_PARAMETER,
             )
             for key in list_required(factory)
-            if key not in given
+            if key not in arguments
         ]
         raise_all(missing)
         try:
-            return factory(**given)
+            return factory(**arguments)
         # Its message names a more precise key already.
         except ConfigError:
             raise
@@ -280,14 +282,14 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             ) from error
 
     def _list_known(self, library: Mapping[str, Factory[T]]) -> str:
-        known = ", ".join(self) or "none"
+        registered = ", ".join(self) or "none"
         by_class = f", and {len(library)} of the library by class name" if library else ""
         bridged = explain_deleted() or "."
         libraries = sorted({*self._bridges, *self._list_bridges()})
         if libraries:
             names = " or ".join(f"{library}." for library in libraries)
             bridged = f", and so does a name after {names}{explain_deleted()}"
-        return f"Known: {known}{by_class}; a dotted path works too{bridged}"
+        return f"Known: {registered}{by_class}; a dotted path works too{bridged}"
 
     def _find_dotted(self, name: str, key: str) -> Factory[T]:
         """Return the part behind a name with a dot: a name behind a bridge, or a dotted path."""
@@ -298,10 +300,10 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         bridge = self._bridges[library]
         try:
             _import(library, name, key)
-            found = _resolve(bridge, rest, name, key)
-            if found is None:
+            part = _resolve(bridge, rest, name, key)
+            if part is None:
                 return import_part(name, key, self.kind)
-            return found
+            return part
         except UnknownNameError as error:
             near = did_you_mean(error.name, error.known) or f". It has {len(error.known)} others"
             raise ConfigError(
@@ -412,15 +414,15 @@ def source_of(thing: Callable[..., Any]) -> str:
 @lru_cache(maxsize=512)
 def _signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     try:
-        found = inspect.signature(factory).parameters
+        declared = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # some callables written in C have none
         return {}, True
     stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = {name: p for name, p in found.items() if p.kind not in stars}
+    named = {name: p for name, p in declared.items() if p.kind not in stars}
     if inspect.isclass(factory) and "__init__" not in vars(factory) and not named:
         # It inherits an __init__ for subclasses, such as torch.nn.Module's: no parameters.
         return {}, False
-    return named, any(p.kind is p.VAR_KEYWORD for p in found.values())
+    return named, any(p.kind is p.VAR_KEYWORD for p in declared.values())
 
 
 def import_part(path: str, key: str, kind: str) -> Factory[Any]:
@@ -440,17 +442,17 @@ def import_part(path: str, key: str, kind: str) -> Factory[Any]:
     module_name, _, attribute = path.rpartition(".")
     module = _import(module_name, path, key)
     # Not getattr: the `__getattr__` of a module may import further modules and raise anything.
-    found = vars(module).get(attribute)
-    if not trusted and not is_library_part(found, kind):
+    value = vars(module).get(attribute)
+    if not trusted and not is_library_part(value, kind):
         raise make_trust_error(path, key)
-    if not callable(found):
+    if not callable(value):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(
             f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}"
             f"{near}{explain_deleted()}",
             code="config.unknown_part",
         )
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
 
 
 def _resolve(bridge: Bridge[T], rest: str, name: str, key: str) -> Factory[T] | None:

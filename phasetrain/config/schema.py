@@ -84,7 +84,7 @@ class Schema:
 
     def __init__(self, root: type | None = None) -> None:
         root = root or complete_config()
-        self.keys: Mapping[str, Key] = MappingProxyType({one.path: one for one in _keys(root, "")})
+        self.keys: Mapping[str, Key] = MappingProxyType({key.path: key for key in _keys(root, "")})
         # Made from the fields that define the keys, so that every key has exactly one default.
         self.defaults: dict[str, Any] = _defaults(root)
         self.sections = tuple(self.defaults)

@@ -126,12 +126,12 @@ def _find_problems(
 
 
 def _check_length(stage_key: str, stage: Mapping[str, Any]) -> Iterator[Problem]:
-    given = {key: stage[key] for key in LENGTHS if stage.get(key) is not None}
-    if len(given) != 1:
-        found = " and ".join(f"{key}: {value}" for key, value in given.items()) or "no length"
-        message = f"{stage_key} has {found}; give it one of {', '.join(LENGTHS)}"
+    lengths = {key: stage[key] for key in LENGTHS if stage.get(key) is not None}
+    if len(lengths) != 1:
+        listed = " and ".join(f"{key}: {value}" for key, value in lengths.items()) or "no length"
+        message = f"{stage_key} has {listed}; give it one of {', '.join(LENGTHS)}"
         yield Problem.from_message(message, "config.conflict", stage_key)
-    for key, value in given.items():
+    for key, value in lengths.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             message = f"{stage_key}.{key} = {value!r}: expected int >= 1"
             yield Problem.from_message(message, "config.wrong_type", f"{stage_key}.{key}")
@@ -158,4 +158,4 @@ def _may_change(path: str) -> bool:
     """Return whether a path is in CHANGES, or below one of its entries."""
     names = path.split(".")
     above = [".".join(names[:depth]) for depth in range(1, len(names) + 1)]
-    return any(matches(one, allowed) for one in above for allowed in CHANGES)
+    return any(matches(prefix, allowed) for prefix in above for allowed in CHANGES)

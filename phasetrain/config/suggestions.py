@@ -63,9 +63,9 @@ _MEANINGS = {word: name for name, words in SYNONYMS.items() for word in words}
 
 def find_synonym(name: str, known: Container[str]) -> str | None:
     """Return the known parameter that another word means, such as `path` for `folder`, or None."""
-    found = _MEANINGS.get(plain(name))
-    if found is not None and found in known:
-        return found
+    synonym = _MEANINGS.get(plain(name))
+    if synonym is not None and synonym in known:
+        return synonym
     return None
 
 
@@ -109,10 +109,12 @@ class KnownPaths:
     def _longer(self, path: str) -> str | None:
         parent, _, last = path.rpartition(".")
         near = self._below(parent)
-        found = [name for name in near if name.startswith(f"{last}_") or name.endswith(f"_{last}")]
+        candidates = [
+            name for name in near if name.startswith(f"{last}_") or name.endswith(f"_{last}")
+        ]
         # With several candidates a suggestion would be a guess.
-        if parent and len(found) == 1:
-            return f"{parent}.{found[0]}"
+        if parent and len(candidates) == 1:
+            return f"{parent}.{candidates[0]}"
         return None
 
     def _below(self, path: str) -> Mapping[str, Any]:
@@ -129,19 +131,19 @@ class KnownPaths:
         return None
 
     def _elsewhere(self, last: str) -> str | None:
-        found = ELSEWHERE.get(last, "")
+        path = ELSEWHERE.get(last, "")
         # A schema may lack the key, as in tests of single sections.
-        if found in self._by_name.values():
-            return found
+        if path in self._by_name.values():
+            return path
         return None
 
     def _walk(self, path: str, *, likeness: float) -> str | None:
         node = self._tree
-        found = []
+        keys = []
         for name in path.split("."):
-            known = name if name in node else nearest(name, node, likeness=likeness)
-            if known is None:
+            key = name if name in node else nearest(name, node, likeness=likeness)
+            if key is None:
                 return None
-            found.append(known)
-            node = node[known]
-        return ".".join(found)
+            keys.append(key)
+            node = node[key]
+        return ".".join(keys)

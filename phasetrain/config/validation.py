@@ -84,7 +84,7 @@ class _Part:
     path: str
     name: str
     slot: Slot
-    given: Mapping[str, Any]
+    section: Mapping[str, Any]
     takes: Mapping[str, Parameter]
     types: Mapping[str, Any]
     takes_any: bool
@@ -108,7 +108,7 @@ class _Unknown:
     path: str
     value: Any
     sentence: str
-    known: str
+    advice: str
 
 
 def check_config(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
@@ -169,14 +169,14 @@ class _Report:
 
     def add_unknown_keys(self, known: KnownPaths) -> None:
         """Add the unknown keys with their suggestions."""
-        for one in self.unknown:
-            near = known.near(one.path)
+        for key in self.unknown:
+            near = known.near(key.path)
             meant = f"; did you mean {near}?" if near is not None else "."
-            if one.path.rpartition(".")[2].isdigit() and one.value is None:
+            if key.path.rpartition(".")[2].isdigit() and key.value is None:
                 # YAML reads {lr: 0,1} as two keys.
                 near = None
                 meant = "; a decimal number has a point, as in 0.1."
-            self.add(one.code, one.path, one.value, f"{one.sentence}{meant} {one.known}", near)
+            self.add(key.code, key.path, key.value, f"{key.sentence}{meant} {key.advice}", near)
 
     def layer_of(self, path: str) -> str:
         """Return the layer that set a path, or the highest one that set a key below it."""
@@ -184,7 +184,7 @@ class _Report:
         path = path.partition("[")[0]
         if path in self.origins:
             return self.origins[path]
-        below = [layer for known, layer in self.origins.items() if known.startswith(f"{path}.")]
+        below = [layer for key, layer in self.origins.items() if key.startswith(f"{path}.")]
         return max(below, key=self._layers.index, default="")
 
 
@@ -238,10 +238,10 @@ class _KeyChecker:
         if isinstance(value, str):
             return _show_form_of_text(key, value)
         if path.endswith(".dataset") and isinstance(value, Mapping) and "name" in value:
-            given = [f"{path}={value['name']}"]
+            overrides = [f"{path}={value['name']}"]
             split = path.removesuffix("dataset")
-            given += [f"{split}{name}=..." for name in value if name != "name"]
-            return f"; the parameters of a dataset are next to its name: {' '.join(given)}"
+            overrides += [f"{split}{name}=..." for name in value if name != "name"]
+            return f"; the parameters of a dataset are next to its name: {' '.join(overrides)}"
         if value is True and key.type.fits({}):
             return "; write {} for its defaults"
         if key.fields is not None:
@@ -306,10 +306,10 @@ class _KeyChecker:
         if len(below) == 1:
             path, value = next(iter(below.items()))
         word = "keys" if parent else "sections"
-        known = f"Known {word}: {', '.join(self._schema.children(parent))}{explain_deleted()}"
+        advice = f"Known {word}: {', '.join(self._schema.children(parent))}{explain_deleted()}"
         is_section = not parent and path.partition(".")[0].isupper()
         code = "config.unknown_section" if is_section else "config.unknown_key"
-        self._report.unknown.append(_Unknown(code, path, value, "no such key", known))
+        self._report.unknown.append(_Unknown(code, path, value, "no such key", advice))
 
 
 class _PartFinder:
@@ -322,8 +322,8 @@ class _PartFinder:
 
     def find_parts(self, slot: Slot) -> list[_Part]:
         """Return the parts that are named in a slot; a name that does not exist is reported."""
-        found = [self._find_part(slot, path, value) for path, value in self._list_places(slot)]
-        return [part for part in found if part is not None]
+        parts = [self._find_part(slot, path, value) for path, value in self._list_places(slot)]
+        return [part for part in parts if part is not None]
 
     def _list_places(self, slot: Slot) -> Iterator[tuple[str, Any]]:
         if slot.only is None:
@@ -337,9 +337,9 @@ class _PartFinder:
 
     def _find_part(self, slot: Slot, path: str, value: Any) -> _Part | None:
         if isinstance(value, Mapping):
-            given = value
+            section = value
         elif slot.takes_bare_name and isinstance(value, str):
-            given = {slot.key: value}
+            section = {slot.key: value}
         else:
             # A checked place is reported by `_KeyChecker`, and one mistake must not appear twice.
             if not self._schema.has(path):
@@ -349,14 +349,14 @@ class _PartFinder:
         default = slot.default_name
         if slot.path in DEFAULT_NAMES:
             default = path.rpartition(".")[2]
-        name = given.get(slot.key, default)
+        name = section.get(slot.key, default)
         named_by = path
-        if given is value and slot.key in given:
+        if section is value and slot.key in section:
             named_by = f"{path}.{slot.key}"
         if not isinstance(name, str):
             if not self._schema.has(f"{path}.{slot.key}"):
                 sentence = _describe_expected(slot, path, value)
-                wrong = given.get(slot.key, value)
+                wrong = section.get(slot.key, value)
                 self._report.add("config.missing_part", named_by, wrong, sentence)
             return None
         try:
@@ -373,13 +373,13 @@ class _PartFinder:
             factory = slot.registry.find(name, named_by)
         takes = {n: p for n, p in parameters(factory).items() if n not in slot.provided}
         types = parameter_types(factory)
-        is_guess = name != given.get(slot.key, default)
-        return _Part(path, name, slot, given, takes, types, free_parameters(factory), is_guess)
+        is_guess = name != section.get(slot.key, default)
+        return _Part(path, name, slot, section, takes, types, free_parameters(factory), is_guess)
 
 
 def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
     own = part.slot.own_keys
-    for key, value in part.given.items():
+    for key, value in part.section.items():
         here = f"{part.path}.{key}"
         # Keys with a dot are problems of the composition.
         if key in (part.slot.key, *part.slot.other_keys) or schema.has(here) or "." in key:
@@ -398,15 +398,15 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
             continue
         elif key not in part.takes:
             listed = [name for name in part.takes if name not in part.slot.facts]
-            known = ", ".join([*listed, *own, *part.slot.other_keys]) or "no parameters"
+            accepted = ", ".join([*listed, *own, *part.slot.other_keys]) or "no parameters"
             if part.takes_any:
-                known = f"{known}, and others in one mapping `params`"
+                accepted = f"{accepted}, and others in one mapping `params`"
             sentence = f"{part.name!r} has no such parameter"
             if key in part.slot.registry and (value is None or isinstance(value, Mapping)):
-                kind = part.slot.registry.kind
-                sentence += f" (a {kind} is named by {part.path}.{part.slot.key}={key})"
+                noun = part.slot.registry.kind
+                sentence += f" (a {noun} is named by {part.path}.{part.slot.key}={key})"
             report.unknown.append(
-                _Unknown("config.unknown_parameter", here, value, sentence, f"It takes: {known}")
+                _Unknown("config.unknown_parameter", here, value, sentence, f"It takes: {accepted}")
             )
         elif not part.accepts(key, value):
             sentence = f"expected {describe_type(part.types[key])}"
@@ -486,10 +486,10 @@ def _show_form_of_text(key: Key, text: str) -> str:
 
 
 def _describe_expected(slot: Slot, path: str, value: Any) -> str:
-    known = ", ".join(slot.registry)
-    kind = slot.registry.kind
+    names = ", ".join(slot.registry)
+    noun = slot.registry.kind
     if isinstance(value, str):
-        return f"expected a mapping of parameters; a {kind} is named by {path}.{slot.key}={value}"
+        return f"expected a mapping of parameters; a {noun} is named by {path}.{slot.key}={value}"
     if isinstance(value, Mapping):
         first = next(iter(value), "")
         if len(value) == 1 and first in slot.registry:
@@ -497,10 +497,10 @@ def _describe_expected(slot: Slot, path: str, value: Any) -> str:
             form = f"{slot.key}: {first}"
             if isinstance(value[first], Mapping):
                 form = ", ".join([form, *(f"{key}: ..." for key in value[first])])
-            return f"names no {kind}; write {{{form}}}"
-        return f"names no {kind}; set {path}.{slot.key}. Known: {known}"
+            return f"names no {noun}; write {{{form}}}"
+        return f"names no {noun}; set {path}.{slot.key}. Known: {names}"
     if value is True and slot.path in DEFAULT_NAMES:
         return f"expected a mapping of parameters; write {path}={{}} for its defaults"
     if slot.takes_bare_name:
-        return f"expected a name or a mapping with `{slot.key}`. Known: {known}"
-    return f"expected a mapping of parameters. Known: {known}"
+        return f"expected a name or a mapping with `{slot.key}`. Known: {names}"
+    return f"expected a mapping of parameters. Known: {names}"

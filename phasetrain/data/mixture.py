@@ -119,7 +119,7 @@ class MixedDataset(Dataset[Any]):
         self.sources = dict(sources)
         self.batches = batches
         self.source_lengths: Mapping[str, int] = {
-            label: len(one) for label, one in self.sources.items()
+            label: len(source) for label, source in self.sources.items()
         }
         self._labels = tuple(self.sources)
         self._begins = np.cumsum([0, *self.source_lengths.values()])
@@ -151,14 +151,14 @@ class MixedDataset(Dataset[Any]):
         Raises:
             TypeError: a source does not provide them.
         """
-        found = []
-        for label, one in self.sources.items():
-            if not isinstance(one, Labelled):
+        labels = []
+        for label, source in self.sources.items():
+            if not isinstance(source, Labelled):
                 raise TypeError(
-                    f"the dataset {label!r} ({type(one).__name__}) does not provide `labels()`"
+                    f"the dataset {label!r} ({type(source).__name__}) does not provide `labels()`"
                 )
-            found.append(one.labels())
-        return np.concatenate(found)
+            labels.append(source.labels())
+        return np.concatenate(labels)
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts that all sources share; they must agree on classes, tokens and lengths.
@@ -169,21 +169,21 @@ class MixedDataset(Dataset[Any]):
             ConfigError: they have different tokenizers.
         """
         if self.batches is not None:
-            one = next(iter(self.sources.values()))
-            if isinstance(one, Described):
-                return one.facts()
+            source = next(iter(self.sources.values()))
+            if isinstance(source, Described):
+                return source.facts()
             return {}
-        known = {
-            label: dict(one.facts())
-            for label, one in self.sources.items()
-            if isinstance(one, Described)
+        facts_by_label = {
+            label: dict(source.facts())
+            for label, source in self.sources.items()
+            if isinstance(source, Described)
         }
         # A source without facts may have other classes, so nothing is known about the mixture.
-        if len(known) < len(self.sources):
+        if len(facts_by_label) < len(self.sources):
             return {}
-        first, *others = known.values()
-        for label, facts in known.items():
-            tokenizers = [one.get("tokenizer_digest") for one in (facts, first)]
+        first, *others = facts_by_label.values()
+        for label, facts in facts_by_label.items():
+            tokenizers = [mapping.get("tokenizer_digest") for mapping in (facts, first)]
             # First, because another tokenizer usually has another number of classes as well.
             if None not in tokenizers:
                 _check_tokenizers(label, tokenizers)
@@ -205,8 +205,8 @@ class MixedDataset(Dataset[Any]):
         """Return the SHA-256 over labels and fingerprints of the sources, or their lengths if they
         have none."""
         digest = sha256()
-        for label, one in self.sources.items():
-            content = fingerprint_or_length(one)
+        for label, source in self.sources.items():
+            content = fingerprint_or_length(source)
             digest.update(f"{label}\0{content}\n".encode())
         return digest.hexdigest()
 
@@ -218,7 +218,7 @@ def _check_tokenizers(label: str, digests: Sequence[str | None]) -> None:
         label: of the source.
         digests: of its tokenizer and of the first source's; None: it is not known.
     """
-    own, first = ("unknown" if one is None else one[:12] for one in digests)
+    own, first = ("unknown" if digest is None else digest[:12] for digest in digests)
     if own != first:
         raise ConfigError(
             f"datasets.{label}: its tokenizer is {own}, and {first} in the first source, so tokens "
@@ -258,9 +258,9 @@ def make_mixed(
         ValueError: there are no datasets, a mapping lacks `dataset`, a dataset cannot be built, or
             only some have a `batch_size`.
     """
-    given = {"split": split, "part": part, "classes": classes, "class_names": class_names}
-    facts = {key: value for key, value in given.items() if value is not None}
-    found: dict[str, Samples] = {}
+    options = {"split": split, "part": part, "classes": classes, "class_names": class_names}
+    facts = {key: value for key, value in options.items() if value is not None}
+    sources: dict[str, Samples] = {}
     batches = _read_batches(datasets, epoch)
     for label, section in datasets.items():
         if not isinstance(section, Mapping) or "dataset" not in section:
@@ -272,13 +272,13 @@ def make_mixed(
         params = {key: value for key, value in section.items() if key not in own}
         where = f"datasets.{label}"
         try:
-            found[label] = DATASETS.build(section["dataset"], params, where=where, facts=facts)
+            sources[label] = DATASETS.build(section["dataset"], params, where=where, facts=facts)
         except ConfigError as error:
             # The registry that builds this dataset adds the split to the message.
             raise ValueError(str(error)) from error
         if section.get("subset"):
-            found[label] = _select_view(found[label], section["subset"], where)
-    return MixedDataset(found, batches)
+            sources[label] = _select_view(sources[label], section["subset"], where)
+    return MixedDataset(sources, batches)
 
 
 def _select_view(dataset: Samples, subset: Mapping[str, Any], where: str) -> Samples:
@@ -293,8 +293,14 @@ def _select_view(dataset: Samples, subset: Mapping[str, Any], where: str) -> Sam
 
 def _read_batches(datasets: Mapping[str, Mapping[str, Any]], epoch: str) -> SourceBatches | None:
     """Return the samples of each source per batch; None if no dataset has a `batch_size`."""
-    sections = {label: one for label, one in datasets.items() if isinstance(one, Mapping)}
-    sizes = {label: one["batch_size"] for label, one in sections.items() if "batch_size" in one}
+    sections = {
+        label: section for label, section in datasets.items() if isinstance(section, Mapping)
+    }
+    sizes = {
+        label: section["batch_size"]
+        for label, section in sections.items()
+        if "batch_size" in section
+    }
     if not sizes and epoch != "longest":
         raise ValueError(
             f"epoch = {epoch!r}: it counts batches of sources, and no dataset has a `batch_size`; "
@@ -316,8 +322,8 @@ def _read_batches(datasets: Mapping[str, Mapping[str, Any]], epoch: str) -> Sour
             f"{', '.join(datasets)}"
         )
     settings = {
-        label: {key: one[key] for key in SOURCE_KEYS if key in one and key != "batch_size"}
-        for label, one in sections.items()
+        label: {key: section[key] for key in SOURCE_KEYS if key in section and key != "batch_size"}
+        for label, section in sections.items()
     }
     return SourceBatches(sizes, settings, epoch)
 
@@ -350,9 +356,9 @@ def make_proportional(
     lengths = source.dataset.source_lengths
     for label in proportions:
         if label not in lengths:
-            known = ", ".join(lengths)
+            names = ", ".join(lengths)
             near = did_you_mean(label, list(lengths)) or ";"
-            raise ValueError(f"proportions.{label}: no dataset has this label{near} known: {known}")
+            raise ValueError(f"proportions.{label}: no dataset has this label{near} known: {names}")
     # The last sum is the total length, at which no dataset begins.
     begins = dict(zip(lengths, np.cumsum([0, *lengths.values()]).tolist(), strict=False))
     parts = [(begins[label], lengths[label]) for label in proportions]
@@ -388,12 +394,12 @@ class ProportionalOrder(DrawOrder):
         def draw_indices(begin: int, end: int) -> Indices:
             places = np.arange(begin + shift, end + shift) % len(self._turns)
             turns = self._turns[places]
-            found = np.empty(end - begin, dtype=np.int64)
+            indices = np.empty(end - begin, dtype=np.int64)
             for number, (first, _) in enumerate(self._parts):
                 here = turns == number
                 at = self._count_turns(number, begin + shift) - self._count_turns(number, shift)
-                found[here] = first + passes[number][at : at + int(here.sum())]
-            return found
+                indices[here] = first + passes[number][at : at + int(here.sum())]
+            return indices
 
         return draw_indices
 
@@ -456,7 +462,7 @@ def round_shares(proportions: Mapping[str, float]) -> list[int]:
         raise ValueError("proportions = {}: expected a share for each source that is drawn from")
     # Through str, because 0.1 as a float is not the fraction 1/10.
     exact = [Fraction(str(share)) for share in proportions.values()]
-    whole = [int(share * lcm(*(one.denominator for one in exact))) for share in exact]
+    whole = [int(share * lcm(*(fraction.denominator for fraction in exact))) for share in exact]
     whole = [share // gcd(*whole) for share in whole]
     if sum(whole) <= PERIOD:
         return whole
@@ -504,8 +510,8 @@ def schedule_turns(shares: Sequence[int]) -> Indices:
     # Integers only, in units of 1 / (room * period) of a turn, so that the order is the same on
     # every machine.
     room = 2 * count - 2
-    for place in range(1, period + 1):
-        due = (share * place - had * period) * room
+    for turn in range(1, period + 1):
+        due = (share * turn - had * period) * room
         # The operands are exact in float64, so the quotient rounds the same way everywhere; argmin
         # takes the first of equal values.
         left = np.where(due >= period, ((room - 1) * period - due) / share, np.inf)

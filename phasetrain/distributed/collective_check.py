@@ -114,7 +114,7 @@ class _CollectiveChecker:
             if not re.search("timed out|timeout", str(error), re.IGNORECASE):
                 raise  # the connection is lost: Failures finds out which rank is gone
             raise self._timeout_error(text) from None
-        return [bytes(one.tolist()).decode(errors="replace").rstrip() for one in buffers]
+        return [bytes(buffer.tolist()).decode(errors="replace").rstrip() for buffer in buffers]
 
     def _timeout_error(self, text: str) -> OrderError:
         assert self.world.failures is not None
@@ -192,7 +192,8 @@ def _describe_call(method: str, args: tuple[Any, ...], options: Any) -> str:
     if collective.tensors is not None and collective.tensors < len(args):
         tensors = _flatten_tensors(args[collective.tensors])
         of = " of " + ", ".join(
-            f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in tensors
+            f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for tensor in tensors
         )
     return f"{name}{_describe_options(options)}{of} at {line}"
 
@@ -227,5 +228,5 @@ def _flatten_tensors(nested: Any) -> Iterator[Tensor]:
     if isinstance(nested, Tensor):
         yield nested
     elif isinstance(nested, list | tuple):
-        for one in nested:
-            yield from _flatten_tensors(one)
+        for item in nested:
+            yield from _flatten_tensors(item)

@@ -93,10 +93,10 @@ class Consensus:
             return self.ending, 0
         if self._world.is_single_process:
             return self._end, 0
-        found = self._world.all_gather((self._sent_end, self._end))
-        if sent := next((one for one, _ in found if one), ""):
+        gathered = self._world.all_gather((self._sent_end, self._end))
+        if sent := next((sent_end for sent_end, _ in gathered if sent_end), ""):
             return sent, 0
-        reason = next((one for _, one in found if one), "")
+        reason = next((end for _, end in gathered if end), "")
         # At the end of a phase `agree` waits for the requests made at the same boundary.
         return reason, int(bool(reason) and not at_phase_end)
 
@@ -174,7 +174,7 @@ class Consensus:
         return bool(self.stopping)
 
     def _send_requests(self) -> None:
-        flags = torch.tensor([one in self._requests for one in REQUESTS], dtype=torch.int32)
+        flags = torch.tensor([request in self._requests for request in REQUESTS], dtype=torch.int32)
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
         self._requests.clear()
         self._sent = self._reason
@@ -188,9 +188,11 @@ class Consensus:
         work, flags = self._in_flight
         self._in_flight = None
         work.wait()
-        agreed = {one for one, is_set in zip(REQUESTS, flags.tolist(), strict=True) if is_set}
+        agreed = {
+            request for request, is_set in zip(REQUESTS, flags.tolist(), strict=True) if is_set
+        }
         self._agreed |= agreed - {"stop"}
         if "stop" in agreed:
             # What was sent: a request of the present boundary takes effect at the next one.
-            reasons = [one for one in self._world.all_gather(self._sent) if one[0]]
+            reasons = [entry for entry in self._world.all_gather(self._sent) if entry[0]]
             self.stopping, self.interrupted = reasons[0]

@@ -82,9 +82,9 @@ class Failures:
             return error
         lost = _find_lost_peer(error)
         if lost is not None:
-            found = self._wait_for_failure(status) or self._lost_peer_error(lost)
+            cause = self._wait_for_failure(status) or self._lost_peer_error(lost)
             self.board.confirm()
-            return found
+            return cause
         self.board.post_failure(
             {
                 "rank": self.peers.rank,
@@ -114,9 +114,9 @@ class Failures:
             # Look for the dead before reading: a rank posts its failure before it ends, so one
             # that was dead by now and has posted nothing never will.
             dead = self.peers.find_dead()
-            found = self._read_board() or self._read_status(status)
-            if found or dead or time.monotonic() > end:
-                return found
+            failure = self._read_board() or self._read_status(status)
+            if failure or dead or time.monotonic() > end:
+                return failure
             time.sleep(POLL_SECONDS)
 
     def _read_board(self) -> PeerError | None:
@@ -143,16 +143,16 @@ class Failures:
         if self.peers.rank == 0 or not self.peers.processes:
             return None
         with suppress(OSError, ValueError):
-            found = status()
-            heartbeat = found.get("heartbeat") or {}
-            exit_code = found.get("exit_code")
+            content = status()
+            heartbeat = content.get("heartbeat") or {}
+            exit_code = content.get("exit_code")
             # The file may be left over from an earlier attempt, by another process.
             if (heartbeat.get("host"), heartbeat.get("pid")) != self.peers.processes[0]:
                 return None
-            has_ended = found.get("state") in ("failed", "preempted", "interrupted")
+            has_ended = content.get("state") in ("failed", "preempted", "interrupted")
             if not has_ended or not isinstance(exit_code, int):
                 return None
-            reason = str(found.get("reason", ""))
+            reason = str(content.get("reason", ""))
             passed_on = f"{PeerError.__name__}: "
             if reason.startswith(passed_on):  # rank 0 itself has ended because of another rank
                 return PeerError(reason.removeprefix(passed_on), exit_code)
@@ -181,8 +181,8 @@ class Failures:
         # another one say so on the board, and the silent ones are the suspects.
         responding = self.board.exchange("lost", "1")
         silent = [rank for rank in range(self.peers.size) if rank not in responding]
-        if found := self._read_board():  # another rank took that long to find the cause
-            return found
+        if failure := self._read_board():  # another rank took that long to find the cause
+            return failure
         who = f"another of the {self.peers.size} ranks"
         if silent:
             who = self.peers.describe(silent)
@@ -201,10 +201,10 @@ class Failures:
 
 def _find_lost_peer(error: BaseException) -> BaseException | None:
     """Return the error, or one among its causes, that reports a lost rank."""
-    found: BaseException | None = error
-    while found is not None and not is_lost_peer(found):
-        found = found.__cause__
-    return found
+    cause: BaseException | None = error
+    while cause is not None and not is_lost_peer(cause):
+        cause = cause.__cause__
+    return cause
 
 
 def _exit_code(error: BaseException) -> int:

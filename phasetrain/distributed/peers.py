@@ -124,15 +124,15 @@ class FailureBoard:
         while len(texts) < self._size and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
             for rank in set(range(self._size)) - texts.keys():
-                found = self._read(f"{key}/{rank}")
-                if found is not None:
-                    texts[rank] = found
+                posted = self._read(f"{key}/{rank}")
+                if posted is not None:
+                    texts[rank] = posted
         return texts
 
     def _read(self, key: str) -> str | None:
         # get() alone would wait for the key until the timeout of the store.
-        found = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
-        return None if found is None else found.decode()
+        value = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return None if value is None else value.decode()
 
     def _ask(self, question: Callable[[], T]) -> T | None:
         """Return the store's answer, or None if it is gone or does not answer in time."""

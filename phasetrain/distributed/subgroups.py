@@ -43,4 +43,4 @@ def subgroup(world: World, groups: Sequence[Sequence[int]]) -> Any:
         return None
     # Every rank creates every group, also those it is not in: new_group() is a collective.
     created = [dist.new_group(list(ranks)) for ranks in groups]
-    return next(one for one, ranks in zip(created, groups, strict=True) if world.rank in ranks)
+    return next(group for group, ranks in zip(created, groups, strict=True) if world.rank in ranks)

@@ -59,8 +59,8 @@ class FunctionLoss(nn.Module):
 
     def forward(self, output: Any, target: Any) -> Tensor:
         """Return the value of the function."""
-        found: Tensor = self._function(output, target, **self._params)
-        return found
+        value: Tensor = self._function(output, target, **self._params)
+        return value
 
 
 def _find_default(function: Callable[..., Any]) -> Any:

@@ -53,8 +53,8 @@ class WeightedSum(LoggingLoss):
         self.log_variances = nn.ParameterDict()
         self._entries: dict[str, tuple[str | int | None, str | int | None]] = {}
         self._splits: dict[str, frozenset[str]] = {}
-        for label, given in losses.items():
-            section = {"name": label, **(given or {})}
+        for label, options in losses.items():
+            section = {"name": label, **(options or {})}
             weight = section.pop("weight", 1.0)
             if weight == LEARNED:
                 self.log_variances[label] = nn.Parameter(torch.zeros(1))

@@ -111,8 +111,8 @@ class RankBuffers(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # torch copies into existing buffers, whose shapes must match; the number of rows differs.
         for name in self._rows:
-            if (given := state_dict.get(prefix + name)) is not None:
-                self._buffers[name] = torch.empty_like(given, device=self.get_buffer(name).device)
+            if (saved := state_dict.get(prefix + name)) is not None:
+                self._buffers[name] = torch.empty_like(saved, device=self.get_buffer(name).device)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def rank_state(self) -> dict[str, Any]:
@@ -229,12 +229,12 @@ class Meter(RankBuffers, ABC):
         empty = deepcopy(self)
         empty.reset()
         try:
-            found = empty.compute()
+            value = empty.compute()
         # A custom meter may fail in any of these ways on no data.
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             return None
-        if isinstance(found, dict):
-            return tuple(found)
+        if isinstance(value, dict):
+            return tuple(value)
         return ()
 
     def table(self) -> dict[str, dict[str, float]]:
@@ -269,14 +269,14 @@ class MeterRegistry(Registry[Meter]):
 
     def find(self, name: str, key: str | None = None) -> Factory[Meter]:
         """Return the callable behind `name`, see `Registry.find`."""
-        found = super().find(name, key)
+        factory = super().find(name, key)
         if name not in self:
             # A class of the user's may derive from one of a library that has an adapter.
             for library in list_bridges(self.kind):
                 self._load_bridge(library)
         for adapter in self._adapters:
-            found = adapter(found)
-        return found
+            factory = adapter(factory)
+        return factory
 
     def build(
         self,
@@ -350,14 +350,14 @@ def resolve_direction(name: str, meters: Mapping[str, Meter]) -> Direction | Non
 def metric_directions(names: Iterable[str], meters: Mapping[str, Meter]) -> dict[str, str]:
     """Return metric -> direction of those metrics whose meter declares one, and `NO_DIRECTION` of
     those that a meter leaves out."""
-    found: dict[str, str] = {}
+    directions: dict[str, str] = {}
     for name in names:
         direction = metric_direction(name, meters)
         if direction is not None:
-            found[name] = direction
+            directions[name] = direction
         elif _is_left_out(name, meters):
-            found[name] = NO_DIRECTION
-    return found
+            directions[name] = NO_DIRECTION
+    return directions
 
 
 def _is_left_out(name: str, meters: Mapping[str, Meter]) -> bool:

@@ -50,9 +50,9 @@ class MeanLoss(Meter):
         if self.of is None:
             return out.loss.detach()
         if self.of not in out.logs:
-            known = ", ".join(out.logs) or "none"
+            names = ", ".join(out.logs) or "none"
             raise ValueError(
-                f"of = {self.of!r}: no such number in the logs of the step; known: {known}"
+                f"of = {self.of!r}: no such number in the logs of the step; known: {names}"
             )
         return torch.as_tensor(out.logs[self.of], device=self.total.device).detach()
 

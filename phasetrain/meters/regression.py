@@ -92,8 +92,8 @@ class Regression(Meter):
                 f"regression takes tensors, not {type(output).__name__} and {type(target).__name__}"
             )
         shapes = [
-            one.shape[:-1] if one.ndim == 2 and one.shape[1] == 1 else one.shape
-            for one in (output, target)
+            tensor.shape[:-1] if tensor.ndim == 2 and tensor.shape[1] == 1 else tensor.shape
+            for tensor in (output, target)
         ]
         if shapes[0] != shapes[1] or not shapes[0]:
             raise ValueError(

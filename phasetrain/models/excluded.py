@@ -32,8 +32,8 @@ class ExcludedTensors:
     def digests(self) -> Mapping[str, str]:
         """Name -> SHA-256 of name, type, shape and bytes."""
         tensors = self._tensors()
-        self._versions = {name: _version(one) for name, one in tensors.items()}
-        return {name: hash_tensor(name, one) for name, one in tensors.items()}
+        self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
+        return {name: hash_tensor(name, tensor) for name, tensor in tensors.items()}
 
     def remove_from(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of the model without these tensors."""

@@ -39,7 +39,7 @@ class FrozenNames:
         return [
             name
             for name in sorted(self.modules)
-            if not any(one in self.modules for one in _enclosing_modules(name))
+            if not any(outer in self.modules for outer in _enclosing_modules(name))
         ]
 
 
@@ -67,20 +67,21 @@ def match_frozen(model: nn.Module, patterns: Sequence[str], where: str = WHERE) 
     inside: set[str] = set()
     for pattern in patterns:
         whole = {name for name in modules if fnmatchcase(name, pattern)}
-        found = {
+        matches = {
             name
             for name in parameters
-            if fnmatchcase(name, pattern) or any(one in whole for one in _enclosing_modules(name))
+            if fnmatchcase(name, pattern)
+            or any(outer in whole for outer in _enclosing_modules(name))
         }
-        if not found:
+        if not matches:
             raise ConfigError(
                 _describe_no_match(where, pattern, modules, parameters), code="config.no_match"
             )
-        chosen |= found
+        chosen |= matches
         inside |= {
             name
             for name in modules
-            if name in whole or any(one in whole for one in _enclosing_modules(name))
+            if name in whole or any(outer in whole for outer in _enclosing_modules(name))
         }
     return freeze_names(model, chosen, inside)
 
@@ -102,12 +103,12 @@ def freeze_names(
     # A module whose parameters are all frozen by patterns such as `trunk.*` counts as frozen too,
     # because its batch norms have to stop as well.
     full = {module for module, names in owned.items() if chosen >= set(names)}
-    found = {
+    frozen_modules = {
         name
         for name, _ in model.named_modules(remove_duplicate=False)
-        if name and (name in full or any(one in full for one in _enclosing_modules(name)))
+        if name and (name in full or any(outer in full for outer in _enclosing_modules(name)))
     }
-    return FrozenNames(frozenset(chosen), frozenset(inside | found))
+    return FrozenNames(frozenset(chosen), frozenset(inside | frozen_modules))
 
 
 def disable_gradients(model: nn.Module, frozen: FrozenNames) -> None:
@@ -122,8 +123,8 @@ def intersect_frozen(stages: Sequence[FrozenNames]) -> FrozenNames:
     """Return the names that are frozen in every stage."""
     first, *others = stages or (NOTHING,)
     return FrozenNames(
-        first.parameters.intersection(*(one.parameters for one in others)),
-        first.modules.intersection(*(one.modules for one in others)),
+        first.parameters.intersection(*(frozen.parameters for frozen in others)),
+        first.modules.intersection(*(frozen.modules for frozen in others)),
     )
 
 
@@ -157,7 +158,11 @@ class FreezeSchedule:
         self._ends = tuple(sorted({updates for _, updates in until}))
         named = model.named_parameters(remove_duplicate=False)
         if tensors:
-            self._tensors = {name: tensors[id(one)] for name, one in named if id(one) in tensors}
+            self._tensors = {
+                name: tensors[id(parameter)]
+                for name, parameter in named
+                if id(parameter) in tensors
+            }
         else:
             self._tensors = {}
         self._held: list[Tensor] = []
@@ -195,11 +200,11 @@ class FreezeSchedule:
 
     def frozen_at(self, updates: int, stage: int = 0) -> FrozenNames:
         """Return the names that are frozen in an update of a stage."""
-        found = self._stages[stage]
+        names = self._stages[stage]
         for frozen, end in self._until:
             if updates < end:
-                found = found | frozen
-        return found
+                names = names | frozen
+        return names
 
     def _find_constant_span(self, updates: int) -> tuple[int, float]:
         """Return the first and the end of the updates around this one with the same frozen
@@ -210,8 +215,12 @@ class FreezeSchedule:
 
     def _select_tensors(self, frozen: FrozenNames) -> list[Tensor]:
         # By identity, because tied parameters are one tensor under several names.
-        found = {id(one): one for name, one in self._tensors.items() if name in frozen.parameters}
-        return list(found.values())
+        tensors = {
+            id(tensor): tensor
+            for name, tensor in self._tensors.items()
+            if name in frozen.parameters
+        }
+        return list(tensors.values())
 
     def _set_modes(self, frozen: FrozenNames) -> None:
         for name in frozen.outermost:
@@ -220,10 +229,10 @@ class FreezeSchedule:
             self._model.get_submodule(name).eval()
 
     def _check_trainable(self, tensors: Mapping[int, Tensor]) -> None:
-        trained = {id(one) for one in tensors.values()}
+        trained = {id(tensor) for tensor in tensors.values()}
         for stage in range(len(self._stages)):
             # Update 0 is enough: the frozen set of a stage only shrinks with the updates.
-            held = {id(one) for one in self._select_tensors(self.frozen_at(0, stage))}
+            held = {id(tensor) for tensor in self._select_tensors(self.frozen_at(0, stage))}
             if trained and held >= trained:
                 key = WHERE
                 first = ""

@@ -176,8 +176,8 @@ class TrunkHead(nn.Module):
     def forward(self, views: Tensor | Sequence[Tensor]) -> Tensor | list[Tensor]:
         """Return the embeddings `(N, dimensions)` of a batch, or of each of several views."""
         if isinstance(views, Tensor):
-            found: Tensor = self.predictor(self.head(self.trunk(views)))
-            return found
+            embedding: Tensor = self.predictor(self.head(self.trunk(views)))
+            return embedding
         # One trunk pass per run of views of equal shape, so batch norm sees all of them together.
         sizes = [list(group) for _, group in groupby(views, key=lambda view: view.shape[1:])]
         features = torch.cat([self.trunk(torch.cat(group)) for group in sizes])
@@ -206,20 +206,20 @@ def _measure_width(module: nn.Module, shape: Sequence[int], where: str) -> int:
     was_training = module.training
     try:
         # In eval mode, so that the pass of zeros does not change running statistics.
-        found = module.eval()(torch.zeros(*shape))
+        features = module.eval()(torch.zeros(*shape))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if is_out_of_memory(error):
             raise
         raise ValueError(f"{where} rejects samples of shape {tuple(shape[1:])}: {error}") from error
     finally:
         module.train(was_training)
-    if not isinstance(found, Tensor) or found.ndim != 2:
-        if isinstance(found, Tensor):
-            given = f"a tensor of shape {tuple(found.shape)}"
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        if isinstance(features, Tensor):
+            received = f"a tensor of shape {tuple(features.shape)}"
         else:
-            given = type(found).__name__
+            received = type(features).__name__
         raise ValueError(
-            f"{where} returns {given} for 2 samples, expected (2, F); cut another layer of the "
+            f"{where} returns {received} for 2 samples, expected (2, F); cut another layer of the "
             "trunk (MODEL.trunk.cut)"
         )
-    return found.shape[1]
+    return features.shape[1]

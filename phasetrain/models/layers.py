@@ -45,11 +45,11 @@ class LayerOutputs:
         self._where = where
         for number, name in enumerate(names):
             if name not in self._modules or not name:
-                known = [known for known in self._modules if known]
-                near = did_you_mean(name, known) or "."
+                module_names = [module_name for module_name in self._modules if module_name]
+                near = did_you_mean(name, module_names) or "."
                 raise ConfigError(
                     f"{where}[{number}] = {name!r}: the model has no such module{near} It has "
-                    f"{join_first(known, 12)}",
+                    f"{join_first(module_names, 12)}",
                     code="config.no_match",
                 )
         # Without duplicates, because a second hook on a module would look like a second call.
@@ -74,16 +74,16 @@ class LayerOutputs:
         Raises:
             ConfigError: a module was not called.
         """
-        found = self._outputs
+        outputs = self._outputs
         self._outputs = {}
         for name in self.names:
-            if name not in found:
+            if name not in outputs:
                 raise ConfigError(
                     f"{self._where}: {name!r} is not called in the forward pass; name another "
                     "module",
                     code="config.module_not_called",
                 )
-        return {name: found[name] for name in self.names}
+        return {name: outputs[name] for name in self.names}
 
     def _make_hook(self, name: str) -> Any:
         def keep_output(module: nn.Module, inputs: Any, output: Any) -> None:

@@ -33,8 +33,8 @@ def check_params(
     Raises:
         ConfigError: weights were requested.
     """
-    found: dict[str, Any] = to_plain_containers(params or {})
-    requested = [f"params.{name}" for name in refused if found.get(name)]
+    checked: dict[str, Any] = to_plain_containers(params or {})
+    requested = [f"params.{name}" for name in refused if checked.get(name)]
     if pretrained:
         requested.append("pretrained")
     # A download would make the run depend on the network, and its ranks race for the same file.
@@ -44,7 +44,7 @@ def check_params(
             "a file once, and set MODEL.weights to its path",
             code="config.download",
         )
-    return found
+    return checked
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,19 @@ class MappingSpreader:
         # input.
         if len(inputs) != 1 or not isinstance(inputs[0], Mapping):
             return inputs, keywords
-        given = dict(inputs[0])
+        arguments = dict(inputs[0])
         # The models of transformers take **kwargs, and ignore a mask under another name.
         if self.known is not None:
-            for name in given:
+            for name in arguments:
                 if name not in self.known and name.removeprefix("decoder_") not in self.known:
                     raise ConfigError(
                         _describe_unknown_input(name, module, self.known), code="config.misfit"
                     )
-        return (given.pop(self.first, None),), {**given, **keywords}
+        return (arguments.pop(self.first, None),), {**arguments, **keywords}
 
 
 def _describe_unknown_input(name: str, module: nn.Module, known: Iterable[str]) -> str:
-    own = [one for one in parameters(module.forward) if one in known]
+    own = [argument for argument in parameters(module.forward) if argument in known]
     near = did_you_mean(name, own)
     if name == "mask" and "attention_mask" in own:
         near = "; name the mask of padded batches with DATA.*.collate.mask=attention_mask."
@@ -127,7 +127,7 @@ def list_input_names(model: nn.Module) -> frozenset[str]:
     """Return the names of the arguments of `forward` of a model and of all its modules, to which it
     may pass arguments that it does not name itself."""
     kinds = {type(module) for module in model.modules()}
-    return frozenset(name for kind in kinds for name in parameters(kind.forward))
+    return frozenset(name for module_class in kinds for name in parameters(module_class.forward))
 
 
 @dataclass(frozen=True)
@@ -164,4 +164,4 @@ def spread_mapping(
             if twice := named.keys() & mapping.keys():
                 raise ValueError(f"input and target both have an entry {min(twice)!r}")
             named |= mapping
-    return tuple(one for one in inputs if not isinstance(one, Mapping)), named
+    return tuple(value for value in inputs if not isinstance(value, Mapping)), named

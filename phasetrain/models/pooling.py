@@ -45,20 +45,20 @@ def make_pooling(
 
 
 def _make_from_mapping(given: Mapping[str, Any], where: str) -> Pooling:
-    known = {"kind", "size"}
+    keys = {"kind", "size"}
     if "kernel" in given:
-        known = {"kind", "kernel", "stride", "padding"}
-    kind = given.get("kind", "mean")
-    if given.keys() - known or kind not in ("mean", "max") or not given.keys() & {"size", "kernel"}:
+        keys = {"kind", "kernel", "stride", "padding"}
+    mode = given.get("kind", "mean")
+    if given.keys() - keys or mode not in ("mean", "max") or not given.keys() & {"size", "kernel"}:
         raise ValueError(f"{where} = {dict(given)}: {FORMS}")
     if "size" in given:
         size = _read_pair(given["size"], f"{where}.size")
-        pool_to = adaptive_max_pool2d if kind == "max" else adaptive_avg_pool2d
+        pool_to = adaptive_max_pool2d if mode == "max" else adaptive_avg_pool2d
         return lambda value: pool_to(value, size)
     kernel = _read_pair(given["kernel"], f"{where}.kernel")
     stride = _read_pair(given.get("stride", kernel), f"{where}.stride")
     padding = _read_pair(given.get("padding", 0), f"{where}.padding", least=0)
-    module = nn.MaxPool2d if kind == "max" else nn.AvgPool2d
+    module = nn.MaxPool2d if mode == "max" else nn.AvgPool2d
     made: Pooling = module(kernel, stride, padding)
     return made
 
@@ -66,6 +66,6 @@ def _make_from_mapping(given: Mapping[str, Any], where: str) -> Pooling:
 def _read_pair(given: Any, where: str, least: int = 1) -> tuple[int, int]:
     """Return rows and columns: one number means both."""
     pair = [given, given] if isinstance(given, int) else list(given)
-    if len(pair) != 2 or not all(isinstance(one, int) and one >= least for one in pair):
+    if len(pair) != 2 or not all(isinstance(number, int) and number >= least for number in pair):
         raise ValueError(f"{where} = {given}: {FORMS}")
     return pair[0], pair[1]

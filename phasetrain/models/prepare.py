@@ -185,9 +185,9 @@ class CompiledModel(nn.Module):
         super().__init__()
         import torch._dynamo  # takes seconds, so only if a run compiles
 
-        if settings.backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
+        if settings.backend not in (backends := torch._dynamo.list_backends(exclude_tags=())):
             public = torch._dynamo.list_backends()  # without those for debugging
-            near = did_you_mean(settings.backend, known)
+            near = did_you_mean(settings.backend, backends)
             raise ConfigError(
                 f"MACHINE.compile.backend = {settings.backend!r}: torch has no such backend"
                 f"{near or '.'} Known: {', '.join(public)}",

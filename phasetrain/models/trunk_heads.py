@@ -89,15 +89,17 @@ class TrunkHeads(nn.Module):
                 "heads = {}: expected at least one, such as heads: {digit: {name: mlp, hidden: []}}"
             )
         self.trunk = build_trunk(trunk, make_model)
-        self._inputs = {label: _read_head_input(one, label) for label, one in heads.items()}
+        self._inputs = {label: _read_head_input(section, label) for label, section in heads.items()}
         self._taken: dict[str, Tensor] = {}
-        for label, one in self._inputs.items():
-            for layer in one.layers:
+        for label, head_input in self._inputs.items():
+            for layer in head_input.layers:
                 check_layer(self.trunk, layer, f"heads.{label}.from")
-            if one.norm is not None:
-                check_layer(self.trunk, one.norm, f"heads.{label}.norm")
+            if head_input.norm is not None:
+                check_layer(self.trunk, head_input.norm, f"heads.{label}.norm")
         # One hook per layer, even if several heads take its output.
-        for layer in sorted({layer for one in self._inputs.values() for layer in one.layers}):
+        for layer in sorted(
+            {layer for head_input in self._inputs.values() for layer in head_input.layers}
+        ):
             self.trunk.get_submodule(layer).register_forward_hook(OutputTap(layer, self._taken))
         shapes = self._measure_shapes(input_shape)
         self.heads = nn.ModuleDict()
@@ -111,12 +113,14 @@ class TrunkHeads(nn.Module):
         """Return label -> output of each head; the trunk runs once per requested entry of the
         input. In eval mode, heads whose entry the input lacks are left out, unless all are."""
         outputs: dict[str, Any] = {}
-        keys = list(dict.fromkeys(one.input for one in self._inputs.values()))
+        keys = list(dict.fromkeys(head_input.input for head_input in self._inputs.values()))
         if not self.training and isinstance(batch, Mapping):
             # A test split may have fewer entries than the training data.
             keys = [key for key in keys if key is None or key in batch] or keys
         for key in keys:
-            labels = [label for label, one in self._inputs.items() if one.input == key]
+            labels = [
+                label for label, head_input in self._inputs.items() if head_input.input == key
+            ]
             features = self._compute_features(
                 entry(batch, key, f"MODEL.heads.{labels[0]}.input"), labels
             )
@@ -150,7 +154,7 @@ class TrunkHeads(nn.Module):
         values = {"the trunk": last}
         if wanted.layers:
             values = {f"its module {layer}": taken[layer] for layer in wanted.layers}
-        found = []
+        pooled = []
         for what, value in values.items():
             if not isinstance(value, Tensor):
                 raise TypeError(
@@ -163,8 +167,8 @@ class TrunkHeads(nn.Module):
                 # Detached here and not in the trunk: other heads may train the trunk from the same
                 # output.
                 value = value.detach()
-            found.append(value if wanted.pool is None else wanted.pool(value))
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+            pooled.append(value if wanted.pool is None else wanted.pool(value))
+        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, 1)
 
     def _measure_shapes(self, input_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
         """Return the shape of one sample of the input of each head, from a pass of zeros through
@@ -183,7 +187,7 @@ class TrunkHeads(nn.Module):
                 f"{error}"
             ) from error
         self.trunk.train(was)
-        return {label: tuple(one.shape[1:]) for label, one in features.items()}
+        return {label: tuple(feature.shape[1:]) for label, feature in features.items()}
 
 
 def _read_head_input(section: Mapping[str, Any], label: str) -> HeadInput:
@@ -220,7 +224,7 @@ def build_trunk(section: Mapping[str, Any], make_model: MakeModel) -> nn.Module:
         ValueError: the trunk has no such module.
     """
     trunk = make_model(
-        {key: one for key, one in section.items() if key != "cut"}, "MODEL.trunk", {}
+        {key: value for key, value in section.items() if key != "cut"}, "MODEL.trunk", {}
     )
     if (cut := section.get("cut")) is not None:
         check_layer(trunk, cut, "trunk.cut")

@@ -71,21 +71,21 @@ class LoadReport:
 
     def to_rows(self) -> list[tuple[str, str, str]]:
         """Return (name, shape, result) of each tensor, the ones that were not loaded first."""
-        found = [
+        rows = [
             (name, self.shapes[name], f"mismatched: the source has {has}")
             for name, has in self.mismatched.items()
         ]
-        found += [
+        rows += [
             (name, self.shapes[name], "missing: keeps its initial values") for name in self.missing
         ]
-        found += [
+        rows += [
             (name, self.shapes[name], "reinit: keeps its initial values") for name in self.reinit
         ]
-        found += [
+        rows += [
             (name, "", f"unexpected: only in source {number}")
             for name, number in self.unexpected.items()
         ]
-        return found + [
+        return rows + [
             (name, self.shapes[name], f"loaded from source {origin.source}: {origin.name}")
             for name, origin in self.loaded.items()
         ]
@@ -115,7 +115,7 @@ def load_pretrained(
     own = {
         name: tensor
         for name, tensor in model_tensors(model).items()
-        if not any(name.startswith(one) for one in adapters)
+        if not any(name.startswith(prefix) for prefix in adapters)
     }
     report, values = match_sources(own, sources, world)
     # With duplicates, so that tied tensors are found under each of their names.
@@ -324,9 +324,9 @@ class WeightMatcher:
         )
 
     def _suggest_name(self, name: str) -> str:
-        found = nearest(name, self.report.unexpected)
-        if found:
-            return f" (the source has {found!r})"
+        similar = nearest(name, self.report.unexpected)
+        if similar:
+            return f" (the source has {similar!r})"
         return ""
 
     def _describe_no_fit(self, source: WeightSource, names: Mapping[str, str]) -> str:
@@ -364,28 +364,28 @@ def _rename_tensors(
             f"starts with this prefix; the source has {join_first(names, SHOWN)}",
             code="config.no_match",
         )
-    found = {name: name.removeprefix(source.prefix_remove) for name in names}
+    renamed = {name: name.removeprefix(source.prefix_remove) for name in names}
     for number, (pattern, replacement) in enumerate(source.rename):
         what = f"{source.where}.rename[{number}] = [{pattern!r}, {replacement!r}]"
         try:
-            changed = {old: re.sub(pattern, replacement, new) for old, new in found.items()}
+            changed = {old: re.sub(pattern, replacement, new) for old, new in renamed.items()}
         except (re.error, IndexError) as error:
             raise ConfigError(f"{what}: the replacement cannot be used: {error}") from error
-        if not any(re.search(pattern, new) for new in found.values()):
+        if not any(re.search(pattern, new) for new in renamed.values()):
             raise ConfigError(
                 f"{what}: it finds nothing; the names in {source.path!r} are "
-                f"{join_first(found.values(), SHOWN)}",
+                f"{join_first(renamed.values(), SHOWN)}",
                 code="config.no_match",
             )
-        found = changed
+        renamed = changed
     # Only if all names have the prefix, and none of the model: it is then an artefact of a wrapper.
     for prefix in WRAPPED:
-        if all(new.startswith(prefix) for new in found.values()) and not any(
+        if all(new.startswith(prefix) for new in renamed.values()) and not any(
             name.startswith(prefix) for name in own
         ):
-            found = {old: new.removeprefix(prefix) for old, new in found.items()}
+            renamed = {old: new.removeprefix(prefix) for old, new in renamed.items()}
     back: dict[str, str] = {}
-    for old, new in found.items():
+    for old, new in renamed.items():
         if back.setdefault(source.prefix_add + new, old) != old:
             raise source.make_error(
                 f"{back[source.prefix_add + new]!r} and {old!r} would both be named "
@@ -419,14 +419,20 @@ def _memory_key(tensor: Tensor) -> tuple[Any, ...]:
 def _suggest_prefix(where: str, missing: Sequence[str], offered: Sequence[str]) -> str:
     """Return a sentence about the prefix by which the names of a source differ from the model."""
     removed = Counter(
-        one[: -len(name)] for one in offered for name in missing if one.endswith(f".{name}")
+        candidate[: -len(name)]
+        for candidate in offered
+        for name in missing
+        if candidate.endswith(f".{name}")
     )
     added = Counter(
-        name[: -len(one)] for one in offered for name in missing if name.endswith(f".{one}")
+        name[: -len(candidate)]
+        for candidate in offered
+        for name in missing
+        if name.endswith(f".{candidate}")
     )
-    for key, found in (("prefix_remove", removed), ("prefix_add", added)):
-        if found:
-            prefix, count = found.most_common(1)[0]
+    for key, prefixes in (("prefix_remove", removed), ("prefix_add", added)):
+        if prefixes:
+            prefix, count = prefixes.most_common(1)[0]
             return f"{where}.{key}={prefix} would fit {count} of them. "
     return ""
 

@@ -79,7 +79,7 @@ def list_weights(*modules: nn.Module, trained: bool = True) -> list[Weight]:
     """Return the parameters of modules that require a gradient, each once; with `trained` = false
     those that do not."""
     seen: set[int] = set()
-    found = []
+    weights = []
     for module in modules:
         for path, part in module.named_modules():
             for name, parameter in part.named_parameters(recurse=False):
@@ -87,8 +87,8 @@ def list_weights(*modules: nn.Module, trained: bool = True) -> list[Weight]:
                 if parameter.requires_grad is trained and id(parameter) not in seen:
                     seen.add(id(parameter))
                     full = f"{path}.{name}" if path else name
-                    found.append(Weight(full, parameter, type(part).__name__))
-    return found
+                    weights.append(Weight(full, parameter, type(part).__name__))
+    return weights
 
 
 def group_weights(
@@ -127,7 +127,7 @@ def group_weights(
     if layer_decay is not None:
         layers = _layers(weights)
     last = max(layers.values(), default=0)
-    found = [
+    selections = [
         select_weights(rule, weights, f"{where}[{number}]", frozen)
         for number, rule in enumerate(rules)
     ]
@@ -137,7 +137,7 @@ def group_weights(
         scale = 1.0
         if layer_decay is not None:
             scale = layer_decay ** (last - layers[weight.name])
-        for rule, names in zip(rules, found, strict=True):
+        for rule, names in zip(rules, selections, strict=True):
             if weight.name in names:
                 options |= {
                     key: value for key, value in rule.items() if key not in (*SELECTORS, "lr_scale")
@@ -159,7 +159,7 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
     Raises:
         ConfigError: there is one; a suggestion is given.
     """
-    known = [
+    options = [
         name
         for name in optimizer.defaults
         # Not suggested: kernels are chosen once for the whole optimizer.
@@ -169,7 +169,7 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
         for name in group.options.keys() - optimizer.defaults.keys():
             raise ConfigError(
                 f"{where}.groups: {name} = {group.options[name]!r}: the optimizer has no such "
-                f"option{did_you_mean(name, known) or '.'} It has {', '.join(known)}"
+                f"option{did_you_mean(name, options) or '.'} It has {', '.join(options)}"
             )
         for name, value in group.options.items():
             usual = optimizer.defaults[name]
@@ -205,14 +205,14 @@ def split_by_note(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Gro
         groups: as `group_weights` returns them.
         notes: id of a parameter -> its note, for parameters that have one.
     """
-    found: list[Group] = []
+    split: list[Group] = []
     for group in groups:
         parts: dict[str, Group] = {}
         for weight in group.weights:
             note = notes.get(id(weight.parameter), "")
             parts.setdefault(note, Group(dict(group.options), note=note)).weights.append(weight)
-        found += parts.values()
-    return found
+        split += parts.values()
+    return split
 
 
 def patterns(value: str | Sequence[str]) -> list[str]:
@@ -259,17 +259,17 @@ def select_weights(
                 f"weights{near}"
             )
     kinds = {weight.kind for weight in weights}
-    for kind in patterns(rule.get("types", [])):
-        if kind not in kinds:
-            known = ", ".join(sorted(kinds))
+    for type_name in patterns(rule.get("types", [])):
+        if type_name not in kinds:
+            listed = ", ".join(sorted(kinds))
             raise ConfigError(
-                f"{where}.types = {kind!r}{did_you_mean(kind, kinds) or ':'} modules with weights "
-                f"are {known}"
+                f"{where}.types = {type_name!r}{did_you_mean(type_name, kinds) or ':'} modules "
+                f"with weights are {listed}"
             )
-    found = {weight.name for weight in weights if _chooses(rule, weight)}
-    if not found:
+    selected = {weight.name for weight in weights if _chooses(rule, weight)}
+    if not selected:
         raise ConfigError(f"{where} = {dict(rule)}: no weight fits all selectors of the rule")
-    return found
+    return selected
 
 
 def _around(name: str) -> Iterator[str]:
@@ -284,7 +284,9 @@ def _check_types(rule: Mapping[str, Any], where: str) -> None:
     for key in ("match", "types"):
         value = rule.get(key, "")
         if not isinstance(value, str) and not (
-            isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
+            isinstance(value, list | tuple)
+            and value
+            and all(isinstance(item, str) for item in value)
         ):
             raise ConfigError(f"{where}.{key} = {value!r}: expected a string or a list of strings")
     dimensions = rule.get("max_ndim", 0)
@@ -310,13 +312,13 @@ def _layers(weights: Sequence[Weight]) -> dict[str, int]:
     lists: dict[str, set[int]] = {}
     for weight in weights:
         parts = weight.name.split(".")
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             if part.isdigit():
-                lists.setdefault(".".join(parts[:place]), set()).add(int(part))
+                lists.setdefault(".".join(parts[:index]), set()).add(int(part))
     # Of lists with the same length the outer one, whose name is shorter: blocks, not the parts of a
     # block.
-    prefix = max(lists, key=lambda one: (len(lists[one]), -len(one)), default=None)
-    found = {}
+    prefix = max(lists, key=lambda path: (len(lists[path]), -len(path)), default=None)
+    layers = {}
     latest = 0
     # The model itself may be the list: its children then have no prefix.
     start = f"{prefix}." if prefix else ""
@@ -325,9 +327,9 @@ def _layers(weights: Sequence[Weight]) -> dict[str, int]:
             rest = weight.name[len(start) :].split(".")[0]
             if rest.isdigit():
                 latest = 1 + sorted(lists[prefix]).index(int(rest))
-                found[weight.name] = latest
+                layers[weight.name] = latest
                 continue
         # Weights are in the order of the model: what comes before the list is the stem, later the
         # head.
-        found[weight.name] = 0 if latest == 0 else len(lists[prefix or ""]) + 1
-    return found
+        layers[weight.name] = 0 if latest == 0 else len(lists[prefix or ""]) + 1
+    return layers

@@ -30,12 +30,13 @@ class MultiOptimizer(Optimizer):
         # Copies of the groups: `Optimizer.__init__` writes defaults into the dicts that it gets.
         # They are replaced by the shared ones below.
         super().__init__(
-            [dict(group) for one in self.optimizers.values() for group in one.param_groups], {}
+            [dict(group) for inner in self.optimizers.values() for group in inner.param_groups], {}
         )
         self.defaults = main.defaults
         self._share_groups()
         if all(
-            vars(one).get("_step_supports_amp_scaling", False) for one in self.optimizers.values()
+            vars(optimizer).get("_step_supports_amp_scaling", False)
+            for optimizer in self.optimizers.values()
         ):
             # Torch's private mark of an optimizer whose kernels read `found_inf`: GradScaler then
             # hands over the flag instead of reading it on the host. A single optimizer without it
@@ -44,14 +45,16 @@ class MultiOptimizer(Optimizer):
 
     def _share_groups(self) -> None:
         self.param_groups = [
-            group for one in self.optimizers.values() for group in one.param_groups
+            group for optimizer in self.optimizers.values() for group in optimizer.param_groups
         ]
 
     @property
     def state(self) -> Any:
         """State of all optimizers, by parameter."""
         return {
-            weight: kept for one in self.optimizers.values() for weight, kept in one.state.items()
+            weight: kept
+            for optimizer in self.optimizers.values()
+            for weight, kept in optimizer.state.items()
         }
 
     @state.setter
@@ -66,28 +69,28 @@ class MultiOptimizer(Optimizer):
         gate: dict[str, Any] = {
             name: own[name] for name in ("grad_scale", "found_inf") if name in own
         }
-        for one in self.optimizers.values():
-            vars(one).update(gate)
+        for optimizer in self.optimizers.values():
+            vars(optimizer).update(gate)
             try:
-                one.step()
+                optimizer.step()
             finally:
                 # A flag left behind would gate the next step of an optimizer that runs without a
                 # scaler.
                 for name in gate:
-                    del vars(one)[name]
+                    del vars(optimizer)[name]
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
         """Drop the gradients."""
-        for one in self.optimizers.values():
-            one.zero_grad(set_to_none=set_to_none)
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state by number of parameter, and the groups."""
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
-        for one in self.optimizers.values():
+        for optimizer in self.optimizers.values():
             first = sum(len(group["params"]) for group in groups)
-            saved = one.state_dict()
+            saved = optimizer.state_dict()
             state |= {first + number: kept for number, kept in saved["state"].items()}
             groups += [
                 group | {"params": [first + number for number in group["params"]]}
@@ -99,9 +102,9 @@ class MultiOptimizer(Optimizer):
         """Load the result of `state_dict`, each optimizer its part."""
         first = 0
         groups = list(state_dict["param_groups"])
-        for one in self.optimizers.values():
-            mine = groups[: len(one.param_groups)]
-            groups = groups[len(one.param_groups) :]
+        for optimizer in self.optimizers.values():
+            mine = groups[: len(optimizer.param_groups)]
+            groups = groups[len(optimizer.param_groups) :]
             count = sum(len(group["params"]) for group in mine)
             state = {
                 int(number) - first: kept
@@ -111,7 +114,7 @@ class MultiOptimizer(Optimizer):
             own = [
                 group | {"params": [number - first for number in group["params"]]} for group in mine
             ]
-            one.load_state_dict({"state": state, "param_groups": own})
+            optimizer.load_state_dict({"state": state, "param_groups": own})
             first += count
         self._share_groups()
 
@@ -130,7 +133,7 @@ def assign_weights(
         ConfigError: a rule has no selectors or selects nothing, two rules select one weight, or no
             weight is left for the main optimizer.
     """
-    found: dict[str, list[Weight]] = {}
+    assigned: dict[str, list[Weight]] = {}
     owners: dict[str, str] = {}
     for label, rule in others.items():
         selectors = {key: rule[key] for key in (*SELECTORS, "name") if key in rule}
@@ -141,14 +144,14 @@ def assign_weights(
                 f"{label}; change their rules so that only one of them selects it"
             )
         owners |= dict.fromkeys(names, label)
-        found[label] = [weight for weight in weights if weight.name in names]
+        assigned[label] = [weight for weight in weights if weight.name in names]
     left = [weight for weight in weights if weight.name not in owners]
     if not left:
         raise ConfigError(
             f"{where}.others: {', '.join(others)} select all {len(weights)} trained weights, and "
             f"none are left for {where}.name; move one of these optimizers to {where} itself"
         )
-    return {MAIN: left} | found
+    return {MAIN: left} | assigned
 
 
 def refuse_closures(optimizer: Optimizer, where: str) -> None:

@@ -99,8 +99,8 @@ class Muon(MultiOptimizer):
         # Those of both in all groups: rules and schedules may set any of them for all weights, and
         # torch ignores the options of the other algorithm.
         self.defaults = {"algorithm": "muon"}
-        for one in made.values():
-            self.defaults = {**one.defaults, **self.defaults}
+        for optimizer in made.values():
+            self.defaults = {**optimizer.defaults, **self.defaults}
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -121,7 +121,7 @@ class Muon(MultiOptimizer):
             ConfigError: no weight is left for Muon, or a rule chooses an algorithm that does not
                 exist or does not fit a weight.
         """
-        found: dict[str, list[Group]] = {algorithm: [] for algorithm in ALGORITHMS}
+        by_algorithm: dict[str, list[Group]] = {algorithm: [] for algorithm in ALGORITHMS}
         for group in groups:
             for algorithm in ALGORITHMS:
                 weights = [
@@ -135,15 +135,15 @@ class Muon(MultiOptimizer):
                 scale = params.get("adamw_lr_scale", 1.0)
                 if algorithm == "adamw" and scale != 1.0:
                     options["lr"] = options.get("lr", lr) * scale
-                found[algorithm].append(replace(group, options=options, weights=weights))
-        if not found["muon"]:
+                by_algorithm[algorithm].append(replace(group, options=options, weights=weights))
+        if not by_algorithm["muon"]:
             raise ConfigError(
                 f"{where}.name = 'muon': the model has no matrix of a hidden layer for Muon, and "
                 "AdamW would update all weights; use adamw, or choose weights with a rule of "
                 f"{where}.groups, such as {{match: 'layers.*', algorithm: muon}}",
                 code="optimizer.no_matrices",
             )
-        return [group for algorithm in ALGORITHMS for group in found[algorithm]]
+        return [group for algorithm in ALGORITHMS for group in by_algorithm[algorithm]]
 
 
 def _choose_algorithm(weight: Weight, group: Group, where: str) -> str:

@@ -16,10 +16,10 @@ Betas = tuple[float, float]
 
 
 def _list_torch_optimizers() -> Mapping[str, Callable[..., Optimizer]]:
-    found = vars(torch.optim).items()
+    members = vars(torch.optim).items()
     return {
         name: thing
-        for name, thing in found
+        for name, thing in members
         if inspect.isclass(thing) and issubclass(thing, Optimizer) and thing is not Optimizer
     }
 

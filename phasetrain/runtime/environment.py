@@ -48,14 +48,16 @@ def list_devices(kind: str) -> list[dict[str, Any]]:
     """Return the accelerators of a kind that this process can use; none for `cpu`."""
     if kind != "cuda":
         return []
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    devices = [
+        torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())
+    ]
     return [
         {
-            "name": one.name,
-            "memory_bytes": one.total_memory,
-            "capability": f"{one.major}.{one.minor}",
+            "name": device.name,
+            "memory_bytes": device.total_memory,
+            "capability": f"{device.major}.{device.minor}",
         }
-        for one in found
+        for device in devices
     ]
 
 
@@ -85,7 +87,7 @@ def describe_platform(kind: str) -> dict[str, Any]:
     return {
         "cpu": _processor_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "accelerators": [one["name"] for one in list_devices(kind)],
+        "accelerators": [device["name"] for device in list_devices(kind)],
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
     }
@@ -104,17 +106,17 @@ def list_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def list_distributions(path: Iterable[str]) -> dict[str, str]:
     """Return the versions of the distributions on a module search path, by name."""
     # From the names of folders: importlib.metadata opens a file of each of hundreds of packages.
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder in path:
         try:
-            names = sorted(one.name for one in Path(folder or ".").iterdir())
+            names = sorted(entry.name for entry in Path(folder or ".").iterdir())
         # An entry of the path may be a zip file, or may not exist.
         except OSError:
             continue
         for name in names:
             if match := _DISTRIBUTION.fullmatch(name):
-                found.setdefault(match["name"], match["version"])
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+                versions.setdefault(match["name"], match["version"])
+    return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 def _processor_name() -> str:

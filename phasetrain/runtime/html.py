@@ -24,16 +24,16 @@ def element(tag: str, content: str = "", **attributes: Any) -> str:
         attributes: values are escaped; `cls` is written as `class`, and `_` as `-`.
     """
     names = {"cls": "class"}
-    given = "".join(
+    attribute_text = "".join(
         f' {names.get(name, name.replace("_", "-"))}="{escape_text(value)}"'
         for name, value in attributes.items()
     )
-    return f"<{tag}{given}>{content}</{tag}>"
+    return f"<{tag}{attribute_text}>{content}</{tag}>"
 
 
 def table(head: Sequence[str], rows: Rows, cls: str = "") -> str:
     """Return a table; cells are HTML, headings are text."""
-    top = "".join(element("th", escape_text(one)) for one in head)
+    top = "".join(element("th", escape_text(heading)) for heading in head)
     body = "".join(element("tr", "".join(element("td", cell) for cell in row)) for row in rows)
     whole = element("table", element("thead", element("tr", top)) + element("tbody", body), cls=cls)
     return element("div", whole, cls="scroll")

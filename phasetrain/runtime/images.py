@@ -104,12 +104,12 @@ def blend_classes(pixels: Array, classes: Array) -> Array:
 def encode_png(pixels: Array) -> bytes:
     """Return a PNG file of uint8 pixels `(H, W)` or `(H, W, 3)`."""
     height, width = pixels.shape[:2]
-    kind = COLOR if pixels.ndim == 3 else GREY
+    color_type = COLOR if pixels.ndim == 3 else GREY
     lines = pixels.reshape(height, -1)
     # Each line of a PNG begins with the number of its filter; 0 is none.
     raw = np.concatenate([np.zeros((height, 1), np.uint8), lines], axis=1).tobytes()
     # network byte order, 8 bits per channel, and the only methods of compression and filtering
-    head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     return (
         SIGNATURE
         + _make_chunk(b"IHDR", head)

@@ -307,19 +307,19 @@ def check_cpu_capability(capability: CpuCapability | None) -> None:
     Raises:
         ConfigError: the CPU lacks them, or torch has computed with others before.
     """
-    found = torch.backends.cpu.get_cpu_capability()
-    if capability in (None, found):
+    actual = torch.backends.cpu.get_cpu_capability()
+    if capability in (None, actual):
         return
-    given = f"MACHINE.cpu_capability = {capability!r}: torch's kernels use {found} in this process"
-    if capability == "AVX2" and found == "AVX512":
+    text = f"MACHINE.cpu_capability = {capability!r}: torch's kernels use {actual} in this process"
+    if capability == "AVX2" and actual == "AVX512":
         variables = " ".join(f"{name}={value}" for name, value in CAPABILITY_VARIABLES.items())
         raise ConfigError(
-            f"{given}, where torch has computed before; set {variables} in the environment before "
+            f"{text}, where torch has computed before; set {variables} in the environment before "
             "this process starts",
             code="machine.cpu_capability",
         )
     raise ConfigError(
-        f"{given}, because this CPU has no more or the environment variable ATEN_CPU_CAPABILITY "
+        f"{text}, because this CPU has no more or the environment variable ATEN_CPU_CAPABILITY "
         "says so; use a machine with such a CPU, or MACHINE.cpu_capability=null, whose results "
         "differ in the last bits",
         code="machine.cpu_capability",

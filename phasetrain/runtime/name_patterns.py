@@ -24,14 +24,14 @@ def match_names(
     Raises:
         ConfigError: the pattern matches no name.
     """
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
+    matches = [name for name in names if fnmatchcase(name, pattern)]
+    if not matches:
         raise ConfigError(
             f"{otherwise}{did_you_mean(pattern, names) or '.'} "
             f"There are {join_first(names, LISTED_NAMES)}",
             code=code,
         )
-    return found
+    return matches
 
 
 def filter_names(
@@ -84,12 +84,12 @@ def match_modules(
         ConfigError: the pattern matches no name and no class.
     """
     classes = {name: type(module).__name__ for name, module in modules.items()}
-    found = [
+    matches = [
         name
-        for name, kind in classes.items()
-        if fnmatchcase(name, pattern) or fnmatchcase(kind, pattern)
+        for name, class_name in classes.items()
+        if fnmatchcase(name, pattern) or fnmatchcase(class_name, pattern)
     ]
-    if not found:
+    if not matches:
         kinds = list(dict.fromkeys(classes.values()))
         near = did_you_mean(pattern, [*modules, *kinds]) or "."
         raise ConfigError(
@@ -97,4 +97,4 @@ def match_modules(
             f"classes: {', '.join(kinds) or 'none'}",
             code=code,
         )
-    return found
+    return matches

@@ -27,7 +27,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask this process to stop, without SIGHUP if it is ignored."""
     # nohup sets SIGHUP to ignored for the process it starts; a handler would undo that.
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        return tuple(one for one in STOPPING if one != signal.SIGHUP)
+        return tuple(stop_signal for stop_signal in STOPPING if stop_signal != signal.SIGHUP)
     return STOPPING
 
 

@@ -149,10 +149,10 @@ def _parse_status(status: bytes | None) -> tuple[str | None, list[str], list[str
 
 def _stamp_file(top: Path, name: str) -> FileStamp:
     try:
-        found = (top / name).stat()
+        stat = (top / name).stat()
     except OSError:  # deleted
         return name, 0, 0
-    return name, found.st_mtime_ns, found.st_size
+    return name, stat.st_mtime_ns, stat.st_size
 
 
 def _wait_answer(query: "subprocess.Popen[bytes] | None") -> bytes | None:

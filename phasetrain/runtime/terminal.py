@@ -227,31 +227,31 @@ class Warnings:
         """Return the text to print for a warning; empty if it should not be printed."""
         message = record.getMessage()
         # record.msg is the format string before its arguments are filled in.
-        kind = self.kinds.setdefault(
+        warning = self.kinds.setdefault(
             (record.name, record.msg), WarningKind(message.partition("\n")[0])
         )
-        kind.count += 1
-        if message in kind.seen or len(kind.seen) == MAX_VARIANTS:
+        warning.count += 1
+        if message in warning.seen or len(warning.seen) == MAX_VARIANTS:
             return ""
-        kind.seen.add(message)
-        if len(kind.seen) == MAX_VARIANTS:
+        warning.seen.add(message)
+        if len(warning.seen) == MAX_VARIANTS:
             return f"{message} (further ones of this kind are only counted, and are in log.txt)"
         return message
 
     def repeated_rows(self) -> list[tuple[str, str]]:
         """Return the counts of warnings that were not all printed, for the end of a run."""
         kinds = sorted(
-            (kind for kind in self.kinds.values() if kind.count > len(kind.seen)),
-            key=lambda kind: -kind.count,
+            (warning for warning in self.kinds.values() if warning.count > len(warning.seen)),
+            key=lambda warning: -warning.count,
         )
         rows = []
-        for kind in kinds[:MAX_KINDS]:
+        for warning in kinds[:MAX_KINDS]:
             relation = "x"
-            if len(kind.seen) > 1:  # one text for each bad sample is no repetition
+            if len(warning.seen) > 1:  # one text for each bad sample is no repetition
                 relation = "like"
-            rows.append(f"{kind.count} {relation} {kind.first}")
+            rows.append(f"{warning.count} {relation} {warning.first}")
         if len(kinds) > MAX_KINDS:
-            rest = sum(kind.count for kind in kinds[MAX_KINDS:])
+            rest = sum(warning.count for warning in kinds[MAX_KINDS:])
             rows.append(f"{rest} x others, {len(kinds) - MAX_KINDS} kinds; all are in log.txt")
         return [("" if at else "warned", row) for at, row in enumerate(rows)]
 

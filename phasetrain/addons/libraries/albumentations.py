@@ -33,23 +33,23 @@ def find_albumentations_transform(name: str) -> Factory[Any] | None:
     if "." in name:
         return None
     kinds: dict[str, type[Any]] = {
-        one: thing
-        for one, thing in vars(albumentations).items()
+        class_name: thing
+        for class_name, thing in vars(albumentations).items()
         if inspect.isclass(thing)
         and issubclass(thing, albumentations.BasicTransform)
         and not inspect.isabstract(thing)
     }
     if name not in kinds:
         raise UnknownNameError(name, kinds)
-    kind = kinds[name]
+    transform_class = kinds[name]
 
     def build(**params: Any) -> FieldAugmentation:
-        return FieldAugmentation(kind(**params))
+        return FieldAugmentation(transform_class(**params))
 
     # The registry reads signature and annotations to check and document parameters.
-    vars(build)["__signature__"] = inspect.signature(kind)
-    build.__annotations__ = _read_hints(kind)
-    build.__doc__ = kind.__doc__
+    vars(build)["__signature__"] = inspect.signature(transform_class)
+    build.__annotations__ = _read_hints(transform_class)
+    build.__doc__ = transform_class.__doc__
     return build
 
 
@@ -98,21 +98,21 @@ class FieldAugmentation(BatchTransform, JointTransform):
         composed = self._compose(names, kinds)
         # Two generators of its own, which would otherwise depend on the worker and its history.
         composed.set_random_seed(key.make_seeds()[0] % 2**32)
-        given = {
+        inputs = {
             target: _to_array(values[name], kinds[name])
             for name, target in names.items()
             if kinds[name].kind != "labels"
         }
-        if "bboxes" in given:
-            given[ROWS] = np.arange(len(given["bboxes"]))
-        found = composed(**given)
+        if "bboxes" in inputs:
+            inputs[ROWS] = np.arange(len(inputs["bboxes"]))
+        outputs = composed(**inputs)
         image = next(name for name, target in names.items() if target == "image")
-        size = found["image"].shape[:2]
+        size = outputs["image"].shape[:2]
         changed: dict[str | int, Any] = {}
         for name, target in names.items():
-            changed[name] = _to_tensor(found[target], values[name], kinds[name], size)
-        if ROWS in given:
-            changed |= _select_boxes(values, kinds, found[ROWS])
+            changed[name] = _to_tensor(outputs[target], values[name], kinds[name], size)
+        if ROWS in inputs:
+            changed |= _select_boxes(values, kinds, outputs[ROWS])
         assert isinstance(changed[image], Tensor), "an image stays a tensor"
         return drop_small_boxes({**values, **changed}, kinds)
 
@@ -124,8 +124,8 @@ class FieldAugmentation(BatchTransform, JointTransform):
     def _check_targets(self, names: Mapping[str | int, str]) -> None:
         """Reject boxes or key points that would stay where they are while the pixels move."""
         for name, target in names.items():
-            known = self.transform.available_keys
-            if self._moves_pixels and target in ("bboxes", "keypoints") and target not in known:
+            supported = self.transform.available_keys
+            if self._moves_pixels and target in ("bboxes", "keypoints") and target not in supported:
                 raise ValueError(
                     f"{type(self.transform).__name__} of Albumentations moves pixels, but no "
                     f"{target} ({name}); use another transform"
@@ -148,9 +148,9 @@ class FieldAugmentation(BatchTransform, JointTransform):
                 bbox_params=boxes,
                 keypoint_params=points,
                 additional_targets={
-                    target: kind
-                    for target, kind in targets
-                    if kind in ("image", "mask") and target != "image"
+                    target: target_type
+                    for target, target_type in targets
+                    if target_type in ("image", "mask") and target != "image"
                 },
             )
         return self._composed[targets]
@@ -158,17 +158,17 @@ class FieldAugmentation(BatchTransform, JointTransform):
 
 def _name_targets(kinds: FieldKinds) -> dict[str | int, str]:
     """Return field -> name of the target of Albumentations; its first image has a fixed name."""
-    found: dict[str | int, str] = {}
-    for name, kind in kinds.items():
-        if kind.kind == "image":
-            found[name] = f"field_{name}" if "image" in found.values() else "image"
-        elif kind.kind == "mask":
-            found[name] = f"field_{name}"
-        elif kind.kind == "boxes":
-            found[name] = "bboxes"
-        elif kind.kind == "keypoints":
-            found[name] = "keypoints"
-    return found
+    targets: dict[str | int, str] = {}
+    for name, field_kind in kinds.items():
+        if field_kind.kind == "image":
+            targets[name] = f"field_{name}" if "image" in targets.values() else "image"
+        elif field_kind.kind == "mask":
+            targets[name] = f"field_{name}"
+        elif field_kind.kind == "boxes":
+            targets[name] = "bboxes"
+        elif field_kind.kind == "keypoints":
+            targets[name] = "keypoints"
+    return targets
 
 
 def _to_array(value: Tensor, kind: FieldKind) -> NDArray[Any]:
@@ -204,11 +204,11 @@ def _to_tensor(
 
 def _select_boxes(values: Values, kinds: FieldKinds, rows: NDArray[Any]) -> dict[str | int, Any]:
     """Return the fields per box without the boxes that Albumentations has dropped."""
-    boxes = next(name for name, kind in kinds.items() if kind.kind == "boxes")
+    boxes = next(name for name, field_kind in kinds.items() if field_kind.kind == "boxes")
     kept = torch.zeros(len(values[boxes]), dtype=torch.bool)
     kept[torch.as_tensor(np.asarray(rows, dtype=np.int64))] = True
     return {
         name: select_rows(values[name], kept)
-        for name, kind in kinds.items()
-        if kind.per_box and name != boxes
+        for name, field_kind in kinds.items()
+        if field_kind.per_box and name != boxes
     }

@@ -55,7 +55,7 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         self.classes = classes
         self.target_key = target_key
         targets = _list_columns(target_key)
-        others = [one for one in rows.column_names if one not in targets]
+        others = [column for column in rows.column_names if column not in targets]
         self.input_key = others if input_key is None else input_key
         taken = list(dict.fromkeys([*_list_columns(self.input_key), *targets]))
         for column in taken:
@@ -68,7 +68,7 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         self._class_names = _find_class_names(rows, target_key)
         rows, self._modes = _defer_decoding(rows, taken, mode)
         self._rows: Rows = rows.with_format(
-            "torch", columns=[one for one in taken if one not in self._modes]
+            "torch", columns=[column for column in taken if column not in self._modes]
         )
         # The torch format would turn images into tensors itself, so they are read from a second
         # view without a format.
@@ -93,12 +93,12 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
             raise ValueError(  # noqa: TRY004 - a value of the config
                 f"target_key = {self.target_key!r}: classes need a single target column"
             )
-        found = np.asarray(
+        labels = np.asarray(
             self._rows.with_format("numpy", columns=[self.target_key])[:][self.target_key]
         )
-        if found.ndim != 1 or found.dtype.kind not in "iu":
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise ValueError(f"target_key = {self.target_key!r}: expected a column of integers")
-        return found.astype(np.int64)
+        return labels.astype(np.int64)
 
     def facts(self) -> Mapping[str, Any]:
         """Return `classes` and `class_names` if known."""
@@ -113,7 +113,7 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         order."""
         digest = sha256(f"{self._rows.features} {len(self)}".encode())
         # Names and sizes only: hashing the content would read the whole dataset at each start.
-        for file in sorted({one["filename"] for one in self._rows.cache_files}):
+        for file in sorted({entry["filename"] for entry in self._rows.cache_files}):
             digest.update(
                 f"{Path(file).name}\0{Path(file).stat().st_size}\n".encode(errors="surrogateescape")
             )
@@ -134,25 +134,25 @@ def _load_rows(path: str, split: str | None) -> "Rows":
             f"path = {path!r}: there is no such folder; expected one written by `save_to_disk`"
         )
     try:
-        found = datasets.load_from_disk(path)
+        loaded = datasets.load_from_disk(path)
     except FileNotFoundError as error:
         raise ValueError(
             f"path = {path!r}: the folder was not written by `save_to_disk`"
         ) from error
-    if isinstance(found, datasets.Dataset):
-        if split is not None and not isinstance(split, Role) and split != str(found.split):
-            name = "without a name" if found.split is None else f"{str(found.split)!r}"
+    if isinstance(loaded, datasets.Dataset):
+        if split is not None and not isinstance(split, Role) and split != str(loaded.split):
+            name = "without a name" if loaded.split is None else f"{str(loaded.split)!r}"
             raise ValueError(
                 f"split = {split!r}: the folder contains one split, {name}; omit `split`, or use "
                 "that name"
             )
-        return found
-    if split not in found:
-        near = did_you_mean(str(split), found) or "."
+        return loaded
+    if split not in loaded:
+        near = did_you_mean(str(split), loaded) or "."
         raise ValueError(
-            f"split = {split!r}: the dataset has no such split{near} It has {', '.join(found)}"
+            f"split = {split!r}: the dataset has no such split{near} It has {', '.join(loaded)}"
         )
-    return found[split]
+    return loaded[split]
 
 
 def _defer_decoding(

@@ -44,8 +44,8 @@ def find_timm_optimizer(name: str) -> Factory[Optimizer] | None:
             f"OPTIMIZER.name = 'timm.{name}': this optimizer needs second derivatives, which are "
             "not supported; use another optimizer"
         )
-    found: Factory[Optimizer] = get_optimizer_class(name)
-    return found
+    factory: Factory[Optimizer] = get_optimizer_class(name)
+    return factory
 
 
 @OPTIMIZERS.bridge("schedulefree", "optimizers")
@@ -65,19 +65,19 @@ def find_torch_schedule(name: str) -> Factory[ParamScheduler] | None:
         UnknownNameError: torch has no such scheduler, or one of its arguments cannot be written in
             a config.
     """
-    known = {
-        found: kind
-        for found, kind in vars(lr_scheduler).items()
-        if inspect.isclass(kind)
-        and issubclass(kind, lr_scheduler.LRScheduler)
-        and kind is not lr_scheduler.LRScheduler
+    schedulers = {
+        class_name: scheduler_class
+        for class_name, scheduler_class in vars(lr_scheduler).items()
+        if inspect.isclass(scheduler_class)
+        and issubclass(scheduler_class, lr_scheduler.LRScheduler)
+        and scheduler_class is not lr_scheduler.LRScheduler
     }
-    usable = [found for found in known if found not in REJECTED]
+    usable = [class_name for class_name in schedulers if class_name not in REJECTED]
     if "." in name:
         return None
     if name not in usable:
         raise UnknownNameError(name, usable)
-    return _make_schedule_factory(known[name], Stepped)
+    return _make_schedule_factory(schedulers[name], Stepped)
 
 
 @SCHEDULES.bridge("timm", "timm")
@@ -92,7 +92,7 @@ def find_timm_schedule(name: str) -> Factory[ParamScheduler] | None:
     first, dot, _ = name.partition(".")
     if dot and find_spec(f"timm.{first}") is not None:
         return None
-    known = {
+    schedulers = {
         "cosine": scheduler.CosineLRScheduler,
         "multistep": scheduler.MultiStepLRScheduler,
         "poly": scheduler.PolyLRScheduler,
@@ -100,9 +100,9 @@ def find_timm_schedule(name: str) -> Factory[ParamScheduler] | None:
         "tanh": scheduler.TanhLRScheduler,
         "wsd": scheduler.WSDLRScheduler,
     }
-    if name not in known:
-        raise UnknownNameError(name, known)
-    return _make_schedule_factory(known[name], Looked)
+    if name not in schedulers:
+        raise UnknownNameError(name, schedulers)
+    return _make_schedule_factory(schedulers[name], Looked)
 
 
 class Bridged(ParamScheduler):
@@ -175,8 +175,8 @@ def _make_schedule_factory(kind: type, bridged: type[Bridged]) -> Factory[ParamS
     """Return a factory of schedules for a scheduler class, with our parameters added."""
     left_out = ("self", "optimizer", "last_epoch", "t_in_epochs", "initialize")
     takes = {
-        name: one
-        for name, one in inspect.signature(kind).parameters.items()
+        name: parameter
+        for name, parameter in inspect.signature(kind).parameters.items()
         if name not in left_out
     }
 
@@ -211,7 +211,10 @@ def _make_schedule_factory(kind: type, bridged: type[Bridged]) -> Factory[ParamS
     del own["params"]
     if "t_initial" in takes:
         takes["t_initial"] = takes["t_initial"].replace(default=None)
-    merged = {name: one.replace(kind=one.KEYWORD_ONLY) for name, one in {**takes, **own}.items()}
+    merged = {
+        name: parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for name, parameter in {**takes, **own}.items()
+    }
     return _with_signature(build, kind, merged)
 
 
@@ -226,9 +229,9 @@ def _with_signature(
     # The registry reads names, types and defaults from the signature to check a config.
     schedule.__signature__ = inspect.Signature(list(takes.values()))  # type: ignore[attr-defined]
     schedule.__annotations__ = {
-        name: one.annotation
-        for name, one in takes.items()
-        if one.annotation is not inspect.Parameter.empty
+        name: parameter.annotation
+        for name, parameter in takes.items()
+        if parameter.annotation is not inspect.Parameter.empty
     }
     schedule.__name__ = kind.__name__
     schedule.__doc__ = kind.__doc__

@@ -74,19 +74,19 @@ class TorchMetric(Meter):
         stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         self._needs = tuple(
             name
-            for name, one in takes.items()
-            if one.default is one.empty and one.kind not in stars
+            for name, parameter in takes.items()
+            if parameter.default is parameter.empty and parameter.kind not in stars
         )
         self.add_sum("steps", dtype=torch.int64)
         self.add_rows("ids", dtype=torch.int64)
-        for state, kind in self._reductions_by_state.items():
+        for state, reduction in self._reductions_by_state.items():
             default = metric.metric_state[state]
-            if kind in ("mean", "each") or isinstance(default, list):
+            if reduction in ("mean", "each") or isinstance(default, list):
                 empty = torch.zeros(0)
             else:
                 empty = default.clone()
             self.register_buffer(f"state_{state}", empty)
-            if kind == "list":
+            if reduction == "list":
                 self.register_buffer(f"lengths_{state}", torch.zeros(0, dtype=torch.int64))
         self._rows = {name for name, _ in self.named_buffers() if name != "steps"}
         self._initial = {name: buffer.clone() for name, buffer in self.named_buffers()}
@@ -126,9 +126,9 @@ class TorchMetric(Meter):
         vars(metric).update(self._combine_states())
         # torchmetrics warns about 0 updates, and other ranks may have made the updates.
         metric._update_count = int(self.steps)
-        found = metric.compute()
+        value = metric.compute()
         metric.reset()
-        return _flatten_values(self.name, found, self.class_names)
+        return _flatten_values(self.name, value, self.class_names)
 
     def all_reduce(self, world: World) -> "Meter":
         """Return a meter with the samples of all ranks; a collective call."""
@@ -149,7 +149,10 @@ class TorchMetric(Meter):
         """Replace the states by the combined states of several ranks."""
         reductions = {
             "steps": "sum",
-            **{f"state_{state}": one for state, one in self._reductions_by_state.items()},
+            **{
+                f"state_{state}": reduction
+                for state, reduction in self._reductions_by_state.items()
+            },
         }
         for name in ranks[0]:
             parts = [buffers[name] for buffers in ranks]
@@ -173,27 +176,27 @@ class TorchMetric(Meter):
     def _prepare_states(self) -> Iterator[tuple[str, Any]]:
         """Yield the states for `update`: empty lists, and only this rank's row of states with a row
         per rank."""
-        for state, kind in self._reductions_by_state.items():
+        for state, reduction in self._reductions_by_state.items():
             held = self.get_buffer(f"state_{state}")
             default = self.__dict__["_metric"].metric_state[state]
-            if kind in ("mean", "each"):
+            if reduction in ("mean", "each"):
                 yield state, held[-1].clone() if len(held) else default
             else:
                 yield state, [] if isinstance(default, list) else held
 
     def _store_states(self, states: Mapping[str, Any]) -> None:
         """Store the states as `update` leaves them."""
-        for state, kind in self._reductions_by_state.items():
+        for state, reduction in self._reductions_by_state.items():
             name = f"state_{state}"
-            found = states[state]
-            if isinstance(found, list):
-                self._append_states(state, found, lengths=kind == "list")
-            elif kind in ("mean", "each"):
+            value = states[state]
+            if isinstance(value, list):
+                self._append_states(state, value, lengths=reduction == "list")
+            elif reduction in ("mean", "each"):
                 self._buffers[name] = torch.cat(
-                    [self.get_buffer(name)[:-1].to(found), found.detach()[None]]
+                    [self.get_buffer(name)[:-1].to(value), value.detach()[None]]
                 )
             else:
-                self._buffers[name] = found.detach()
+                self._buffers[name] = value.detach()
 
     def _store_ids(self, states: Mapping[str, Any], out: StepOutput) -> None:
         """Append the ids of the samples of a step if each list got one tensor per sample."""
@@ -203,7 +206,7 @@ class TorchMetric(Meter):
         if out.mask is not None and len(out.mask) == len(ids):
             ids = ids[out.mask.to(ids.device)]
         # A list may stay empty, such as that of masks in a metric of boxes.
-        if {len(found) for found in states.values()} <= {0, len(ids)}:
+        if {len(value) for value in states.values()} <= {0, len(ids)}:
             self.append_rows("ids", ids)
 
     def _append_states(self, state: str, found: list[Any], *, lengths: bool) -> None:
@@ -228,16 +231,16 @@ class TorchMetric(Meter):
         """Yield the states for `compute`."""
         ids = self.get_buffer("ids")
         order = ids.argsort(stable=True).tolist()
-        for state, kind in self._reductions_by_state.items():
+        for state, reduction in self._reductions_by_state.items():
             held = self.get_buffer(f"state_{state}")
-            if kind == "list":
+            if reduction == "list":
                 pieces = torch.split(held, self.get_buffer(f"lengths_{state}").tolist())
                 # With another number of tensors than samples, it is unknown whose they are.
                 by_sample = len(pieces) == len(ids)
                 yield state, [pieces[at] for at in order] if by_sample else list(pieces)
-            elif kind == "mean":
+            elif reduction == "mean":
                 yield state, held.mean(0)
-            elif kind == "each":
+            elif reduction == "each":
                 yield state, held[0] if len(held) == 1 else held
             else:
                 default = self.__dict__["_metric"].metric_state[state]
@@ -253,18 +256,20 @@ def _select_arguments(
     name: str, takes: Sequence[str], needs: Sequence[str], out: StepOutput
 ) -> dict[str, Any]:
     """Return the arguments of a metric's `update` from the output and target of a step."""
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for position, value in enumerate((out.output, out.target)):
         if isinstance(value, Mapping):
-            given |= {key: item for key, item in value.items() if key in takes}
+            arguments |= {key: item for key, item in value.items() if key in takes}
         elif position < len(needs):
-            given[needs[position]] = value
-    if missing := [key for key in needs if key not in given]:
+            arguments[needs[position]] = value
+    if missing := [key for key in needs if key not in arguments]:
         raise ValueError(
             f"{name}: its update takes {', '.join(takes)}, and nothing provides "
             f"{', '.join(missing)}; let the output or the target be a mapping with these names"
         )
-    return {key: _drop_masked(mapped(value, _to_float32), out.mask) for key, value in given.items()}
+    return {
+        key: _drop_masked(mapped(value, _to_float32), out.mask) for key, value in arguments.items()
+    }
 
 
 def _flatten_values(
@@ -276,7 +281,7 @@ def _flatten_values(
         for key, value in found.items():
             numbers = _flatten_values(name, value, class_names)
             if isinstance(numbers, dict):
-                flat |= {f"{key}_{below}": one for below, one in numbers.items()}
+                flat |= {f"{key}_{below}": number for below, number in numbers.items()}
             else:
                 flat[str(key)] = numbers
         return flat
@@ -303,21 +308,23 @@ def metric_as_meter(found: Factory[Any]) -> Factory[Any]:
     make = found
     if library is None or not inspect.isclass(found) or not issubclass(found, library.Metric):
         return found
-    known = inspect.signature(found).parameters
-    sized = [name for name in COUNTS if name in known]
-    facts = [name for name in ("class_names", *(["classes"] if sized else [])) if name not in known]
+    parameters = inspect.signature(found).parameters
+    sized = [name for name in COUNTS if name in parameters]
+    facts = [
+        name for name in ("class_names", *(["classes"] if sized else [])) if name not in parameters
+    ]
 
-    def build(**given: Any) -> TorchMetric:
-        ours = {name: given.pop(name, None) for name in facts}
+    def build(**arguments: Any) -> TorchMetric:
+        ours = {name: arguments.pop(name, None) for name in facts}
         if ours.get("classes") is not None:
-            given = dict.fromkeys(sized, ours["classes"]) | given
-        return TorchMetric(make(**given), ours.get("class_names"))
+            arguments = dict.fromkeys(sized, ours["classes"]) | arguments
+        return TorchMetric(make(**arguments), ours.get("class_names"))
 
     optional = inspect.Parameter.KEYWORD_ONLY
     own = [
-        one.replace(kind=optional, default=None if name in COUNTS else one.default)
-        for name, one in known.items()
-        if one.kind is not one.VAR_KEYWORD
+        parameter.replace(kind=optional, default=None if name in COUNTS else parameter.default)
+        for name, parameter in parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
     ]
     extra = [inspect.Parameter(name, optional, default=None) for name in facts]
     # The registry reads signature and annotations to check and document parameters.
@@ -384,16 +391,16 @@ def _find_reduction(name: str, metric: "Metric", state: str) -> Kind:
         data.dim_zero_cat: "cat",
         None: "list" if is_list else "each",
     }
-    kind = kinds.get(reduction)
-    if kind is None or (is_list and kind not in ("cat", "list")):
-        how = reduction if isinstance(reduction, str) else kind or "a custom function"
+    reduction_kind = kinds.get(reduction)
+    if reduction_kind is None or (is_list and reduction_kind not in ("cat", "list")):
+        how = reduction if isinstance(reduction, str) else reduction_kind or "a custom function"
         raise ConfigError(
             f"{name}: its state {state!r} is reduced over ranks by {how}, which cannot be repeated "
             "on a state saved in the middle of a phase; a meter supports states reduced by sum, "
             "mean, max, min or cat (lists: cat)",
             code="config.wrong_part",
         )
-    return kind
+    return reduction_kind
 
 
 def _merge_ranks(kind: str, parts: list[Tensor]) -> Tensor:

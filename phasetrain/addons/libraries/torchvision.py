@@ -84,9 +84,13 @@ def find_torchvision_dataset(name: str) -> Factory[Samples] | None:
 
     if "." in name:
         return None
-    found = {one: thing for one, thing in vars(datasets).items() if inspect.isclass(thing)}
+    classes = {
+        class_name: thing for class_name, thing in vars(datasets).items() if inspect.isclass(thing)
+    }
     kinds = {
-        one: thing for one, thing in found.items() if issubclass(thing, datasets.VisionDataset)
+        class_name: thing
+        for class_name, thing in classes.items()
+        if issubclass(thing, datasets.VisionDataset)
     }
     if name not in kinds:
         raise UnknownNameError(name, kinds)
@@ -94,26 +98,32 @@ def find_torchvision_dataset(name: str) -> Factory[Samples] | None:
 
 
 def _make_factory(name: str, kind: type[Any]) -> Factory[Samples]:
-    takes = {one: p for one, p in inspect.signature(kind).parameters.items() if one not in LEFT_OUT}
-    ours = {one: default for one, (_, default) in OURS.items() if one not in takes}
+    takes = {
+        parameter: p
+        for parameter, p in inspect.signature(kind).parameters.items()
+        if parameter not in LEFT_OUT
+    }
+    ours = {
+        parameter: default for parameter, (_, default) in OURS.items() if parameter not in takes
+    }
 
-    def build(**given: Any) -> Samples:
+    def build(**arguments: Any) -> Samples:
         import_pillow(f"torchvision.{name}")
-        own = ours | {one: given.pop(one) for one in ours if one in given}
-        if given.get("download"):
+        own = ours | {
+            parameter: arguments.pop(parameter) for parameter in ours if parameter in arguments
+        }
+        if arguments.get("download"):
             raise ConfigError(
                 "download = true: nothing is downloaded while a run is built; call "
                 f"torchvision.datasets.{name}(..., download=True) once yourself",
                 code="config.download",
             )
         if "train" in takes:
-            given = {"train": own.get("part") == "train"} | given
+            arguments = {"train": own.get("part") == "train"} | arguments
         # Without the root: the fingerprint must survive a move of the data.
-        description = (
-            f"{name} {sorted((one, value) for one, value in given.items() if one != 'root')}"
-        )
+        description = f"{name} {sorted(item for item in arguments.items() if item[0] != 'root')}"
         try:
-            data = kind(**given)
+            data = kind(**arguments)
         except RuntimeError as error:
             raise ValueError(
                 f"{error}; nothing is downloaded while a run is built, so do it once yourself"
@@ -124,22 +134,34 @@ def _make_factory(name: str, kind: type[Any]) -> Factory[Samples]:
 
     optional = inspect.Parameter.KEYWORD_ONLY
     shown = [
-        p.replace(kind=optional, default=None if one == "train" else p.default)
-        for one, p in takes.items()
+        p.replace(kind=optional, default=None if parameter == "train" else p.default)
+        for parameter, p in takes.items()
     ]
-    shown += [inspect.Parameter(one, optional, default=default) for one, default in ours.items()]
-    hints = {one: hint for one, hint in get_type_hints(kind.__init__).items() if one in takes}
+    shown += [
+        inspect.Parameter(parameter, optional, default=default)
+        for parameter, default in ours.items()
+    ]
+    hints = {
+        parameter: hint
+        for parameter, hint in get_type_hints(kind.__init__).items()
+        if parameter in takes
+    }
     # The registry reads signature and annotations to check and document parameters.
     vars(build)["__signature__"] = inspect.Signature(shown)
-    build.__annotations__ = hints | {one: OURS[one][0] for one in ours}
+    build.__annotations__ = hints | {parameter: OURS[parameter][0] for parameter in ours}
     return build
 
 
 def _find_class_names(data: Any) -> tuple[str, ...]:
     """Return the names of the classes, from the attribute `classes` that torchvision documents."""
     # Not getattr: some datasets compute `classes` in a property that reads all samples.
-    places = [vars(data), *(vars(kind) for kind in type(data).__mro__)]
-    found = next(
-        (place["classes"] for place in places if isinstance(place.get("classes"), list | tuple)), ()
+    places = [vars(data), *(vars(base) for base in type(data).__mro__)]
+    names = next(
+        (
+            namespace["classes"]
+            for namespace in places
+            if isinstance(namespace.get("classes"), list | tuple)
+        ),
+        (),
     )
-    return tuple(map(str, found))
+    return tuple(map(str, names))

@@ -37,13 +37,15 @@ def find_torchvision_transform(name: str) -> Factory[Callable[..., Any]] | None:
         return None
     if name == "RandomApply":
         return make_random_apply
-    found = {
-        one: thing
-        for one, thing in vars(v2).items()
-        if inspect.isclass(thing) and one not in OTHERS
+    classes = {
+        class_name: thing
+        for class_name, thing in vars(v2).items()
+        if inspect.isclass(thing) and class_name not in OTHERS
     }
     kinds: dict[str, type[Any]] = {
-        one: thing for one, thing in found.items() if issubclass(thing, v2.Transform)
+        class_name: thing
+        for class_name, thing in classes.items()
+        if issubclass(thing, v2.Transform)
     }
     if name not in kinds:
         raise UnknownNameError(name, kinds)

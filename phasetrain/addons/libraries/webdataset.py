@@ -36,7 +36,7 @@ NAME = re.compile(r"^((?:.*/)?[^./]+)\.([^/]*)$")
 """Key and extension of a member: the key ends at the first dot of the file name, as in
 WebDataset."""
 
-IMAGES = tuple(one.removeprefix(".") for one in EXTENSIONS)
+IMAGES = tuple(extension.removeprefix(".") for extension in EXTENSIONS)
 DECODED = ("cls", "id", "index", "txt", "text", "json", "npy", "npz")
 """Decoded extensions other than images; members with further extensions stay bytes."""
 
@@ -72,11 +72,13 @@ class TarSample:
         Raises:
             MissingValueError: it has none of them.
         """
-        found = next((one for one in extensions.split(";") if one in self._members), None)
-        if found is None:
+        extension = next(
+            (candidate for candidate in extensions.split(";") if candidate in self._members), None
+        )
+        if extension is None:
             near = did_you_mean(extensions, self._members) or "."
             raise MissingValueError(f"is missing{near} It has {', '.join(self._members)}")
-        return found
+        return extension
 
     def read(self, extension: str) -> bytes:
         """Return the content of a member.
@@ -98,8 +100,8 @@ class TarFiles(FileStream):
 
     def read(self, shard: int, start: int) -> Iterator[TarSample]:
         """Yield the samples of an archive from the `start`-th on."""
-        one = self.shards[shard]
-        samples = read_samples(one.local_path(), one.places[start // STRIDE])
+        archive = self.shards[shard]
+        samples = read_samples(archive.local_path(), archive.places[start // STRIDE])
         for _ in range(start % STRIDE):
             next(samples)
         yield from samples
@@ -168,12 +170,12 @@ class WebDataset(StreamDataset):
     def facts(self) -> dict[str, Any]:
         """Return `classes` if set, and for image inputs `channels`, and `input_shape` if
         resized."""
-        found: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
+        facts: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
         if not isinstance(self.input_key, str) or not _asks_for_images(self.input_key):
-            return found
+            return facts
         channels = CHANNELS[self.mode]
         return (
-            found
+            facts
             | {"channels": channels}
             | ({"input_shape": (channels, self.size, self.size)} if self.size else {})
         )
@@ -189,7 +191,7 @@ class WebDataset(StreamDataset):
         if key is None:
             return None
         if not isinstance(key, str):
-            return {one: self._read_key(index, sample, one, name) for one in key}
+            return {extension: self._read_key(index, sample, extension, name) for extension in key}
         member = key
         try:
             member = sample.find(key)
@@ -208,23 +210,23 @@ def decode_member(extension: str, content: bytes, mode: Mode, size: int | None =
     Raises:
         ValueError: it cannot be decoded.
     """
-    kind = extension.rpartition(".")[2].lower()
-    if kind in IMAGES:
+    suffix = extension.rpartition(".")[2].lower()
+    if suffix in IMAGES:
         return decode_image(BytesIO(content), mode, size)
-    if kind in ("cls", "id", "index"):
+    if suffix in ("cls", "id", "index"):
         # int() takes bytes, and ignores the line end that many writers append.
         return int(content)
-    if kind in ("txt", "text"):
+    if suffix in ("txt", "text"):
         return content.decode()
-    if kind == "json":
+    if suffix == "json":
         return json.loads(content)
-    if kind == "npy":
+    if suffix == "npy":
         # Without pickle, because a pickled array could execute code.
         return torch.from_numpy(np.load(BytesIO(content), allow_pickle=False))
-    if kind == "npz":
+    if suffix == "npz":
         return {
-            name: torch.from_numpy(one)
-            for name, one in np.load(BytesIO(content), allow_pickle=False).items()
+            name: torch.from_numpy(array)
+            for name, array in np.load(BytesIO(content), allow_pickle=False).items()
         }
     return content
 
@@ -301,4 +303,6 @@ def _asks_for_images(*keys: str | Sequence[str] | None) -> bool:
     words = [
         word for key in keys if key is not None for word in ([key] if isinstance(key, str) else key)
     ]
-    return any(one.rpartition(".")[2] in IMAGES for word in words for one in word.split(";"))
+    return any(
+        extension.rpartition(".")[2] in IMAGES for word in words for extension in word.split(";")
+    )

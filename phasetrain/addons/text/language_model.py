@@ -53,8 +53,8 @@ class LanguageModel(Supervised):
         smooth = parts.loss.label_smoothing if isinstance(parts.loss, CrossEntropy) else 0.0
         wrong = [
             label
-            for label, one in parts.meters.items()
-            if isinstance(one, Perplexity | BitsPerByte) and one.of is None
+            for label, meter in parts.meters.items()
+            if isinstance(meter, Perplexity | BitsPerByte) and meter.of is None
         ]
         if smooth and wrong:
             raise ConfigError(
@@ -76,11 +76,11 @@ class LanguageModel(Supervised):
         weight = self.weight_of(batch) if batch.weight is None else batch.weight
         scores = self.output_of(batch)
         if not isinstance(scores, Tensor) or scores.ndim != 3 or scores.shape[:2] != targets.shape:
-            given = type(scores).__name__
+            received = type(scores).__name__
             if isinstance(scores, Tensor):
-                given = str(tuple(scores.shape))
+                received = str(tuple(scores.shape))
             raise ConfigError(
-                f"MODEL: {type(self.parts.model).__name__} returns {given} for targets "
+                f"MODEL: {type(self.parts.model).__name__} returns {received} for targets "
                 f"{tuple(targets.shape)}; a language model returns scores (N, T, V), one for each "
                 "position and token"
             )
@@ -164,12 +164,12 @@ def _targets(batch: Batch) -> Tensor:
     targets = batch.target
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.dtype != torch.int64:
         if isinstance(targets, Tensor):
-            given = f"{targets.dtype} {tuple(targets.shape)}"
+            received = f"{targets.dtype} {tuple(targets.shape)}"
         else:
-            given = type(targets).__name__
+            received = type(targets).__name__
         raise ConfigError(
             f"DATA: the targets of a language model are the next tokens, int64 (N, T), not "
-            f"{given}; the datasets tokens, text and alice have such targets"
+            f"{received}; the datasets tokens, text and alice have such targets"
         )
     if batch.mask is None:
         return targets

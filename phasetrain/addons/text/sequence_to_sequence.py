@@ -47,7 +47,9 @@ class SequenceToSequence(LanguageModel):
         self.end = int(parts.known_facts.get("end", 0)) if end is None else end
         self._beams = beams
         self._max_length = max_length
-        decoding = [one for one, meter in parts.meters.items() if isinstance(meter, SequenceErrors)]
+        decoding = [
+            label for label, meter in parts.meters.items() if isinstance(meter, SequenceErrors)
+        ]
         if decoding and not isinstance(parts.model, Decodes):
             raise ConfigError(
                 f"METERS.{decoding[0]} and MODEL: {type(parts.model).__name__} cannot decode; give "
@@ -62,16 +64,16 @@ class SequenceToSequence(LanguageModel):
         if isinstance(target, Tensor) and target.ndim == 1 and target.dtype == torch.int64:
             if len(target) and int(target[-1]) == self.end:
                 return
-            given = f"the last token of the first one is {target[-1:].tolist()}"
+            received = f"the last token of the first one is {target[-1:].tolist()}"
         elif target is ...:  # the first sample cannot be read
             return
         elif isinstance(target, Tensor):
-            given = f"the first one is {target.dtype} {tuple(target.shape)}"
+            received = f"the first one is {target.dtype} {tuple(target.shape)}"
         else:
-            given = f"the first one is {type(target).__name__}"
+            received = f"the first one is {type(target).__name__}"
         raise ConfigError(
             f"DATA.{split.upper()}: targets are sequences of tokens, int64 (T,), which end with "
-            f"{self.end} (TASK.end), and {given}; append it in the dataset, or set TASK.end",
+            f"{self.end} (TASK.end), and {received}; append it in the dataset, or set TASK.end",
             code="data.wrong_target",
         )
 
@@ -99,19 +101,19 @@ class SequenceToSequence(LanguageModel):
         out = super().forward(
             Batch(batch.input, learned, batch.ids, batch.size, batch.mask, weight=batch.weight)
         )
-        found = SequenceOutput(
+        output = SequenceOutput(
             out.loss, out.weight, out.samples, out.output, out.target, out.mask, out.ids
         )
         meters = self._measured.values()
-        if not self._trains and any(isinstance(one, SequenceErrors) for one in meters):
+        if not self._trains and any(isinstance(meter, SequenceErrors) for meter in meters):
             decoded = self.decode(batch.input)
             references = split_references(batch.target, self.end)
             if batch.mask is not None:
                 decoded = decoded[batch.mask]
                 references = references[batch.mask]
-            found.decoded = decoded
-            found.references = references
-        return found
+            output.decoded = decoded
+            output.references = references
+        return output
 
     @torch.no_grad()
     def decode(self, inputs: Any) -> Tensor:
@@ -170,15 +172,15 @@ def split_references(targets: Tensor, end: int) -> Tensor:
     numbers = ends.cumsum(dim=1) - ends.long()
     several = max(1, int(ends.sum(dim=1).max())) if len(targets) else 1
     is_token = (targets != IGNORED) & ~ends
-    found: list[Tensor] = []
+    sequences: list[Tensor] = []
     for number in range(several):
         chosen = is_token & (numbers == number)
-        if found:
+        if sequences:
             # A target with fewer sequences repeats its first one.
             missing = ends.sum(dim=1) <= number
             chosen = torch.where(missing[:, None], is_token & (numbers == 0), chosen)
         # Stable, so that tokens move to the front in their order.
         places = (~chosen).to(torch.int8).argsort(dim=1, stable=True)
         tokens = targets.gather(1, places)
-        found.append(tokens.masked_fill(~chosen.gather(1, places), IGNORED))
-    return torch.stack(found, dim=1)
+        sequences.append(tokens.masked_fill(~chosen.gather(1, places), IGNORED))
+    return torch.stack(sequences, dim=1)

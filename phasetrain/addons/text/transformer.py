@@ -230,8 +230,8 @@ class Attention(nn.Module):
         mixed = functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, dropout_p=probability, is_causal=mask is None
         )
-        found: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
-        return found
+        output: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        return output
 
 
 class FeedForward(nn.Module):
@@ -250,5 +250,5 @@ class FeedForward(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         """Return the output of the feed-forward network."""
-        found: Tensor = self.dropout(self.out(functional.gelu(self.inner(stream))))
-        return found
+        output: Tensor = self.dropout(self.out(functional.gelu(self.inner(stream))))
+        return output

@@ -166,9 +166,9 @@ class GAN(Task):
         if batch.mask is not None:
             counted = batch.mask.cpu()
         places = counted.nonzero()[:, 0].tolist()
-        for place, number in zip(places, batch.ids.tolist(), strict=True):
+        for row, number in zip(places, batch.ids.tolist(), strict=True):
             generator.manual_seed(mix_seed(self._noise_seed, number))
-            noise[place] = torch.randn(noise.shape[1], generator=generator)
+            noise[row] = torch.randn(noise.shape[1], generator=generator)
         return noise.to(batch.input.device)
 
     def _judge(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,5 +195,5 @@ def find_layer(judge: nn.Module, name: str) -> nn.Module:
             f"{', '.join(list(layers)[1:])}",
             code="config.no_match",
         )
-    found: nn.Module = layers[name]
-    return found
+    layer: nn.Module = layers[name]
+    return layer

@@ -140,7 +140,7 @@ class SelfSupervised(Task):
     def _run_epoch(self, phase: Phase) -> None:
         """Run the forward passes of the epoch of a phase, without updates."""
         phases = self.parts.loaders[TRAIN].plan.phases
-        for part in takewhile(lambda one: one.epoch == phase.epoch, phases[phase.index :]):
+        for part in takewhile(lambda later: later.epoch == phase.epoch, phases[phase.index :]):
             if part.is_train:
                 for step, batches in enumerate(self.batches(part, 0)):
                     for batch in batches:
@@ -201,12 +201,12 @@ class SelfSupervised(Task):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return every part that learns or accumulates, including the teacher."""
-        found = super().stateful()
+        parts = super().stateful()
         if self.trained_teacher is not None:
-            found["teacher"] = self.trained_teacher
+            parts["teacher"] = self.trained_teacher
         elif self.teacher is not None:
-            found["teacher"] = self.teacher
-        return found
+            parts["teacher"] = self.teacher
+        return parts
 
     def _views(self, batch: Batch) -> list[Tensor]:
         views = batch.input
@@ -257,8 +257,12 @@ class SelfSupervised(Task):
                 f"TASK.momentum = {self._momentum}: the loss {loss} does not use a teacher; leave "
                 "momentum and teacher out"
             )
-        mixes = [one for pipeline in self.parts.batch_transforms for one in pipeline.transforms]
-        if not all(isinstance(one, EachView) for one in mixes):
+        mixes = [
+            transform
+            for pipeline in self.parts.batch_transforms
+            for transform in pipeline.transforms
+        ]
+        if not all(isinstance(mixing, EachView) for mixing in mixes):
             raise ConfigError(
                 "DATA.TRAIN.batch_transforms mixes inputs and targets, and TASK.name = "
                 "'self_supervised' has views and no targets; leave it out, or mix views: "

@@ -120,7 +120,7 @@ def compose(
         experiment=name,
         overrides=tuple(overrides),
         assumed=frozenset(assumed),
-        changes=(*(one.values for one in layers[2:]), line.values) if base is not None else (),
+        changes=(*(layer.values for layer in layers[2:]), line.values) if base is not None else (),
         deprecated=deprecated,
     )
 
@@ -128,15 +128,15 @@ def compose(
 def _rename_keys(layers: list[Layer], line: CommandLine, base: Layer | None) -> tuple[str, ...]:
     """Replace old names in the layers and the overrides, and return a sentence for each."""
     used = []
-    for place, layer in enumerate(layers):
-        values, found = rename_keys(layer.values)
-        layers[place] = Layer(layer.name, values)
+    for index, layer in enumerate(layers):
+        values, deprecations = rename_keys(layer.values)
+        layers[index] = Layer(layer.name, values)
         # The config of a run folder is a record, which nobody has to change.
         if base is None or layer.name != base.name:
-            used += found
-    line.values, found = rename_keys(line.values)
+            used += deprecations
+    line.values, deprecations = rename_keys(line.values)
     line.removals = [(rename_path(path), value) for path, value in line.removals]
-    return tuple(dict.fromkeys(entry.warning for entry in [*used, *found]))
+    return tuple(dict.fromkeys(entry.warning for entry in [*used, *deprecations]))
 
 
 def _without_defaults(base: Layer, schema: Schema) -> Layer:
@@ -176,9 +176,9 @@ def _select_options(files: ConfigFiles, line: CommandLine) -> list[Layer]:
     for group, options in line.groups.items():
         named = {}
         for option in options:
-            found = files.select(group, option, replaced=tuple(line.groups))
-            layers += found
-            names = [_find_part_name(layer, group) for layer in found]
+            selected = files.select(group, option, replaced=tuple(line.groups))
+            layers += selected
+            names = [_find_part_name(layer, group) for layer in selected]
             named[option] = next(filter(None, reversed(names)), None)
         line.problems += _reject_several_parts(group, named)
     return layers
@@ -207,9 +207,9 @@ def _reject_several_parts(group: str, named: Mapping[str, str | None]) -> list[P
 def _remove(merged: Merged, line: CommandLine, default: Layer) -> list[Problem]:
     problems = []
     for path, value in line.removals:
-        found = lookup(merged.values, path)
-        if value is not None and value != found:
-            message = f"~{path}={value}: the value is {found!r}, so nothing is removed"
+        current = lookup(merged.values, path)
+        if value is not None and value != current:
+            message = f"~{path}={value}: the value is {current!r}, so nothing is removed"
             problems.append(Problem.from_message(message, "config.override", path))
         elif not merged.remove(path, default):
             near = did_you_mean(path, merged.origins)
@@ -219,7 +219,7 @@ def _remove(merged: Merged, line: CommandLine, default: Layer) -> list[Problem]:
 
 
 def _find_dotted_keys(layers: Sequence[Layer]) -> list[Problem]:
-    found = []
+    problems = []
     # YAML reads `OPTIMIZER.lr: 0.1` as one key with a dot, which no code would ever look up.
     for layer in layers:
         for path in _list_keys_with_dots(layer.values):
@@ -227,18 +227,18 @@ def _find_dotted_keys(layers: Sequence[Layer]) -> list[Problem]:
                 f"{path} ({layer.name}): a key with a dot; in files keys are nested, as in "
                 f"`{_write_nested(path)}`"
             )
-            found.append(Problem.from_message(message, "config.dotted_key", path))
-    return found
+            problems.append(Problem.from_message(message, "config.dotted_key", path))
+    return problems
 
 
 def _list_keys_with_dots(values: Mapping[Any, Any]) -> list[str]:
-    found = []
+    keys = []
     for key, value in values.items():
         if "." in str(key):
-            found.append(str(key))
+            keys.append(str(key))
         if isinstance(value, Mapping):
-            found += _list_keys_with_dots(value)
-    return found
+            keys += _list_keys_with_dots(value)
+    return keys
 
 
 def _write_nested(path: str) -> str:

@@ -42,7 +42,8 @@ def _holds_options(folder: Path) -> bool:
     if not folder.is_dir() or folder.resolve() == own.resolve():
         return False
     return any(
-        one.is_dir() and (one.name == EXPERIMENT or one.name.isupper()) for one in folder.iterdir()
+        child.is_dir() and (child.name == EXPERIMENT or child.name.isupper())
+        for child in folder.iterdir()
     )
 
 

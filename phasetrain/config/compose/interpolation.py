@@ -49,12 +49,12 @@ def resolve_interpolations(
     unreadable = {path: reason for path in wanted if (reason := _check_grammar(merged.get(path)))}
     if unreadable:
         # OmegaConf builds no tree with such a text in it.
-        return [*problems, *(_make_problem(merged, *one) for one in unreadable.items())]
+        return [*problems, *(_make_problem(merged, *entry) for entry in unreadable.items())]
     tree = OmegaConf.create(merged.values)
     # Derived values do not exist yet; this one is known.
     if lookup(merged.values, "RUN.name") is None:
         OmegaConf.update(tree, "RUN.name", run_name)
-    known = KnownPaths([*known_keys, *merged.origins])
+    paths = KnownPaths([*known_keys, *merged.origins])
     for path in wanted:
         if null := _find_null(tree, merged.get(path)):
             reason = f"{null} is null, or derived later; set {null}"
@@ -63,7 +63,7 @@ def resolve_interpolations(
         try:
             resolved = _resolve_path(tree, path)
         except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
-            reason = explain_interpolation_error(error, known.near)
+            reason = explain_interpolation_error(error, paths.near)
             problems.append(_make_problem(merged, path, reason))
             continue
         merged.replace(path, resolved)

@@ -63,8 +63,8 @@ def explain_file_error(error: Exception) -> str:
     """Return why a YAML file cannot be used."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         hint = _find_hint(_YAML_HINTS, str(error.problem))
-        found = f"line {error.problem_mark.line + 1} is not valid YAML: {error.problem}"
-        return f"{found}; {hint}".removesuffix("; ")
+        message = f"line {error.problem_mark.line + 1} is not valid YAML: {error.problem}"
+        return f"{message}; {hint}".removesuffix("; ")
     if isinstance(error, UnicodeDecodeError):
         byte = error.object[error.start]
         return f"byte {error.start + 1} (0x{byte:02x}) is not UTF-8; save the file as UTF-8"
@@ -84,7 +84,7 @@ def explain_defaults_error(error: Exception, groups: Sequence[str]) -> str:
     if unmatched is not None:
         path = unmatched["group"]
         # Without the slash, Hydra looks below the folder of the file.
-        group = next((one for one in groups if path.endswith(f"/{one}")), None)
+        group = next((name for name in groups if path.endswith(f"/{name}")), None)
         if group is not None:
             return (
                 f"defaults: `override {group}: ...` names no entry of the files that the list "

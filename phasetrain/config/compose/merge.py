@@ -223,8 +223,8 @@ class Merged:
         self._merge(self.values, nested, "", default.name)
 
     def _forget(self, path: str) -> None:
-        for known in [p for p in self.origins if p == path or p.startswith(f"{path}.")]:
-            del self.origins[known]
+        for leaf in [p for p in self.origins if p == path or p.startswith(f"{path}.")]:
+            del self.origins[leaf]
 
 
 def _read_short_form(schema: Schema, here: str, new: Any) -> Any:
@@ -270,21 +270,21 @@ def lookup(values: Mapping[str, Any], path: str) -> Any:
 
 def leaves(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return dotted path -> value of each leaf, in order; lists and empty mappings are leaves."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         here = join_path(path, key)
         if isinstance(value, Mapping) and value:
-            found |= leaves(value, here)
+            flat |= leaves(value, here)
         else:
-            found[here] = value
-    return found
+            flat[here] = value
+    return flat
 
 
 def origin_of(origins: Mapping[str, str], path: str) -> str:
     """Return the layer that set a path, or the first leaf below it; `""` if there is none."""
     if path in origins:
         return origins[path]
-    return next((layer for known, layer in origins.items() if known.startswith(f"{path}.")), "")
+    return next((layer for leaf, layer in origins.items() if leaf.startswith(f"{path}.")), "")
 
 
 def _may_be_absent(path: str) -> bool:

@@ -26,7 +26,7 @@ def format_overrides(config: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: a value that no config can hold.
     """
-    found = []
+    overrides = []
     for key, value in config.items():
         if isinstance(value, Mapping) and "." not in key:
             # Names that are not identifiers cannot be part of a dotted path.
@@ -35,12 +35,12 @@ def format_overrides(config: Mapping[str, Any]) -> list[str]:
                 f"{key}.{name}={format_literal(item, f'{key}.{name}')}"
                 for name, item in value.items()
             ]
-            found += each if plain else [f"{key}={format_literal(value, key)}"]
+            overrides += each if plain else [f"{key}={format_literal(value, key)}"]
         elif isinstance(value, str) and "." not in key:
-            found.append(f"{key}={value}")
+            overrides.append(f"{key}={value}")
         else:
-            found.append(f"{key}={format_literal(value, key)}")
-    return found
+            overrides.append(f"{key}={format_literal(value, key)}")
+    return overrides
 
 
 def format_literal(value: Any, path: str) -> str:
@@ -89,15 +89,15 @@ def key_of(word: str) -> str:
 
 def list_repeated(words: Sequence[str]) -> list[str]:
     """Return a sentence for each key that several overrides set to different values."""
-    given: dict[str, list[str]] = {}
+    values_by_key: dict[str, list[str]] = {}
     for word in words:
         value = word if is_file_word(word) else word.partition("=")[2]
         # Mappings are merged, and `~` removes on purpose what was set before.
         if not word.startswith("~") and not value.startswith("{"):
-            given.setdefault(key_of(word), []).append(value)
+            values_by_key.setdefault(key_of(word), []).append(value)
     return [
         f"{key} is given {len(values)} times ({', '.join(values)}); the last one counts"
-        for key, values in given.items()
+        for key, values in values_by_key.items()
         if len(set(values)) > 1
     ]
 

@@ -131,11 +131,11 @@ class _Reader:
             )
             self._add_problem(message, group, "config.unknown_file")
             return
-        known = self._files.options(group) if self._files.is_group(group) else []
-        unknown = [option for option in chosen if option not in known]
+        options = self._files.options(group) if self._files.is_group(group) else []
+        unknown = [option for option in chosen if option not in options]
         for option in unknown:
-            near = did_you_mean(option, known) or ";"
-            listed = ", ".join(known) or "none"
+            near = did_you_mean(option, options) or ";"
+            listed = ", ".join(options) or "none"
             more = ""
             if group == EXPERIMENT:
                 more = self._explain_experiments(option)

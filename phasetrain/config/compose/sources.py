@@ -94,8 +94,8 @@ class ConfigFiles:
 
     def groups(self) -> list[str]:
         """Return the folders with options, `experiment` first."""
-        found = {name for source in self._sources() for name in source.list("", ObjectType.GROUP)}
-        return sorted(found - {RECIPES}, key=lambda name: (name != EXPERIMENT, name))
+        names = {name for source in self._sources() for name in source.list("", ObjectType.GROUP)}
+        return sorted(names - {RECIPES}, key=lambda name: (name != EXPERIMENT, name))
 
     def options(self, group: str) -> list[str]:
         """Return the names of a group's options in order; those in sub-folders with their path
@@ -160,7 +160,7 @@ class ConfigFiles:
             try:
                 # prepend_hydra adds groups of Hydra itself, such as its launcher, which configure
                 # nothing here.
-                found = create_defaults_list(
+                defaults_list = create_defaults_list(
                     repository, _SELECTED, [], prepend_hydra=False, skip_missing=False
                 )
             except MissingConfigException as error:
@@ -179,7 +179,7 @@ class ConfigFiles:
                 return
             yield from (
                 (str(d.config_path), d.package or "")
-                for d in found.defaults
+                for d in defaults_list.defaults
                 if d.config_path != _SELECTED
             )
             return
@@ -238,9 +238,9 @@ class ConfigFiles:
             groups = [name] if self.is_group(name) else self.groups()
             text += explain_unknown_group(name, option, groups)
         else:
-            known = self.options(group)
-            near = did_you_mean(option, [*known, "_self_"]) or ";"
-            text += f"{near} options of {group}: {', '.join(known)}"
+            options = self.options(group)
+            near = did_you_mean(option, [*options, "_self_"]) or ";"
+            text += f"{near} options of {group}: {', '.join(options)}"
         self.problems.append(Problem.from_message(text, "config.missing_file", parent))
 
     def _reject_hidden(self, user: ConfigSource) -> None:
@@ -370,4 +370,4 @@ def _names(source: ConfigSource, group: str) -> Iterator[str]:
 
 def _name_parent(error: Exception) -> str:
     """Return the path of the file whose defaults list an error of Hydra is about, if it says."""
-    return next((found["parent"] for found in _PARENT.finditer(str(error))), "")
+    return next((match["parent"] for match in _PARENT.finditer(str(error))), "")

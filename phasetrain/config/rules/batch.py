@@ -18,7 +18,9 @@ def derive_batch_size(draft: ConfigDraft) -> None:
     if draft.get("DATA.TRAIN.dataset") != "mixed" or not isinstance(datasets, Mapping):
         return
     sizes: dict[str, Any] = {
-        label: one.get("batch_size") for label, one in datasets.items() if isinstance(one, Mapping)
+        label: section.get("batch_size")
+        for label, section in datasets.items()
+        if isinstance(section, Mapping)
     }
     # Whether each is a number, the dataset checks.
     if not sizes or any(type(size) is not int for size in sizes.values()):
@@ -137,11 +139,11 @@ def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> N
         )
     elif draft.check_divides(SHARDS, shards, BATCH, batch):
         for key in (MICRO, ACCUMULATE):
-            given = draft.get_given(key)
-            if given is not None:
+            value = draft.get_given(key)
+            if value is not None:
                 draft.reject(
                     key,
-                    f"{key} = {given} and DISTRIBUTED.reduction = 'ordered': it is derived from "
+                    f"{key} = {value} and DISTRIBUTED.reduction = 'ordered': it is derived from "
                     f"{SHARDS}; leave {key} out",
                 )
         processes = "1 process" if world_size == 1 else f"{world_size} processes"

@@ -91,9 +91,9 @@ def derive(
 def list_non_defaults(composed: Composed, schema: Schema) -> list[tuple[str, Any, str]]:
     """Return (path, value, layer) of each leaf that differs from its default, in the order of the
     keys."""
-    found = []
+    non_defaults = []
     for path, value in leaves(composed.config).items():
         key = schema.key(path)
         if key is None or value != key.default:
-            found.append((path, value, origin_of(composed.origins, path)))
-    return found
+            non_defaults.append((path, value, origin_of(composed.origins, path)))
+    return non_defaults

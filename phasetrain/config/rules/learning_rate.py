@@ -15,10 +15,10 @@ def scale_learning_rate(draft: ConfigDraft) -> None:
     """Multiply OPTIMIZER.lr as auto_lr_scaling says. auto_lr_scaling is null afterwards, so that a
     config written by this run is not scaled again."""
     optimizer = draft.config["OPTIMIZER"]
-    given = optimizer["auto_lr_scaling"]
-    if given is None or not fits_section(LrScalingSection, given):
+    scaling = optimizer["auto_lr_scaling"]
+    if scaling is None or not fits_section(LrScalingSection, scaling):
         return  # other keys and types are reported by the validation
-    section = read_section(LrScalingSection, given)
+    section = read_section(LrScalingSection, scaling)
     factor, why = lr_factor(section, draft.config["DATA"]["TRAIN"]["batch_size"])
     draft.set("OPTIMIZER.lr", optimizer["lr"] * factor, why)
     draft.set("OPTIMIZER.auto_lr_scaling", None, "it is in OPTIMIZER.lr")

@@ -35,22 +35,22 @@ def derive_precision(draft: ConfigDraft) -> None:
 def derive_compile(draft: ConfigDraft) -> None:
     """Complete MACHINE.compile, and reject settings with which results vary between attempts, or
     batches vary in size."""
-    given = draft.config["MACHINE"]["compile"]
-    if given is False:
+    settings = draft.config["MACHINE"]["compile"]
+    if settings is False:
         draft.config["MACHINE"]["compile"] = None
-    if given in (None, False):
+    if settings in (None, False):
         return
-    if given is True:
-        given = {}
-    if isinstance(given, str):
-        given = {"backend": given}
-    if not fits_section(CompileSection, given):
+    if settings is True:
+        settings = {}
+    if isinstance(settings, str):
+        settings = {"backend": settings}
+    if not fits_section(CompileSection, settings):
         return  # reported by the validation
     defaults = {name: key.default for name, key in section_keys(CompileSection, _COMPILE).items()}
-    complete = {**defaults, **given}
-    found = len(draft.problems)
+    complete = {**defaults, **settings}
+    problem_count = len(draft.problems)
     _check_compile(draft, complete)
-    if len(draft.problems) == found and complete != draft.config["MACHINE"]["compile"]:
+    if len(draft.problems) == problem_count and complete != draft.config["MACHINE"]["compile"]:
         draft.set(_COMPILE, complete, "completed with the defaults")
 
 

@@ -19,12 +19,12 @@ _NAME = re.compile(r"[\w.+-]+")
 def derive_length(draft: ConfigDraft) -> None:
     """Keep one of PHASES.epochs, updates, samples and stages, as set in the highest layer."""
     phases = draft.config["PHASES"]
-    given = {
+    ranks = {
         key: draft.rank_of(f"PHASES.{key}")
         for key in (*LENGTHS, "stages")
         if phases[key] is not None and phases[key] != []
     }
-    if not given:
+    if not ranks:
         engine = draft.config["RUN"]["engine"]
         # A test builds the plan of the run for the facts in it, if there is training data.
         if engine != "extract" and (engine != "test" or draft.get("DATA.TRAIN.dataset")):
@@ -34,14 +34,14 @@ def derive_length(draft: ConfigDraft) -> None:
                 "config.missing_value",
             )
         return
-    highest = [key for key, rank in given.items() if rank == max(given.values())]
+    highest = [key for key, rank in ranks.items() if rank == max(ranks.values())]
     winner = f"PHASES.{highest[0]}"
     if len(highest) > 1:
         both = " and ".join(f"PHASES.{key} = {phases[key]}" for key in highest)
         draft.reject(winner, f"{both} are both set ({draft.layer_of(winner)}); keep one of them")
         return
     reason = f"{winner} = {phases[highest[0]]} ({draft.layer_of(winner)})"
-    for key in given.keys() - set(highest):
+    for key in ranks.keys() - set(highest):
         path = f"PHASES.{key}"
         unset: list[Any] | None = [] if key == "stages" else None
         draft.set(path, unset, f"{reason} takes precedence over {draft.layer_of(path)}")

@@ -10,22 +10,22 @@ from phasetrain.errors import did_you_mean
 
 def check_splits(draft: ConfigDraft) -> None:
     """Reject names of splits that DATA does not have, and a split for which no loss is left."""
-    known = [name for name in draft.config["DATA"] if is_split(name)]
+    splits = [name for name in draft.config["DATA"] if is_split(name)]
     for path, names in _list_selections(draft):
         if not names:
             draft.reject(
                 path,
-                f"{path} = []: expected at least one of {', '.join(known)}; leave it out for all",
+                f"{path} = []: expected at least one of {', '.join(splits)}; leave it out for all",
             )
         for name in names:
-            if name not in known:
-                near = did_you_mean(name, known) or ";"
+            if name not in splits:
+                near = did_you_mean(name, splits) or ";"
                 draft.reject(
                     path,
-                    f"{path} = {name!r}: DATA has no such split{near} it has {', '.join(known)}",
+                    f"{path} = {name!r}: DATA has no such split{near} it has {', '.join(splits)}",
                     "config.unknown_split",
                 )
-    _check_loss_of_each_split(draft, known)
+    _check_loss_of_each_split(draft, splits)
 
 
 def _list_selections(draft: ConfigDraft) -> Iterator[tuple[str, list[str]]]:
@@ -48,7 +48,7 @@ def _list_losses(draft: ConfigDraft) -> Mapping[str, Any]:
 def _check_loss_of_each_split(draft: ConfigDraft, splits: list[str]) -> None:
     losses = _list_losses(draft).values()
     for split in splits if losses else ():
-        selected = [(one or {}).get("splits") for one in losses]
+        selected = [(loss or {}).get("splits") for loss in losses]
         if all(names is not None and split not in names for names in selected):
             draft.reject(
                 "LOSS.losses",

@@ -158,8 +158,8 @@ def section_keys(section: Any, path: str) -> Mapping[str, Key]:
 
 def fits_section(section: Any, values: Mapping[str, Any]) -> bool:
     """Return whether a mapping has keys of a section only, each with a value of its type."""
-    known = section_keys(section, "")
-    return all(name in known and known[name].type.fits(value) for name, value in values.items())
+    keys = section_keys(section, "")
+    return all(name in keys and keys[name].type.fits(value) for name, value in values.items())
 
 
 def read_section(kind: type[S], values: Mapping[str, Any]) -> S:

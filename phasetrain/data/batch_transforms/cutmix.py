@@ -43,8 +43,8 @@ class CutMix(PairMixing):
             ValueError: the input is not a tensor `(N, C, H, W)`.
         """
         if not isinstance(value, Tensor) or value.ndim != 4:
-            given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"the input has to be images (N, C, H, W), and is {given}")
+            received = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"the input has to be images (N, C, H, W), and is {received}")
         height, width = value.shape[2:]
         rows = _draw_spans(height, shares, random)
         columns = _draw_spans(width, shares, random)

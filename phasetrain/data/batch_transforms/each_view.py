@@ -34,7 +34,9 @@ class EachView(OneOf):
         weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__(transforms, weights)
-        if others := [one for one in self.transforms if not isinstance(one, PairMixing)]:
+        if others := [
+            transform for transform in self.transforms if not isinstance(transform, PairMixing)
+        ]:
             raise ValueError(
                 f"transforms = {type(others[0]).__name__}: expected transforms of pairs, such as "
                 "mixup and cutmix"

@@ -104,8 +104,8 @@ def blend_pairs(one: Tensor, partners: Tensor, shares: NDArray[np.float64]) -> T
         ValueError: the tensor is not of floats.
     """
     if not one.is_floating_point():
-        kind = str(one.dtype).removeprefix("torch.")
-        raise ValueError(f"the input has to be floats, and is {kind}; convert it with a transform")
+        dtype = str(one.dtype).removeprefix("torch.")
+        raise ValueError(f"the input has to be floats, and is {dtype}; convert it with a transform")
     weight = torch.from_numpy(shares).to(one.device, one.dtype, non_blocking=True)
     # lerp returns its second argument exactly at weight 1, so an unmixed sample keeps its bits.
     return torch.lerp(one[partners], one, weight.view(-1, *[1] * (one.ndim - 1)))

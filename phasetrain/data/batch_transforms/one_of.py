@@ -29,16 +29,16 @@ class OneOf(PairTransform):
         weights: Sequence[float] | None = None,
         classes: int | None = None,
     ) -> None:
-        given = [1.0] * len(transforms) if weights is None else list(weights)
-        if len(given) != len(transforms) or min(given, default=0.0) < 0 or not sum(given):
+        shares = [1.0] * len(transforms) if weights is None else list(weights)
+        if len(shares) != len(transforms) or min(shares, default=0.0) < 0 or not sum(shares):
             raise ValueError(
-                f"weights = {given}: expected one nonnegative number for each of "
+                f"weights = {shares}: expected one nonnegative number for each of "
                 f"{len(transforms)} transforms, not all 0"
             )
         self.transforms = [
             _build_transform(item, number, classes) for number, item in enumerate(transforms)
         ]
-        self.weights = np.array(given) / sum(given)
+        self.weights = np.array(shares) / sum(shares)
 
     def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
         """Return the result of the chosen transform."""

@@ -133,14 +133,14 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
         """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs,
         `channels`."""
         shape = tuple(self.inputs.shape[1:])
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "classes": self.classes,
             "class_names": self.class_names,
             "input_shape": shape,
         }
         if len(shape) == 3:
-            return found | {"channels": shape[0]}
-        return found
+            return facts | {"channels": shape[0]}
+        return facts
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over type, shape and bytes of inputs, targets and groupings."""

@@ -29,8 +29,8 @@ class ByteCounts(Sequence[int]):
 
     def __getitem__(self, token: int | slice) -> int | list[int]:
         if isinstance(token, slice):
-            found: list[int] = self.counts[token].tolist()
-            return found
+            values: list[int] = self.counts[token].tolist()
+            return values
         return int(self.counts[token])
 
     def __iter__(self) -> Iterator[int]:

@@ -130,14 +130,14 @@ class FileList(Dataset[tuple[Tensor, Any]]):
     def facts(self) -> Mapping[str, Any]:
         """Return `channels` and, if they are known, `classes`, `class_names` and `input_shape`."""
         channels = CHANNELS[self.mode]
-        found: dict[str, Any] = {"channels": channels}
+        facts: dict[str, Any] = {"channels": channels}
         if self.classes is not None:
-            found["classes"] = self.classes
+            facts["classes"] = self.classes
         if self.class_names:
-            found["class_names"] = self.class_names
+            facts["class_names"] = self.class_names
         if self.size is not None:
-            found["input_shape"] = (channels, self.size, self.size)
-        return found
+            facts["input_shape"] = (channels, self.size, self.size)
+        return facts
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the ordered paths and labels; images are not read."""
@@ -148,22 +148,22 @@ class FileList(Dataset[tuple[Tensor, Any]]):
             digest.update(np.ascontiguousarray(self.targets).data)
         return digest.hexdigest()
 
-    def _number_labels(self, given: NDArray[Any]) -> NDArray[Any]:
+    def _number_labels(self, labels: NDArray[Any]) -> NDArray[Any]:
         """Return classes as int64 `(N,)`, or a table as float32 `(N, K)`, and set the classes."""
-        if given.ndim == 2 and given.shape[1] > 1:
-            self.classes = self.classes or given.shape[1]
-            return given.astype(np.float32)
-        given = given.reshape(len(given))
-        if given.dtype.kind in "iu":
-            found: NDArray[Any] = given.astype(np.int64)
-            self.classes = self.classes or int(found.max()) + 1
-            if not -1 <= int(found.min()) <= int(found.max()) < self.classes:
+        if labels.ndim == 2 and labels.shape[1] > 1:
+            self.classes = self.classes or labels.shape[1]
+            return labels.astype(np.float32)
+        labels = labels.reshape(len(labels))
+        if labels.dtype.kind in "iu":
+            classes: NDArray[Any] = labels.astype(np.int64)
+            self.classes = self.classes or int(classes.max()) + 1
+            if not -1 <= int(classes.min()) <= int(classes.max()) < self.classes:
                 raise ValueError(
-                    f"classes = {self.classes}: labels are {found.min()} to {found.max()}; "
+                    f"classes = {self.classes}: labels are {classes.min()} to {classes.max()}; "
                     "expected 0 to classes - 1, or -1 for samples that count nowhere"
                 )
-            return found
-        names = [str(one) for one in given]
+            return classes
+        names = [str(label) for label in labels]
         self.class_names = self.class_names or tuple(sorted(set(names)))
         numbers = {name: number for number, name in enumerate(self.class_names)}
         if unknown := sorted(set(names) - set(numbers)):
@@ -177,27 +177,27 @@ def _read_list(path: str, key: str) -> NDArray[Any]:
     file = Path(path)
     try:
         if file.suffix == ".npy":
-            found: NDArray[Any] = np.load(file, allow_pickle=False)
+            entries: NDArray[Any] = np.load(file, allow_pickle=False)
         elif file.suffix == ".json":
-            found = np.array(json.loads(file.read_text()))
+            entries = np.array(json.loads(file.read_text()))
         else:
-            found = np.array(file.read_text().splitlines())
+            entries = np.array(file.read_text().splitlines())
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{key} = {path!r} cannot be read: {error}; expected .npy with an array of texts or "
             "numbers, .json with a list, or lines of text"
         ) from error
-    if found.dtype == object or found.ndim not in (1, 2) or len(found) == 0:
+    if entries.dtype == object or entries.ndim not in (1, 2) or len(entries) == 0:
         raise ValueError(f"{key} = {path!r}: expected a list with one entry per image")
-    return found
+    return entries
 
 
 def _replace_prefix(paths: NDArray[Any], prefixes: Sequence[str] | None) -> list[str]:
-    found = [str(path) for path in paths.reshape(len(paths), -1)[:, 0]]
+    new_paths = [str(path) for path in paths.reshape(len(paths), -1)[:, 0]]
     if prefixes is None:
-        return found
+        return new_paths
     before, after = prefixes
-    for at, path in enumerate(found):
+    for at, path in enumerate(new_paths):
         if path.startswith(before):
-            found[at] = after + path.removeprefix(before)
-    return found
+            new_paths[at] = after + path.removeprefix(before)
+    return new_paths

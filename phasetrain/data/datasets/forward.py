@@ -231,16 +231,16 @@ class ForwardDataset(Dataset[Any]):
 
     def _read_next(self) -> Any:
         """Return the next sample, of the next pass if this one has ended."""
-        found = self._next_or_end()
-        if found is END:
+        sample = self._next_or_end()
+        if sample is END:
             self._iterator = None
             self._passes += 1
-            found = self._next_or_end()
-        if found is END:
+            sample = self._next_or_end()
+        if sample is END:
             self._restart()
             raise ValueError(f"{type(self.dataset).__name__} yields no samples")
         self._next += 1
-        return found
+        return sample
 
     def _next_or_end(self) -> Any:
         try:
@@ -259,8 +259,8 @@ class ForwardDataset(Dataset[Any]):
 
 
 def _name_class(dataset: Any) -> str:
-    kind = type(dataset)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    dataset_type = type(dataset)
+    return f"{dataset_type.__module__}.{dataset_type.__qualname__}"
 
 
 END = object()

@@ -93,9 +93,9 @@ def read_idx(content: bytes, source: str) -> NDArray[Any]:
     if content[:2] == GZIP_MAGIC:
         content = _decompress(content, source)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
-        found = content[:4].hex(" ") or "(none)"
+        start = content[:4].hex(" ") or "(none)"
         raise ValueError(
-            f"{source!r} is not an IDX file: it starts with the bytes {found}, expected 00 00, a "
+            f"{source!r} is not an IDX file: it starts with the bytes {start}, expected 00 00, a "
             "type from 08 to 0e and the number of dimensions"
         )
     dtype = np.dtype(IDX_TYPES[content[2]])

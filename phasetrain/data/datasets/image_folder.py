@@ -81,14 +81,14 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def facts(self) -> Mapping[str, Any]:
         """Return `classes`, `class_names`, `channels` and, if `size` is set, `input_shape`."""
         channels = CHANNELS[self.mode]
-        found = {
+        facts = {
             "classes": len(self.class_names),
             "class_names": self.class_names,
             "channels": channels,
         }
         if self.size is None:
-            return found
-        return found | {"input_shape": (channels, self.size, self.size)}
+            return facts
+        return facts | {"input_shape": (channels, self.size, self.size)}
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the ordered samples: path below `path`, size in bytes, class."""
@@ -136,13 +136,13 @@ def _check_class_names(folders: Sequence[str], class_names: Sequence[str], path:
 def _list_images(path: str, name: str) -> list[str]:
     # Sorted, because file systems list a folder in different orders, and an index must always mean
     # the same sample.
-    found = sorted(_walk_images(path, name))
-    if not found:
+    images = sorted(_walk_images(path, name))
+    if not images:
         raise ValueError(
             f"path = {path!r}: the class folder {name!r} has no images; expected files ending in "
             f"{' '.join(EXTENSIONS)}"
         )
-    return found
+    return images
 
 
 def _walk_images(path: str, name: str) -> Iterator[str]:

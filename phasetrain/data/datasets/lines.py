@@ -32,10 +32,10 @@ class LineFiles(FileStream):
 
     def read(self, shard: int, start: int) -> Iterator[bytes]:
         """Yield the lines of a file from line `start`, including their line ends."""
-        one = self.shards[shard]
+        entry = self.shards[shard]
         # In binary mode: an offset in bytes is only valid without decoding and line end conversion.
-        with open(one.local_path(), "rb") as file:
-            file.seek(one.places[start // STRIDE])
+        with open(entry.local_path(), "rb") as file:
+            file.seek(entry.places[start // STRIDE])
             for _ in range(start % STRIDE):
                 file.readline()
             yield from file
@@ -95,34 +95,34 @@ class Lines(StreamDataset):
         text = line.rstrip(b"\r\n").decode()
         if self.form == "text":
             return text, None
-        found = json.loads(text)
-        if not isinstance(found, dict):
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
             raise ValueError(  # noqa: TRY004 - bad data
-                f"its line is {type(found).__name__}, expected a JSON object"
+                f"its line is {type(fields).__name__}, expected a JSON object"
             )
         for name, key in (("input_key", self.input_key), ("target_key", self.target_key)):
-            if key is not None and key not in found:
-                near = did_you_mean(key, found) or ";"
-                known = ", ".join(map(repr, found)) or "nothing"
+            if key is not None and key not in fields:
+                near = did_you_mean(key, fields) or ";"
+                names = ", ".join(map(repr, fields)) or "nothing"
                 raise MissingValueError(
-                    f"{name} = {key!r}: its line has no {key!r}{near} it has {known}"
+                    f"{name} = {key!r}: its line has no {key!r}{near} it has {names}"
                 )
-        value = found[self.input_key]
+        value = fields[self.input_key]
         if isinstance(value, list | int | float):
             value = torch.tensor(value, dtype=TYPES[self.dtype])
-        return value, None if self.target_key is None else _to_target(found[self.target_key])
+        return value, None if self.target_key is None else _to_target(fields[self.target_key])
 
     def facts(self) -> dict[str, Any]:
         """Return `classes` if set, and `input_shape` and `channels` of the first line."""
-        found: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
+        facts: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
         try:
             first = self[0][0]
         except (ValueError, TypeError):  # reported when the sample is read, by `on_bad_sample`
-            return found
+            return facts
         if not isinstance(first, torch.Tensor):
-            return found
+            return facts
         shape = tuple(first.shape)
-        return found | {"input_shape": shape} | ({"channels": shape[0]} if len(shape) == 3 else {})
+        return facts | {"input_shape": shape} | ({"channels": shape[0]} if len(shape) == 3 else {})
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the files in order: name below their common folder, size, number
@@ -152,8 +152,8 @@ def index_lines(path: str) -> tuple[int, list[int]]:
 
 def _to_target(value: Any) -> Any:
     if isinstance(value, float) or (isinstance(value, list) and value):
-        found = torch.tensor(value)
-        if found.is_floating_point():
-            return found.float()
-        return found
+        tensor = torch.tensor(value)
+        if tensor.is_floating_point():
+            return tensor.float()
+        return tensor
     return value

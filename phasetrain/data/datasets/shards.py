@@ -116,24 +116,24 @@ def find_files(files: str | Sequence[str]) -> list[str]:
         ConfigError: a store cannot list its files.
         RemoteError: it cannot be reached.
     """
-    found = []
+    matches = []
     for pattern in [files] if isinstance(files, str) else files:
         paths = _match_pattern(strip_file_scheme(pattern))
         if not paths:
             raise ValueError(f"files = {pattern!r}: no file has this name or matches this pattern")
-        found += paths
-    return list(dict.fromkeys(found))
+        matches += paths
+    return list(dict.fromkeys(matches))
 
 
 def _match_pattern(pattern: str) -> list[str]:
     if is_url(pattern):
-        return [path for one in expand_braces(pattern) for path in list_urls(one)]
+        return [path for alternative in expand_braces(pattern) for path in list_urls(alternative)]
     # First as it is: a folder of this machine may have braces in its name.
     for patterns in ([pattern], expand_braces(pattern)):
         matches = [
             path
-            for one in patterns
-            for path in sorted(glob(one, recursive=True))  # noqa: PTH207 - `**` of any path
+            for alternative in patterns
+            for path in sorted(glob(alternative, recursive=True))  # noqa: PTH207 - `**` of any path
             if Path(path).is_file()
         ]
         if matches:
@@ -175,15 +175,15 @@ def index_files(
         ConfigError: the index file is something else.
         OSError: a file cannot be read, or the index cannot be written.
     """
-    known = _read_index(index, kind, stride)
+    entries = _read_index(index, kind, stride)
     shards = []
     for path in paths:
         if is_url(path):
-            shards.append(_index_url(path, known.get(strip_secrets(path)), places))
+            shards.append(_index_url(path, entries.get(strip_secrets(path)), places))
         else:
-            shards.append(_index_path(path, known.get(path), places))
+            shards.append(_index_path(path, entries.get(path), places))
     if index is not None and any(
-        known.get(shard.name) != _without_secrets(shard) for shard in shards
+        entries.get(shard.name) != _without_secrets(shard) for shard in shards
     ):
         content = {
             "format": FORMAT,
@@ -251,8 +251,8 @@ def _read_index(index: str | None, kind: str, stride: int) -> Mapping[str, Index
         if (content["format"], content.get("kind"), content["stride"]) != (FORMAT, kind, stride):
             return {}
         return {
-            one["path"]: IndexedFile(**{**one, "places": tuple(one["places"])})
-            for one in content["files"]
+            entry["path"]: IndexedFile(**{**entry, "places": tuple(entry["places"])})
+            for entry in content["files"]
         }
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -116,7 +116,9 @@ class StreamDataset(Dataset[Any]):
     def _open_reader(self, index: int) -> tuple[Iterator[Any], int]:
         shard, at = locate_part(self._begins, index)
         begin = index - min(at, self._skip)
-        near = max((place for place in self._readers if begin <= place < index), default=None)
+        near = max(
+            (position for position in self._readers if begin <= position < index), default=None
+        )
         if near is not None:
             reader, end = self._readers.pop(near)
             try:

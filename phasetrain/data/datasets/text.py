@@ -113,14 +113,14 @@ class PackedTokens(TensorSamples):
     def facts(self) -> Mapping[str, Any]:
         """Return `vocabulary`, which is also the number of `classes`, `context`, and `token_bytes`
         if it is known."""
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "vocabulary": self.vocabulary,
             "classes": self.vocabulary,
             "context": self.context,
         }
         if self.token_bytes is not None:
-            found["token_bytes"] = self.token_bytes
-        return found
+            facts["token_bytes"] = self.token_bytes
+        return facts
 
 
 @DATASETS.register("text")

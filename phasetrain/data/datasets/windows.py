@@ -82,8 +82,8 @@ def make_windows(pattern: str, of: Mapping[str, Any], parameter: str = "path") -
     Raises:
         ValueError: nothing matches, or `of` has no dataset.
     """
-    found = sorted(glob(pattern))  # noqa: PTH207 - a pattern may be absolute
-    if not found:
+    paths = sorted(glob(pattern))  # noqa: PTH207 - a pattern may be absolute
+    if not paths:
         raise ValueError(
             f"pattern = {pattern!r}: nothing matches; expected a folder or file for each window"
         )
@@ -92,5 +92,5 @@ def make_windows(pattern: str, of: Mapping[str, Any], parameter: str = "path") -
     params = {key: value for key, value in of.items() if key != "dataset"}
     where = "DATA.*.of"
     return Windows(
-        [DATASETS.build(of["dataset"], {**params, parameter: path}, where=where) for path in found]
+        [DATASETS.build(of["dataset"], {**params, parameter: path}, where=where) for path in paths]
     )

@@ -74,7 +74,7 @@ def _stack_inputs(inputs: Sequence[Any]) -> Any:
 
 def _check_shapes(inputs: Sequence[Any]) -> None:
     """Raise UnequalShapesError if tensors differ in shape."""
-    shapes = [tuple(one.shape) if isinstance(one, Tensor) else None for one in inputs]
+    shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for value in inputs]
     odd = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), None)
     if odd is not None:
         raise UnequalShapesError(
@@ -134,9 +134,9 @@ class PadCollate:
     def select_names(self, sample: Any) -> "PadCollate":
         """Return the function for inputs like `sample` without targets: the names that only targets
         have are left out of `fields` and `lists`."""
-        known = sample.keys() if isinstance(sample, Mapping) else ()
-        fields = None if self.fields is None else tuple(one for one in self.fields if one in known)
-        return replace(self, fields=fields, lists=tuple(one for one in self.lists if one in known))
+        keys = sample.keys() if isinstance(sample, Mapping) else ()
+        fields = None if self.fields is None else tuple(key for key in self.fields if key in keys)
+        return replace(self, fields=fields, lists=tuple(key for key in self.lists if key in keys))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of samples whose inputs are tensors `(L, ...)`, or mappings of tensors
@@ -173,13 +173,13 @@ class PadCollate:
 
     def _check_names(self, first: Any, target: Any) -> None:
         """Reject names of `fields` and `lists` that a sample does not have."""
-        known = [name for side in (first, target) if isinstance(side, Mapping) for name in side]
+        names = [name for side in (first, target) if isinstance(side, Mapping) for name in side]
         for name in (*(self.fields or ()), *self.lists):
-            if name not in known:
-                near = did_you_mean(name, known) or "."
+            if name not in names:
+                near = did_you_mean(name, names) or "."
                 raise ValueError(
                     f"there is no field {name!r} in inputs or targets{near} There are "
-                    f"{', '.join(known) or 'none, since neither is a mapping'}"
+                    f"{', '.join(names) or 'none, since neither is a mapping'}"
                 )
 
     def _pad_mapping(
@@ -190,7 +190,7 @@ class PadCollate:
         default: float,
     ) -> dict[str, Any]:
         """Return the batch of mappings; `default` pads the entries that `value` does not name."""
-        found: dict[str, Any] = {}
+        batch: dict[str, Any] = {}
         by_name = value if isinstance(value, Mapping) else {}
         for key in by_name:
             if key not in samples[0]:
@@ -203,14 +203,14 @@ class PadCollate:
             default = value
         masks: dict[str, Tensor] = {}
         for key in samples[0]:
-            values = [one.get(key) for one in samples]
+            values = [sample.get(key) for sample in samples]
             if key in self.lists:
-                found[key] = values
+                batch[key] = values
             elif not self._pads(key, values):
-                found[key] = _collate_values(values, f"{what} {key!r}", key)
+                batch[key] = _collate_values(values, f"{what} {key!r}", key)
             else:
                 padding = by_name.get(key, default)
-                found[key], masks[key] = self._pad_tensors(values, f"{what} {key!r}", padding)
+                batch[key], masks[key] = self._pad_tensors(values, f"{what} {key!r}", padding)
         if self.fields is not None and masks and self.mask in samples[0]:
             raise ValueError(
                 f"mask = {self.mask!r}: the {what} have a field of that name; set another name for "
@@ -218,8 +218,8 @@ class PadCollate:
             )
         if self.mask is not None and self.mask not in samples[0] and masks:
             ordered = [name for name in self.fields or masks if name in masks]
-            found[self.mask] = masks[ordered[0]]
-        return found
+            batch[self.mask] = masks[ordered[0]]
+        return batch
 
     def _pads(self, key: str, values: Sequence[Any]) -> bool:
         """Return whether the values of a field are padded."""
@@ -234,13 +234,15 @@ class PadCollate:
                 f"{what} are {describe_form(values[0])}, expected tensors of at least one dimension"
             )
         first = values[0]
-        odd = next((at for at, one in enumerate(values) if one.shape[1:] != first.shape[1:]), None)
+        odd = next(
+            (at for at, tensor in enumerate(values) if tensor.shape[1:] != first.shape[1:]), None
+        )
         if odd is not None:
             raise ValueError(
                 f"{what}: sample {odd} of the batch has shape {tuple(values[odd].shape)}, the "
                 f"first has {tuple(first.shape)}; only the first dimension is padded"
             )
-        lengths = torch.tensor([len(one) for one in values])
+        lengths = torch.tensor([len(tensor) for tensor in values])
         return pad_sequence(list(values), batch_first=True, padding_value=value), (
             torch.arange(int(lengths.max())) < lengths[:, None]
         )
@@ -251,7 +253,7 @@ def _collect_lists(samples: Sequence[Any]) -> Any:
 
 
 def _are_sequences(values: Sequence[Any]) -> bool:
-    return all(isinstance(one, Tensor) and one.ndim > 0 for one in values)
+    return all(isinstance(value, Tensor) and value.ndim > 0 for value in values)
 
 
 def collate_targets(values: Sequence[Any]) -> Any:
@@ -275,7 +277,7 @@ def _collate_values(values: Sequence[Any], what: str, field: str | None = None) 
         _check_field(values, what, field)
     elif isinstance(values[0], Mapping):
         for name in values[0]:
-            _check_field([one.get(name) for one in values], f"{what} {name!r}", name)
+            _check_field([mapping.get(name) for mapping in values], f"{what} {name!r}", name)
     try:
         return default_collate(list(values))
     except TypeError as error:
@@ -289,7 +291,7 @@ def _collate_values(values: Sequence[Any], what: str, field: str | None = None) 
 
 def _check_field(values: Sequence[Any], what: str, field: Any) -> None:
     """Raise ValueError if tensors of a named field differ in shape."""
-    shapes = [tuple(one.shape) if isinstance(one, Tensor) else None for one in values]
+    shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for value in values]
     odd = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), None)
     if odd is not None and None not in shapes:
         raise ValueError(

@@ -78,16 +78,16 @@ class CustomLoaderSpec:
         # Built once on trial: an unsuitable loader is rejected before the first update, not after
         # it.
         loader = make(0)
-        kind = type(loader).__name__
+        name = type(loader).__name__
         if not isinstance(loader, Iterable) or not isinstance(loader, Sized) or not len(loader):
             raise ConfigError(
-                f"{where}.loader: it returned {kind}, expected an iterable of batches whose length "
+                f"{where}.loader: it returned {name}, expected an iterable of batches whose length "
                 "is the number of batches per epoch, such as torch's DataLoader",
                 code="config.invalid_loader",
             )
         if not isinstance(loader, ResumableLoader) and not fast_forward:
             raise ConfigError(
-                f"{where}.loader: {kind} has no state_dict and load_state_dict, so a run could not "
+                f"{where}.loader: {name} has no state_dict and load_state_dict, so a run could not "
                 "resume within an epoch; use one that has, such as "
                 "torchdata.stateful_dataloader.StatefulDataLoader, or set "
                 f"{where}.fast_forward=true, which reads and drops the batches before",
@@ -248,34 +248,34 @@ class CustomLoader(PhaseLoader):
         self, loaded: Mapping[str, Any] | None, phase: Phase, place: int
     ) -> Mapping[str, Any]:
         """Return the state of the loader in a checkpoint if it belongs to a position."""
-        found = "no state of it"
+        saved = "no state of it"
         if loaded is not None:
             position = (loaded["epoch"], loaded["batches"], loaded["processes"])
             if position == (phase.epoch, place, self.spec.processes):
                 state: Mapping[str, Any] = loaded["loader"]
                 return state
-            found = f"batch {position[1]} of epoch {position[0]} with a world size of {position[2]}"
+            saved = f"batch {position[1]} of epoch {position[0]} with a world size of {position[2]}"
         raise ChangedError(
             f"{self.spec.where}.loader has to resume at batch {place} of epoch {phase.epoch} with "
-            f"a world size of {self.spec.processes}, and the checkpoint has {found}; resume with "
+            f"a world size of {self.spec.processes}, and the checkpoint has {saved}; resume with "
             "the old world size and batch size, or from a checkpoint at the end of an epoch",
             code="resume.loader_position",
         )
 
     def _fetch_batch(self, phase: Phase) -> Batch:
-        epoch, place = self._at
+        epoch, index = self._at
         assert self._batches is not None, "no iteration is running"
         with preserve_generators():
-            reseed_all(self._derive_seed(phase.data, epoch, place))
-            found = next(self._batches, None)
-        if found is None:
+            reseed_all(self._derive_seed(phase.data, epoch, index))
+            batch = next(self._batches, None)
+        if batch is None:
             raise SampleError(
-                f"{self.spec.where}.loader ends after {place} batches of an epoch, and its length "
+                f"{self.spec.where}.loader ends after {index} batches of an epoch, and its length "
                 f"is {self.spec.length}",
                 code="data.loader_length",
             )
-        self._at = epoch, place + 1
-        return self._make_batch(found, place)
+        self._at = epoch, index + 1
+        return self._make_batch(batch, index)
 
     def _make_batch(self, found: Any, place: int) -> Batch:
         """Return a batch in the form of the task; its ids are the positions of its samples on this

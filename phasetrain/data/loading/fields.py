@@ -127,11 +127,11 @@ class FieldSelection:
         where = f"{self.where}.{key}"
         if isinstance(sample, Mapping):
             if name not in sample:
-                known = [str(one) for one in sample]
-                near = did_you_mean(str(name), known) or ";"
+                names = [str(entry) for entry in sample]
+                near = did_you_mean(str(name), names) or ";"
                 raise ValueError(
                     f"{where} = {name!r}: the sample has no such key{near} it has "
-                    f"{', '.join(known) or 'nothing'}"
+                    f"{', '.join(names) or 'nothing'}"
                 )
             return sample[name]
         if not isinstance(sample, list | tuple):
@@ -152,11 +152,11 @@ class FieldSelection:
         advice = ""
         if isinstance(sample, Mapping | list | tuple):
             if isinstance(sample, Mapping):
-                known = ", ".join(map(repr, sample))
+                choices = ", ".join(map(repr, sample))
             else:
-                known = f"0 to {len(sample) - 1}"
+                choices = f"0 to {len(sample) - 1}"
             advice = (
-                f"; select its values with {self.where}.inputs and {self.where}.targets: {known}"
+                f"; select its values with {self.where}.inputs and {self.where}.targets: {choices}"
             )
         raise TypeError(
             f"the dataset returns {describe_form(sample)}, expected a pair (input, target){advice}"

@@ -111,12 +111,12 @@ class PhaseLoader:
 
     def stateful(self) -> dict[str, Any]:
         """Return the objects with state by the suffix of the split's name in a checkpoint."""
-        found: dict[str, Any] = {}
+        by_suffix: dict[str, Any] = {}
         if self.bad is not None:
-            found[""] = self.bad
+            by_suffix[""] = self.bad
         if (stream := self._get_stream_position()) is not None:
-            found[".stream"] = stream
-        return found
+            by_suffix[".stream"] = stream
+        return by_suffix
 
     def read(self, draw: Draw) -> Batch:
         """Return the batch of a draw, read in this process; fully masked if all samples are

@@ -210,12 +210,12 @@ class SampleReader(Dataset[Batch]):
         )
 
     def _read_batch(self, draw: Draw) -> Batch:
-        stacked, found = self._transform_rest(draw, self._read_watched(draw))
+        stacked, unstacked = self._transform_rest(draw, self._read_watched(draw))
         ids = torch.from_numpy(draw.indices)
-        samples: Sequence[Any] = found
+        samples: Sequence[Any] = unstacked
         bad: BadPairs = ()
         if stacked is None and self.on_bad_sample != "raise":
-            ids, samples, bad = self._replacer.replace_bad_samples(draw, found)
+            ids, samples, bad = self._replacer.replace_bad_samples(draw, unstacked)
         if not samples:
             return Batch(None, None, ids, 0, bad=bad)
         try:
@@ -252,9 +252,9 @@ class SampleReader(Dataset[Batch]):
         self._watch.start()
         try:
             if seeded:
-                found = self._samples.read_seeded(draw, self._batched_from, seeded)
+                samples = self._samples.read_seeded(draw, self._batched_from, seeded)
             else:
-                found = self._samples.read_unseeded(
+                samples = self._samples.read_unseeded(
                     draw, self._batched_from, as_list=self.reads_lists
                 )
         except SampleError:
@@ -265,7 +265,7 @@ class SampleReader(Dataset[Batch]):
         else:
             drawn = self._watch.stop() - seeded
             if not drawn:
-                return found
+                return samples
         self._repeated_batches += 1
         # A dataset that draws in one sample of thousands is faster if a few batches are read twice.
         if 4 * self._repeated_batches > self._watched_batches:
@@ -273,7 +273,7 @@ class SampleReader(Dataset[Batch]):
         return self._samples.read_seeded(draw, self._batched_from, GLOBAL_GENERATORS)
 
     def _transform_rest(
-        self, draw: Draw, found: Sequence[Sample | Unreadable]
+        self, draw: Draw, samples: Sequence[Sample | Unreadable]
     ) -> tuple[Any, Sequence[Sample | Unreadable]]:
         """Apply the transforms of whole batches at the end of the pipeline.
 
@@ -284,14 +284,14 @@ class SampleReader(Dataset[Batch]):
         keys = None
         for position in range(self._batched_from, len(self.pipeline.transforms)):
             keys = keys or self._samples.make_keys(draw)
-            stacked = self._transform_stacked(found, keys, position)
+            stacked = self._transform_stacked(samples, keys, position)
             if stacked is not None:
-                return stacked, found
-            found = [
+                return stacked, samples
+            samples = [
                 self._samples.transform_one(draw, sample, at, keys.select(at), position)
-                for at, sample in enumerate(found)
+                for at, sample in enumerate(samples)
             ]
-        return None, found
+        return None, samples
 
     def _transform_stacked(self, found: Sequence[Any], keys: Keys, begin: int) -> Any:
         """Return the transformed batch of all samples; None if they cannot be stacked."""
@@ -324,17 +324,17 @@ def is_reading_here(frame: FrameType | None) -> bool:
 def _is_gathered(dataset: Any) -> bool:
     """Return whether batches come from `TensorSamples` itself; a subclass with custom access may
     draw at random."""
-    kind = type(dataset)
+    dataset_type = type(dataset)
     return (
         isinstance(dataset, TensorSamples)
-        and kind.__getitem__ is TensorSamples.__getitem__
-        and kind.__getitems__ is TensorSamples.__getitems__
+        and dataset_type.__getitem__ is TensorSamples.__getitem__
+        and dataset_type.__getitems__ is TensorSamples.__getitems__
     )
 
 
 def _have_one_form(inputs: Sequence[Any]) -> bool:
     """Return whether all inputs are tensors of one shape and type."""
-    forms = {(one.shape, one.dtype) if isinstance(one, Tensor) else None for one in inputs}
+    forms = {(value.shape, value.dtype) if isinstance(value, Tensor) else None for value in inputs}
     return len(forms) == 1 and None not in forms
 
 
@@ -348,8 +348,8 @@ def _advise_size(error: Exception, dataset: Any, where: str) -> Exception:
 
 
 def _describe_misfit(split: str, indices: Sequence[int], error: Exception) -> str:
-    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    prefix = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return (
         f"DATA.{split.upper()}: samples {join_first(indices, SHOWN)} do not form a batch: "
-        f"{kind}{error}"
+        f"{prefix}{error}"
     )

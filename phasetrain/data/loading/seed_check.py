@@ -89,17 +89,17 @@ def check_position(dataset: ForwardDataset, where: str) -> None:
     if dataset.is_checked:
         return
     dataset.is_checked = True
-    kind = type(dataset.dataset).__name__
+    type_name = type(dataset.dataset).__name__
     if not dataset.saves_position:
         log.info(
             "%s: %s is read forward; a resume is exact, and reads and drops the samples before its "
             "position; with state_dict and load_state_dict it would begin there",
             where,
-            kind,
+            type_name,
         )
         return
     if _restores_position(dataset):
-        log.info("%s: %s is read forward; a resume begins at its saved position", where, kind)
+        log.info("%s: %s is read forward; a resume begins at its saved position", where, type_name)
         return
     dataset.ignore_positions()
     log.warning(
@@ -107,7 +107,7 @@ def check_position(dataset: ForwardDataset, where: str) -> None:
         "is not part of it; it is not used: a resume is exact, and reads and drops the samples "
         "before its position",
         where,
-        kind,
+        type_name,
     )
 
 
@@ -123,8 +123,8 @@ def _restores_position(dataset: ForwardDataset) -> bool:
                 return False
             # A copy, because the dataset may change what it has returned.
             dataset.load_position(pickle.loads(pickle.dumps(saved)))
-            found = [dataset[index] for index in range(begin, CHECKED_POSITIONS)]
-            if not is_identical(expected[begin:], found):
+            resumed = [dataset[index] for index in range(begin, CHECKED_POSITIONS)]
+            if not is_identical(expected[begin:], resumed):
                 return False
     except Exception as error:
         # A foreign state may fail in any way.
@@ -193,7 +193,7 @@ def read_first_targets(reader: SampleReader | SourcesReader) -> Any:
         ConfigError, SampleError: see `read_first_target`.
     """
     if isinstance(reader, SourcesReader):
-        return {label: read_first_target(one) for label, one in reader.readers.items()}
+        return {label: read_first_target(source) for label, source in reader.readers.items()}
     return read_first_target(reader)
 
 

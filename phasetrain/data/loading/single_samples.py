@@ -65,12 +65,12 @@ class SingleSamples:
             SampleError: one cannot be read, and `on_bad_sample` is to raise.
         """
         keys = self.make_keys(draw)
-        found = []
+        samples = []
         for at, seed in enumerate(keys.make_seeds()):
             reseed_all(seed, generators)
             index = int(draw.indices[at])
-            found.append(self.read_sample(draw.split, index, keys.select(at), end))
-        return found
+            samples.append(self.read_sample(draw.split, index, keys.select(at), end))
+        return samples
 
     def read_unseeded(
         self, draw: Draw, end: int, *, as_list: bool = False
@@ -103,17 +103,17 @@ class SingleSamples:
         sample as possible."""
         indices = draw.indices.tolist()
         if as_list:
-            given = self._dataset.__getitems__(indices)
+            raw = self._dataset.__getitems__(indices)
         else:
-            given = [self._dataset[index] for index in indices]
+            raw = [self._dataset[index] for index in indices]
         if self._pipeline.takes_fields:
             keys = self.make_keys(draw)
-            given = [
+            raw = [
                 self._pipeline.transform_sample(sample, keys.select(at), 0, end)
-                for at, sample in enumerate(given)
+                for at, sample in enumerate(raw)
             ]
             end = 0
-        samples = self._selection.split_samples(given, indices)
+        samples = self._selection.split_samples(raw, indices)
         if self._makes_targets:
             targets = self._pipeline.make_targets(self.make_keys(draw))
             samples = [(value, target) for (value, _), target in zip(samples, targets, strict=True)]

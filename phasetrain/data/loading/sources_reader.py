@@ -94,8 +94,8 @@ class SourcesReader(Dataset[Batch]):
         """Return the indices in the mixture of some indices in the dataset of a source."""
         if reader.chosen is not None:
             ids = torch.from_numpy(np.searchsorted(reader.chosen, ids.numpy()))
-        found: Tensor = ids + self._begins[label]
-        return found
+        indices: Tensor = ids + self._begins[label]
+        return indices
 
     def _locate_bad(self, label: str, reader: SampleReader, bad: BadPairs) -> BadPairs:
         if not bad:

@@ -27,10 +27,10 @@ class StreamPosition:
     def record(self, steps: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
         """Yield the steps, and remember the position after each."""
         for batches in steps:
-            found = [batch.position for batch in batches if batch.position is not None]
-            if found:
+            positions = [batch.position for batch in batches if batch.position is not None]
+            if positions:
                 # The furthest one: a rank without samples of its own reads those of another one.
-                self._latest = max(found, key=lambda position: int(position["next"]))
+                self._latest = max(positions, key=lambda position: int(position["next"]))
             yield batches
 
     def state_dict(self) -> dict[str, Any]:

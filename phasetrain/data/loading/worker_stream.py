@@ -126,7 +126,7 @@ class WorkerStream:
             Interrupted: the run is to stop.
         """
         try:
-            found: Parcel | Batch | _Failure = next(self._iterator)
+            received: Parcel | Batch | _Failure = next(self._iterator)
         # The type depends on the moment at which the worker died.
         except (RuntimeError, ConnectionError, EOFError) as error:
             where = f"DATA.{self._split.upper()}"
@@ -135,11 +135,11 @@ class WorkerStream:
                 f"killed may have run out of memory; {where}.workers=0 shows other causes",
                 code="data.worker_died",
             ) from error
-        if isinstance(found, _Failure):
-            raise found.error from WorkerTraceback(found.traceback)
-        if isinstance(found, Parcel):
-            return found.unpack()
-        return found
+        if isinstance(received, _Failure):
+            raise received.error from WorkerTraceback(received.traceback)
+        if isinstance(received, Parcel):
+            return received.unpack()
+        return received
 
     def close(self) -> None:
         """Stop the workers; a worker that hangs is killed."""
@@ -163,13 +163,13 @@ class WorkerStream:
         """
         end = time.monotonic() + timeout
         while True:
-            found = get_data(timeout=max(0.0, min(POLL_SECONDS, end - time.monotonic())))
-            if found[0]:
-                return found
+            answer = get_data(timeout=max(0.0, min(POLL_SECONDS, end - time.monotonic())))
+            if answer[0]:
+                return answer
             if reason := self._find_stop():
                 raise Interrupted(reason)
             if time.monotonic() >= end:
-                return found
+                return answer
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - it is shown as the cause of another error

@@ -87,8 +87,8 @@ class EpochStream:
         size = self._length * self._group
         parts = []
         while begin < end:
-            number, place = divmod(begin, size)
-            parts.append(self._get_table(number)[place : place + end - begin])
+            number, offset = divmod(begin, size)
+            parts.append(self._get_table(number)[offset : offset + end - begin])
             begin += len(parts[-1])
         if parts:
             return np.concatenate(parts)

@@ -37,8 +37,8 @@ class ExcludedSamples:
         """Return the positions of the samples that are not excluded, int64, ascending."""
         places = np.searchsorted(self.ids, indices)
         # A binary search instead of np.isin: this runs for each batch, and the ids are sorted once.
-        found = self.ids[np.minimum(places, len(self.ids) - 1)]
-        return np.flatnonzero(found != indices)
+        nearest = self.ids[np.minimum(places, len(self.ids) - 1)]
+        return np.flatnonzero(nearest != indices)
 
     def digest(self) -> str:
         """Return the SHA-256 of the ids, whatever their order was."""
@@ -67,39 +67,47 @@ def read_excluded(given: Given, where: str, total: int, fingerprint: str) -> Exc
         ConfigError: an id is not a number, out of range or given twice, none of the samples is
             left, a file cannot be read, or it belongs to another dataset.
     """
-    ids = [one for entry in _list_entries(given) for one in _read_entry(entry, where, fingerprint)]
-    wrong = [one for one in ids if isinstance(one, bool) or not isinstance(one, int | np.integer)]
+    ids = [
+        sample_id
+        for entry in _list_entries(given)
+        for sample_id in _read_entry(entry, where, fingerprint)
+    ]
+    wrong = [
+        sample_id
+        for sample_id in ids
+        if isinstance(sample_id, bool) or not isinstance(sample_id, int | np.integer)
+    ]
     if wrong:
         raise ConfigError(
             f"{where} = {wrong[0]!r}: expected the ids of samples, which are integers from 0, or "
             "files of them",
             code="data.invalid_id",
         )
-    outside = [one for one in ids if not 0 <= one < total]
+    outside = [sample_id for sample_id in ids if not 0 <= sample_id < total]
     if outside:
         raise ConfigError(
             f"{where} = {join_first(outside, SHOWN)}: the dataset has {total} samples; expected "
             f"ids from 0 to {total - 1}",
             code="data.unknown_id",
         )
-    found, counts = np.unique(np.array(ids, dtype=np.int64), return_counts=True)
-    if len(found) < len(ids):
-        twice = found[counts > 1].tolist()
+    unique, counts = np.unique(np.array(ids, dtype=np.int64), return_counts=True)
+    if len(unique) < len(ids):
+        twice = unique[counts > 1].tolist()
         raise ConfigError(
             f"{where}: {join_first(twice, SHOWN)} is given more than once; give each id once",
             code="data.duplicate_id",
         )
-    if len(found) == total:
+    if len(unique) == total:
         raise ConfigError(
             f"{where}: all {total} samples are excluded; leave some to learn from",
             code="data.nothing_left",
         )
-    return ExcludedSamples(found)
+    return ExcludedSamples(unique)
 
 
 def format_ids(ids: Indices, fingerprint: str) -> str:
     """Return the content of a file of ids of a dataset."""
-    return HEADER + fingerprint + "\n" + "".join(f"{one}\n" for one in ids.tolist())
+    return HEADER + fingerprint + "\n" + "".join(f"{sample_id}\n" for sample_id in ids.tolist())
 
 
 def _list_entries(given: Given) -> Iterator[Any]:
@@ -114,20 +122,20 @@ def _read_entry(entry: Any, where: str, fingerprint: str) -> list[Any]:
     if not isinstance(entry, str):
         return [entry]
     try:
-        found = _read_ids(Path(entry))
+        listed = _read_ids(Path(entry))
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(
             f"{where} = {entry!r}: it cannot be read as ids of samples: {error}; expected an .npy "
             "array of integers, or text with a number per line",
             code="data.unreadable_ids",
         ) from error
-    if found.fingerprint and found.fingerprint != fingerprint:
+    if listed.fingerprint and listed.fingerprint != fingerprint:
         raise ConfigError(
-            f"{where} = {entry!r}: its ids belong to the dataset {found.fingerprint}, and this one "
-            f"is {fingerprint}; use ids of this dataset, or remove the first line of the file",
+            f"{where} = {entry!r}: its ids belong to the dataset {listed.fingerprint}, and this "
+            f"one is {fingerprint}; use ids of this dataset, or remove the first line of the file",
             code="data.other_dataset",
         )
-    return found.ids
+    return listed.ids
 
 
 def _read_ids(path: Path) -> _IdFile:

@@ -132,8 +132,8 @@ class _LanePass:
         in_full = within < self._batches * self._piece
         full = within // self._piece * self._batch + lane * self._piece + within % self._piece
         last = self._batches * self._batch + self._rest * lane // self._lanes
-        found: Indices = np.where(in_full, full, last + within - self._batches * self._piece)
-        return found
+        positions: Indices = np.where(in_full, full, last + within - self._batches * self._piece)
+        return positions
 
     def _locate_in_full_batches(self, ordinals: Indices) -> Indices:
         batch = ordinals // self._batch

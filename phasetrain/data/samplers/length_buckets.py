@@ -101,16 +101,16 @@ class LengthBuckets:
         order = make_shuffled()(length, seed)
 
         def order_pool(begin: int, end: int) -> Indices:
-            found = order[begin:end]
+            pool = order[begin:end]
             # Stable, so that samples of equal length keep their shuffled order with every version
             # of NumPy.
-            found = found[np.argsort(self._lengths[found], kind="stable")]
-            full, rest = divmod(len(found), self.batch_size)
+            pool = pool[np.argsort(self._lengths[pool], kind="stable")]
+            full, rest = divmod(len(pool), self.batch_size)
             keys = Keys([seed_of(seed, "pool", begin // self._pool)])
             cut = int(keys.integers(0, full + 1)[0]) * self.batch_size
-            last = found[cut : cut + rest]
-            found = np.delete(found, slice(cut, cut + rest))
-            batches = found.reshape(full, self.batch_size)[
+            last = pool[cut : cut + rest]
+            pool = np.delete(pool, slice(cut, cut + rest))
+            batches = pool.reshape(full, self.batch_size)[
                 np.argsort(keys.fork(0).uniform(full)[0], kind="stable")
             ]
             return np.concatenate([batches.reshape(-1), last])

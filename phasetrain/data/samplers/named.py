@@ -213,8 +213,8 @@ def _draw_by_weight(weights: NDArray[np.float64]) -> Callable[[int, int], Draws]
     """Return draws by the inverse of the cumulative weights at a hashed number."""
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong) or not weights.any():
-        found = f"sample {wrong[0]} has {weights[wrong[0]]}" if len(wrong) else "all are 0"
-        raise ValueError(f"weights: {found}, expected finite nonnegative numbers, not all 0")
+        problem = f"sample {wrong[0]} has {weights[wrong[0]]}" if len(wrong) else "all are 0"
+        raise ValueError(f"weights: {problem}, expected finite nonnegative numbers, not all 0")
     # Inversion of the cumulative weights: a draw is a function of its position, so the epoch has no
     # generator to save.
     ends = np.cumsum(weights)
@@ -222,11 +222,11 @@ def _draw_by_weight(weights: NDArray[np.float64]) -> Callable[[int, int], Draws]
 
     def make_draws(length: int, seed: int) -> Draws:
         def draw_indices(begin: int, end: int) -> Indices:
-            found: Indices = np.searchsorted(
+            positions: Indices = np.searchsorted(
                 ends, draw_uniform(seed, begin, end) * ends[-1], side="right"
             )
             # Rounding may give the end of the interval; samples after `last` have weight 0.
-            return np.minimum(found, last)
+            return np.minimum(positions, last)
 
         return draw_indices
 
@@ -255,7 +255,8 @@ def _weigh_by_class(source: SampleSource, weights: NDArray[np.float64]) -> NDArr
 def _shuffle_classes(members: Sequence[Indices], seed: int) -> list[EpochStream]:
     """Return the shuffled positions in each class."""
     return [
-        EpochStream(len(one), seed_of(seed, "class", number)) for number, one in enumerate(members)
+        EpochStream(len(indices), seed_of(seed, "class", number))
+        for number, indices in enumerate(members)
     ]
 
 
@@ -269,13 +270,13 @@ def _draw_class_turns(members: Sequence[Indices]) -> Callable[[int, int], Draws]
         passes = _shuffle_classes(members, seed)
 
         def draw_indices(begin: int, end: int) -> Indices:
-            found = np.empty(end - begin, dtype=np.int64)
+            indices = np.empty(end - begin, dtype=np.int64)
             for turn, number in enumerate(turns.tolist()):
                 first = begin + (turn - begin) % count
                 if first < end:
                     places = slice(first // count, (end - 1 - turn) // count + 1)
-                    found[first - begin :: count] = members[number][passes[number][places]]
-            return found
+                    indices[first - begin :: count] = members[number][passes[number][places]]
+            return indices
 
         return draw_indices
 
@@ -296,9 +297,9 @@ def _draw_few_classes(
         def draw_indices(begin: int, end: int) -> Indices:
             parts = []
             for turn in range(begin // each, -(-end // each)):
-                one, place = divmod(turn, batches * classes)
-                [number] = rounds[one * len(members) + place : one * len(members) + place + 1]
-                parts.append(members[number][passes[number][one * each : (one + 1) * each]])
+                cycle, offset = divmod(turn, batches * classes)
+                [number] = rounds[cycle * len(members) + offset : cycle * len(members) + offset + 1]
+                parts.append(members[number][passes[number][cycle * each : (cycle + 1) * each]])
             # A chunk may begin in the middle of a turn.
             skipped = begin - begin // each * each
             return np.concatenate(parts)[skipped : skipped + end - begin]

@@ -115,14 +115,14 @@ class Permutation:
     def _walk(self, words: Indices, permute: Callable[[Words], Words]) -> Indices:
         """Return the words after a permutation of the range of the network, each repeated until it
         is below the length."""
-        found = permute(words.astype(np.uint64))
+        permuted = permute(words.astype(np.uint64))
         # Ends: repeated application follows a cycle that contains the start, which is inside.
-        outside = np.flatnonzero(found >= self._length)
+        outside = np.flatnonzero(permuted >= self._length)
         while len(outside):
-            again = permute(found[outside])
-            found[outside] = again
+            again = permute(permuted[outside])
+            permuted[outside] = again
             outside = outside[again >= self._length]
-        return found.astype(np.int64)
+        return permuted.astype(np.int64)
 
     def _get_chunk(self, start: int) -> Indices:
         if start not in self._chunks:

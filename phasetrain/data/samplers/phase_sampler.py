@@ -287,17 +287,17 @@ class PhaseSampler:
         if not len(left):
             return []
         kept = left[: self._micro]
-        found = []
+        remaining = []
         for draw in draws:
             own = self.excluded.find_kept(draw.indices)
             if draw.counts and len(own):
-                found.append(draw._replace(indices=draw.indices[own], kept=own))
+                remaining.append(draw._replace(indices=draw.indices[own], kept=own))
             elif self.in_step:
                 # Made of samples that are left, since even padding moves the statistics of batch
                 # norms.
                 padding = draw._replace(ordinal=first, indices=batch[kept], counts=False, kept=kept)
-                found.append(padding)
-        return found
+                remaining.append(padding)
+        return remaining
 
     def _find_shard(self, first: int, samples: int, batch_size: int) -> tuple[int, int]:
         """Return this rank's slice of a batch."""
@@ -338,10 +338,12 @@ class PhaseSampler:
         if self._pass is None or self._pass[0] != key:
             length, begin = self._find_window(phase.epoch)
             seed = seed_of(self._seed, "order", *key)
-            found = draw_pass(self._order, length, seed, phase.epoch)
+            epoch_order = draw_pass(self._order, length, seed, phase.epoch)
             # Checked before the shift: the order is only asked about the window.
             count = pass_length(self._order, length)
-            checked = _check_pass(f"DATA.{phase.data.upper()}.sampler", found, count, below=length)
+            checked = _check_pass(
+                f"DATA.{phase.data.upper()}.sampler", epoch_order, count, below=length
+            )
             if begin:
                 checked = MappedPass(
                     checked, lambda indices: indices + begin, lambda indices: indices - begin
@@ -364,13 +366,13 @@ def _check_pass(where: str, found: Any, count: int, *, below: int) -> Pass:
     if isinstance(found, np.ndarray):
         _check_indices(where, "a pass", found, count, below=below)
         return found
-    given = type(found).__name__
+    received = type(found).__name__
     if isinstance(found, Pass):
         if len(found) == count:
             return _CheckedPass(where, found, below)
-        given = f"{given} of length {len(found)}"
+        received = f"{received} of length {len(found)}"
     raise ConfigError(
-        f"{where}: it returned {given} for an epoch, expected an int64 array ({count},), or an "
+        f"{where}: it returned {received} for an epoch, expected an int64 array ({count},), or an "
         "object of that length whose slices are int64 arrays",
         code="config.invalid_order",
     )
@@ -441,26 +443,26 @@ class _CheckedPass:
 
     def __getitem__(self, ordinals: slice) -> Indices:
         begin, end, _ = ordinals.indices(self._length)
-        found = self._indices[ordinals]
+        indices = self._indices[ordinals]
         _check_indices(
             self._where,
             f"samples {begin} to {end - 1} of a pass",
-            found,
+            indices,
             end - begin,
             below=self._below,
         )
-        return found
+        return indices
 
 
 def _check_indices(where: str, what: str, found: Any, count: int, *, below: int) -> None:
     """Raise ConfigError unless `found` has `count` indices in [0, below)."""
     if not isinstance(found, np.ndarray) or found.dtype != np.int64 or found.shape != (count,):
         if isinstance(found, np.ndarray):
-            kind = f"{found.dtype} {found.shape}"
+            received = f"{found.dtype} {found.shape}"
         else:
-            kind = type(found).__name__
+            received = type(found).__name__
         raise ConfigError(
-            f"{where}: it returned {kind} for {what}, expected int64 ({count},)",
+            f"{where}: it returned {received} for {what}, expected int64 ({count},)",
             code="config.invalid_order",
         )
     # As unsigned numbers negative ones are large, so one comparison checks both bounds.

@@ -120,15 +120,15 @@ class SampleSource:
         Raises:
             ValueError: there is not one value per sample.
         """
-        found = np.asarray(values)
-        if found.shape != (len(self.dataset),):
+        array = np.asarray(values)
+        if array.shape != (len(self.dataset),):
             raise ValueError(
-                f"{what} of shape {found.shape}: expected one value for each of "
+                f"{what} of shape {array.shape}: expected one value for each of "
                 f"{len(self.dataset)} samples of the dataset"
             )
         if self.chosen is None:
-            return found
-        return found[self.chosen]
+            return array
+        return array[self.chosen]
 
     def _missing_method(self, what: str, method: str, kind: str) -> str:
         return (
@@ -202,13 +202,15 @@ def select_subset(source: SampleSource, subset: Subset) -> Indices | None:
 def _slice_fold(total: int, subset: Subset) -> tuple[int, int]:
     """Return the size of a fold, and the number of samples of the list before it."""
     folds = subset.folds
-    given = f"folds = {folds} and fold = {subset.fold}"
+    setting = f"folds = {folds} and fold = {subset.fold}"
     if folds is None or subset.fold >= folds:
-        raise ValueError(f"{given}: expected a fold below the number of folds")
+        raise ValueError(f"{setting}: expected a fold below the number of folds")
     if folds > total:
-        raise ValueError(f"{given}: the dataset has {total} samples")
+        raise ValueError(f"{setting}: the dataset has {total} samples")
     if subset.samples is not None or subset.skip or subset.balanced:
-        raise ValueError(f"{given}: folds divide all samples; leave out samples, skip and balanced")
+        raise ValueError(
+            f"{setting}: folds divide all samples; leave out samples, skip and balanced"
+        )
     # In integers: folds computed with fractions could overlap, or miss a sample, by rounding.
     begin = total * subset.fold // folds
     return total * (subset.fold + 1) // folds - begin, begin
@@ -264,8 +266,8 @@ class SubsetOrder:
 
     def __call__(self, length: int, seed: int, epoch: int = 0) -> Pass:
         """Return the indices of an epoch."""
-        found = draw_pass(self._order, len(self._chosen), seed, epoch)
-        return MappedPass(found, self._chosen.__getitem__, self._find_numbers)
+        epoch_order = draw_pass(self._order, len(self._chosen), seed, epoch)
+        return MappedPass(epoch_order, self._chosen.__getitem__, self._find_numbers)
 
     def _find_numbers(self, indices: Indices) -> Indices:
         """Return the numbers in the subset of some samples of the dataset; others have none."""

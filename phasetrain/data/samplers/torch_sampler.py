@@ -48,10 +48,10 @@ class TorchOrder:
     """
 
     def __init__(self, sampler: Iterable[Any], where: str) -> None:
-        kind = type(sampler).__name__
+        name = type(sampler).__name__
         if isinstance(sampler, ShardingSampler):
             raise ConfigError(
-                f"{where}: {kind} shards the samples over ranks, and phasetrain shards each batch "
+                f"{where}: {name} shards the samples over ranks, and phasetrain shards each batch "
                 "itself, so most samples would never be used; use a sampler of all samples, such "
                 "as shuffled",
                 code="config.sharding_sampler",
@@ -63,7 +63,7 @@ class TorchOrder:
         drawn = self._draw_list(ANY_SEED, 0)
         if not np.array_equal(drawn, self._draw_list(ANY_SEED, 0)):
             raise ConfigError(
-                f"{where}: {kind} returns different orders for the same seed, so a resume could "
+                f"{where}: {name} returns different orders for the same seed, so a resume could "
                 "not be exact: it has its own generator or epoch counter. Let it draw from the "
                 "global generators of torch, NumPy or Python, which are seeded before each epoch, "
                 "or give it a method `set_epoch(epoch)` and seed its generator with that number",
@@ -96,7 +96,7 @@ class TorchOrder:
             if isinstance(self._sampler, EpochSampler):
                 self._sampler.set_epoch(epoch)
             listed = list(self._sampler)
-        odd = next((one for one in listed if isinstance(one, list | tuple)), None)
+        odd = next((entry for entry in listed if isinstance(entry, list | tuple)), None)
         if odd is not None:
             raise ConfigError(
                 f"{self._where}: {type(self._sampler).__name__} yields lists, such as one of "
@@ -104,13 +104,13 @@ class TorchOrder:
                 code="config.invalid_order",
             )
         # Samplers may yield 0-d tensors or NumPy integers.
-        found = np.array([int(one) for one in listed], dtype=np.int64)
-        if not len(found):
+        indices = np.array([int(entry) for entry in listed], dtype=np.int64)
+        if not len(indices):
             raise ConfigError(
                 f"{self._where}: {type(self._sampler).__name__} yields no samples",
                 code="config.invalid_order",
             )
-        return found
+        return indices
 
 
 def to_order(found: Any, where: str) -> SampleOrder:

@@ -111,7 +111,7 @@ class Tokens(Dataset[tuple[Any, Tensor]]):
         """Return `vocabulary`, which is also the number of `classes`, `context`,
         `tokenizer_digest`, `end_token`, and `token_bytes` if tokens have a fixed number of
         bytes."""
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "vocabulary": self.manifest.vocabulary,
             "classes": self.manifest.vocabulary,
             "context": self.context,
@@ -119,8 +119,8 @@ class Tokens(Dataset[tuple[Any, Tensor]]):
             "end_token": self.manifest.end,
         }
         if self.files.byte_counts is not None:
-            found["token_bytes"] = self.files.byte_counts
-        return found
+            facts["token_bytes"] = self.files.byte_counts
+        return facts
 
     def fingerprint(self) -> str:
         """Return the digests of tokenizer and tokens."""

@@ -80,13 +80,13 @@ def read_window(
     """
     begin = index * context
     upto = min(begin + context, tokens)
-    found = read(max(0, begin - 1), upto)
+    window = read(max(0, begin - 1), upto)
     if begin == 0:
-        found = np.concatenate([[end], found])
+        window = np.concatenate([[end], window])
     counted = upto - begin
     if counted < context:
-        found = np.concatenate([found, np.full(context - counted, end, dtype=np.int64)])
-    return found[:-1], found[1:], counted
+        window = np.concatenate([window, np.full(context - counted, end, dtype=np.int64)])
+    return window[:-1], window[1:], counted
 
 
 def number_positions(inputs: TokenArray, end: int) -> TokenArray:

@@ -216,9 +216,9 @@ class TokenFiles:
             sizes = {"tokens": shard.tokens * self._width, "documents": shard.documents * 8}
             for suffix, expected in sizes.items():
                 file = self._file(shard, suffix)
-                found = file.stat().st_size if file.exists() else None
-                if found != expected:
-                    state = "is missing" if found is None else f"has {found:,} bytes"
+                size = file.stat().st_size if file.exists() else None
+                if size != expected:
+                    state = "is missing" if size is None else f"has {size:,} bytes"
                     raise ConfigError(
                         f"path = {self._shown!r}: {file.name} {state}, expected {expected:,}; "
                         "copy it again, or write the folder again with phasetrain tokenize",
@@ -318,5 +318,5 @@ def parse_manifest(content: Mapping[str, Any]) -> Manifest:
         tokenizer=content["tokenizer"],
         source=content["source"],
         bytes_table=content["bytes_table"],
-        shards=tuple(ShardRecord(**one) for one in content["shards"]),
+        shards=tuple(ShardRecord(**record) for record in content["shards"]),
     )

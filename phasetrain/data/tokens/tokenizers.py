@@ -73,7 +73,7 @@ class ByteCodec:
 
     def encode(self, documents: Sequence[bytes]) -> list[TokenArray]:
         """Return the bytes of each document."""
-        return [np.frombuffer(one, dtype=np.uint8).astype(np.int64) for one in documents]
+        return [np.frombuffer(document, dtype=np.uint8).astype(np.int64) for document in documents]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of bytes, with U+FFFD for invalid UTF-8."""
@@ -124,9 +124,9 @@ class LibraryCodec:
         Raises:
             ValueError: a document is not UTF-8.
         """
-        texts = [one.decode() for one in documents]
-        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, dtype=np.int64) for one in found]
+        texts = [document.decode() for document in documents]
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens without special tokens."""
@@ -202,9 +202,9 @@ def _fetch_tokenizer(url: str) -> str | None:
 
 def _find_end(ids: dict[str, int], name: str | None, source: str) -> int:
     names = END_NAMES if name is None else (name,)
-    for one in names:
-        if one in ids:
-            return ids[one]
+    for candidate in names:
+        if candidate in ids:
+            return ids[candidate]
     if name is not None:
         near = did_you_mean(name, ids)
         raise ConfigError(
@@ -225,7 +225,7 @@ def _count_bytes(content: bytes, ids: dict[str, int], vocabulary: int) -> ByteCo
     """
     if b'"ByteLevel"' not in content:
         return None
-    special = {one["content"] for one in json.loads(content).get("added_tokens", ())}
+    special = {token["content"] for token in json.loads(content).get("added_tokens", ())}
     counts = np.zeros(vocabulary, dtype=np.uint16)
     for name, number in ids.items():
         if name not in special:

@@ -44,14 +44,14 @@ class Apply(BatchTransform, JointTransform):
             return batch
         index = torch.from_numpy(chosen.nonzero()[0])
         # Streams 0, 1, ... are those of the pipeline: its first draw must not be the one above.
-        found = self.pipeline(batch[index], Keys(keys.fork(0).values[chosen]))
-        if not isinstance(found, Tensor) or found.shape[1:] != batch.shape[1:]:
+        transformed = self.pipeline(batch[index], Keys(keys.fork(0).values[chosen]))
+        if not isinstance(transformed, Tensor) or transformed.shape[1:] != batch.shape[1:]:
             raise ValueError(
                 "apply: its transforms change the shape of a sample, so that transformed and other "
                 "samples do not fit into a batch; move such transforms out of it"
             )
         result = batch.clone()
-        result[index] = found
+        result[index] = transformed
         return result
 
     def check_kinds(self, kinds: FieldKinds, where: str) -> None:
@@ -134,18 +134,18 @@ def build_transforms(
     Raises:
         ValueError: one of them cannot be built.
     """
-    found = []
+    transforms = []
     for at, item in enumerate(items):
         section: dict[str, Any] = {"name": item} if isinstance(item, str) else dict(item)
         name = section.pop("name", None)
         try:
-            found.append(TRANSFORMS.build(name, section, where=f"{where}[{at}]"))
+            transforms.append(TRANSFORMS.build(name, section, where=f"{where}[{at}]"))
         except ConfigError as error:
             # The registry that builds the outer transform adds the split to the message.
             raise ValueError(str(error)) from error
-        if isinstance(found[-1], TargetTransform):
+        if isinstance(transforms[-1], TargetTransform):
             raise ValueError(  # noqa: TRY004 - the registry wraps it
                 f"{where}[{at}] = {name}: it makes the target, so it cannot be within another "
                 "transform; move it to the list of the split"
             )
-    return found
+    return transforms

@@ -263,8 +263,8 @@ class Pipeline:
         """
         if not self.is_batched:
             return None
-        found = self(torch.zeros(1, *shape), Keys([0]))
-        return tuple((found[0] if isinstance(found, list) else found).shape[1:])
+        transformed = self(torch.zeros(1, *shape), Keys([0]))
+        return tuple((transformed[0] if isinstance(transformed, list) else transformed).shape[1:])
 
 
 def list_failed_transforms(error: Exception) -> list[str]:

@@ -59,7 +59,7 @@ class OnFields(JointTransform):
         """
         for name in self.fields:
             if name not in kinds:
-                near = did_you_mean(str(name), [str(one) for one in kinds]) or ";"
+                near = did_you_mean(str(name), [str(field) for field in kinds]) or ";"
                 raise ConfigError(
                     f"{where}.fields = {name!r}: this field is not declared{near} there are "
                     f"{', '.join(map(str, kinds))}",
@@ -72,4 +72,4 @@ class OnFields(JointTransform):
         return transform_in_turn(self.pipeline, values, self._choose(kinds), key)
 
     def _choose(self, kinds: FieldKinds) -> FieldKinds:
-        return {name: kind for name, kind in kinds.items() if name in self.fields}
+        return {name: field_kind for name, field_kind in kinds.items() if name in self.fields}

@@ -83,7 +83,7 @@ class RandomResizedCrop(GeometricTransform):
 
     def draw_placement(self, size: tuple[int, int], key: Keys) -> Placement:
         """Return the rectangle of an image of `size`."""
-        tall, wide, top, left = (float(one[0]) for one in self._draw_rectangles(*size, key))
+        tall, wide, top, left = (float(array[0]) for array in self._draw_rectangles(*size, key))
         return Placement.crop(top, left, tall, wide, (self.size, self.size))
 
     def _draw_rectangles(
@@ -104,5 +104,5 @@ def _sample_centers(
 ) -> NDArray[np.float64]:
     """Return the centers of `size` equal parts of intervals, `(N, size)`, in pixels from the edge
     of the image."""
-    found: NDArray[np.float64] = begin[:, None] + length[:, None] * (np.arange(size) + 0.5) / size
-    return found
+    centers: NDArray[np.float64] = begin[:, None] + length[:, None] * (np.arange(size) + 0.5) / size
+    return centers

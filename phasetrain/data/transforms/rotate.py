@@ -40,8 +40,8 @@ class Rotate(TargetTransform):
 
     def make_targets(self, keys: Keys) -> list[int]:
         """Return the number of quarter turns of each image."""
-        found: list[int] = self._draw_turns(keys).tolist()
-        return found
+        turns: list[int] = self._draw_turns(keys).tolist()
+        return turns
 
     def _draw_turns(self, keys: Keys) -> NDArray[np.int64]:
         return keys.integers(0, TURNS)

@@ -247,7 +247,9 @@ class FullyShard(GradientAveraging):
         """
         local_groups: Groups = []
         for group in groups:
-            pairs = [(one, nn.Parameter(local_shard(one))) for one in group["params"]]
+            pairs = [
+                (parameter, nn.Parameter(local_shard(parameter))) for parameter in group["params"]
+            ]
             self._dtensors.pairs += pairs
             local_groups.append(group | {"params": [local for _, local in pairs]})
         optimizer = make(local_groups)
@@ -265,7 +267,7 @@ class FullyShard(GradientAveraging):
 
     def optimizer_parameter(self, parameter: Tensor) -> Tensor:
         """Return the plain parameter over this rank's shard of a trained parameter."""
-        return next(local for one, local in self._dtensors.pairs if one is parameter)
+        return next(local for original, local in self._dtensors.pairs if original is parameter)
 
     def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
         """Return the context of a micro-batch; gradients are reduced in the last one."""

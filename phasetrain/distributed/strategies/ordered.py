@@ -49,7 +49,10 @@ class Ordered(Strategy):
         """Note the trained parameters and the buffers."""
         self._buffers = buffer_lookup(model, loss)
         self._parameters = [
-            one for module in (model, loss) for one in module.parameters() if one.requires_grad
+            parameter
+            for module in (model, loss)
+            for parameter in module.parameters()
+            if parameter.requires_grad
         ]
 
     def seed_key(self, micro: int) -> tuple[int, int]:

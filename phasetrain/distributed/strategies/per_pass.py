@@ -39,7 +39,7 @@ def average_gradients(
         world: the ranks.
         dtype: dtype in which gradients are sent; None: their own.
     """
-    has_gradient = torch.tensor([float(one.grad is not None) for one in parameters])
+    has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
     # Over the control group, on the CPU: reading flags of a device would wait for it.
     dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group=world.control)
     by_dtype: dict[torch.dtype, list[Tensor]] = {}

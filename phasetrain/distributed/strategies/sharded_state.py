@@ -49,7 +49,9 @@ class ShardedOptimizerState(StateAdapter):
                 code="config.conflict",
             )
         self._inner = inner
-        self.parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        self.parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         # The outer optimizer does not know the defaults, which schedules and summaries read.
         optimizer.defaults.update(inner.defaults)
         return optimizer
@@ -85,7 +87,7 @@ class ShardedOptimizerState(StateAdapter):
         by_number = {int(number): values for number, values in state.items()}
         mine = self._own_numbers()
         # The inner optimizer numbers its own parameters from 0.
-        local = {place: by_number[n] for place, n in enumerate(mine) if n in by_number}
+        local = {index: by_number[n] for index, n in enumerate(mine) if n in by_number}
         super().load_optimizer_state(self._inner, local, entries)
 
     def local_optimizer_state(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -107,7 +109,11 @@ class ShardedOptimizerState(StateAdapter):
     def _own_numbers(self) -> list[int]:
         """Return the numbers of the parameters that this rank updates."""
         numbers = self._parameter_numbers()
-        return [numbers[one] for group in self._inner.param_groups for one in group["params"]]
+        return [
+            numbers[parameter]
+            for group in self._inner.param_groups
+            for parameter in group["params"]
+        ]
 
     def _parameter_numbers(self) -> dict[Tensor, int]:
         return {parameter: number for number, parameter in enumerate(self.parameters)}
@@ -125,7 +131,7 @@ def reject_mixed_dtypes(strategy: str, groups: Iterable[Mapping[str, Any]]) -> N
     """
     dtypes = {str(parameter.dtype) for group in groups for parameter in group["params"]}
     if len(dtypes) > 1:
-        listed = ", ".join(sorted(one.removeprefix("torch.") for one in dtypes))
+        listed = ", ".join(sorted(dtype.removeprefix("torch.") for dtype in dtypes))
         raise ValueError(
             f"DISTRIBUTED.strategy = {strategy!r}: the trained parameters have several dtypes "
             f"({listed}), and this strategy needs a single one; convert them, or set "

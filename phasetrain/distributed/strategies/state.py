@@ -89,11 +89,11 @@ class StateAdapter:
 
 def _plain_tensors(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a module that its load_state_dict only copies, by name."""
-    kind = type(module)
+    module_class = type(module)
     # Whoever replaces or prepares the loading may look at the old value while it has the new one.
     if (
-        kind.load_state_dict is not nn.Module.load_state_dict
-        or kind._load_from_state_dict is not nn.Module._load_from_state_dict
+        module_class.load_state_dict is not nn.Module.load_state_dict
+        or module_class._load_from_state_dict is not nn.Module._load_from_state_dict
         or module._load_state_dict_pre_hooks
     ):
         return

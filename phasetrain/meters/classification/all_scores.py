@@ -74,13 +74,13 @@ class RankingMeter(ClassMeter):
 
     def update(self, out: StepOutput) -> None:
         """Append the scores of one step."""
-        found = self.read_scores(out)
-        self.append_rows("scores", found.scores, found.mask)
+        step_scores = self.read_scores(out)
+        self.append_rows("scores", step_scores.scores, step_scores.mask)
         # All targets are kept: selecting those that are not ignored would wait for the device.
-        if found.is_single_label:
-            self.append_rows("target", found.target, found.mask)
+        if step_scores.is_single_label:
+            self.append_rows("target", step_scores.target, step_scores.mask)
         else:
-            self.append_rows("labels", encode_labels(found), found.mask)
+            self.append_rows("labels", encode_labels(step_scores), step_scores.mask)
 
     @property
     def is_empty(self) -> bool:
@@ -98,10 +98,10 @@ class RankingMeter(ClassMeter):
         present = torch.tensor(
             [self.is_defined(positive) for _, positive in problems.values()], dtype=torch.bool
         )
-        found = average_present(values, present)
+        summary = average_present(values, present)
         if self.per_class:
-            return found | label_classes(list(problems), values)
-        return found
+            return summary | label_classes(list(problems), values)
+        return summary
 
     def metric_names(self) -> tuple[str, ...] | None:
         """Return the names of the metrics; None with values per class, whose names depend on the

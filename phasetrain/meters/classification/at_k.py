@@ -35,23 +35,23 @@ class _TopKMeter(ClassMeter):
 
     def update(self, out: StepOutput) -> None:
         """Count the true labels of one step, and how many are among the k highest scores."""
-        found = self.read_scores(out)
-        classes = found.scores.shape[1]
+        step_scores = self.read_scores(out)
+        classes = step_scores.scores.shape[1]
         if max(self.topk) > classes:
             raise ValueError(
                 f"topk = {max(self.topk)} is more than the {classes} classes; lower topk"
             )
-        scores = found.scores
-        counted = found.counted_mask()
-        if not found.is_single_label and found.kept is not None:
-            scores = scores.masked_fill(~found.kept, -torch.inf)
+        scores = step_scores.scores
+        counted = step_scores.counted_mask()
+        if not step_scores.is_single_label and step_scores.kept is not None:
+            scores = scores.masked_fill(~step_scores.kept, -torch.inf)
         # One topk for the largest k, whose indices are sorted by score, serves all smaller ones.
         best = scores.topk(max(self.topk), dim=1).indices
-        if found.is_single_label:
-            is_true = best.eq(found.target[:, None]) & counted[:, None]
+        if step_scores.is_single_label:
+            is_true = best.eq(step_scores.target[:, None]) & counted[:, None]
             labels = samples = counted
         else:
-            labels = found.target & counted
+            labels = step_scores.target & counted
             is_true = labels.gather(1, best)
             samples = counted.any(1)
         # Column k - 1 of the cumulative sum has the hits among the k highest scores.

@@ -61,11 +61,11 @@ class AUROC(RankingMeter):
 
     def split_by_class(self) -> dict[str, BinaryProblem]:
         """Return the problems of `RankingMeter`, or only the second of two exclusive classes."""
-        found = super().split_by_class()
+        problems = super().split_by_class()
         # The areas of two exclusive classes are equal.
-        if len(found) == 2 and not len(self.labels):
-            return dict(list(found.items())[1:])
-        return found
+        if len(problems) == 2 and not len(self.labels):
+            return dict(list(problems.items())[1:])
+        return problems
 
 
 @METERS.register("grouped_auroc")
@@ -112,22 +112,22 @@ class GroupedAUROC(ClassMeter):
         if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 2:
             # The difference of two logits ranks samples as the probability of the second does.
             output = output.float().diff(dim=1)
-        found = self.read_scores(
+        step_scores = self.read_scores(
             StepOutput(out.loss, out.weight, out.samples, output, label, out.mask)
         )
-        if found.scores.shape[1] != 1:
+        if step_scores.scores.shape[1] != 1:
             raise ValueError(
                 "grouped_auroc takes the scores of a binary task, not outputs "
                 f"{tuple(output.shape)}"
             )
-        if group.shape != (len(found.scores),) or group.is_floating_point():
+        if group.shape != (len(step_scores.scores),) or group.is_floating_point():
             raise ValueError(
                 f"grouped_auroc takes one integer per sample as {self.group!r}, not "
                 f"{tuple(group.shape)} {group.dtype}"
             )
-        self.append_rows("scores", found.scores[:, 0], found.mask)
-        self.append_rows("labels", encode_labels(found)[:, 0], found.mask)
-        self.append_rows("groups", group, found.mask)
+        self.append_rows("scores", step_scores.scores[:, 0], step_scores.mask)
+        self.append_rows("labels", encode_labels(step_scores)[:, 0], step_scores.mask)
+        self.append_rows("groups", group, step_scores.mask)
 
     @property
     def is_empty(self) -> bool:
@@ -154,8 +154,8 @@ class GroupedAUROC(ClassMeter):
             )
         for key in (self.label, self.group):
             if not isinstance(target.get(key), Tensor):
-                known = ", ".join(map(repr, target))
+                names = ", ".join(map(repr, target))
                 raise ValueError(  # noqa: TRY004 - the user chose a meter that does not fit
-                    f"grouped_auroc: the targets have no tensor {key!r}; they have {known}"
+                    f"grouped_auroc: the targets have no tensor {key!r}; they have {names}"
                 )
         return target[self.label], target[self.group]

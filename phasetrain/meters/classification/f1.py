@@ -60,17 +60,17 @@ class F1(PerClassMeter):
 
     def update(self, out: StepOutput) -> None:
         """Count the labels of one step, the predicted ones, and the correctly predicted ones."""
-        found = self.read_scores(out).as_two_classes(self.threshold)
-        if found.is_single_label:
-            target, predicted, counted = self.make_pairs(found)
+        step_scores = self.read_scores(out).as_two_classes(self.threshold)
+        if step_scores.is_single_label:
+            target, predicted, counted = self.make_pairs(step_scores)
             self.actual.index_add_(0, target, counted.long())
             self.predicted.index_add_(0, predicted, counted.long())
             self.right.index_add_(0, target, (counted & (predicted == target)).long())
             return
-        check_classes(self.name, found.scores.shape[1], self.classes)
-        counted = found.counted_mask()
-        actual = found.target & counted
-        above = (found.scores > self.threshold) & counted
+        check_classes(self.name, step_scores.scores.shape[1], self.classes)
+        counted = step_scores.counted_mask()
+        actual = step_scores.target & counted
+        above = (step_scores.scores > self.threshold) & counted
         self.actual.add_(actual.sum(0))
         self.predicted.add_(above.sum(0))
         self.right.add_((actual & above).sum(0))
@@ -83,9 +83,9 @@ class F1(PerClassMeter):
         # From counts instead of precision and recall, which are 0 / 0 for a class that is never
         # predicted.
         values = 2 * self.right.double() / both
-        found = average_present(values, both > 0)
+        summary = average_present(values, both > 0)
         micro = float(2 * self.right.sum().double() / both.sum())
-        overall = {"macro": found["mean"], "micro": micro, "absent": found["absent"]}
+        overall = {"macro": summary["mean"], "micro": micro, "absent": summary["absent"]}
         if self.per_class:
             return overall | label_classes(self.names, values)
         return overall

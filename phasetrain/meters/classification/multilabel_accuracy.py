@@ -40,14 +40,14 @@ class MultilabelAccuracy(ClassMeter):
 
     def update(self, out: StepOutput) -> None:
         """Count the labels of one step and the correct ones."""
-        found = self.read_scores(out)
-        if found.is_single_label:
+        step_scores = self.read_scores(out)
+        if step_scores.is_single_label:
             raise ValueError(
                 "multilabel_accuracy takes labels (N, C); for one class per sample use accuracy"
             )
-        counted = found.counted_mask()
+        counted = step_scores.counted_mask()
         samples = counted.any(1)
-        hits = (found.scores > self.threshold) == found.target
+        hits = (step_scores.scores > self.threshold) == step_scores.target
         self.right.add_((hits & counted).sum())
         self.exact.add_(((hits | ~counted).all(1) & samples).sum())
         self.decisions.add_(counted.sum())

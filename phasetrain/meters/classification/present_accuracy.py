@@ -43,10 +43,10 @@ class PresentAccuracy(ClassMeter):
 
     def update(self, out: StepOutput) -> None:
         """Append scores and classes of one step."""
-        found = require_single_label(self.name, self.read_scores(out))
+        step_scores = require_single_label(self.name, self.read_scores(out))
         # All targets are kept: selecting those that are not ignored would wait for the device.
-        self.append_rows("scores", found.scores, found.mask)
-        self.append_rows("target", found.target, found.mask)
+        self.append_rows("scores", step_scores.scores, step_scores.mask)
+        self.append_rows("target", step_scores.target, step_scores.mask)
 
     @property
     def is_empty(self) -> bool:

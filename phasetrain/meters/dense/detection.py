@@ -75,19 +75,19 @@ class MeanAveragePrecision(Meter):
     def update(self, out: StepOutput) -> None:
         """Append the boxes of one step."""
         _check_mask(out.target, self.mask)
-        found = split_boxes(out.output, self.mask, "outputs")
+        predicted = split_boxes(out.output, self.mask, "outputs")
         true = split_boxes(out.target, self.mask, "targets")
-        if len(found) != len(true) or out.ids is None:
+        if len(predicted) != len(true) or out.ids is None:
             raise ValueError(
-                f"mean_average_precision takes boxes of the same images, not of {len(found)} and "
-                f"{len(true)}"
+                f"mean_average_precision takes boxes of the same images, not of {len(predicted)} "
+                f"and {len(true)}"
             )
         if not len(out.ids):
             return  # a padding batch, of which nothing counts
         counted = [True] * len(true) if out.mask is None else out.mask.tolist()
         for at, image in enumerate(out.ids.tolist()):
             if counted[at]:
-                self.append_rows("found", _make_rows(image, found[at], self.most))
+                self.append_rows("found", _make_rows(image, predicted[at], self.most))
                 self.append_rows("true", _make_rows(image, true[at], None))
 
     def compute(self) -> dict[str, float]:
@@ -137,11 +137,11 @@ class MeanAveragePrecision(Meter):
         """Return the classes that have boxes, and their precision at each threshold, `(C, 10)`."""
         # By image: rows of ranks and of a resumed phase come in another order, and among equal
         # scores the first one counts.
-        found = _sort_by_image(self.found)
+        predicted = _sort_by_image(self.found)
         true = _sort_by_image(self.true)
         classes = [int(label) for label in np.unique(true[:, 1])]
         values = [
-            _average_precision(found[found[:, 1] == label], true[true[:, 1] == label])
+            _average_precision(predicted[predicted[:, 1] == label], true[true[:, 1] == label])
             for label in classes
         ]
         return classes, np.array(values).reshape(-1, len(THRESHOLDS))
@@ -170,7 +170,7 @@ def split_boxes(value: Any, mask: str | None, what: str) -> list[Boxes]:
             for at in range(len(value["boxes"]))
         ]
     is_list = isinstance(value, list | tuple)
-    if is_list and all(isinstance(one, Mapping) and "boxes" in one for one in value):
+    if is_list and all(isinstance(entry, Mapping) and "boxes" in entry for entry in value):
         return list(value)
     raise ValueError(
         f"mean_average_precision takes {what} with boxes and labels, as a list of mappings or a "
@@ -189,13 +189,13 @@ def _check_mask(target: Any, mask: str | None) -> None:
     labels = target.get("labels")
     if not isinstance(target.get("boxes"), Tensor) or not isinstance(labels, Tensor):
         return
-    given = target.get(mask) if mask is not None else None
-    if _is_mask(given, labels):
+    entry = target.get(mask) if mask is not None else None
+    if _is_mask(entry, labels):
         return
-    others = [str(name) for name, one in target.items() if _is_mask(one, labels)]
-    if mask is not None and (given is not None or others):
+    others = [str(name) for name, value in target.items() if _is_mask(value, labels)]
+    if mask is not None and (entry is not None or others):
         form = "there is no such entry in the targets"
-        if given is not None:
+        if entry is not None:
             form = f"this entry of the targets is no mask of boxes, bool {tuple(labels.shape)}"
         near = f"; did you mean {others[0]!r}?" if others else ";"
         raise ConfigError(
@@ -235,38 +235,38 @@ def _make_rows(image: int, boxes: Boxes, most: int | None) -> Tensor:
 
 
 def _sort_by_image(rows: Tensor) -> Rows:
-    found: Rows = rows.cpu().numpy()
-    return found[np.argsort(found[:, 0], kind="stable")]
+    array: Rows = rows.cpu().numpy()
+    return array[np.argsort(array[:, 0], kind="stable")]
 
 
-def _average_precision(found: Rows, true: Rows) -> Rows:
+def _average_precision(predicted: Rows, true: Rows) -> Rows:
     """Return the average precision of one class at each threshold, `(10,)`."""
-    order = np.argsort(-found[:, 2], kind="stable")
-    found = found[order]
-    hits = _match_boxes(found, true)
-    counts = np.arange(1, len(found) + 1)
+    order = np.argsort(-predicted[:, 2], kind="stable")
+    predicted = predicted[order]
+    hits = _match_boxes(predicted, true)
+    counts = np.arange(1, len(predicted) + 1)
     values = np.zeros(len(THRESHOLDS))
     for at, row in enumerate(hits):
         right = row.cumsum()
         recall = right / len(true)
         # The highest precision at this recall or a larger one.
         precision = np.maximum.accumulate((right / counts)[::-1])[::-1]
-        place = np.searchsorted(recall, RECALLS, side="left")
-        inside = place < len(precision)
-        values[at] = precision[place[inside]].sum() / len(RECALLS)
+        indices = np.searchsorted(recall, RECALLS, side="left")
+        inside = indices < len(precision)
+        values[at] = precision[indices[inside]].sum() / len(RECALLS)
     return values
 
 
-def _match_boxes(found: Rows, true: Rows) -> NDArray[np.bool_]:
+def _match_boxes(predicted: Rows, true: Rows) -> NDArray[np.bool_]:
     """Return at each threshold whether a predicted box has found a true one, `(10, K)`."""
-    hits = np.zeros((len(THRESHOLDS), len(found)), dtype=bool)
+    hits = np.zeros((len(THRESHOLDS), len(predicted)), dtype=bool)
     taken = np.zeros((len(THRESHOLDS), len(true)), dtype=bool)
     rows = {image: np.flatnonzero(true[:, 0] == image) for image in np.unique(true[:, 0])}
-    for number, one in enumerate(found):
-        candidates = rows.get(one[0])
+    for number, box in enumerate(predicted):
+        candidates = rows.get(box[0])
         if candidates is None:
             continue
-        overlaps = _overlap(one[3:], true[candidates, 3:])
+        overlaps = _overlap(box[3:], true[candidates, 3:])
         if overlaps.max() < THRESHOLDS[0]:
             continue  # most boxes, which saves most of the time
         for at, threshold in enumerate(THRESHOLDS):
@@ -285,5 +285,5 @@ def _overlap(box: Rows, others: Rows) -> Rows:
     high = np.minimum(box[2:], others[:, 2:])
     common = np.prod(np.clip(high - low, 0, None), axis=1)
     areas = np.prod(others[:, 2:] - others[:, :2], axis=1) + np.prod(box[2:] - box[:2])
-    found: Rows = common / (areas - common)
-    return found
+    ratios: Rows = common / (areas - common)
+    return ratios

@@ -120,23 +120,25 @@ def _match_layers(model: nn.Module, patterns: Sequence[str], trained: set[str]) 
     """Return the names of the layers with a weight that patterns select, in the order of the
     model, without those that are trained anyway."""
     matched = _match_modules(model, patterns, f"{WHERE}.match")
-    found = [
+    layers = [
         name
         for name, module in model.named_modules()
         if name in matched
         and isinstance(module._parameters.get("weight"), nn.Parameter)
         # A norm has one number per channel: training it costs less than an adapter.
         and module._parameters["weight"].ndim > 1
-        and not any(name == one or name.startswith(f"{one}.") for one in trained)
+        and not any(
+            name == trained_name or name.startswith(f"{trained_name}.") for trained_name in trained
+        )
     ]
-    if not found:
+    if not layers:
         raise ConfigError(
             f"{WHERE}.match = [{', '.join(patterns)}]: it matches "
             f"{join_first(sorted(matched), 4)}, and none of these is a layer with a weight "
             f"matrix outside of {WHERE}.train; name layers, such as blocks.*.attention.*",
             code="config.no_match",
         )
-    return found
+    return layers
 
 
 def _as_list(value: str | Sequence[str]) -> list[str]:

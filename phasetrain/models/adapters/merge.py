@@ -81,4 +81,4 @@ def _list_outputs(
     model: nn.Module, example: Sequence[Any], keywords: Mapping[str, Any]
 ) -> list[Tensor]:
     outputs = tree_leaves(model(*example, **keywords))
-    return [one for one in outputs if isinstance(one, Tensor)]
+    return [output for output in outputs if isinstance(output, Tensor)]

@@ -86,11 +86,11 @@ class WeightSource:
         except ConfigError as error:
             if error.code != "remote.unknown_scheme":
                 raise
-            known = ", ".join(f"{name}://" for name in (*HANDLERS, "http", "https", "s3"))
+            schemes = ", ".join(f"{name}://" for name in (*HANDLERS, "http", "https", "s3"))
             near = did_you_mean(prefix, HANDLERS) or "."
             raise self.make_error(
                 f"no path handler is registered for {prefix}://{near} "
-                f"Known: {known}; register an iopath handler with "
+                f"Known: {schemes}; register an iopath handler with "
                 f"@phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a module of "
                 "RUN.imports, or copy the file to this machine"
             ) from error
@@ -155,40 +155,40 @@ def parse_sources(value: Any, where: str = KEY) -> tuple[WeightSource, ...]:
             "these",
             code="config.wrong_type",
         )
-    return tuple(_parse_source(one, f"{where}[{number}]") for number, one in enumerate(value))
+    return tuple(_parse_source(entry, f"{where}[{number}]") for number, entry in enumerate(value))
 
 
 def _parse_source(value: Any, where: str) -> WeightSource:
-    given = {"path": value} if isinstance(value, str) else value
-    if not isinstance(given, Mapping):
+    section = {"path": value} if isinstance(value, str) else value
+    if not isinstance(section, Mapping):
         raise ConfigError(
             f"{where} = {value!r}: expected a path, or a mapping with `path`",
             code="config.wrong_type",
         )
-    known = [field.name for field in fields(WeightSource) if field.name != "where"]
-    for key in given:
-        if key not in known:
-            near = did_you_mean(str(key), known) or "."
+    names = [field.name for field in fields(WeightSource) if field.name != "where"]
+    for key in section:
+        if key not in names:
+            near = did_you_mean(str(key), names) or "."
             raise ConfigError(
                 f"{where}.{key}: a source of weights has no such key{near} "
-                f"It takes: {', '.join(known)}",
+                f"It takes: {', '.join(names)}",
                 code="config.unknown_key",
             )
-    if "path" not in given:
+    if "path" not in section:
         raise ConfigError(
             f"{where}.path: a source of weights needs a path; set {where}.path=...",
             code="config.missing_key",
         )
-    values = {key: _parse_value(key, one, f"{where}.{key}") for key, one in given.items()}
+    values = {key: _parse_value(key, item, f"{where}.{key}") for key, item in section.items()}
     values["path"] = strip_file_scheme(values["path"])
     if is_url(values["path"]):
         values["path"], digest = split_digest(values["path"])
         # The key counts if the digest is given in the URL as well.
         values.setdefault("sha256", digest)
-    found = WeightSource(**values, where=where)
-    if found.format != "auto":
-        FORMATS.find(found.format, f"{where}.format")
-    return found
+    source = WeightSource(**values, where=where)
+    if source.format != "auto":
+        FORMATS.find(source.format, f"{where}.format")
+    return source
 
 
 def _parse_value(key: str, value: Any, where: str) -> Any:

@@ -63,9 +63,9 @@ def _check_digest(source: WeightSource, path: str, content: bytearray) -> None:
         raise source.make_error(
             f"{source.where}.sha256 is of one file, and this is a folder; leave it out"
         )
-    if (found := sha256(content).hexdigest()) != source.sha256:
+    if (digest := sha256(content).hexdigest()) != source.sha256:
         raise source.make_error(
-            f"its sha256 is {found}, and {source.where}.sha256 = {source.sha256}; restore the "
+            f"its sha256 is {digest}, and {source.where}.sha256 = {source.sha256}; restore the "
             "file, or correct the digest",
             "weights.wrong_digest",
         )
@@ -78,10 +78,10 @@ def flatten_tensors(state: Any, prefix: str = "", depth: int = 0) -> dict[str, T
     # A file can contain a mapping that contains itself.
     if not isinstance(state, Mapping) or depth > DEPTH:
         return {}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for key, value in state.items():
-        found |= flatten_tensors(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
-    return found
+        tensors |= flatten_tensors(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+    return tensors
 
 
 def _load_safetensors(source: WeightSource, path: str, content: bytearray) -> dict[str, Tensor]:
@@ -136,15 +136,15 @@ def _verify_checksums(source: WeightSource, path: str, file: io.BytesIO) -> None
 
 
 def _explain_failure(path: str, error: Exception) -> str:
-    found = _GLOBAL.search(str(error))
-    if found is None:
+    match = _GLOBAL.search(str(error))
+    if match is None:
         # The unpickler's words about other bytes say nothing to a user: `KeyError: 544502645`.
         return (
             f"{path} is neither a safetensors file nor written by torch.save; it may be "
             "incomplete, or a file of another kind"
         )
     return (
-        f"{path} contains more than tensors, numbers, text, lists and mappings ({found[1]}), and "
+        f"{path} contains more than tensors, numbers, text, lists and mappings ({match[1]}), and "
         "reading it would execute code; if you trust it, save its weights alone with "
         "torch.save(model.state_dict(), ...) or safetensors.torch.save_file, and use that file"
     )
@@ -153,12 +153,12 @@ def _explain_failure(path: str, error: Exception) -> str:
 def without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors without those that share memory with an earlier one, as safetensors
     requires; the model ties them again when it loads."""
-    found: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in tensors.items():
-        place = (tensor.data_ptr(), tensor.shape)
+        memory = (tensor.data_ptr(), tensor.shape)
         # empty tensors all have the address 0, without sharing anything
-        if not tensor.numel() or place not in seen:
-            found[name] = tensor.contiguous()
-        seen.add(place)
-    return found
+        if not tensor.numel() or memory not in seen:
+            kept[name] = tensor.contiguous()
+        seen.add(memory)
+    return kept

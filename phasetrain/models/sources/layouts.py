@@ -70,22 +70,24 @@ def read_torch(source: WeightSource, storage: Storage) -> SourceContent:
 
     A file of VISSL or ClassyVision, or a safetensors file, is detected.
     """
-    kind, loaded, digest = read_file(source, storage, source.path)
+    file_format, loaded, digest = read_file(source, storage, source.path)
     if CLASSY in loaded and source.key is None:
         return SourceContent(_read_classy(source, loaded), "vissl", digest, source.path)
     return SourceContent(
-        flatten_tensors(_select_state_dict(source, loaded)), kind, digest, source.path
+        flatten_tensors(_select_state_dict(source, loaded)), file_format, digest, source.path
     )
 
 
 @FORMATS.register("safetensors")
 def read_safetensors(source: WeightSource, storage: Storage) -> SourceContent:
     """Return the tensors in a safetensors file."""
-    kind, loaded, digest = read_file(source, storage, source.path)
-    if kind != "safetensors":
-        raise source.make_error(f"{source.where}.format = 'safetensors': this is a {kind} file")
+    file_format, loaded, digest = read_file(source, storage, source.path)
+    if file_format != "safetensors":
+        raise source.make_error(
+            f"{source.where}.format = 'safetensors': this is a {file_format} file"
+        )
     return SourceContent(
-        flatten_tensors(_select_state_dict(source, loaded)), kind, digest, source.path
+        flatten_tensors(_select_state_dict(source, loaded)), file_format, digest, source.path
     )
 
 
@@ -127,14 +129,14 @@ def read_huggingface(source: WeightSource, storage: Storage) -> SourceContent:
     if not names:
         return read_torch(source, storage)
     files = _find_weight_files(source, storage, names)
-    found = {}
+    tensors = {}
     digests = []
     for file in files:
         _, loaded, digest = read_file(source, storage, f"{source.path.rstrip('/')}/{file}")
-        found.update(flatten_tensors(_select_state_dict(source, loaded)))
+        tensors.update(flatten_tensors(_select_state_dict(source, loaded)))
         digests.append(digest)
     whole = digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
-    return SourceContent(found, "huggingface", whole, source.path)
+    return SourceContent(tensors, "huggingface", whole, source.path)
 
 
 def _holds_model(names: Sequence[str]) -> bool:

@@ -28,10 +28,10 @@ class SWASettings(SWASection):
         """
         if not isinstance(self.start, str):
             return float(self.start)
-        found = DURATION.fullmatch(self.start)
-        total = {"%": 100, **lengths}.get(found["unit"], 0) if found else 0
-        if found and total:
-            return float(found["number"]) / total
+        match = DURATION.fullmatch(self.start)
+        total = {"%": 100, **lengths}.get(match["unit"], 0) if match else 0
+        if match and total:
+            return float(match["number"]) / total
         return 0.0
 
 
@@ -58,7 +58,7 @@ def read_average_settings(section: Mapping[str, Any]) -> dict[str, Settings]:
         "schedule_free": ScheduleFreeSettings,
     }
     return {
-        name: read_section(kind, section[name])
-        for name, kind in kinds.items()
+        name: read_section(settings_class, section[name])
+        for name, settings_class in kinds.items()
         if section.get(name) is not None
     }

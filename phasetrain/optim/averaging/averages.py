@@ -71,11 +71,11 @@ class Average(ABC):
         # rounds to nothing.
         for name, parameter in model.named_parameters():
             if parameter.is_floating_point() and parameter.itemsize < 4:
-                kind = str(parameter.dtype).removeprefix("torch.")
+                dtype = str(parameter.dtype).removeprefix("torch.")
                 raise ConfigError(
-                    f"MODEL.{self.name}: parameter {name!r} is {kind}, which is too coarse for the "
-                    "small steps of an average, so it would not move; keep the weights in float32 "
-                    "and set MACHINE.precision=bf16"
+                    f"MODEL.{self.name}: parameter {name!r} is {dtype}, which is too coarse for "
+                    "the small steps of an average, so it would not move; keep the weights in "
+                    "float32 and set MACHINE.precision=bf16"
                 )
         chosen = _choose_parameters(model, match, f"MODEL.{self.name}.match")
         self._averaged: list[tuple[Tensor, Tensor]] = []
@@ -87,7 +87,7 @@ class Average(ABC):
                 self._averaged.append(pair)
             else:
                 self._copied.append(pair)
-        self._divided = any(is_dtensor(one) for one, _ in pairs)
+        self._divided = any(is_dtensor(parameter) for parameter, _ in pairs)
         both = zip(find_buffers(module), find_buffers(model), strict=True)
         # The dicts that hold buffers, not the tensors: a module may replace a buffer, or set it to
         # None.
@@ -384,7 +384,9 @@ def record_statistics(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Itera
         found.append(
             # float64 on the CPU: means over ranks are added in a fixed order there, so that the sum
             # does not depend on the world size.
-            torch.cat([one.detach().reshape(-1) for one in _statistics(norms)]).double().cpu()
+            torch.cat([statistic.detach().reshape(-1) for statistic in _statistics(norms)])
+            .double()
+            .cpu()
         )
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
@@ -397,8 +399,10 @@ def record_statistics(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Itera
 def set_statistics(norms: Sequence[_BatchNorm], values: Tensor) -> None:
     """Give batch norms statistics in the form in which `record_statistics` has noted them."""
     parts = _statistics(norms)
-    for one, value in zip(parts, torch.split(values, [one.numel() for one in parts]), strict=True):
-        one.copy_(value.view_as(one))
+    for statistic, value in zip(
+        parts, torch.split(values, [part.numel() for part in parts]), strict=True
+    ):
+        statistic.copy_(value.view_as(statistic))
 
 
 def _statistics(norms: Sequence[_BatchNorm]) -> list[Tensor]:

@@ -108,10 +108,10 @@ class RunLength:
         """
         total = sum(self.fraction(key, duration) for key, duration in durations.items())
         if total > 1 + TOLERANCE:
-            given = " and ".join(f"{key} = {duration!r}" for key, duration in durations.items())
+            listed = " and ".join(f"{key} = {duration!r}" for key, duration in durations.items())
             together = " together" if len(durations) > 1 else ""
             raise ValueError(
-                f"{given}{together} take {total * self.updates:.6g} updates, more than {self}"
+                f"{listed}{together} take {total * self.updates:.6g} updates, more than {self}"
             )
 
     def __str__(self) -> str:
@@ -123,13 +123,13 @@ class RunLength:
 def _parse_duration(key: str, duration: float | str) -> tuple[float, str]:
     if not isinstance(duration, str):
         return float(duration), ""
-    found = DURATION.fullmatch(duration)
-    unit = found["unit"].lower() if found else ""
+    match = DURATION.fullmatch(duration)
+    unit = match["unit"].lower() if match else ""
     if unit.isalpha():
         unit = unit.removesuffix("s") + "s"  # `1 epoch` is understood
-    if not found or (unit and unit not in UNITS):
+    if not match or (unit and unit not in UNITS):
         raise ValueError(
             f"{key} = {duration!r}: expected a fraction of the run such as 0.05, or a number with "
             f"one of the units {', '.join(UNITS)}, such as '5 epochs'{did_you_mean(unit, UNITS)}"
         )
-    return float(found["number"]), unit
+    return float(match["number"]), unit

@@ -116,7 +116,7 @@ class ParamSchedules:
             ]
             for stage in stages
         ]
-        self.options = {(one.group, one.option) for one in self._stages[0]}
+        self.options = {(entry.group, entry.option) for entry in self._stages[0]}
         self._factor = 1.0
         # Noted before the first `apply` writes scheduled values into the groups.
         self._base_lrs = [group.get("lr") for group in groups]
@@ -137,18 +137,18 @@ class ParamSchedules:
             if (number, "lr") not in self.options
         ]
         self._stages = [[*stage, *constant] for stage in self._stages]
-        self.options |= {(one.group, "lr") for one in constant}
+        self.options |= {(entry.group, "lr") for entry in constant}
 
     def remaining_lr(self, where: float) -> float:
         """Return the highest learning rate from `where` on, as a fraction of the highest one of the
         whole schedule; 1.0 for constant learning rates and for stages with their own schedules."""
-        rates = [one for one in self._stages[0] if one.option == "lr"]
+        rates = [entry for entry in self._stages[0] if entry.option == "lr"]
         if len(self._stages) > 1 or not rates:
             return 1.0
-        peak = max(one.peak(0.0) for one in rates)
+        peak = max(rate.peak(0.0) for rate in rates)
         if peak == 0:
             return 1.0
-        return max(one.peak(where) for one in rates) / peak
+        return max(rate.peak(where) for rate in rates) / peak
 
     def apply(
         self,
@@ -169,12 +169,12 @@ class ParamSchedules:
                 the epoch starts here.
         """
         now = (where, within)
-        for one in self._stages[stage]:
+        for entry in self._stages[stage]:
             at = now
-            if epoch_start is not None and one.is_held:
+            if epoch_start is not None and entry.is_held:
                 at = epoch_start
-            progress = at[1] if one.within_stage else at[0]
-            groups[one.group][one.option] = one.base * one.schedule(progress)
+            progress = at[1] if entry.within_stage else at[0]
+            groups[entry.group][entry.option] = entry.base * entry.schedule(progress)
         if self._factor != 1.0:
             for group in groups:
                 group["lr"] *= self._factor

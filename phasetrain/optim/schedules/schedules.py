@@ -305,8 +305,8 @@ def make_composite(
     begins = [0.0, *ends[:-1]]
     return Chain(
         [
-            _make_part(number, *one, run)
-            for number, one in enumerate(zip(parts, begins, ends, strict=True))
+            _make_part(number, *span, run)
+            for number, span in enumerate(zip(parts, begins, ends, strict=True))
         ]
     )
 
@@ -326,8 +326,8 @@ def check_schedule(where: str, schedule: object, updates: int) -> None:
     """
     expected = "expected a function of the progress in [0, 1) that returns a finite number"
     if not callable(schedule):
-        given = type(schedule).__name__
-        raise ConfigError(f"{where}: it is {given}, {expected}", code="schedule.invalid")
+        type_name = type(schedule).__name__
+        raise ConfigError(f"{where}: it is {type_name}, {expected}", code="schedule.invalid")
     count = max(1, min(updates, MOST_CHECKED))
     for number in range(count):
         update = number * max(updates, 1) // count
@@ -357,18 +357,18 @@ def _find_ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float
             raise ValueError(
                 f"parts[{number}].length: expected a duration; only the last part may leave it out"
             )
-    given = " + ".join(str(part.get("length", "the rest")) for part in parts)
+    listed = " + ".join(str(part.get("length", "the rest")) for part in parts)
     if ends[-1] > 1 + TOLERANCE:
         raise ValueError(
-            f"parts: {given} take {ends[-1] * run.updates:.6g} updates, more than {run}"
+            f"parts: {listed} take {ends[-1] * run.updates:.6g} updates, more than {run}"
         )
     if run.updates and ends[-1] < 1 - TOLERANCE:
         raise ValueError(
-            f"parts: {given} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave out "
-            "the length of the last part"
+            f"parts: {listed} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave "
+            "out the length of the last part"
         )
     if run.updates and ends[-2] > 1 - TOLERANCE:
-        raise ValueError(f"parts: {given} leave nothing for the last part of {run}")
+        raise ValueError(f"parts: {listed} leave nothing for the last part of {run}")
     return ends[1:]
 
 

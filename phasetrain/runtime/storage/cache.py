@@ -60,8 +60,8 @@ class CachedFile:
 
 def cache_folder() -> Path:
     """Return PHASETRAIN_CACHE, or `phasetrain` in the cache folder of the user."""
-    if given := os.environ.get("PHASETRAIN_CACHE"):
-        return Path(given).expanduser()
+    if folder := os.environ.get("PHASETRAIN_CACHE"):
+        return Path(folder).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "phasetrain"
 
@@ -89,12 +89,12 @@ def fetch(url: str, digest: str = "") -> CachedFile:
         raise _wrong_digest(url, named, wanted)
     try:
         cache = _Cache(cache_folder(), strip_secrets(url))
-        found = cache.find(wanted)
-        if found is None:
+        cached = cache.find(wanted)
+        if cached is None:
             with cache.lock():
                 # Again, since another process may have downloaded it meanwhile.
-                found = cache.find(wanted) or cache.update(url, wanted)
-        return found
+                cached = cache.find(wanted) or cache.update(url, wanted)
+        return cached
     except OSError as error:
         raise ConfigError(
             f"{redact_url(url)}: the cache {cache_folder()} cannot be written "
@@ -148,8 +148,8 @@ class _Cache:
             stat.identity,
             stat.size,
         )
-        if same and not digest and (found := self.find(str(record["digest"]))):
-            return found
+        if same and not digest and (cached := self.find(str(record["digest"]))):
+            return cached
         if stat.size is None and not digest:
             raise ConfigError(
                 f"{redact_url(url)}: the server does not say how long the file is, so a truncated "
@@ -248,10 +248,10 @@ class _Cache:
         os.utime(self._part, (STORED_AT, STORED_AT))
         self._part.replace(path)
         self._part_record.unlink(missing_ok=True)
-        found = CachedFile(str(path), size, digest, stat.identity)
-        _write_json(self._record, {"url": redact_url(self.url), **asdict(found)})
+        stored = CachedFile(str(path), size, digest, stat.identity)
+        _write_json(self._record, {"url": redact_url(self.url), **asdict(stored)})
         self._limit_size(digest)
-        return found
+        return stored
 
     def _limit_size(self, kept: str) -> None:
         """Delete the files that were not used for the longest time, down to PHASETRAIN_CACHE_GB."""

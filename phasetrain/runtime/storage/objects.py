@@ -81,10 +81,10 @@ def open_run_storage(path: str) -> Storage:
 
 
 def _unknown_prefix(path: str, prefix: str) -> ConfigError:
-    known = [*HANDLERS, *RUN_SCHEMES]
+    prefixes = [*HANDLERS, *RUN_SCHEMES]
     return ConfigError(
         f"RUN.dir = {redact_url(path)!r}: no path handler is registered for {prefix}://"
-        f"{did_you_mean(prefix, known)} Known: {', '.join(f'{name}://' for name in known)}; "
+        f"{did_you_mean(prefix, prefixes)} Known: {', '.join(f'{name}://' for name in prefixes)}; "
         f"register an iopath handler with @phasetrain.runtime.storage.HANDLERS.register({prefix!r})"
         " in a module of RUN.imports, or give a path of this machine",
         code="storage.unknown_prefix",

@@ -126,7 +126,7 @@ class StorageReader:
         self._before("read", path)
         with self._open_binary(path) as file, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             size = os.fstat(file.fileno()).st_size
-            leaves = pool.map(lambda place: _hash_part(file.fileno(), *place), leaf_ranges(size))
+            leaves = pool.map(lambda span: _hash_part(file.fileno(), *span), leaf_ranges(size))
             return FileRecord(size, hash_leaves(leaves))
 
     def _open_binary(self, path: str) -> RawIOBase:

@@ -80,10 +80,10 @@ def is_url(path: str) -> bool:
 
 def scheme_of(url: str) -> str:
     """Return the scheme of a URL in lower case, such as `s3`; empty for a path of this machine."""
-    found = _URL.match(url)
-    if found is None:
+    match = _URL.match(url)
+    if match is None:
         return ""
-    return found["scheme"].lower()
+    return match["scheme"].lower()
 
 
 def strip_file_scheme(path: str) -> str:
@@ -100,9 +100,9 @@ def split_digest(url: str) -> tuple[str, str]:
     Raises:
         ConfigError: it ends in something like a digest that is none (code `remote.bad_digest`).
     """
-    found = _DIGEST.search(url)
-    if found is not None:
-        return url[: found.start()], found["digest"].lower()
+    match = _DIGEST.search(url)
+    if match is not None:
+        return url[: match.start()], match["digest"].lower()
     # Ignored, it would leave the content unverified without a word.
     if wrong := _DIGEST_LIKE.search(url):
         raise ConfigError(
@@ -181,10 +181,10 @@ def find_system(scheme: str) -> Any:
     # Imported late: `import phasetrain` must stay light, and most runs read local files only.
     import fsspec
 
-    known = fsspec.available_protocols()
-    if scheme not in known:
+    protocols = fsspec.available_protocols()
+    if scheme not in protocols:
         raise ConfigError(
-            f"{scheme}://: no file system has this scheme{did_you_mean(scheme, known) or ';'} "
+            f"{scheme}://: no file system has this scheme{did_you_mean(scheme, protocols) or ';'} "
             "expected http, https, s3, memory, file, or another scheme of fsspec",
             code="remote.unknown_scheme",
         )
@@ -205,8 +205,8 @@ def find_system(scheme: str) -> Any:
 def _open_once(
     scheme: str, options: tuple[tuple[str, Any], ...], process: int, stall: float
 ) -> Any:
-    given = _list_options(scheme, stall) | dict(options)
-    return find_system(scheme)(skip_instance_cache=True, **given)
+    keywords = _list_options(scheme, stall) | dict(options)
+    return find_system(scheme)(skip_instance_cache=True, **keywords)
 
 
 def _list_options(scheme: str, stall: float) -> dict[str, Any]:
@@ -262,23 +262,23 @@ def list_urls(pattern: str) -> list[str]:
     if digest or not re.search(r"[*?\[]", address):
         return [pattern]
     system = open_system(address)
-    found = retry(address, lambda: system.glob(address))
-    return sorted(str(system.unstrip_protocol(name)) for name in found)
+    names = retry(address, lambda: system.glob(address))
+    return sorted(str(system.unstrip_protocol(name)) for name in names)
 
 
 def expand_braces(pattern: str) -> list[str]:
     """Return the texts that `{a,b}` and `{000..099}` in a pattern stand for, as in a shell."""
-    found = _BRACES.search(pattern)
-    if found is None:
+    match = _BRACES.search(pattern)
+    if match is None:
         return [pattern]
-    if found["first"] is not None:
-        first, last = int(found["first"]), int(found["last"])
-        width = len(found["first"]) if found["first"].startswith("0") else 0
+    if match["first"] is not None:
+        first, last = int(match["first"]), int(match["last"])
+        width = len(match["first"]) if match["first"].startswith("0") else 0
         step = 1 if last >= first else -1
         words = [f"{number:0{width}d}" for number in range(first, last + step, step)]
     else:
-        words = found["words"].split(",")
-    head, tail = pattern[: found.start()], pattern[found.end() :]
+        words = match["words"].split(",")
+    head, tail = pattern[: match.start()], pattern[match.end() :]
     return [text for word in words for text in expand_braces(f"{head}{word}{tail}")]
 
 
@@ -340,7 +340,7 @@ class Failure:
 
     def describe(self, url: str, tries: int, seconds: float, error: Exception) -> PhasetrainError:
         """Return the error for the user."""
-        place = redact_url(url)
+        address = redact_url(url)
         text = str(error)
         details = ""
         # fsspec raises FileNotFoundError with nothing but the URL or its path.
@@ -348,17 +348,17 @@ class Failure:
             details = redact_url(f" ({type(error).__name__}: {text}".rstrip(": ") + ")")
         if self.code == "remote.not_found":
             return ConfigError(
-                f"{place}: there is no such file{details}; check the address", code=self.code
+                f"{address}: there is no such file{details}; check the address", code=self.code
             )
         if self.code == "remote.forbidden":
             return ConfigError(
-                f"{place}: access is denied{details}; check the credentials of this machine, or "
+                f"{address}: access is denied{details}; check the credentials of this machine, or "
                 "sign the URL again",
                 code=self.code,
             )
         count = "1 try" if tries == 1 else f"{tries} tries in {seconds:.1f} s"
         return RemoteError(
-            f"{place}: {self.reason}{details} after {count}; check the network and the server, "
+            f"{address}: {self.reason}{details} after {count}; check the network and the server, "
             "then run the same command again, which keeps what has arrived; "
             "PHASETRAIN_REMOTE_TRIES and PHASETRAIN_STALL_SECONDS set the limits",
             code=self.code,
@@ -368,19 +368,19 @@ class Failure:
 def classify(error: BaseException) -> Failure:
     """Return the meaning of an error of fsspec or of its clients."""
     chain = list(_list_causes(error))
-    for one in chain:
-        status = _status_of(one)
+    for cause in chain:
+        status = _status_of(cause)
         if status is not None:
-            return _classify_status(status, one)
-    names = {name for one in chain for name in _class_names(one)}
-    if any(isinstance(one, TruncatedError) for one in chain) or "ClientPayloadError" in names:
+            return _classify_status(status, cause)
+    names = {name for cause in chain for name in _class_names(cause)}
+    if any(isinstance(cause, TruncatedError) for cause in chain) or "ClientPayloadError" in names:
         return Failure("remote.truncated", "the answer was cut off", passes=True)
-    if any(isinstance(one, TimeoutError) for one in chain) or "ReadTimeoutError" in names:
+    if any(isinstance(cause, TimeoutError) for cause in chain) or "ReadTimeoutError" in names:
         return Failure("remote.stalled", "no byte has arrived for too long", passes=True)
-    if any(isinstance(one, PermissionError) for one in chain) or "NoCredentialsError" in names:
+    if any(isinstance(cause, PermissionError) for cause in chain) or "NoCredentialsError" in names:
         return Failure("remote.forbidden", "access is denied", passes=False)
     # Last, since fsspec turns every failed question about a file into this error.
-    lost = "ClientError" in names or any(isinstance(one, ConnectionError) for one in chain)
+    lost = "ClientError" in names or any(isinstance(cause, ConnectionError) for cause in chain)
     if isinstance(error, FileNotFoundError | IsADirectoryError) and not lost:
         return Failure("remote.not_found", "there is no such file", passes=False)
     return Failure(
@@ -421,4 +421,4 @@ def _status_of(error: BaseException) -> int | None:
 
 def _class_names(error: BaseException) -> list[str]:
     # By name: neither aiohttp nor botocore need be installed.
-    return [kind.__name__ for kind in type(error).__mro__]
+    return [error_class.__name__ for error_class in type(error).__mro__]

@@ -75,16 +75,16 @@ class RemoteHandler(PathHandler):
             system = open_system(path)
             own = system._strip_protocol(path).strip("/")
             try:
-                found = system.ls(path, detail=False)
+                entries = system.ls(path, detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-            below = (str(name).strip("/") for name in found)
+            below = (str(name).strip("/") for name in entries)
             return sorted(
                 name.rpartition("/")[2] for name in below if name.startswith(own) and name != own
             )
 
-        found: list[str] = self._ask(path, list_names)
-        return found
+        names: list[str] = self._ask(path, list_names)
+        return names
 
     def _mkdirs(self, path: str, **kwargs: Any) -> None:
         """Do nothing: a prefix exists as soon as an object has it."""

@@ -30,17 +30,17 @@ def build_batch_transforms(
             which mixing makes of classes.
     """
     configs = context.stage_configs
-    found = tuple(
+    pipelines = tuple(
         _build_pipeline(context, config.DATA.TRAIN.batch_transforms, facts) for config in configs
     )
     if (classes := facts.get("classes")) is not None:
-        for stage, pipeline in enumerate(found):
+        for stage, pipeline in enumerate(pipelines):
             if pipeline.transforms:
                 check_takes_soft(
                     losses[stage if len(losses) > 1 else 0], classes, context.machine.device
                 )
-    if any(pipeline.transforms for pipeline in found):
-        return found
+    if any(pipeline.transforms for pipeline in pipelines):
+        return pipelines
     return ()
 
 
@@ -77,10 +77,10 @@ def _refusal(loss: nn.Module, scores: torch.Tensor, target: torch.Tensor) -> str
     """Return the error of the loss for such a target, or empty if it returns a scalar."""
     try:
         # A copy, because a loss may count its calls or keep running values.
-        found = deepcopy(loss)(scores, target)
+        value = deepcopy(loss)(scores, target)
     except MISFITS as error:
         raise_unless_misfit(error)
         return str(error).strip().partition("\n")[0] or type(error).__name__
-    if isinstance(found, torch.Tensor) and found.ndim == 0:
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
         return ""
     return "it does not return a scalar"

@@ -321,10 +321,10 @@ def _measure_input(context: BuildContext, split: SplitData) -> dict[str, Any]:
     shape = measure_sample(split) if wanted else None
     if shape is None:
         return {}
-    found: dict[str, Any] = {"input_shape": shape}
+    measured: dict[str, Any] = {"input_shape": shape}
     if len(shape) == 3:
-        found["channels"] = shape[0]
-    return {key: found[key] for key in wanted & found.keys()}
+        measured["channels"] = shape[0]
+    return {key: measured[key] for key in wanted & measured.keys()}
 
 
 def measure_sample(split: SplitData) -> tuple[int, ...] | None:
@@ -370,20 +370,20 @@ def build_stage_losses(
     """
     if all(config.LOSS == context.config.LOSS for config in context.stages):
         return []
-    found = []
+    losses = []
     for number, config in enumerate(context.stages):
         same = config.LOSS == context.config.LOSS
         stage_loss = loss
         if not same:
             stage_loss = build_loss(context, facts, config.LOSS).to(context.machine.device)
-        found.append(stage_loss)
+        losses.append(stage_loss)
         if stage_loss.state_dict() or (not same and loss.state_dict()):
             raise ConfigError(
                 f"PHASES.stages[{number}].LOSS: the loss {config.LOSS.name!r} has weights or "
                 "buffers of its own, which would be lost between stages; only a loss without "
                 "state may change during a run"
             )
-    return found
+    return losses
 
 
 def prepare_modules(
@@ -473,11 +473,11 @@ def make_model(
             f"{where} = {section!r}: expected a mapping with the `name` of a model and its "
             "parameters"
         )
-    given = {**facts, **own, "make_model": partial(make_model, context, facts=facts)}
+    values = {**facts, **own, "make_model": partial(make_model, context, facts=facts)}
     name = section["name"]
     used = dict[str, Any]()
     model = MODELS.build(
-        name, parameters_of(section, {"name"}), where=where, facts=given, used=used
+        name, parameters_of(section, {"name"}), where=where, facts=values, used=used
     )
     context.used.update(
         {key: value for key, value in used.items() if not key.endswith(".make_model")}
@@ -534,8 +534,12 @@ def make_loss(
     # A function loss(output, target, ...) and not a factory of one.
     if not isinstance(factory, type) and list(parameters(factory))[1:2] == ["target"]:
         return FunctionLoss(factory, params)
-    given = {**facts, "make_loss": partial(make_loss, context, facts=facts), "world": context.world}
-    loss = LOSSES.build(name, params, where=where, facts=given, used=used)
+    values = {
+        **facts,
+        "make_loss": partial(make_loss, context, facts=facts),
+        "world": context.world,
+    }
+    loss = LOSSES.build(name, params, where=where, facts=values, used=used)
     context.used.update(
         {key: value for key, value in used.items() if not key.endswith((".make_loss", ".world"))}
     )
@@ -596,12 +600,12 @@ def choose_outputs(context: BuildContext) -> dict[str, OutputChoice]:
 def list_updates_per_epoch(plan: Plan) -> list[float]:
     """Return the updates per pass over the training data in each stage; 0.0 for a stage without
     train phases."""
-    found = [0.0] * len(plan.stages)
+    updates = [0.0] * len(plan.stages)
     # Backwards, so that the first pass of a stage counts: a later one may be shorter.
     for phase, _ in reversed(plan.phases.kinds):
         if phase.is_train:
-            found[phase.stage] = phase.end / phase.batch_size
-    return found
+            updates[phase.stage] = phase.end / phase.batch_size
+    return updates
 
 
 def _check_class_weights(loss: Any, where: str, facts: Mapping[str, Any]) -> None:

@@ -79,7 +79,9 @@ def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
         return
     pieces = max(world.size, *(config.OPTIMIZER.accumulate or 1 for config in configs))
     samplers = [config.DATA.TRAIN.sampler for config in configs]
-    if pieces > 1 or any(isinstance(one, Mapping) and one.get("max_tokens") for one in samplers):
+    if pieces > 1 or any(
+        isinstance(sampler, Mapping) and sampler.get("max_tokens") for sampler in samplers
+    ):
         raise ConfigError(
             f"LOSS.name = {configs[0].LOSS.name!r}: one of its terms ignores targets or weights "
             "classes, so its mean is not over samples, and computing a batch in parts would change "

@@ -120,11 +120,11 @@ class SplitData:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset and of the excluded samples."""
-        found = find_fingerprint(self.section, self.reader.dataset)
+        fingerprint = find_fingerprint(self.section, self.reader.dataset)
         if self.excluded is not None:
             # The config may name a file, whose content can change.
-            return f"{found}{WITHOUT}{self.excluded.digest()[:16]}"
-        return found
+            return f"{fingerprint}{WITHOUT}{self.excluded.digest()[:16]}"
+        return fingerprint
 
 
 def find_fingerprint(section: AttrDict, dataset: Any) -> str:
@@ -141,20 +141,20 @@ def build_data(context: BuildContext) -> dict[str, SplitData]:
     """Return the data of every split, `train` first if there is training data; opens datasets, but
     reads no sample."""
     sections = context.config.DATA
-    found: dict[str, SplitData] = {}
+    splits: dict[str, SplitData] = {}
     names: dict[str, Any] = {}
     # Train first: test splits take its class names, so that labels mean the same in both.
     if sections.TRAIN.dataset is not None:
         train = build_split(context, TRAIN, sections.TRAIN, {})
-        found[TRAIN] = train
+        splits[TRAIN] = train
         names = {key: train.facts[key] for key in SHARED_FACTS if key in train.facts}
-    found |= {
+    splits |= {
         key.lower(): build_split(context, key.lower(), sections[key], names)
         for key in sections
         if key != "TRAIN"
     }
-    found = _align_windows(context, found)
-    return {name: _add_stages(context, name, split, names) for name, split in found.items()}
+    splits = _align_windows(context, splits)
+    return {name: _add_stages(context, name, split, names) for name, split in splits.items()}
 
 
 def build_plan(context: BuildContext, data: Mapping[str, SplitData]) -> Plan:
@@ -177,7 +177,7 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
         unit: length for unit in UNITS if (length := context.config.PHASES.get(unit)) is not None
     }
     averages = read_average_settings(context.config.MODEL).items()
-    averaged = {name: one.share(lengths) for name, one in averages if one.test}
+    averaged = {name: average.share(lengths) for name, average in averages if average.test}
     for number, config in enumerate(configs):
         where = f"PHASES.stages[{number}]" if names else "PHASES"
         _check_end(data[TRAIN].at(number), config, where)
@@ -199,14 +199,14 @@ def list_splits(
     context: BuildContext, data: Mapping[str, SplitData], stage: int = 0
 ) -> dict[str, Split]:
     """Return the splits of a stage, as the plan sees them."""
-    found = {}
+    splits = {}
     for name, split in data.items():
         at = split.at(stage)
         every = None if split.train else _read_interval(at.section.every)
-        found[name] = Split(
+        splits[name] = Split(
             name, at.length, at.section.batch_size, at.section.drop_last, at.windows, every
         )
-    return found
+    return splits
 
 
 def count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
@@ -258,17 +258,17 @@ def _add_stages(
     key = name.upper()
     if name == TRAIN:
         facts = {}
-    found: list[SplitData] = []
+    variants: list[SplitData] = []
     for config in context.stages:
         section = config.DATA[key]
         # Stages with the same section share one reader and one order.
-        made = next((one for one in found if one.section == section), None)
+        made = next((variant for variant in variants if variant.section == section), None)
         if made is None and section == context.config.DATA[key]:
             made = split
         if made is None:
             made = build_split(context, name, section, facts, split.reader.dataset)
-        found.append(replace(made, windows=split.windows))
-    return replace(split, stages=tuple(found))
+        variants.append(replace(made, windows=split.windows))
+    return replace(split, stages=tuple(variants))
 
 
 def build_split(
@@ -301,11 +301,11 @@ def build_split(
         pipeline = reader.pipeline
     if name == TRAIN and context.config.PHASES.overfit is not None:
         order = _overfit_order(context, order, section.batch_size, pass_length(order, len(dataset)))
-    known = _facts(dataset, where)
-    if "input_shape" in known:
-        shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
+    dataset_facts = _facts(dataset, where)
+    if "input_shape" in dataset_facts:
+        shape = _shape_after(pipeline, dataset_facts.pop("input_shape"), f"{where}.transforms")
         if shape is not None:
-            known["input_shape"] = shape
+            dataset_facts["input_shape"] = shape
     windows: tuple[int, ...] = ()
     if isinstance(dataset, WindowedDataset):
         windows = tuple(dataset.window_lengths)
@@ -329,7 +329,7 @@ def build_split(
         reader,
         order,
         length,
-        known,
+        dataset_facts,
         train=name == TRAIN,
         windows=windows,
         loader=loader,
@@ -453,14 +453,14 @@ def _overfit_order(
 def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLoader:
     """Return the batches of one split."""
     section = split.section
-    samplers = [_build_sampler(context, one) for one in split.stages or (split,)]
+    samplers = [_build_sampler(context, variant) for variant in split.stages or (split,)]
     readers = split.stages
     sampler: PhaseSampler | PerStageSampler = samplers[0]
     if len(samplers) > 1:
         sampler = PerStageSampler(samplers)
     reader: SampleReader | SourcesReader | PerStageReader
     if len(readers) > 1:
-        reader = PerStageReader([one.reader for one in readers])
+        reader = PerStageReader([variant.reader for variant in readers])
     else:
         reader = split.at(0).reader
     folder = context.config.RUN.dir
@@ -482,8 +482,8 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
     if split.loader is not None:
         assert isinstance(split.reader, SampleReader), "sources have no custom loader"
         selection = split.reader.selection
-        known = (split.reader, _build_sampler(context, split), plan, settings)
-        return CustomLoader(split.loader, selection, context.seed, *known)
+        arguments = (split.reader, _build_sampler(context, split), plan, settings)
+        return CustomLoader(split.loader, selection, context.seed, *arguments)
     return PhaseLoader(reader, sampler, plan, settings)
 
 
@@ -560,7 +560,7 @@ def _facts(dataset: Samples, where: str) -> dict[str, Any]:
 def read_class_attributes(dataset: Any) -> dict[str, Any]:
     """Return the facts `classes` and `class_names` of a dataset without `facts()`: its attribute
     `class_names`, or `classes`, which in torchvision is the list of names."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     values = []
     if isinstance(dataset, HasClasses):
         values.append(dataset.classes)
@@ -568,13 +568,15 @@ def read_class_attributes(dataset: Any) -> dict[str, Any]:
         values.append(dataset.class_names)
     for value in values:
         if isinstance(value, int) and not isinstance(value, bool):
-            found["classes"] = value
+            facts["classes"] = value
         elif (
-            isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
+            isinstance(value, list | tuple)
+            and value
+            and all(isinstance(item, str) for item in value)
         ):
-            found["class_names"] = tuple(value)
-            found.setdefault("classes", len(value))
-    return found
+            facts["class_names"] = tuple(value)
+            facts.setdefault("classes", len(value))
+    return facts
 
 
 def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:

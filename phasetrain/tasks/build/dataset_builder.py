@@ -55,11 +55,11 @@ def open_dataset(
         used=context.used,
     )
     length = find_length(dataset)
-    given = f"{where}.dataset = {section.dataset!r}"
-    kind = type(dataset).__name__
+    setting = f"{where}.dataset = {section.dataset!r}"
+    type_name = type(dataset).__name__
     if shard is not None and isinstance(dataset, Indexed) and not reads_forward(dataset):
         raise ConfigError(
-            f"{given}: {kind} takes `rank` and `processes`, and only an iterable may yield the "
+            f"{setting}: {type_name} takes `rank` and `processes`, and only an iterable may yield the "
             "samples of one rank; every rank needs all samples of a dataset with indices, of which "
             "it reads its part of each batch",
             code="data.rank_dependent",
@@ -68,13 +68,13 @@ def open_dataset(
         return dataset
     if dataset is None or not (reads_forward(dataset) or isinstance(dataset, Indexed)):
         raise ConfigError(
-            f"{given}: it returned {kind}, expected a dataset: an object with __len__ and "
+            f"{setting}: it returned {type_name}, expected a dataset: an object with __len__ and "
             "__getitem__, or torch's IterableDataset",
             code="data.no_dataset",
         )
     if name != TRAIN and length is None:
         raise ConfigError(
-            f"{given}: {kind} has no length, and a test is one pass over its samples; give it "
+            f"{setting}: {type_name} has no length, and a test is one pass over its samples; give it "
             f"__len__, or {STREAM_ADVICE}",
             code="data.no_length",
         )
@@ -83,11 +83,11 @@ def open_dataset(
     length = None if name == TRAIN else length
     seed = seed_of(context.seed, "forward", name)
     try:
-        found = ForwardDataset(dataset, seed, length, shard)
+        wrapped = ForwardDataset(dataset, seed, length, shard)
     except TypeError as error:
-        raise ConfigError(f"{given}: {error}", code="data.no_dataset") from error
-    _check_section(context, where, section, found)
-    return found
+        raise ConfigError(f"{setting}: {error}", code="data.no_dataset") from error
+    _check_section(context, where, section, wrapped)
+    return wrapped
 
 
 def _find_shard(context: BuildContext, where: str, section: AttrDict) -> RankShard | None:
@@ -103,7 +103,7 @@ def _find_shard(context: BuildContext, where: str, section: AttrDict) -> RankSha
     wanted = {"rank", "processes"}
     if not wanted <= takes or wanted & section.keys():
         return None
-    if any(one.DATA.TRAIN.batch_size != section.batch_size for one in context.stages):
+    if any(config.DATA.TRAIN.batch_size != section.batch_size for config in context.stages):
         raise ConfigError(
             f"{where}.dataset = {section.dataset!r} yields the samples of one rank, and "
             "PHASES.stages change the batch size, with which the position in them changes; leave "
@@ -121,25 +121,25 @@ def _check_section(
     Raises:
         ConfigError: names the key.
     """
-    kind = type(dataset.dataset).__name__
+    type_name = type(dataset.dataset).__name__
     sampler = section.sampler if isinstance(section.sampler, str) else section.sampler["name"]
     if sampler not in ("shuffled", "sequential"):  # `shuffled` is the default
-        raise _conflict(f"{where}.sampler = {sampler!r}", f"{kind} is read in its own order")
+        raise _conflict(f"{where}.sampler = {sampler!r}", f"{type_name} is read in its own order")
     if not Subset(**section.subset).has_all:
-        raise _conflict(f"{where}.subset", f"{kind} has no length")
+        raise _conflict(f"{where}.subset", f"{type_name} has no length")
     if section.loader is not None:
-        raise _conflict(f"{where}.loader", f"{kind} has no length")
+        raise _conflict(f"{where}.loader", f"{type_name} has no length")
     if not dataset.is_iterable:
         return
     if section.on_bad_sample != "raise":
         raise _conflict(
             f"{where}.on_bad_sample = {section.on_bad_sample!r}",
-            f"{kind} is an iterable, which ends with its first error",
+            f"{type_name} is an iterable, which ends with its first error",
         )
     if isinstance(section.workers, int) and section.workers > 1:
         raise _conflict(
             f"{where}.workers = {section.workers}",
-            f"{kind} is an iterable, which is read by one worker of each rank at most",
+            f"{type_name} is an iterable, which is read by one worker of each rank at most",
         )
 
 

@@ -113,7 +113,7 @@ def check_sources(where: str, section: AttrDict, batches: SourceBatches, *, is_t
         ConfigError: the split is a test, a key does not fit, or a micro-batch cannot have its part
             of each source.
     """
-    given = f"{where}.datasets.*.batch_size"
+    batch_size_keys = f"{where}.datasets.*.batch_size"
     misfits = {
         f"{where}.sampler": section.sampler != "shuffled",
         f"{where}.subset": not Subset(**section.subset).has_all,
@@ -123,14 +123,14 @@ def check_sources(where: str, section: AttrDict, batches: SourceBatches, *, is_t
     }
     if not is_train:
         raise ConfigError(
-            f"{given}: a test reads each sample once, so its sources have no batch sizes; leave "
+            f"{batch_size_keys}: a test reads each sample once, so its sources have no batch sizes; leave "
             "them out, or make each dataset a split",
             code="config.conflict",
         )
     for key, is_set in misfits.items():
         if is_set:
             raise ConfigError(
-                f"{key}: with {given} each batch has a fixed number of shuffled samples of each "
+                f"{key}: with {batch_size_keys} each batch has a fixed number of shuffled samples of each "
                 "source; leave it out (a source may have a `subset`)",
                 code="config.conflict",
             )
@@ -228,20 +228,20 @@ def find_field_kinds(where: str, section: AttrDict, dataset: Any) -> FieldKinds 
     Raises:
         ConfigError: a kind or an option does not exist.
     """
-    given = section.fields
-    if given is None and isinstance(dataset, HasFieldKinds):
-        given = dataset.field_kinds
-    if given is None and isinstance(dataset, MixedDataset):
+    field_kinds = section.fields
+    if field_kinds is None and isinstance(dataset, HasFieldKinds):
+        field_kinds = dataset.field_kinds
+    if field_kinds is None and isinstance(dataset, MixedDataset):
         # Only if all agree: transforms see the samples of all sources.
         declared = [
             source.field_kinds if isinstance(source, HasFieldKinds) else None
             for source in dataset.sources.values()
         ]
-        if all(one == declared[0] for one in declared):
-            given = declared[0]
-    if not given:
+        if all(kinds == declared[0] for kinds in declared):
+            field_kinds = declared[0]
+    if not field_kinds:
         return None
-    return parse_field_kinds(given, f"{where}.fields")
+    return parse_field_kinds(field_kinds, f"{where}.fields")
 
 
 def build_selection(
@@ -259,7 +259,9 @@ def build_selection(
     targets: Any = section.targets
     if kinds:
         if inputs is None:
-            inputs = _one_or_all([name for name, one in kinds.items() if one.kind == "image"])
+            inputs = _one_or_all(
+                [name for name, field_kind in kinds.items() if field_kind.kind == "image"]
+            )
         if targets is None and section.label_type == "given":
             named = inputs if isinstance(inputs, list | tuple) else [inputs]
             targets = _one_or_all([name for name in kinds if name not in named])
@@ -279,9 +281,9 @@ def build_collate(context: BuildContext, where: str, item: str | Mapping[str, An
         ConfigError: it cannot be built, or the factory returns no function.
     """
     where = f"{where}.collate"
-    found = _make_collate(where, item)
-    check_callable(where, found, "of a list of samples")
-    return found
+    collate = _make_collate(where, item)
+    check_callable(where, collate, "of a list of samples")
+    return collate
 
 
 def check_callable(where: str, found: object, of_what: str) -> None:
@@ -302,7 +304,7 @@ def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
     if isinstance(item, str):
         item = {"name": item}
     name = item["name"]
-    given = parameters_of(item, {"name"})
+    params = parameters_of(item, {"name"})
     factory = COLLATES.find(name, where)
     first = next(iter(parameters(factory).values()), None)
     if (
@@ -311,11 +313,11 @@ def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
         or first is None
         or first.default is not Parameter.empty
     ):
-        return COLLATES.build(name, given, where=where)
-    if first.name in given:
-        return COLLATES.build(name, given, where=where)
-    if given:
-        return partial(factory, **given)
+        return COLLATES.build(name, params, where=where)
+    if first.name in params:
+        return COLLATES.build(name, params, where=where)
+    if params:
+        return partial(factory, **params)
     return factory
 
 

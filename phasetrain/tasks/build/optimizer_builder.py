@@ -115,13 +115,13 @@ def build_updaters(
             f"MODEL.name = {context.config.MODEL.name!r}: the model has no parameters to train"
         )
     specs = _list_specs(context, model, loss, facts)
-    kind = TASKS.find(context.config.TASK.name, "TASK.name")
+    task = TASKS.find(context.config.TASK.name, "TASK.name")
     passes = ""
-    if makes_several_passes(kind):
+    if makes_several_passes(task):
         passes = f"TASK.name = {context.config.TASK.name!r}"
     check_conflicts(context, strategy, specs, find_sparse_weights(model, loss), passes)
     together = [specs]
-    if isinstance(kind, type) and issubclass(kind, Task) and kind.separate_updaters:
+    if isinstance(task, type) and issubclass(task, Task) and task.separate_updaters:
         together = [[spec] for spec in specs]
     else:
         reject_own_limits(specs)
@@ -136,14 +136,14 @@ def tabulate_groups(
 ) -> list[tuple[str, str, str, str]]:
     """Return a row for each parameter group, and for frozen parameters."""
     specs = _list_specs(context, model, loss, facts)
-    found = []
+    rows = []
     for spec in specs:
         for options, weights, scalars, names in tabulate(spec.groups):
             prefix = f"{spec.label or 'OPTIMIZER'} ({spec.name}): " if len(specs) > 1 else ""
-            found.append((prefix + options, weights, scalars, names))
-    if len(found) == 1:  # a single group says nothing that the summary of the model does not
-        found = []
-    return found + tabulate_frozen(model)
+            rows.append((prefix + options, weights, scalars, names))
+    if len(rows) == 1:  # a single group says nothing that the summary of the model does not
+        rows = []
+    return rows + tabulate_frozen(model)
 
 
 def _list_specs(
@@ -206,8 +206,8 @@ def _build_updater(
         schedules=Schedules(
             build_schedules(context, section.SCHEDULES, "OPTIMIZER", facts, optimizer.defaults),
             [
-                build_stage_options(context, config, {**facts, **known}, number)
-                for number, (config, known) in enumerate(zip(context.stages, stages, strict=False))
+                build_stage_options(context, config, {**facts, **extra}, number)
+                for number, (config, extra) in enumerate(zip(context.stages, stages, strict=False))
             ],
             by_group,
         ),
@@ -275,17 +275,17 @@ def _build_unheld(
     Raises:
         ConfigError: it cannot be built, or a value of it is not a finite number.
     """
-    given = {} if isinstance(item, str) else parameters_of(item, {"name"})
+    params = {} if isinstance(item, str) else parameters_of(item, {"name"})
     name = item if isinstance(item, str) else item["name"]
     factory = SCHEDULES.find(name, f"{where}.name")
     schedule: Any
-    if "where" in parameters(factory) and given.keys() <= parameters(factory).keys() - {"where"}:
-        schedule = partial(factory, **given)
+    if "where" in parameters(factory) and params.keys() <= parameters(factory).keys() - {"where"}:
+        schedule = partial(factory, **params)
     else:
         schedule = context.named(SCHEDULES, item, where, facts)
     check_schedule(where, schedule, facts.get("updates", 0))
-    found: ParamScheduler = schedule
-    return found
+    checked: ParamScheduler = schedule
+    return checked
 
 
 def _find_interval(item: Any, where: str) -> str | None:
@@ -302,15 +302,15 @@ def build_group_schedules(
     context: BuildContext, specs: Sequence[OptimizerSpec], made: Optimizer, facts: Mapping[str, Any]
 ) -> GroupSchedules:
     """Return the schedules of OPTIMIZER.others by number of group."""
-    found = dict[int, Mapping[str, Any]]()
+    by_group = dict[int, Mapping[str, Any]]()
     first = 0
     for spec in specs:
         if isinstance(made, MultiOptimizer) and spec.label:
             values = made.optimizers[spec.label].defaults
             own = build_schedules(context, spec.schedules, spec.where, facts, values)
-            found |= dict.fromkeys(range(first, first + len(spec.groups)), own)
+            by_group |= dict.fromkeys(range(first, first + len(spec.groups)), own)
         first += len(spec.groups)
-    return found
+    return by_group
 
 
 def check_conflicts(
@@ -379,10 +379,10 @@ def build_stage_options(
     whole = context.config.OPTIMIZER
     section = config.OPTIMIZER
     where = f"PHASES.stages[{stage}].OPTIMIZER"
-    given = context.config.PHASES.stages[stage].get("OPTIMIZER", {}).get("SCHEDULES", {})
+    stage_schedules = context.config.PHASES.stages[stage].get("OPTIMIZER", {}).get("SCHEDULES", {})
     # Only what the stage itself sets runs over the stage; inherited schedules run over the whole
     # run.
-    own = {option: item for option, item in section.SCHEDULES.items() if option in given}
+    own = {option: item for option, item in section.SCHEDULES.items() if option in stage_schedules}
     schedules = build_schedules(context, own, where, facts, section)
     changed = {
         option: (whole.get(option), section[option]) for option in section if option in STAGED

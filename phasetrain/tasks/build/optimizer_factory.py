@@ -81,7 +81,7 @@ def list_optimizer_specs(
         frozen=frozen,
     )
     params = parameters_of(section, OPTIMIZER_KEYS)
-    found = [OptimizerSpec(MAIN, "OPTIMIZER", section["name"], section["lr"], params, groups, {})]
+    specs = [OptimizerSpec(MAIN, "OPTIMIZER", section["name"], section["lr"], params, groups, {})]
     for label, other in others.items():
         where = f"OPTIMIZER.others.{label}"
         lr = other.get("lr", section["lr"])
@@ -91,10 +91,10 @@ def list_optimizer_specs(
         params = parameters_of(other, OTHER_KEYS)
         schedules = other.get("SCHEDULES") or {}
         limits = {key: other[key] for key in LIMITS if key in other}
-        found.append(
+        specs.append(
             OptimizerSpec(label, where, other["name"], lr, params, groups, schedules, limits)
         )
-    return [_arrange_groups(spec) for spec in found]
+    return [_arrange_groups(spec) for spec in specs]
 
 
 def _arrange_groups(spec: OptimizerSpec) -> OptimizerSpec:

@@ -52,16 +52,16 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
     base = NOTHING
     if (section := context.config.MODEL.adapters) is not None:
         base = freeze_names(model, list_base_parameters(model, section))
-    found = []
+    frozen = []
     for number, config in enumerate(configs):
         patterns = config.MODEL.freeze
         if patterns == context.config.MODEL.freeze:
-            found.append(base | match_frozen(model, patterns))
+            frozen.append(base | match_frozen(model, patterns))
         else:
             # A message has to name the key that the user has written.
             where = f"PHASES.stages[{number}].MODEL.freeze"
-            found.append(base | match_frozen(model, patterns, where))
-    return found
+            frozen.append(base | match_frozen(model, patterns, where))
+    return frozen
 
 
 def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -> list[str]:
@@ -83,10 +83,12 @@ def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -
         return []
     where = f"{EXCLUDE} = [{', '.join(patterns)}]"
     _check_excludable(context, where, strategy)
-    state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
-    found: list[str] = []
+    state = {
+        name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)
+    }
+    matches: list[str] = []
     for pattern in patterns:
-        found += match_names(
+        matches += match_names(
             pattern,
             state,
             f"{EXCLUDE} = [{pattern}]: patterns cover whole names, such as trunk.*, and this one "
@@ -96,7 +98,7 @@ def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     changing = [
         name
-        for name in found
+        for name in matches
         if (name not in always.parameters if name in parameters else not _is_inside(name, always))
     ]
     if changing:
@@ -106,7 +108,7 @@ def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -
             "of modules that are frozen as a whole",
             code="checkpoint.not_excludable",
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(matches))
 
 
 def _list_base(context: BuildContext, model: nn.Module) -> list[str]:
@@ -176,10 +178,15 @@ def build_freeze_schedule(
     """
     stages = find_frozen(context, model)
     until = find_temporary_freezes(context, model, facts)
-    if not until and not any(one.parameters for one in stages):
+    if not until and not any(frozen.parameters for frozen in stages):
         return None
-    trained = [one for part in (model, loss) for one in part.parameters() if one.requires_grad]
-    tensors = {id(one): strategy.optimizer_parameter(one) for one in trained}
+    trained = [
+        parameter
+        for part in (model, loss)
+        for parameter in part.parameters()
+        if parameter.requires_grad
+    ]
+    tensors = {id(parameter): strategy.optimizer_parameter(parameter) for parameter in trained}
     return FreezeSchedule(model, stages, until, tensors)
 
 
@@ -197,15 +204,15 @@ def find_temporary_freezes(
     for number, rule in enumerate(context.config.MODEL.freeze_updates):
         where = f"{UPDATES}[{number}]"
         match, duration = _rule(rule, where)
-        found = match_frozen(model, match, f"{where}.match")
-        if found.parameters <= always.parameters:
+        frozen = match_frozen(model, match, f"{where}.match")
+        if frozen.parameters <= always.parameters:
             raise ConfigError(
                 f"{where}.match = {match}: MODEL.freeze freezes all of these weights for the whole "
                 "run; drop one of the two",
                 code="config.conflict",
             )
-        until.append((found, _updates(f"{where}.for", duration, run)))
-    return [(found, end) for found, end in until if end]
+        until.append((frozen, _updates(f"{where}.for", duration, run)))
+    return [(frozen, end) for frozen, end in until if end]
 
 
 def describe_freezes(
@@ -215,7 +222,7 @@ def describe_freezes(
     frozen for a time."""
     stages = find_frozen(context, model)
     until = find_temporary_freezes(context, model, facts)
-    found = {}
+    descriptions = {}
     # Duplicates too: a pattern may match any of the names of a tied weight.
     for name, parameter in model.named_parameters(remove_duplicate=False):
         numbers = [
@@ -228,8 +235,8 @@ def describe_freezes(
         if numbers:
             notes.append(f"frozen in stages {', '.join(numbers)}")
         if notes and parameter.requires_grad:
-            found[id(parameter)] = ", ".join(notes)
-    return found
+            descriptions[id(parameter)] = ", ".join(notes)
+    return descriptions
 
 
 def copy_for_averages(context: BuildContext, model: nn.Module) -> dict[str, nn.Module]:
@@ -272,38 +279,49 @@ def build_averages(
             "set MODEL.schedule_free=null",
             code="config.conflict",
         )
-    found: dict[str, Average] = {}
+    averages: dict[str, Average] = {}
     for name, settings in wanted.items():
         if strategy.shards_weights:
             # Sharded in the same way, so that averaging pairs local shards and needs no
             # communication.
             strategy.prepare(copies[name], nn.Identity())
         if isinstance(settings, EMASettings):
-            found[name] = EMA(model, copies[name], settings)
+            averages[name] = EMA(model, copies[name], settings)
         elif isinstance(settings, ScheduleFreeSettings):
-            found[name] = ScheduleFree(model, copies[name], settings, schedule_free, frozen)
+            averages[name] = ScheduleFree(model, copies[name], settings, schedule_free, frozen)
         else:
-            found[name] = SWA(model, copies[name], settings, _length(facts), frozen)
-    return found
+            averages[name] = SWA(model, copies[name], settings, _length(facts), frozen)
+    return averages
 
 
 def _list_schedule_free(updaters: Iterable[Updater]) -> list[ScheduleFreeOptimizer]:
-    found: list[ScheduleFreeOptimizer] = []
+    optimizers: list[ScheduleFreeOptimizer] = []
     for updater in updaters:
         optimizer = updater.optimizer
         several = [optimizer]
         if isinstance(optimizer, MultiOptimizer):
             several = list(optimizer.optimizers.values())
-        found += [one for one in several if isinstance(one, ScheduleFreeOptimizer)]
-    return found
+        optimizers += [inner for inner in several if isinstance(inner, ScheduleFreeOptimizer)]
+    return optimizers
 
 
 def tabulate_frozen(model: nn.Module) -> list[tuple[str, str, str, str]]:
     """Return a row of the table of groups for the parameters that no optimizer has, if any."""
-    found = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
-    if found:
-        names = join_first((name for name, _ in found), 3)
-        return [("frozen", str(len(found)), f"{sum(one.numel() for _, one in found):,}", names)]
+    frozen = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    ]
+    if frozen:
+        names = join_first((name for name, _ in frozen), 3)
+        return [
+            (
+                "frozen",
+                str(len(frozen)),
+                f"{sum(parameter.numel() for _, parameter in frozen):,}",
+                names,
+            )
+        ]
     return []
 
 
@@ -314,11 +332,10 @@ def _length(facts: Mapping[str, Any]) -> RunLength:
 def _rule(rule: Any, where: str) -> tuple[list[str], Any]:
     """Return patterns and duration of a rule of MODEL.freeze_updates."""
     if not isinstance(rule, Mapping) or set(rule) != {"match", "for"}:
-        given = rule
         if isinstance(rule, Mapping):
-            given = dict(rule)  # an AttrDict would show its class
+            rule = dict(rule)  # an AttrDict would show its class
         raise ConfigError(
-            f"{where} = {given!r}: expected `match`, patterns over names, and `for`, a number of "
+            f"{where} = {rule!r}: expected `match`, patterns over names, and `for`, a number of "
             "updates or a duration, such as {match: trunk, for: 2 epochs}"
         )
     if isinstance(rule["match"], str):

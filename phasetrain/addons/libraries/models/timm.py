@@ -45,9 +45,9 @@ def find_timm_model(name: str) -> Factory[nn.Module] | None:
             params: other parameters of `timm.create_model`, such as `drop_path_rate`.
         """
         facts = {"num_classes": classes, "in_chans": channels}
-        known = {key: value for key, value in facts.items() if value is not None}
+        arguments = {key: value for key, value in facts.items() if value is not None}
         made: nn.Module = timm.create_model(
-            name, **known | check_params(params, WEIGHTS, pretrained=pretrained)
+            name, **arguments | check_params(params, WEIGHTS, pretrained=pretrained)
         )
         return made
 

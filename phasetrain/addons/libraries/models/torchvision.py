@@ -26,9 +26,9 @@ def find_torchvision_model(name: str) -> Factory[nn.Module] | None:
 
     if "." in name:
         return None
-    known = models.list_models()
-    if name not in known:
-        raise UnknownNameError(name, known)
+    names = models.list_models()
+    if name not in names:
+        raise UnknownNameError(name, names)
     takes = inspect.signature(models.get_model_builder(name)).parameters
     # Some models download a backbone by default.
     without = {key: None for key in ("weights", "weights_backbone") if key in takes}

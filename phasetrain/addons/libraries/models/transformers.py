@@ -43,13 +43,18 @@ def find_transformers_model(name: str) -> Factory[nn.Module] | None:
     if "." in name:
         return None
     names = dir(transformers)  # listing is cheap: a class is imported on first access
-    found: Any = attrgetter(name)(transformers) if name in names else None
-    is_auto = inspect.isclass(found) and issubclass(found, _BaseAutoModelClass)
+    model_class: Any = attrgetter(name)(transformers) if name in names else None
+    is_auto = inspect.isclass(model_class) and issubclass(model_class, _BaseAutoModelClass)
     if not is_auto and not (
-        inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+        inspect.isclass(model_class) and issubclass(model_class, transformers.PreTrainedModel)
     ):
         raise UnknownNameError(
-            name, (one for one in names if "For" in one or one.endswith("Model"))
+            name,
+            (
+                class_name
+                for class_name in names
+                if "For" in class_name or class_name.endswith("Model")
+            ),
         )
 
     def build(
@@ -71,15 +76,15 @@ def find_transformers_model(name: str) -> Factory[nn.Module] | None:
             pretrained: rejected, see MODEL.weights.
         """
         settings = check_params(config, (), pretrained=pretrained)
-        kind = settings.pop("model_type", None)
+        model_type = settings.pop("model_type", None)
         if is_auto:
-            made_of = _make_auto_config(kind, settings, classes)
+            made_of = _make_auto_config(model_type, settings, classes)
         else:
-            made_of = _make_config(found.config_class, settings, classes)
-        made: nn.Module = found.from_config(made_of) if is_auto else found(made_of)
+            made_of = _make_config(model_class.config_class, settings, classes)
+        made: nn.Module = model_class.from_config(made_of) if is_auto else model_class(made_of)
         first = next(iter(inspect.signature(made.forward).parameters))
-        known = list_input_names(made) | TransformersKwargs.__annotations__.keys()
-        made.register_forward_pre_hook(MappingSpreader(first, known), with_kwargs=True)
+        accepted = list_input_names(made) | TransformersKwargs.__annotations__.keys()
+        made.register_forward_pre_hook(MappingSpreader(first, accepted), with_kwargs=True)
         made.register_forward_hook(PositionalSelector(OutputSelector(output)), with_kwargs=True)
         return made
 
@@ -111,13 +116,13 @@ def _make_config(
         ConfigError: the class does not have a setting, which it would silently keep, or rejects a
             value.
     """
-    known = [*kind().to_dict(), *kind.attribute_map, *OF_ALL]
+    names = [*kind().to_dict(), *kind.attribute_map, *OF_ALL]
     for key in settings:
-        if key not in known:
-            near = did_you_mean(key, known) or "."
+        if key not in names:
+            near = did_you_mean(key, names) or "."
             raise ConfigError(
                 f"MODEL.config.{key}: {kind.__name__} has no such setting{near} "
-                f"It has {', '.join(sorted(known))}",
+                f"It has {', '.join(sorted(names))}",
                 code="config.unknown_key",
             )
     _reject_downloads(settings, "MODEL.config")

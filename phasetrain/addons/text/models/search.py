@@ -61,7 +61,7 @@ def decode_greedy(model: Decodes, inputs: Any, end: int, max_length: int) -> Ten
     state = model.start(inputs)
     tokens = torch.full((len(split_inputs(inputs)[0]),), end, device=_find_device(inputs))
     going = torch.ones_like(tokens, dtype=torch.bool)
-    found = []
+    decoded = []
     for _ in range(max_length):
         scores, state = model.step(tokens, state)
         tokens = scores.argmax(dim=1)
@@ -69,11 +69,11 @@ def decode_greedy(model: Decodes, inputs: Any, end: int, max_length: int) -> Ten
         # Waits for the device, which costs less than steps after the last end.
         if not going.any():
             break
-        found.append(tokens.masked_fill(~going, PADDING))
+        decoded.append(tokens.masked_fill(~going, PADDING))
         tokens = tokens.masked_fill(~going, end)
-    if not found:
+    if not decoded:
         return tokens.new_empty((len(tokens), 0))
-    return torch.stack(found, dim=1)
+    return torch.stack(decoded, dim=1)
 
 
 def decode_beam(model: Decodes, inputs: Any, end: int, max_length: int, beams: int) -> Tensor:
@@ -90,7 +90,7 @@ def decode_beam(model: Decodes, inputs: Any, end: int, max_length: int, beams: i
     rows = torch.arange(samples, device=device).repeat_interleave(beams)
     state = _select_rows(model.start(inputs), rows)
     tokens = torch.full((samples * beams,), end, device=device)
-    found = torch.full((samples, beams, 0), PADDING, device=device)
+    sequences = torch.full((samples, beams, 0), PADDING, device=device)
     # Only the first beam counts at the start, because all are equal.
     totals = torch.full((samples, beams), -torch.inf, device=device)
     totals[:, 0] = 0
@@ -110,9 +110,9 @@ def decode_beam(model: Decodes, inputs: Any, end: int, max_length: int, beams: i
         was_ended = ended.gather(1, parents)
         ended = was_ended | (last == end)
         lengths = lengths.gather(1, parents) + (~ended).float()
-        found = torch.cat(
+        sequences = torch.cat(
             [
-                found.gather(1, parents[:, :, None].expand(-1, -1, found.shape[2])),
+                sequences.gather(1, parents[:, :, None].expand(-1, -1, sequences.shape[2])),
                 last.masked_fill(ended, PADDING)[:, :, None],
             ],
             dim=2,
@@ -124,7 +124,7 @@ def decode_beam(model: Decodes, inputs: Any, end: int, max_length: int, beams: i
         tokens = last.masked_fill(ended, end).flatten()
     # The mean and not the sum, which would favor short sequences.
     best = (totals / lengths).argmax(dim=1)
-    decoded = found[torch.arange(samples, device=device), best]
+    decoded = sequences[torch.arange(samples, device=device), best]
     kept = int((decoded != PADDING).sum(dim=1).max()) if samples else 0
     return decoded[:, :kept]
 

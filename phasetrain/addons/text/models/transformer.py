@@ -100,13 +100,13 @@ class Seq2SeqTransformer(nn.Module):
     def _score(self, prefix: Tensor, state: dict[str, Tensor]) -> Tensor:
         length = prefix.shape[1]
         later = torch.ones(length, length, dtype=torch.bool, device=prefix.device).triu(1)
-        found = self.decoder(
+        hidden = self.decoder(
             self._embed(self.target, prefix),
             state["memory"],
             tgt_mask=later,
             memory_key_padding_mask=~state["mask"],
         )
-        scores: Tensor = self.scores(found)
+        scores: Tensor = self.scores(hidden)
         return scores
 
     def _embed(self, table: nn.Embedding, tokens: Tensor) -> Tensor:

@@ -39,12 +39,12 @@ class Pronunciations(TokenPairs):
     ) -> None:
         self.phonemes = ("", *phonemes)
         numbers = {name: number for number, name in enumerate(self.phonemes)}
-        unknown = {name for one in targets for name in one} - numbers.keys()
+        unknown = {name for target in targets for name in target} - numbers.keys()
         if unknown:
             raise ValueError(f"phoneme {min(unknown)!r} is none of {', '.join(phonemes)}")
         super().__init__(
             [encode_letters(word) for word in spellings],
-            [[numbers[name] for name in one] for one in targets],
+            [[numbers[name] for name in target] for target in targets],
             source_vocabulary=len(LETTERS),
             target_vocabulary=len(self.phonemes),
             end=END,
@@ -109,8 +109,8 @@ def load_cmudict(
         raise ValueError(f"split = {split!r}: expected one of {', '.join(SPLITS)}")
     path = str(find_dictionary()) if file is None else file
     words = {
-        word: found
-        for word, found in read_dictionary(path, stress=stress).items()
+        word: pronunciations
+        for word, pronunciations in read_dictionary(path, stress=stress).items()
         if assign_split(word) == split
     }
     # By hash and not by name: `samples` must not take the beginning of the alphabet.
@@ -118,9 +118,11 @@ def load_cmudict(
     pairs: list[tuple[str, list[str]]] = []
     for word in ordered:
         if split == "train":
-            pairs += [(word, [*one, ""]) for one in words[word]]
+            pairs += [(word, [*pronunciation, ""]) for pronunciation in words[word]]
         else:
-            pairs.append((word, [name for one in words[word] for name in (*one, "")]))
+            pairs.append(
+                (word, [name for pronunciation in words[word] for name in (*pronunciation, "")])
+            )
     if samples is not None:
         if not 1 <= samples <= len(pairs):
             raise ValueError(f"samples = {samples}: split {split!r} has {len(pairs)}")
@@ -132,10 +134,10 @@ def load_cmudict(
 
 def assign_split(word: str) -> str:
     """Return the split of a word, a function of its spelling."""
-    place = zlib.crc32(word.encode()) % 20
-    if place == 0:
+    bucket = zlib.crc32(word.encode()) % 20
+    if bucket == 0:
         return "test"
-    if place == 1:
+    if bucket == 1:
         return "valid"
     return "train"
 
@@ -180,7 +182,7 @@ def read_dictionary(path: str, *, stress: bool) -> Mapping[str, list[list[str]]]
             pronunciation, and `#` a comment.
         stress: keep the stress of vowels; without it, pronunciations may become equal.
     """
-    found: dict[str, list[list[str]]] = {}
+    pronunciations: dict[str, list[list[str]]] = {}
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         entry, *phonemes = line.partition("#")[0].split() or [""]
         word = re.sub(r"\(\d+\)$", "", entry)
@@ -188,8 +190,8 @@ def read_dictionary(path: str, *, stress: bool) -> Mapping[str, list[list[str]]]
             continue
         if not stress:
             phonemes = [name.rstrip("012") for name in phonemes]
-        known = found.setdefault(word, [])
+        variants = pronunciations.setdefault(word, [])
         # Pronunciations may differ in stress only.
-        if phonemes not in known:
-            known.append(phonemes)
-    return found
+        if phonemes not in variants:
+            variants.append(phonemes)
+    return pronunciations

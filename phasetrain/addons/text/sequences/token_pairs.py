@@ -94,7 +94,9 @@ def _join_sequences(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, NDArray
     One tensor instead of a list: workers share its memory, and a hash needs one pass.
     """
     ends = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
-    tokens = np.fromiter((token for one in sequences for token in one), np.int64, int(ends[-1]))
+    tokens = np.fromiter(
+        (token for sequence in sequences for token in sequence), np.int64, int(ends[-1])
+    )
     return torch.from_numpy(tokens), ends
 
 

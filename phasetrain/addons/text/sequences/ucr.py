@@ -95,7 +95,7 @@ def find_file(series: str, part: str, folder: str | None) -> Path:
             path = root / series / f"{series}_{part.upper()}{suffix}"
             if path.is_file():
                 return path
-    known = sorted(
+    names = sorted(
         {
             path.name.removesuffix(f"_{part.upper()}{path.suffix}")
             for root in roots
@@ -105,7 +105,7 @@ def find_file(series: str, part: str, folder: str | None) -> Path:
     )
     raise ValueError(
         f"series = {series!r}: there is no such set in {', '.join(map(str, roots))}; it has "
-        f"{join_first(known, 20, empty='none')}"
+        f"{join_first(names, 20, empty='none')}"
     )
 
 

@@ -78,10 +78,10 @@ class ImageMaskFolder(Dataset[dict[str, Tensor]]):
                 f"classes = {self.classes}: there are {len(self.class_names)} class_names; "
                 "expected one for each class"
             )
-        found = _list_files(Path(path, images), EXTENSIONS)
+        image_files = _list_files(Path(path, images), EXTENSIONS)
         drawn = _list_files(Path(path, masks), MASK_EXTENSIONS)
-        _check_pairs(found, drawn, path)
-        self.samples = [(found[name], drawn[name]) for name in sorted(found)]
+        _check_pairs(image_files, drawn, path)
+        self.samples = [(image_files[name], drawn[name]) for name in sorted(image_files)]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -105,10 +105,10 @@ class ImageMaskFolder(Dataset[dict[str, Tensor]]):
 
     def facts(self) -> Mapping[str, Any]:
         """Return `classes`, `class_names` if there are any, and `channels`."""
-        found: dict[str, Any] = {"classes": self.classes, "channels": CHANNELS[self.mode]}
+        facts: dict[str, Any] = {"classes": self.classes, "channels": CHANNELS[self.mode]}
         if self.class_names is None:
-            return found
-        return found | {"class_names": self.class_names}
+            return facts
+        return facts | {"class_names": self.class_names}
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the ordered names and sizes in bytes of all files."""
@@ -163,20 +163,20 @@ def _list_files(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
             f"there is no folder {str(folder)!r}; expected images/ and masks/ with equal names in "
             "path, or set images and masks"
         )
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for file in sorted(folder.rglob("*")):
         below = file.relative_to(folder)
         if file.suffix.lower() not in extensions or any(part[0] == "." for part in below.parts):
             continue
         name = below.with_suffix("").as_posix()
-        if name in found:
-            raise ValueError(f"{found[name]} and {file}: expected one file of a name")
-        found[name] = file
-    if not found:
+        if name in files:
+            raise ValueError(f"{files[name]} and {file}: expected one file of a name")
+        files[name] = file
+    if not files:
         raise ValueError(
             f"the folder {str(folder)!r} has no files ending in {' '.join(extensions)}"
         )
-    return found
+    return files
 
 
 def _check_pairs(images: Mapping[str, Path], masks: Mapping[str, Path], path: str) -> None:

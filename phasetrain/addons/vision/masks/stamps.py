@@ -88,7 +88,9 @@ class Stamps(Dataset[dict[str, Tensor]]):
             ]
             for folders in CLASS_FOLDERS.values()
         ]
-        files = [one for one in sorted(Path(backgrounds).glob("*.jpg")) if one.name not in WITHOUT]
+        files = [
+            file for file in sorted(Path(backgrounds).glob("*.jpg")) if file.name not in WITHOUT
+        ]
         self._backgrounds = [
             _read_background(file, 3 * size) for file in _select_split(files, is_test=is_test)
         ]
@@ -96,7 +98,10 @@ class Stamps(Dataset[dict[str, Tensor]]):
             raise ValueError(
                 f"stamps = {stamps!r}, backgrounds = {backgrounds!r}: a folder has too few pictures"
             )
-        for picture in (*self._backgrounds, *(one for group in self._cutouts for one in group)):
+        for picture in (
+            *self._backgrounds,
+            *(cutout for group in self._cutouts for cutout in group),
+        ):
             self._digest.update(picture.tobytes())
 
     def __len__(self) -> int:

@@ -101,11 +101,11 @@ class DeepClusterV2(nn.Module):
         rows = self.is_filled.nonzero()[:, 0]
         for number, centroids in enumerate(torch.split(self.centroids, self.clusters)):
             embeddings = self.memory[number % len(self.memory), rows]
-            found = find_clusters(
+            centers = find_clusters(
                 embeddings, len(centroids), self.iterations, seed + number, spherical=True
             )
-            centroids.copy_(found)
-            self.assignments[number, rows] = assign_rows(embeddings, found)
+            centroids.copy_(centers)
+            self.assignments[number, rows] = assign_rows(embeddings, centers)
 
     def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:
         """Return the mean over the samples of this rank, a scalar, of views `(N, D)`."""
@@ -128,7 +128,7 @@ class DeepClusterV2(nn.Module):
 
     @torch.no_grad()
     def _remember(self, embeddings: Sequence[Tensor]) -> None:
-        stacked = torch.stack([one.detach() for one in embeddings[: len(self.memory)]], dim=1)
+        stacked = torch.stack([view.detach() for view in embeddings[: len(self.memory)]], dim=1)
         # Of all ranks, so that the clusters do not depend on which rank has read a sample.
         everyone, _ = gather_embeddings(self._world, stacked, equal=True)
         places = gather_rows(self._world, self._places)

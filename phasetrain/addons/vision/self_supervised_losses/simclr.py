@@ -54,9 +54,9 @@ class SimCLR(nn.Module):
         # Both directions of a pair, because the negatives of a_i within its own view differ from
         # those of b_i.
         losses = [
-            self._compute_contrast(local[:, one], everyone[:, one], everyone[:, other], rows)
+            self._compute_contrast(local[:, view], everyone[:, view], everyone[:, other], rows)
             for pair in pairs
-            for one, other in (pair, pair[::-1])
+            for view, other in (pair, pair[::-1])
         ]
         return torch.stack(losses).mean()
 

@@ -58,7 +58,7 @@ class ViewDistillation(nn.Module):
         if not targets or targets[0].shape != views[0].shape:
             raise ValueError(
                 "the teacher and the student need scores of the same shape; they have "
-                f"{[tuple(one.shape) for one in targets or ()]} and {tuple(views[0].shape)}"
+                f"{[tuple(target.shape) for target in targets or ()]} and {tuple(views[0].shape)}"
             )
         logs = [log_softmax(view / self.student_temperature, dim=1) for view in views]
         losses = []

@@ -51,8 +51,8 @@ class JointTransform(ABC):
 def check_interpolation(interpolation: str) -> None:
     """Raise ValueError for an unknown interpolation."""
     if interpolation not in get_args(Interpolation):
-        known = " or ".join(get_args(Interpolation))
-        raise ValueError(f"interpolation = {interpolation!r}: expected {known}")
+        choices = " or ".join(get_args(Interpolation))
+        raise ValueError(f"interpolation = {interpolation!r}: expected {choices}")
 
 
 class GeometricTransform(BatchTransform, JointTransform):
@@ -95,26 +95,30 @@ class GeometricTransform(BatchTransform, JointTransform):
         placements = [self.draw_placement(size, keys.select(at)) for at in range(len(keys))]
         if self.interpolation == "nearest":
             moved = [
-                one.take_nearest(image, 0) for image, one in zip(batch, placements, strict=True)
+                placement.take_nearest(image, 0)
+                for image, placement in zip(batch, placements, strict=True)
             ]
         else:
-            moved = [one.take_bilinear(image) for image, one in zip(batch, placements, strict=True)]
+            moved = [
+                placement.take_bilinear(image)
+                for image, placement in zip(batch, placements, strict=True)
+            ]
         return torch.stack(moved)
 
     def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
         """Return the moved fields of one sample."""
         placement = self.draw_placement(find_image_size(values, kinds), key)
         moved: dict[str | int, Any] = {}
-        for name, kind in kinds.items():
+        for name, field_kind in kinds.items():
             value = values[name]
-            if kind.kind == "image":
+            if field_kind.kind == "image":
                 # The draws of the same key are the same, so this is the placement from above.
                 moved[name] = self(value[None], key)[0]
-            elif kind.kind == "mask":
-                moved[name] = placement.take_nearest(value, kind.fill)
-            elif kind.kind == "keypoints":
-                moved[name] = place_keypoints(value, placement, kind)
-            elif kind.kind == "boxes":
+            elif field_kind.kind == "mask":
+                moved[name] = placement.take_nearest(value, field_kind.fill)
+            elif field_kind.kind == "keypoints":
+                moved[name] = place_keypoints(value, placement, field_kind)
+            elif field_kind.kind == "boxes":
                 moved[name] = place_boxes(value, placement)
         return drop_small_boxes({**values, **moved}, kinds)
 
@@ -125,19 +129,19 @@ def drop_small_boxes(values: Values, kinds: FieldKinds) -> Values:
     Raises:
         ValueError: a field has another number of rows than there are boxes.
     """
-    boxes = next((name for name, one in kinds.items() if one.kind == "boxes"), None)
+    boxes = next((name for name, field_kind in kinds.items() if field_kind.kind == "boxes"), None)
     if boxes is None:
         return values
     kept = find_kept_boxes(values[boxes], kinds[boxes].smallest)
-    found = dict(values)
-    for name, kind in kinds.items():
-        if name == boxes or not kind.per_box:
+    selected = dict(values)
+    for name, field_kind in kinds.items():
+        if name == boxes or not field_kind.per_box:
             continue
         if len(values[name]) != len(kept):
             raise ValueError(
                 f"{name} has {len(values[name])} rows and {boxes} {len(kept)}; a field per box "
                 "has one row for each"
             )
-        found[name] = select_rows(values[name], kept)
-    found[boxes] = values[boxes][kept]
-    return found
+        selected[name] = select_rows(values[name], kept)
+    selected[boxes] = values[boxes][kept]
+    return selected

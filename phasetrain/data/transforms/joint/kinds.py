@@ -66,37 +66,37 @@ def parse_field_kinds(given: Mapping[str, Any] | Sequence[Any], where: str) -> F
     items: list[tuple[str | int, Any]] = [*enumerate(given)]
     if isinstance(given, Mapping):
         items = [*given.items()]
-    found = {name: _parse_kind(value, f"{where}.{name}") for name, value in items}
-    boxes = [name for name, one in found.items() if one.kind == "boxes"]
+    kinds = {name: _parse_kind(value, f"{where}.{name}") for name, value in items}
+    boxes = [name for name, field_kind in kinds.items() if field_kind.kind == "boxes"]
     if len(boxes) > 1:
         raise ConfigError(
             f"{where}: {boxes[0]} and {boxes[1]} are both of the kind boxes, and labels belong to "
             "one field of boxes; declare the other one as a value",
             code="config.conflict",
         )
-    return found
+    return kinds
 
 
 def _parse_kind(given: Any, where: str) -> FieldKind:
     options: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"kind": given}
-    known = [one.name for one in fields(FieldKind)]
+    names = [field.name for field in fields(FieldKind)]
     for key in options:
-        if key not in known:
-            near = did_you_mean(key, known) or ";"
+        if key not in names:
+            near = did_you_mean(key, names) or ";"
             raise ConfigError(
-                f"{where}.{key}: no such option{near} a field has {', '.join(known)}",
+                f"{where}.{key}: no such option{near} a field has {', '.join(names)}",
                 code="config.unknown_key",
             )
-    kind = options.get("kind")
-    if kind not in KINDS:
-        near = did_you_mean(str(kind), KINDS) or ";"
+    kind_name = options.get("kind")
+    if kind_name not in KINDS:
+        near = did_you_mean(str(kind_name), KINDS) or ";"
         raise ConfigError(
             f"{where} = {given!r}: no such kind{near} expected one of {', '.join(KINDS)}",
             code="config.wrong_value",
         )
     if "mirror" in options:
         options["mirror"] = tuple(options["mirror"])
-    if kind == "labels":
+    if kind_name == "labels":
         options["per_box"] = True
     return FieldKind(**options)
 
@@ -110,27 +110,27 @@ def to_fields(sample: Any, kinds: FieldKinds, where: str) -> dict[str | int, Any
         FieldFormError: a field has another form than its kind.
     """
     if isinstance(sample, Mapping):
-        found = dict(sample)
+        values = dict(sample)
     elif isinstance(sample, list | tuple):
-        found = dict(enumerate(sample))
+        values = dict(enumerate(sample))
     else:
         raise TypeError(
             f"{where}.fields: the dataset returns {type(sample).__name__}, expected a mapping, "
             "list or tuple with the declared fields"
         )
-    for name, kind in kinds.items():
-        if name not in found:
-            known = [str(one) for one in found]
-            near = did_you_mean(str(name), known) or ";"
+    for name, field_kind in kinds.items():
+        if name not in values:
+            names = [str(key) for key in values]
+            near = did_you_mean(str(name), names) or ";"
             raise ValueError(
                 f"{where}.fields.{name}: the sample has no such field{near} it has "
-                f"{', '.join(known) or 'nothing'}"
+                f"{', '.join(names) or 'nothing'}"
             )
         try:
-            found[name] = _CONVERTERS[kind.kind](found[name])
+            values[name] = _CONVERTERS[field_kind.kind](values[name])
         except ValueError as error:
-            raise FieldFormError(f"{where}.fields.{name} = {kind.kind}: {error}") from error
-    return found
+            raise FieldFormError(f"{where}.fields.{name} = {field_kind.kind}: {error}") from error
+    return values
 
 
 def find_image_size(values: Mapping[str | int, Any], kinds: FieldKinds) -> tuple[int, int]:
@@ -141,8 +141,8 @@ def find_image_size(values: Mapping[str | int, Any], kinds: FieldKinds) -> tuple
     """
     sizes = {
         name: tuple(values[name].shape[-2:])
-        for name, kind in kinds.items()
-        if kind.kind in ("image", "mask") and isinstance(values[name], Tensor)
+        for name, field_kind in kinds.items()
+        if field_kind.kind in ("image", "mask") and isinstance(values[name], Tensor)
     }
     if not sizes:
         raise ValueError("there is no image and no mask as a tensor, whose size places the rest")
@@ -192,7 +192,9 @@ def _to_keypoints(value: Any) -> Tensor:
 
 
 def _to_labels(value: Any) -> Any:
-    if isinstance(value, list | tuple) and not all(isinstance(one, int | float) for one in value):
+    if isinstance(value, list | tuple) and not all(
+        isinstance(label, int | float) for label in value
+    ):
         return value  # names, say
     return torch.as_tensor(value)
 

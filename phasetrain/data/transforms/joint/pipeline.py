@@ -104,8 +104,10 @@ class FieldPipeline(Pipeline):
     def shape_after(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         """Return the shape of a transformed image of `shape`; None if a transform is not one of
         phasetrain."""
-        images = [name for name, one in self.kinds.items() if one.kind == "image"]
-        if not images or not all(isinstance(one, BatchTransform) for one in self.transforms):
+        images = [name for name, field_kind in self.kinds.items() if field_kind.kind == "image"]
+        if not images or not all(
+            isinstance(transform, BatchTransform) for transform in self.transforms
+        ):
             return None
         return Pipeline(self.transforms).shape_after(shape)
 
@@ -123,10 +125,10 @@ def check_kinds(transforms: Sequence[Callable[..., Any]], kinds: FieldKinds, whe
 
 def transform_in_turn(pipeline: Pipeline, values: Values, kinds: FieldKinds, key: Keys) -> Values:
     """Return the fields of a sample after all transforms of a pipeline within a transform."""
-    found = values
+    current = values
     for position, transform in enumerate(pipeline.transforms):
-        found = {**found, **transform_fields(transform, found, kinds, key.fork(position))}
-    return found
+        current = {**current, **transform_fields(transform, current, kinds, key.fork(position))}
+    return current
 
 
 def transform_fields(
@@ -144,8 +146,8 @@ def transform_fields(
         return transform_with_torchvision(transform, values, kinds)
     return {
         name: _transform_image(transform, values[name], kinds, key)
-        for name, kind in kinds.items()
-        if kind.kind == "image"
+        for name, field_kind in kinds.items()
+        if field_kind.kind == "image"
     }
 
 
@@ -154,22 +156,22 @@ def _transform_image(
 ) -> Any:
     name = type(transform).__name__
     if not isinstance(transform, BatchTransform):
-        found = transform(image)
+        transformed = transform(image)
     elif isinstance(image, Tensor):
         batch = transform(image[None], key)
         if not isinstance(batch, Tensor):
             raise ValueError(  # noqa: TRY004 - a value of the config
                 f"{name} makes several views, which samples with fields cannot have"
             )
-        found = batch[0]
+        transformed = batch[0]
     else:
         raise TypeError(f"{name} takes a tensor, not {type(image).__name__}")
-    placed = [str(field) for field, kind in kinds.items() if kind.kind in PLACED]
-    if placed and isinstance(image, Tensor) and isinstance(found, torch.Tensor):
-        same = found.ndim != 3 or found.shape[-2:] == image.shape[-2:]
+    placed = [str(field) for field, field_kind in kinds.items() if field_kind.kind in PLACED]
+    if placed and isinstance(image, Tensor) and isinstance(transformed, torch.Tensor):
+        same = transformed.ndim != 3 or transformed.shape[-2:] == image.shape[-2:]
         if not same:
             raise ValueError(
                 f"{name} only takes images and has changed the size of one, so that it no longer "
                 f"fits {', '.join(placed)}; make it a phasetrain.data.transforms.GeometricTransform"
             )
-    return found
+    return transformed

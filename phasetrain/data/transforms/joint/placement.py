@@ -63,10 +63,10 @@ class Placement:
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
         columns = torch.from_numpy(np.clip(np.floor(x), 0, width - 1).astype(np.int64))
         rows = torch.from_numpy(np.clip(np.floor(y), 0, height - 1).astype(np.int64))
-        found = values[..., rows, columns]
+        pixels = values[..., rows, columns]
         if inside.all():
-            return found
-        return found.masked_fill(torch.from_numpy(~inside), fill)
+            return pixels
+        return pixels.masked_fill(torch.from_numpy(~inside), fill)
 
     def take_bilinear(self, image: Tensor) -> Tensor:
         """Return `(C, H, W)`, interpolated; 0 outside of the image."""
@@ -75,10 +75,10 @@ class Placement:
         # With align_corners=False, -1 and 1 are the outer edges of the image.
         x, y = np.broadcast_arrays(x / width * 2 - 1, y / height * 2 - 1)
         grid = np.stack([x, y], axis=-1)
-        found: Tensor = grid_sample(
+        pixels: Tensor = grid_sample(
             image[None], torch.from_numpy(grid)[None].to(image.dtype), align_corners=False
         )
-        return found[0]
+        return pixels[0]
 
     def move_points(self, points: Tensor) -> Tensor:
         """Return the places in the result of points of the image, `(..., 2)`, float64."""
@@ -134,4 +134,4 @@ def select_rows(value: Any, kept: Tensor) -> Any:
     """Return the rows of a tensor or the entries of a list that are kept."""
     if isinstance(value, Tensor):
         return value[kept]
-    return [one for one, stays in zip(value, kept.tolist(), strict=True) if stays]
+    return [row for row, stays in zip(value, kept.tolist(), strict=True) if stays]

@@ -33,27 +33,27 @@ def transform_with_torchvision(
 
     size = find_image_size(values, kinds)
     wrapped: dict[str | int, Any] = {}
-    for name, kind in kinds.items():
+    for name, field_kind in kinds.items():
         value = values[name]
-        if kind.kind == "image" and isinstance(value, Tensor):
+        if field_kind.kind == "image" and isinstance(value, Tensor):
             wrapped[name] = tv_tensors.Image(value)
-        elif kind.kind == "mask":
+        elif field_kind.kind == "mask":
             # Stored above the fill, so that the 0 that torchvision adds by default means the fill.
-            wrapped[name] = tv_tensors.Mask(value - kind.fill)
-        elif kind.kind == "boxes":
+            wrapped[name] = tv_tensors.Mask(value - field_kind.fill)
+        elif field_kind.kind == "boxes":
             wrapped[name] = tv_tensors.BoundingBoxes(value, format="XYXY", canvas_size=size)
-        elif kind.kind == "keypoints":
+        elif field_kind.kind == "keypoints":
             wrapped[name] = tv_tensors.KeyPoints(value[..., :2] - CENTER, canvas_size=size)
-    found = transform(wrapped)
+    transformed = transform(wrapped)
     changed: dict[str | int, Any] = {}
-    for name, value in found.items():
-        kind = kinds[name]
+    for name, value in transformed.items():
+        field_kind = kinds[name]
         plain = value.as_subclass(torch.Tensor) if isinstance(value, Tensor) else value
-        if kind.kind == "mask":
-            plain = plain + kind.fill
-        elif kind.kind == "boxes":
+        if field_kind.kind == "mask":
+            plain = plain + field_kind.fill
+        elif field_kind.kind == "boxes":
             plain = clip_boxes(plain, value.canvas_size)
-        elif kind.kind == "keypoints":
+        elif field_kind.kind == "keypoints":
             plain = hide_points(plain + CENTER, values[name][..., 2:], value.canvas_size)
         changed[name] = plain
     return drop_small_boxes({**values, **changed}, kinds)
