@@ -46,6 +46,7 @@ def make_tokenizer() -> Any:
     return tokenizers.Tokenizer(tokenizers.models.WordLevel({"rabbit": 0, "?": 1}, unk_token="?"))
 
 
+@pytest.mark.addon("libraries", "text")
 def test_transformers_reads_its_model_and_tokenizer_with_equal_outputs(
     gpt2: Path, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_transformers_reads_its_model_and_tokenizer_with_equal_outputs(
     assert facts["updates"] == "2"
 
 
+@pytest.mark.addon("libraries", "text")
 def test_command_writes_the_folder_of_the_library(
     gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +76,7 @@ def test_command_writes_the_folder_of_the_library(
     capsys.readouterr()
 
 
+@pytest.mark.addon("libraries", "text")
 @pytest.mark.slow
 def test_exported_folder_is_a_source_of_weights(gpt2: Path, tmp_path: Path) -> None:
     export(str(gpt2), str(tmp_path / "hf"), "huggingface")
@@ -90,6 +93,7 @@ def test_exported_folder_is_a_source_of_weights(gpt2: Path, tmp_path: Path) -> N
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.addon("libraries", "text")
 def test_loaded_model_generates(gpt2: Path) -> None:
     model: Any = phasetrain.load(gpt2, device="cpu").model
     start = torch.tensor([[1, 2, 3]])
@@ -99,6 +103,7 @@ def test_loaded_model_generates(gpt2: Path) -> None:
     assert model(start).shape == (1, 3, 257)
 
 
+@pytest.mark.addon("libraries", "text")
 def test_texts_of_a_model_of_transformers_are_those_of_its_library(gpt2: Path) -> None:
     task = phasetrain.load(gpt2, device="cpu")
     model: Any = task.model.double()
@@ -113,6 +118,7 @@ def test_texts_of_a_model_of_transformers_are_those_of_its_library(gpt2: Path) -
     assert drawn[1] == task.generate("a", tokens=4)[0]
 
 
+@pytest.mark.addon("libraries")
 def test_timm_reads_its_model_with_equal_outputs(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm", reason="`timm` is not installed")
     split = "{dataset: synthetic, samples: 16, classes: 3, input_shape: [1, 32, 32]}"

@@ -10,6 +10,8 @@ from phasetrain.addons.deploy.extract.linear_probe import Probed, ProbeSettings,
 from phasetrain.app.api import run
 from phasetrain.runtime.terminal import Terminal
 
+pytestmark = pytest.mark.addon("vision")
+
 PLAIN = ("DATA.TRAIN.transforms=[]", "DATA.TEST.transforms=[]")  # one image instead of two views
 
 

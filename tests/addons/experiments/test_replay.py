@@ -146,6 +146,7 @@ class TestInputsOfReplay:
         code, shown = replayed(tmp_path, 8, *words)
         assert (code, "updates 1 to 8 equal the ledger" in shown) == (0, True)
 
+    @pytest.mark.addon("observe")
     def test_observe_only_hooks_are_left_out(self, tmp_path: Path) -> None:
         shown = ("activations", "breakdown", "csv", "memory", "profiler", "tensorboard")
         train(tmp_path / "run", *MANY, "HOOKS.activations.every_updates=3", "HOOKS.csv={}")

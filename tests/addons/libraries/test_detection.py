@@ -39,6 +39,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.addon("report")
 def test_killed_test_resumes_with_equal_bits(unbroken: Path, tmp_path: Path) -> None:
     hooks = {"save": SaveEachStep(), "kill": KillAfter(10)}
     run_until_killed(tmp_path, *RUN, hooks=hooks)

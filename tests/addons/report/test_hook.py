@@ -227,6 +227,7 @@ SHORT = (
 )
 
 
+@pytest.mark.addon("vision")
 def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
     train(tmp_path, *segment_parts.WORDS, *SHORT)
     found = predictions(tmp_path)["test"]
@@ -245,6 +246,7 @@ def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
     assert "Masks of the test" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.addon("libraries")
 def test_samples_of_detection_have_both_boxes(tmp_path: Path) -> None:
     train(tmp_path, *detection_parts.WORDS, *SHORT)
     found = predictions(tmp_path)["test"]

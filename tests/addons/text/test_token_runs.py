@@ -12,7 +12,6 @@ from processes import Launcher
 from raising import raises
 
 import phasetrain
-from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.app.api import run
 from phasetrain.cli.main import main
 from phasetrain.data import Tokens
@@ -21,12 +20,16 @@ from phasetrain.data.tokens import LibraryCodec
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.testing import Killed, assert_exact_resume, assert_world_size_invariant
 
+pytestmark = pytest.mark.addon("deploy")  # which writes the tokens
+
 QUIET = ("HOOKS.console=null", "HOOKS.metrics.every_updates=1", "MACHINE.threads=1")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with tokens of a trained BPE, of other text with it, and of bytes."""
+    from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
+
     folder = tmp_path_factory.mktemp("tokens")
     alice = bytes(load_alice("test").inputs.flatten().clamp(max=255).byte().tolist()).decode(
         errors="replace"

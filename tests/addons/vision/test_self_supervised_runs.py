@@ -168,6 +168,7 @@ def test_a_checkpoint_is_tested_with_its_own_teacher(tmp_path: Path) -> None:
     assert tested.last["test/loss"] == pytest.approx(trained.last["test/loss"], abs=1e-6)
 
 
+@pytest.mark.addon("experiments")
 @pytest.mark.slow
 def test_an_update_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     given = (*words("moco"), *SHORT, f"RUN.dir={tmp_path / 'run'}", "CHECKPOINT.every_updates=3")

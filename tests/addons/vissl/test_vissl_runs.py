@@ -21,6 +21,8 @@ from phasetrain.testing.kills import run_quietly
 
 torchvision = pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
 
+pytestmark = pytest.mark.addon("libraries", "vision")
+
 COMMON = {
     "DATA.TRAIN.DATA_SOURCES": ["disk_filelist"],
     "DATA.TRAIN.LABEL_SOURCES": ["disk_filelist"],

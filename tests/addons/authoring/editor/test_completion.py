@@ -99,7 +99,12 @@ def make_script(shell: str) -> str:
 @pytest.mark.parametrize(
     ("line", "wanted", "unwanted"),
     [
-        ("phasetrain find-b", "phasetrain find-batch-size ", None),
+        pytest.param(
+            "phasetrain find-b",
+            "phasetrain find-batch-size ",
+            None,
+            marks=pytest.mark.addon("experiments"),
+        ),
         ("phasetrain runs fo", "phasetrain runs follow ", None),
         ("phasetrain plan OPTIMIZER.clip_n", "OPTIMIZER.clip_norm=", "clip_norm= "),
         ("phasetrain MODEL.name=sm", "MODEL.name=small_cnn ", None),
@@ -108,15 +113,26 @@ def make_script(shell: str) -> str:
         ("phasetrain MACHINE.deterministic=f", "MACHINE.deterministic=false ", None),
         ("phasetrain OPTIMIZER.nest", "OPTIMIZER.nesterov=", None),
         ("phasetrain OPTIMIZER.SCHEDULES.lr=wsd", "OPTIMIZER.SCHEDULES.lr=wsd ", None),
-        ("phasetrain METERS.perp", "METERS.perplexity", None),
+        pytest.param(
+            "phasetrain METERS.perp", "METERS.perplexity", None, marks=pytest.mark.addon("text")
+        ),
         ("phasetrain DATA.TRAIN.transforms=", "flatten", "mixup"),
         ("phasetrain experiment=wi", "experiment=wide ", None),
         ("phasetrain OPTIMIZER=ad", "OPTIMIZER=adamw ", None),
         ("phasetrain resume runs/f", "phasetrain resume runs/first ", None),
-        ("phasetrain report r", "runs/second", "no_run"),
-        ("phasetrain export --for", "--format ", None),
+        pytest.param(
+            "phasetrain report r", "runs/second", "no_run", marks=pytest.mark.addon("report")
+        ),
+        pytest.param(
+            "phasetrain export --for", "--format ", None, marks=pytest.mark.addon("deploy")
+        ),
         ("phasetrain completion z", "completion zsh ", None),
-        ("phasetrain sweep RUN.seed=se", r"RUN.seed=seeds\(5\) ", None),
+        pytest.param(
+            "phasetrain sweep RUN.seed=se",
+            r"RUN.seed=seeds\(5\) ",
+            None,
+            marks=pytest.mark.addon("experiments"),
+        ),
     ],
 )
 @pytest.mark.slow

@@ -77,6 +77,7 @@ def test_shipped_experiments_are_valid(validator: Draft7Validator) -> None:
 
 
 @pytest.mark.parametrize("group", ["LOSS", "MODEL", "OPTIMIZER"])
+@pytest.mark.addon
 def test_shipped_files_of_a_group_are_valid(group: str) -> None:
     of_group = Draft7Validator(make_schema(group=group))
     files = sorted((ROOT / "configs" / group).glob("*.yaml"))
@@ -109,6 +110,7 @@ def needs_files(values: Mapping[str, Any]) -> bool:
     return "imports" in values.get("RUN", {}) or any(one not in builtin for one in starts)
 
 
+@pytest.mark.addon
 def test_experiments_of_the_docs_are_valid(validator: Draft7Validator) -> None:
     checked = 0
     for page, block, values in list_experiments():
@@ -119,6 +121,7 @@ def test_experiments_of_the_docs_are_valid(validator: Draft7Validator) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.addon
 def test_experiments_with_parts_of_their_page_are_valid(tmp_path: Path) -> None:
     checked = 0
     for page, block, values in list_experiments():
@@ -296,7 +299,7 @@ def test_parts_of_the_user_are_known(
 
 
 def test_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    for group, key in {"DATA/TRAIN": "batch_size", "METERS": "f1", "HOOKS": "csv"}.items():
+    for group, key in {"DATA/TRAIN": "batch_size", "METERS": "f1", "HOOKS": "console"}.items():
         assert main(["schema", "--group", group]) == 0
         schema = json.loads(capsys.readouterr().out)
         Draft7Validator.check_schema(schema)

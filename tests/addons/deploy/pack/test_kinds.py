@@ -28,6 +28,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS, SmallCNN
 
 
+@pytest.mark.addon("text")
 def test_language_model_continues_lines_of_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +53,7 @@ def test_language_model_continues_lines_of_standard_input(
     assert names[0] == names[2] == [name for name, _ in one.classes]
 
 
+@pytest.mark.addon("text")
 def test_tokenizer_is_part_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.dumps({"text": f"the rabbit number {number} ran away"}) for number in range(9)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
@@ -181,6 +183,7 @@ def test_average_of_the_weights_and_bf16(tmp_path: Path) -> None:
         phasetrain.pack(tmp_path / "run", tmp_path / "b.zip", weights="swa")
 
 
+@pytest.mark.addon("libraries")
 def test_weights_for_use_of_a_schedule_free_optimizer_are_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,6 +262,7 @@ def test_adapters_are_merged_and_their_base_is_inside(tmp_path: Path) -> None:
     assert sorted(found.model.state_dict()) == sorted(SmallCNN(10, width=4).state_dict())
 
 
+@pytest.mark.addon("text")
 def test_task_that_decodes_is_part_of_the_prediction(tmp_path: Path) -> None:
     data = "{dataset: reversed_tokens, collate: pad, batch_size: 12, transforms: []}"
     words = ["RUN.imports=[sequence_parts]", "TASK={name: sequence_to_sequence, max_length: 6}"]
@@ -274,6 +278,7 @@ def test_task_that_decodes_is_part_of_the_prediction(tmp_path: Path) -> None:
     assert (expected.dtype, found.card["code"]) == (torch.int64, [])
 
 
+@pytest.mark.addon("text")
 @pytest.mark.slow
 def test_adapters_of_a_model_that_reads_targets_are_merged(tmp_path: Path) -> None:
     data = "{dataset: reversed_tokens, collate: pad, batch_size: 12, transforms: []}"

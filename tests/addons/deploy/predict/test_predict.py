@@ -296,6 +296,7 @@ def test_unreadable_files_are_skipped_on_request(
     assert '"predict.unreadable"' in capsys.readouterr().out
 
 
+@pytest.mark.addon("text")
 def test_language_model_predicts_the_next_byte(tmp_path: Path) -> None:
     words = [
         "experiment=text_tiny",

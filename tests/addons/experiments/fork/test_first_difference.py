@@ -9,6 +9,7 @@ from phasetrain.addons.experiments.fork.compared_run import ComparedRun
 from phasetrain.addons.experiments.fork.first_difference import RunDifference, find_first_difference
 from phasetrain.app.setup import resolve_config
 
+OBSERVE = pytest.mark.addon("observe")
 LR = "OPTIMIZER.SCHEDULES.lr="
 FLAT = f"{LR}constant"
 STAGES = "PHASES.stages=[{epochs: 1}, {epochs: 2%s}]"
@@ -35,7 +36,7 @@ def compare(one: tuple[str, ...], other: tuple[str, ...]) -> RunDifference:
         "RUN.pause_at=3",
         "CHECKPOINT.every_updates=1",
         "DATA.TRAIN.workers=1",
-        "HOOKS.profiler={}",
+        pytest.param("HOOKS.profiler={}", marks=OBSERVE),
         "HOOKS.report=null",
         "LAUNCH.minutes=5",
         "PHASES.extend=stretch",
@@ -57,10 +58,10 @@ def test_keys_that_change_no_bit_are_shared_to_the_end(word: str) -> None:
         ("LAUNCH.processes=2", "DATA.TRAIN.micro_batch_size"),
         ("CHECKPOINT.best.monitor=test/accuracy", "CHECKPOINT.best.monitor"),
         ("HOOKS.metrics.every_updates=2", "HOOKS.metrics.every_updates"),
-        ("HOOKS.csv={}", "HOOKS.csv"),
+        pytest.param("HOOKS.csv={}", "HOOKS.csv", marks=OBSERVE),
         ("HOOKS.early_stopping={monitor: test/accuracy}", "HOOKS.early_stopping"),
         ("RUN.resume=must", "RUN.resume"),
-        ("HOOKS.mlflow={}", "HOOKS.mlflow"),
+        pytest.param("HOOKS.mlflow={}", "HOOKS.mlflow", marks=OBSERVE),
         ("METERS.accuracy.splits=[TEST]", "METERS.accuracy.splits"),
         ("PHASES.train_meters=false", "PHASES.train_meters"),
         ("RUN.imports=[math]", "RUN.imports"),

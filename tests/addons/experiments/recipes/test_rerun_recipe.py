@@ -119,6 +119,7 @@ def test_killed_repetition_is_resumed_by_the_same_command(tmp_path: Path) -> Non
     assert resumed.metrics["test/accuracy"] == whole.metrics["test/accuracy"]
 
 
+@pytest.mark.addon("vision")
 def test_stages_run_in_their_order_and_finished_ones_are_kept(tmp_path: Path) -> None:
     small = "RUN.rehearse=false RUN.verbosity=quiet MACHINE.threads=1 HOOKS.report=null"
     limits = "PHASES.epochs=1 PHASES.limit.train=2 PHASES.limit.test=1"

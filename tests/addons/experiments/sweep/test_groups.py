@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from raising import raises
 
-from phasetrain.addons.experiments.sweep.charts import make_charts
 from phasetrain.addons.experiments.sweep.group_tables import (
     choose_sizes,
     describe_missing,
@@ -20,7 +19,6 @@ from phasetrain.addons.experiments.sweep.group_tables import (
 )
 from phasetrain.addons.experiments.sweep.groups import Comparison, ComparisonSettings, find_config
 from phasetrain.addons.experiments.sweep.override_text import SweepOverrides
-from phasetrain.addons.experiments.sweep.page import render_sweep
 from phasetrain.addons.experiments.sweep.results import Results
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
 from phasetrain.errors import ConfigError
@@ -141,7 +139,10 @@ def test_config_with_failed_seeds_is_no_baseline_by_default() -> None:
     assert read_difference(results, 0).mean == pytest.approx(-0.02)
 
 
+@pytest.mark.addon("report")
 def test_config_without_any_value_is_last_and_compared_with_nothing() -> None:
+    from phasetrain.addons.experiments.sweep.page import render_sweep
+
     results = make_results((None, None), (0.5, 0.6))
     assert [group.mean for group in results.groups] == [pytest.approx(0.55), None]
     assert read_difference(results) == Comparison(0)
@@ -237,7 +238,10 @@ def test_csv_has_a_row_per_config() -> None:
     assert (rows[0]["difference_mean"], rows[1]["difference_pairs"]) == ("", "4")
 
 
+@pytest.mark.addon("report")
 def test_plots_have_the_interval_of_each_mean_and_difference() -> None:
+    from phasetrain.addons.experiments.sweep.charts import make_charts
+
     by_lr, differences = make_charts(make_results(FIRST, SECOND))
     dots, means = by_lr.lines
     assert (dots.label, len(dots.curve.x), dots.joined) == ("single runs", 8, False)
@@ -250,7 +254,10 @@ def test_plots_have_the_interval_of_each_mean_and_difference() -> None:
     assert list(differences.axis.marks) == [2.0]
 
 
+@pytest.mark.addon("report")
 def test_page_has_means_differences_and_seeds_needed_before_the_runs() -> None:
+    from phasetrain.addons.experiments.sweep.page import render_sweep
+
     text = render_sweep(make_results(FIRST, SECOND))
     headings = ["Folds and seeds", "Differences", "Seeds needed", "test/accuracy by value", "Runs"]
     places = [text.index(f"<h2>{heading}</h2>") for heading in headings]

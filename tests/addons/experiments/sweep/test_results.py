@@ -6,7 +6,6 @@ import pytest
 
 from phasetrain.addons.experiments.sweep.group_tables import make_mean_table
 from phasetrain.addons.experiments.sweep.override_text import hash_overrides
-from phasetrain.addons.experiments.sweep.page import render_sweep
 from phasetrain.addons.experiments.sweep.results import Results
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
 
@@ -122,7 +121,10 @@ def fold_run(name: str, fold: int, best: float | None, **swept: str) -> SweepRun
 
 
 class TestGroups:
+    @pytest.mark.addon("report")
     def test_folds_are_in_order_with_mean_and_spread_of_each_config(self) -> None:
+        from phasetrain.addons.experiments.sweep.page import render_sweep
+
         found = results(
             fold_run("a", 1, 0.9, LOSS="mse"),
             fold_run("b", 10, 0.8, LOSS="mse"),

@@ -9,10 +9,8 @@ import pytest
 from harness import SMALL, KillAfter, Killed, differences_of_runs, status, train
 from raising import raises
 
-from phasetrain.addons.experiments.fork.draw_tree import draw_tree
 from phasetrain.addons.experiments.sweep import Results, sweep
 from phasetrain.addons.experiments.sweep.jobs import Job
-from phasetrain.addons.experiments.sweep.page import render_sweep
 from phasetrain.addons.experiments.sweep.shared_prefixes import SharedPrefixes
 from phasetrain.errors import ConfigError
 
@@ -132,7 +130,10 @@ def test_failed_prefix_costs_only_time(separate: list[Path], tmp_path: Path) -> 
     assert not study.path(0).exists()
 
 
+@pytest.mark.addon("report")
 def test_tree_says_what_it_saves_and_why(tmp_path: Path) -> None:
+    from phasetrain.addons.experiments.fork.draw_tree import draw_tree
+
     tree = Study(tmp_path).shared.tree
     assert (tree.separate_updates, tree.shared_updates) == (40, 22)
     lines = tree.format_lines()
@@ -161,7 +162,10 @@ def test_runs_that_submit_themselves_are_rejected(tmp_path: Path) -> None:
         Study(tmp_path, [["LAUNCH.cluster=local"]])
 
 
+@pytest.mark.addon("report")
 def test_tree_is_in_the_folder(tmp_path: Path) -> None:
+    from phasetrain.addons.experiments.sweep.page import render_sweep
+
     study = Study(tmp_path)
     study.shared.write()
     written = json.loads((tmp_path / "prefixes.json").read_text())

@@ -14,7 +14,6 @@ import pytest
 from raising import raises
 
 from phasetrain.addons.experiments.sweep import Check, ComparisonSettings, hash_overrides, sweep
-from phasetrain.addons.experiments.sweep.page import write_plots
 from phasetrain.addons.experiments.sweep.prune.rungs import TrialPlan
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError, FolderInUseError
@@ -106,6 +105,7 @@ def test_optuna_and_the_table_go_by_the_metric_that_the_sampler_is_given(
 
 
 class TestTheTable:
+    @pytest.mark.addon("report")
     def test_has_a_row_per_run_the_best_one_first(
         self,
         program: list[str],
@@ -113,6 +113,8 @@ class TestTheTable:
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        from phasetrain.addons.experiments.sweep.page import write_plots
+
         monkeypatch.setattr("phasetrain.addons.experiments.sweep.page.write_plots", write_plots)
         words = ["OPTIMIZER.lr=0.1,0.3", "hydra.sweep.dir=out"]
         assert sweep(words, check=settled, command=program) == 0
@@ -406,6 +408,7 @@ class TestPruning:
 
         monkeypatch.setattr("phasetrain.addons.experiments.sweep.plan_trial", plan_trial)
 
+    @pytest.mark.addon("report")
     @pytest.mark.by_default("basic")
     @pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
     def test_runs_are_started_with_the_update_at_which_they_pause(

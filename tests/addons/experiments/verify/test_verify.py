@@ -18,8 +18,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from phasetrain.addons.deploy.export import export
-from phasetrain.addons.deploy.pack.pack import pack
 from phasetrain.addons.experiments.verify import retrain
 from phasetrain.addons.experiments.verify.evidence import gather_evidence
 from phasetrain.addons.experiments.verify.segments import choose_segments, list_segments
@@ -75,6 +73,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weights(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from phasetrain.addons.deploy.export import export
+
     out = tmp_path_factory.mktemp("exported") / "model.safetensors"
     export(str(honest), str(out))
     return out
@@ -232,7 +232,10 @@ class TestForged:
         ]
         assert "model.weight" in found.findings[0].components[0]
 
+    @pytest.mark.addon("deploy")
     def test_claimed_change_does_not_hide_forged_updates(self, copy: Path) -> None:
+        from phasetrain.addons.deploy.export import export
+
         forged_runs.rewrite_log(copy, 3)
         claim_change(copy / "environment.json", 2)
         assert summarize(verify(str(copy), WHOLE)) == ("different", 1, [("update", 3, ("loss",))])
@@ -429,12 +432,16 @@ class TestWeights:
     def options(self, folder: Path) -> VerifyOptions:
         return VerifyOptions(segments=1, seed=0, run=str(folder))
 
+    @pytest.mark.addon("deploy")
     def test_exported_weights_are_those_of_the_run(self, honest: Path, weights: Path) -> None:
         found = verify(str(weights), self.options(honest))
         assert summarize(found) == ("bit-identical", 0, [])
 
+    @pytest.mark.addon("deploy")
     @pytest.mark.slow
     def test_packed_model_is_that_of_the_run(self, honest: Path, tmp_path: Path) -> None:
+        from phasetrain.addons.deploy.pack.pack import pack
+
         pack(str(honest), str(tmp_path / "model.zip"))
         found = verify(str(tmp_path / "model.zip"), self.options(honest))
         assert summarize(found) == ("bit-identical", 0, [])
@@ -443,6 +450,7 @@ class TestWeights:
         found = verify(str(tmp_path / "model.zip"), self.options(tmp_path / "copy"))
         assert summarize(found) == ("undecided", 9, [])
 
+    @pytest.mark.addon("deploy")
     @pytest.mark.parametrize(
         ("tensors", "facts", "verdict"),
         [
@@ -478,6 +486,7 @@ class TestWeights:
         assert subjects == expected
         assert len(found.unverified) == (verdict == "undecided")
 
+    @pytest.mark.addon("deploy")
     @pytest.mark.parametrize(
         ("words", "claimed", "verdict"),
         [
@@ -490,6 +499,8 @@ class TestWeights:
     def test_weights_that_the_file_claims_to_hold(
         self, tmp_path: Path, words: list[str], claimed: str, verdict: str
     ) -> None:
+        from phasetrain.addons.deploy.export import export
+
         train(tmp_path / "run", *words)
         export(str(tmp_path / "run"), str(tmp_path / "a.safetensors"), source={"which": "model"})
         with safe_open(tmp_path / "a.safetensors", "pt") as file:
@@ -500,6 +511,7 @@ class TestWeights:
         assert found.verdict == verdict
         assert len(found.unverified) == (verdict == "undecided")
 
+    @pytest.mark.addon("deploy")
     def test_rewritten_ledger_does_not_fit_exported_weights(
         self, copy: Path, weights: Path
     ) -> None:
@@ -508,11 +520,13 @@ class TestWeights:
         assert ("chain", 8, ("root",)) in summarize(found)[2]
         assert found.verdict == "different"
 
+    @pytest.mark.addon("deploy")
     def test_run_is_the_folder_that_contains_the_weights(self, copy: Path, weights: Path) -> None:
         shutil.copy(weights, copy / "model.safetensors")
         options = VerifyOptions(segments=1, seed=0)
         assert verify(str(copy / "model.safetensors"), options).verdict == "bit-identical"
 
+    @pytest.mark.addon("deploy")
     def test_weights_alone_need_their_run(self, weights: Path) -> None:
         with raises(ConfigError, code="verify.run_needed"):
             verify(str(weights))

@@ -9,7 +9,6 @@ import torch
 from harness import newest
 from raising import raises
 
-from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
@@ -177,7 +176,10 @@ def test_code_of_a_hub_is_rejected(given: Any) -> None:
     MODELS.build(CLASSIFIER, {"config": BERT | {"attn_implementation": "eager"}})
 
 
+@pytest.mark.addon("text")
 def test_positions_that_begin_again_keep_documents_apart() -> None:
+    from phasetrain.addons.text.language_model import LanguageModel
+
     config = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 11, "n_positions": 8}
     torch.manual_seed(0)
     model = MODELS.build("transformers.GPT2LMHeadModel", {"config": config}).double().eval()
