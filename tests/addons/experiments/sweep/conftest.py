@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from phasetrain.config.addons import find_service
 from phasetrain.config.attrdict import AttrDict
 
 # Notes how it was started in its RUN.dir, leaves there what a run leaves, and ends with code 3
@@ -41,7 +42,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the command line of the program above, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     # matplotlib takes longer than the sweep; the test of the plots puts the function back.
-    monkeypatch.setattr("phasetrain.addons.experiments.sweep.page.write_plots", lambda results: [])
+    if find_service("write_report") is not None:
+        monkeypatch.setattr(
+            "phasetrain.addons.experiments.sweep.page.write_charts", lambda charts, folder: []
+        )
     (tmp_path / "program.py").write_text(PROGRAM)
     # -S: without site-packages the interpreter starts ten times as fast.
     return [sys.executable, "-S", str(tmp_path / "program.py")]

@@ -113,9 +113,9 @@ class TestTheTable:
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        from phasetrain.addons.experiments.sweep.page import write_plots
+        from phasetrain.addons.report.page.png import write_charts
 
-        monkeypatch.setattr("phasetrain.addons.experiments.sweep.page.write_plots", write_plots)
+        monkeypatch.setattr("phasetrain.addons.experiments.sweep.page.write_charts", write_charts)
         words = ["OPTIMIZER.lr=0.1,0.3", "hydra.sweep.dir=out"]
         assert sweep(words, check=settled, command=program) == 0
         names = [hash_overrides([f"OPTIMIZER.lr={lr}"]) for lr in ("0.3", "0.1")]
