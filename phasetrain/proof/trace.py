@@ -1,6 +1,7 @@
 """Records digests of what the steps of a run read, compute and leave, to compare two runs."""
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Trace:
 
     def record_batch(self, batch: Batch) -> None:
         """Record the next micro-batch of the step."""
-        fields = {name: getattr(batch, name) for name in ("ids", "input", "target", "mask")}
+        fields = {name: attrgetter(name)(batch) for name in ("ids", "input", "target", "mask")}
         self.record(f"batch.{self._batches}", fields)
         self._batches += 1
 

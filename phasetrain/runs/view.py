@@ -67,9 +67,7 @@ def _make_loader(base: Any) -> Any:
 
 # libyaml takes a tenth of the time, and rejects a path with bytes that are no text.
 _LOADERS = [
-    _make_loader(getattr(yaml, name))
-    for name in ("CSafeLoader", "SafeLoader")
-    if hasattr(yaml, name)
+    _make_loader(vars(yaml)[name]) for name in ("CSafeLoader", "SafeLoader") if name in vars(yaml)
 ]
 
 

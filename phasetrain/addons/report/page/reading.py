@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -252,7 +253,7 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
         run.problems.append(f"There is no {METRICS}.")
     # All files now: a run that is training changes them, and the problems are listed at the top.
     for name in READ_AT_ONCE:
-        getattr(run, name)
+        attrgetter(name)(run)
     return run
 
 
