@@ -35,7 +35,7 @@ from phasetrain.addons.experiments.sweep.override_text import hash_overrides
 from phasetrain.addons.experiments.sweep.shared_prefixes import SharedPrefixes
 from phasetrain.app.setup import resolve_config
 from phasetrain.runs.ledger import FILE, parse_ledger
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.terminal import Terminal
 
 BASE = (

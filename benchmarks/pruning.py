@@ -36,7 +36,8 @@ from phasetrain.addons.experiments.sweep.prune.settings import PruneSettings
 from phasetrain.addons.experiments.sweep.prune.trial_plan import plan_trial
 from phasetrain.addons.experiments.sweep.prune_record import PruneRecord
 from phasetrain.addons.experiments.sweep.results import Results
-from phasetrain.runs.records import RunFiles, process_exists
+from phasetrain.runs.records import process_exists
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.terminal import Terminal
 
 MONITOR = "test/accuracy"
@@ -148,7 +149,7 @@ def read_facts(folder: str) -> dict[str, tuple[str, int, str]]:
     """Return name -> state, updates and digest of the weights of each run."""
     found = {}
     for run in Results.read(folder, MONITOR).runs:
-        digest = RunFiles(Path(folder, run.name)).status().digest
+        digest = read_status(Path(folder, run.name)).digest
         found[run.name] = (run.state, run.updates, digest)
     return found
 
@@ -176,8 +177,8 @@ def compare_unpaused(folder: str, others: str, paused: int) -> tuple[int, int]:
             if not Path(copy).exists():
                 shutil.copytree(f"{folder}/{name}", copy)
             assert wait(start(partial(train, copy, records[name].overrides))) == 0
-            digest = RunFiles(copy).status().digest
-        equal += digest == RunFiles(whole).status().digest != ""
+            digest = read_status(copy).digest
+        equal += digest == read_status(whole).digest != ""
     return len(chosen), equal
 
 

@@ -48,7 +48,7 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook, Run
 from phasetrain.runs.history import read_history
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "recipes"

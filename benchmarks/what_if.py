@@ -25,7 +25,7 @@ from phasetrain.addons.experiments.what_if import RECEIPT, Question, answer
 from phasetrain.app.api import run
 from phasetrain.app.engines import run_engine
 from phasetrain.app.setup import resolve_config
-from phasetrain.runs.records import read_status
+from phasetrain.runs.view import read_status
 from phasetrain.runtime.machine import seed_of
 from phasetrain.runtime.terminal import Terminal
 
