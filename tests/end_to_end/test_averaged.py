@@ -178,15 +178,17 @@ class TestExact:
 
 
 class Watch(Hook):
-    """Records the averaged weights after each update."""
+    """Records the averaged and the trained weights after each update."""
 
     def __init__(self) -> None:
         self.means: list[torch.Tensor] = []
+        self.weights: list[torch.Tensor] = []
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         if phase.is_train:
             average: Any = run.task.parts.averages["ema"]
             self.means.append(average.module.head.weight.clone())
+            self.weights.append(run.task.parts.model.get_parameter("head.weight").detach().clone())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -203,6 +205,14 @@ def test_skipped_update_leaves_the_mean_unchanged(tmp_path: Path, precision: str
     same = [torch.equal(one, other) for one, other in pairwise(watch.means)]
     assert same == [False, True, False, False]
     assert all(bool(one.isfinite().all()) for one in watch.means)
+
+
+def test_mean_moves_once_per_update(tmp_path: Path) -> None:
+    watch = Watch()
+    words = ("MODEL.ema={decay: 0.9, warmup: false}", "PHASES.epochs=1")
+    train(tmp_path / "run", *words, hooks={"watch": watch})
+    for before, weight, after in zip(watch.means, watch.weights[1:], watch.means[1:], strict=False):
+        torch.testing.assert_close(after, torch.lerp(before, weight, 0.1))
 
 
 def test_ungated_average_would_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,10 @@ class TestPlan:
         plan = interleave([Stage(splits(), PhaseSettings(epochs=1))])
         assert [plan.where(RunState(updates=n)) for n in range(3)] == [0.0, 1 / 3, 2 / 3]
 
+    def test_step_of_a_position_counts_from_the_start_of_the_epoch(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=1, test_every_updates=2))])
+        assert plan.position(RunState(phase=2, step=0, updates=2)).step == 2
+
     def test_where_continues_from_an_anchor(self) -> None:
         plan = Plan(
             interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases,

@@ -493,6 +493,12 @@ class TestBest:
             "p0004-s00000000": ("best", 0.9), "p0007-s00000000": ("epoch", None), "p0008-s00000000": ("end", 0.8),
         }  # fmt: skip
 
+    def test_weights_that_were_not_tested_have_no_metrics(self, tmp_path: Path) -> None:
+        train(tmp_path, "CHECKPOINT.every_updates=7", "CHECKPOINT.keep_last=9")
+        listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).list_checkpoints()
+        within = [one.manifest.facts.metrics for one in listed if one.manifest.state["step"]]
+        assert within == [{}, {}]
+
     def test_an_unknown_monitor_is_refused_before_the_first_step(self, tmp_path: Path) -> None:
         steps: list[int] = []
         with raises(

@@ -31,6 +31,12 @@ def test_targets_may_be_probabilities():
     assert CrossEntropy()(scores, torch.tensor([[0.5, 0.5]])).item() == pytest.approx(expected)
 
 
+def test_targets_of_the_ignored_class_do_not_count():
+    scores = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
+    found = CrossEntropy(ignore_index=1)(scores, torch.tensor([0, 1])).item()
+    assert found == pytest.approx(math.log(4 / 3))
+
+
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])
 def test_smoothing_outside_its_range_is_rejected(smoothing):
     with pytest.raises(ConfigError, match=r"LOSS .*label_smoothing = .*:"):

@@ -120,6 +120,7 @@ def test_equal_values_have_no_differences(one: Any, other: Any) -> None:
     [
         (torch.tensor(0.0), torch.tensor(-0.0), ["state"]),
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64), ["state"]),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32), ["state"]),
         (torch.zeros(2, 3), torch.zeros(3, 2), ["state"]),
         (0.0, -0.0, ["state"]),
         (1, True, ["state"]),

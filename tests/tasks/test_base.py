@@ -194,6 +194,8 @@ class TestPhases:
         made.begin(TEST, fresh=True)
         assert (made.model.training, made.loss.training) == (False, False)
         assert made.measure(TEST) != first
+        made.begin(TRAIN, fresh=True)
+        assert (made.model.training, made.loss.training) == (True, True)
 
     def test_meters_can_be_limited_to_tests(self) -> None:
         made = task()

@@ -94,6 +94,10 @@ def test_all_generators_are_seeded_once_one_pass_has_drawn() -> None:
         other = GeneratorUse()
         other.merge_rank_states([{}, use.rank_state()], is_main=False)
         assert other.draws
+        resumed = GeneratorUse()
+        resumed.load_state_dict(use.state_dict())
+        resumed.begin_phase()
+        assert (resumed.draws, resumed.watches) == (True, False)
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand])

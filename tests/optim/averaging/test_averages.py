@@ -360,6 +360,7 @@ def test_batch_norm_statistics_equal_those_of_torch() -> None:
     torch.testing.assert_close(model[1].running_mean, other[1].running_mean)
     torch.testing.assert_close(model[1].running_var, other[1].running_var)
     assert (model[1].training, model[1].momentum) == (False, 0.1)
+    assert model[1].num_batches_tracked == 0
     assert not torch.equal(model(batches[0]), before)
 
 

@@ -18,6 +18,7 @@ from updating import UPDATES, batch, equal, run, weights
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.optim import GradientSettings, Schedules
+from phasetrain.optim.schedules.param_schedules import ParamSchedules, StageOptions
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.updater import Updater
 
@@ -269,6 +270,13 @@ def test_each_group_is_scheduled_from_its_own_value() -> None:
     updater.schedule(0.75)
     assert [group["lr"] for group in updater.optimizer.param_groups] == [0.25, pytest.approx(0.025)]
     assert len(updater.gradients.parameters) == 4
+
+
+def test_stage_scales_each_group_from_its_own_value() -> None:
+    groups = [{"lr": 0.1}, {"lr": 0.3}]
+    stages = [StageOptions(), StageOptions(values={"lr": (0.1, 0.01)})]
+    ParamSchedules(groups, Schedules(stages=stages)).apply(groups, 0.5, stage=1)
+    assert [group["lr"] for group in groups] == pytest.approx([0.01, 0.03])
 
 
 @pytest.mark.parametrize("option", ["momentun", "nesterov", "params", "betas"])
