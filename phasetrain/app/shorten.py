@@ -7,6 +7,7 @@ from phasetrain.app.setup import resolve_config
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.override_text import format_literal
 from phasetrain.config.stages import LENGTHS
+from phasetrain.engine.plan import Plan
 from phasetrain.runtime.terminal import Terminal
 
 TRAIN_STEPS = 3
@@ -45,3 +46,8 @@ def shorten_config(config: AttrDict) -> list[str]:
         "CHECKPOINT.every_updates=null",
         "CHECKPOINT.at_end=true",
     ]
+
+
+def steps_before(plan: Plan, phase: int) -> int:
+    """Return the number of train and test steps in the phases before one."""
+    return int(plan.phases[:phase].column("steps").sum())

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.engine.plan import Phase
+from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks.base import Hook, Run
-from phasetrain.proof.positions import StepPosition
+from phasetrain.proof.positions import PhaseLabel, StepPosition
 from phasetrain.proof.trace import Trace, digest_state
 
 
@@ -15,17 +15,26 @@ class TraceHook(Hook):
 
     Args:
         trace: gets the digests.
+
+    Attributes:
+        plan: the plan of the run; None before it began.
     """
 
     main_only = False  # each rank reads other batches
     observe_only = True
 
     def __init__(self, trace: Trace) -> None:
+        self.plan: Plan | None = None
         self._trace = trace
 
     def on_start(self, run: Run) -> None:
-        """Keep the plan."""
-        self._trace.begin(run.plan, run.world.rank)
+        """Keep the phases of the plan, which is a short one."""
+        self.plan = run.plan
+        labels = [
+            PhaseLabel(phase.split, phase.epoch, phase.steps, phase.is_train)
+            for phase in run.plan.phases
+        ]
+        self._trace.begin(labels, run.world.rank)
 
     def on_load(self, run: Run) -> None:
         """Record the restored state."""
@@ -42,7 +51,7 @@ class TraceHook(Hook):
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Record the output of the model, and the generators that it has drawn from."""
         # Here and not in `on_step`: between two steps, a loader without workers draws as well.
-        self._trace.record_output(out)
+        self._trace.record_output(out.output)
         self._trace.record_generators()
 
     def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:

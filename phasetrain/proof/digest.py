@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasetrain.engine.batch import mapped
+from phasetrain.distributed.dtensors import local_shard
 
 
 def view_bytes(tensor: Tensor) -> Tensor:
@@ -62,9 +62,13 @@ def digest_leaves(value: Any, path: str) -> dict[str, str]:
 
 def list_tensors(value: Any) -> list[Tensor]:
     """Return the tensors in nested lists, tuples and dicts, in their order."""
-    tensors: list[Tensor] = []
-    mapped(value, tensors.append)
-    return tensors
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for item in value for tensor in list_tensors(item)]
 
 
 def to_plain_key(value: Any) -> Any:
@@ -82,7 +86,8 @@ def to_plain_key(value: Any) -> Any:
 def _digest_leaf(value: Any) -> str:
     digest = blake2b(digest_size=8)
     if isinstance(value, Tensor):
-        add_tensor(digest.update, value)
+        # Of a tensor that several ranks share, each rank compares its own shard.
+        add_tensor(digest.update, local_shard(value))
     elif isinstance(value, np.ndarray):
         digest.update(f"array {value.dtype} {value.shape};".encode())
         digest.update(np.ascontiguousarray(value).tobytes())

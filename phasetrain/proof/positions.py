@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phasetrain.engine.plan import Plan
-
 StepPosition = tuple[int, int]
 """Number of completed phases, and of completed steps in the current one."""
 
@@ -17,13 +15,6 @@ class PhaseLabel:
     epoch: int
     steps: int
     is_train: bool
-
-
-def label_phases(plan: Plan) -> list[PhaseLabel]:
-    """Return the labels of all phases of a short plan."""
-    return [
-        PhaseLabel(phase.split, phase.epoch, phase.steps, phase.is_train) for phase in plan.phases
-    ]
 
 
 def describe_position(position: StepPosition, phases: Sequence[PhaseLabel]) -> str:
@@ -46,8 +37,3 @@ def count_updates(position: StepPosition, phases: Sequence[PhaseLabel]) -> int:
     if index < len(phases) and phases[index].is_train:
         return updates + step
     return updates
-
-
-def steps_before(plan: Plan, phase: int) -> int:
-    """Return the number of train and test steps in the phases before one."""
-    return int(plan.phases[:phase].column("steps").sum())

@@ -1,16 +1,12 @@
 """Records digests of what the steps of a run read, compute and leave, to compare two runs."""
 
-from collections.abc import Iterable, Mapping
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from phasetrain.distributed.dtensors import local_shard
-from phasetrain.engine.batch import Batch, StepOutput, mapped
-from phasetrain.engine.plan import Plan
 from phasetrain.proof.digest import digest_leaves, list_tensors
-from phasetrain.proof.positions import StepPosition
+from phasetrain.proof.positions import PhaseLabel, StepPosition
 
 Digests = dict[str, str]
 """Path -> digest."""
@@ -28,21 +24,21 @@ class Trace:
             gradients, then logs, metrics and states.
         restored: the position of a resume, and the state of the task at it; None in a first
             attempt.
-        plan: the plan of the run; None before it began.
+        phases: the phases of the run; empty before it began.
         passes: number of forward passes of the current step.
     """
 
     def __init__(self) -> None:
         self.steps: dict[StepPosition, Digests] = {}
         self.restored: tuple[StepPosition, Digests] | None = None
-        self.plan: Plan | None = None
+        self.phases: Sequence[PhaseLabel] = ()
         self._step: Digests = {}
         self._batches = 0
         self.passes = 0
 
-    def begin(self, plan: Plan, rank: int = 0) -> None:
-        """Keep the plan."""
-        self.plan = plan
+    def begin(self, phases: Sequence[PhaseLabel], rank: int = 0) -> None:
+        """Keep the phases of the run."""
+        self.phases = phases
 
     def drop_step(self) -> None:
         """Forget what was recorded since the last step ended."""
@@ -55,16 +51,21 @@ class Trace:
         """Record a nested value of the current step."""
         self._step |= digest_leaves(value, path)
 
-    def record_batch(self, batch: Batch) -> None:
-        """Record the next micro-batch of the step."""
-        fields = {name: attrgetter(name)(batch) for name in ("ids", "input", "target", "mask")}
+    def record_batch(self, batch: Any) -> None:
+        """Record the next micro-batch of the step, a `phasetrain.engine.batch.Batch`."""
+        fields = {
+            "ids": batch.ids,
+            "input": batch.input,
+            "target": batch.target,
+            "mask": batch.mask,
+        }
         self.record(f"batch.{self._batches}", fields)
         self._batches += 1
 
-    def record_output(self, out: StepOutput) -> None:
+    def record_output(self, output: Any) -> None:
         """Record the output of the model for the next micro-batch."""
         # Only tensors: other things in it may have no value to compare.
-        self.record(f"output.{self.passes}", list_tensors(out.output))
+        self.record(f"output.{self.passes}", list_tensors(output))
         self.passes += 1
 
     def record_generators(self) -> None:
@@ -80,7 +81,7 @@ class Trace:
     def record_gradients(self, model: torch.nn.Module) -> None:
         """Record the gradients up to this micro-batch."""
         gradients = {
-            name: local_shard(weight.grad)
+            name: weight.grad
             for name, weight in model.named_parameters()
             if weight.grad is not None
         }
@@ -108,9 +109,7 @@ class Trace:
 
 def digest_state(parts: Mapping[str, Any]) -> Digests:
     """Return digests of the states of parts by name."""
-    # Of a tensor that several ranks share, each rank compares its own shard.
-    states = {name: mapped(part.state_dict(), local_shard) for name, part in parts.items()}
-    return digest_leaves(states, "state")
+    return digest_leaves({name: part.state_dict() for name, part in parts.items()}, "state")
 
 
 def _sort_paths(paths: Iterable[str]) -> list[str]:

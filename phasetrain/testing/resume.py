@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from phasetrain.app.shorten import shortening_overrides
+from phasetrain.app.shorten import shortening_overrides, steps_before
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import Hook, Run
 from phasetrain.hooks.trace import TraceHook
 from phasetrain.proof.compare import find_difference
-from phasetrain.proof.positions import label_phases, steps_before
 from phasetrain.proof.trace import Trace
 from phasetrain.testing.kills import Killed, SaveEachStep, run_quietly
 
@@ -59,10 +58,12 @@ class _Runs:
     config_dir: str | None
     workers: Sequence[int] | None
     unbroken: Trace = field(default_factory=Trace)
+    plan: Plan | None = None
 
     def run_unbroken(self, folder: str) -> None:
-        hooks = {"trace": TraceHook(self.unbroken)}
-        run_quietly(self._words(folder, 0, None), hooks, config_dir=self.config_dir)
+        hook = TraceHook(self.unbroken)
+        run_quietly(self._words(folder, 0, None), {"trace": hook}, config_dir=self.config_dir)
+        self.plan = hook.plan
 
     def run_attempt(self, folder: str, number: int, kill: Kill | None) -> Trace:
         """Start or resume the run until the kill or the end, and return its trace."""
@@ -120,7 +121,7 @@ def assert_exact_resume(
     runs = _Runs([*overrides, *shortening_overrides(overrides, config_dir)], config_dir, workers)
     with tempfile.TemporaryDirectory() as folder:
         runs.run_unbroken(f"{folder}/unbroken")
-        plan = runs.unbroken.plan
+        plan = runs.plan
         assert plan is not None, "the run did not begin"
         kills = (
             default_kills(plan) if steps is None else [Kill(step) for step in sorted(set(steps))]
@@ -130,7 +131,7 @@ def assert_exact_resume(
         # The last attempt, without a kill, runs to the end.
         for number, kill in zip(count(), [*kills, None], strict=False):
             trace = runs.run_attempt(f"{folder}/killed", number, kill)
-            _compare(runs.unbroken, trace, before, plan)
+            _compare(runs.unbroken, trace, before)
             before = kill
 
 
@@ -157,7 +158,7 @@ def _check_range(kills: Sequence[Kill], plan: Plan) -> None:
         )
 
 
-def _compare(unbroken: Trace, trace: Trace, kill: Kill | None, plan: Plan) -> None:
+def _compare(unbroken: Trace, trace: Trace, kill: Kill | None) -> None:
     when = "before the first kill, so two runs from the start differ"
     if kill is not None:
         when = f"killed after {kill}"
@@ -165,4 +166,4 @@ def _compare(unbroken: Trace, trace: Trace, kill: Kill | None, plan: Plan) -> No
             raise AssertionError(f"{when}, the run started from the beginning instead of resuming")
     difference = find_difference(unbroken, trace)
     if difference is not None:
-        raise AssertionError(difference.describe(when, label_phases(plan)))
+        raise AssertionError(difference.describe(when, unbroken.phases))

@@ -81,7 +81,7 @@ class _RecordStep(StepEvents):
     def on_forward(self, out: StepOutput) -> StepOutput:
         """Record the outputs of the model and the loss."""
         self._trace.record(f"loss.{self._trace.passes}", out.loss)
-        self._trace.record_output(out)
+        self._trace.record_output(out.output)
         return out
 
 

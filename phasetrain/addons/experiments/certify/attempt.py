@@ -18,14 +18,15 @@ from typing import Any, Literal
 import torch
 
 from phasetrain.app.engines import Loop, run_engine
+from phasetrain.app.shorten import steps_before
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import CheckpointHook, Hook, Run
 from phasetrain.hooks.trace import TraceHook
-from phasetrain.proof.positions import PhaseLabel, StepPosition, label_phases, steps_before
+from phasetrain.proof.positions import PhaseLabel, StepPosition
 from phasetrain.proof.trace import Digests, Trace
 
 KillMoment = Literal["step", "saving", "saved"]
@@ -87,12 +88,11 @@ class TraceFile(Trace):
         self._path = path
         self._rank = 0
 
-    def begin(self, plan: Plan, rank: int = 0) -> None:
+    def begin(self, phases: Sequence[PhaseLabel], rank: int = 0) -> None:
         """Write the phases."""
-        super().begin(plan, rank)
+        super().begin(phases, rank)
         self._rank = rank
-        # The labels alone: a plan holds functions and cannot be written as it is.
-        self.write({"phases": [list(vars(label).values()) for label in label_phases(plan)]})
+        self.write({"phases": [list(vars(phase).values()) for phase in phases]})
 
     def keep_restored(self, position: StepPosition, state: Digests) -> None:
         """Write the digests of a restored state."""
@@ -117,24 +117,22 @@ class ReadTrace:
 
     Attributes:
         trace: its digests.
-        phases: the phases of the plan.
         killed: number of steps after which the attempt has killed itself; 0: it has not.
     """
 
     trace: Trace
-    phases: list[PhaseLabel]
     killed: int = 0
 
 
 def read_trace(path: str, rank: int) -> ReadTrace:
     """Read the trace of a rank; it is empty if the attempt did not begin."""
-    read = ReadTrace(Trace(), [])
+    read = ReadTrace(Trace())
     file = Path(f"{path}-{rank}.jsonl")
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     for text in lines:
         line = json.loads(text)
         if "phases" in line:
-            read.phases = [PhaseLabel(*label) for label in line["phases"]]
+            read.trace.begin([PhaseLabel(*phase) for phase in line["phases"]])
         elif "restored" in line:
             read.trace.restored = tuple(line["restored"]), line["digests"]
         elif "position" in line:

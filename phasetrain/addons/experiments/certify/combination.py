@@ -166,7 +166,7 @@ class Trial:
         reference = [self._read("reference", rank) for rank in range(self._processes)]
         if code:
             return replace(outcome, reason=describe_failure(code, output))
-        phases = reference[0].phases
+        phases = reference[0].trace.phases
         steps = sum(phase.steps for phase in phases)
         kills = choose_kills(steps, is_quick=is_quick)
         outcome = replace(
@@ -297,7 +297,7 @@ def _judge(
         difference = find_difference(unbroken.trace, attempt.trace)
         if difference is None:
             continue
-        phases = unbroken.phases
+        phases = unbroken.trace.phases
         section = difference.section
         if section == "DATA":
             section = f"DATA.{phases[min(difference.position[0], len(phases) - 1)].split.upper()}"
