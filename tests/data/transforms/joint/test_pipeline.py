@@ -174,6 +174,7 @@ def test_transforms_within_apply_see_all_fields_or_none() -> None:
     assert 30 < changed < 70
 
 
+@pytest.mark.addon("vision")
 @pytest.mark.parametrize(
     ("make", "key"),
     [
