@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm
 from harness import SMALL
 
 from phasetrain.runs.view import read_status
@@ -16,17 +18,42 @@ FLAGS = read_cpu_flags() or frozenset()
 WORDS = [*SMALL, "MODEL=small_cnn", "MACHINE.threads=1", "HOOKS.report=null", "PHASES.epochs=1"]
 
 
-def train(folder: Path, *words: str, **variables: str) -> str:
+WARM = Path(warm.__file__)
+
+
+@pytest.fixture(scope="module")
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a process that has imported torch, without having computed anything,
+    and forks runs."""
+    path = str(tmp_path_factory.mktemp("warm") / "socket")
+    with subprocess.Popen(
+        [sys.executable, str(WARM), "serve", path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=default_environment(),
+        text=True,
+    ) as server:
+        assert server.stdin
+        assert server.stdout
+        assert server.stdout.readline() == "ready\n"
+        yield path
+        server.stdin.close()
+
+
+def default_environment() -> dict[str, str]:
+    """Return the environment without the variables that limit the instructions."""
+    return {name: value for name, value in os.environ.items() if name not in CAPABILITY_VARIABLES}
+
+
+def train(socket: str, folder: Path, *words: str, **variables: str) -> str:
     """Train in a new process, in which torch has not computed yet, and return its output."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in CAPABILITY_VARIABLES
-    }
+    program = [sys.executable, "-S", str(WARM), "run", socket, "phasetrain"]
     done = subprocess.run(
-        [sys.executable, "-m", "phasetrain", *WORDS, f"RUN.dir={folder}", *words],
+        [*program, *WORDS, f"RUN.dir={folder}", *words],
         capture_output=True,
         text=True,
         check=True,
-        env=environment | variables,
+        env=default_environment() | variables,
     )
     return done.stdout + done.stderr
 
@@ -37,29 +64,29 @@ def read_capability(folder: Path) -> str:
 
 
 @pytest.mark.skipif("avx2" not in FLAGS, reason="needs an x86 CPU with AVX2")
-def test_limited_run_has_the_bits_of_a_cpu_with_avx2(tmp_path: Path) -> None:
+def test_limited_run_has_the_bits_of_a_cpu_with_avx2(tmp_path: Path, socket: str) -> None:
     train(
-        tmp_path / "avx2", "MODEL.width=16", **CAPABILITY_VARIABLES
+        socket, tmp_path / "avx2", "MODEL.width=16", **CAPABILITY_VARIABLES
     )  # as on a CPU without AVX-512
-    train(tmp_path / "limited", "MODEL.width=16", "MACHINE.cpu_capability=AVX2")
+    train(socket, tmp_path / "limited", "MODEL.width=16", "MACHINE.cpu_capability=AVX2")
     assert read_capability(tmp_path / "limited") == "AVX2"
     assert read_status(tmp_path / "limited").digest == read_status(tmp_path / "avx2").digest
     # The other kernels, which CPUs without AVX-512 do not have.
-    train(tmp_path / "free", "MODEL.width=16")
+    train(socket, tmp_path / "free", "MODEL.width=16")
     is_equal = read_status(tmp_path / "free").digest == read_status(tmp_path / "avx2").digest
     assert is_equal == ("avx512f" not in FLAGS)
 
 
 @pytest.mark.skipif("avx512f" not in FLAGS, reason="needs an x86 CPU with AVX-512")
-def test_resume_has_the_instructions_of_the_checkpoint(tmp_path: Path) -> None:
+def test_resume_has_the_instructions_of_the_checkpoint(tmp_path: Path, socket: str) -> None:
     longer = ("PHASES.epochs=2", "RUN.allow=PHASES")
-    train(tmp_path / "whole", **CAPABILITY_VARIABLES)
-    train(tmp_path / "whole", *longer, **CAPABILITY_VARIABLES)
-    train(tmp_path / "moved", **CAPABILITY_VARIABLES)
-    assert "equal bits" not in train(tmp_path / "moved", *longer)
+    train(socket, tmp_path / "whole", **CAPABILITY_VARIABLES)
+    train(socket, tmp_path / "whole", *longer, **CAPABILITY_VARIABLES)
+    train(socket, tmp_path / "moved", **CAPABILITY_VARIABLES)
+    assert "equal bits" not in train(socket, tmp_path / "moved", *longer)
     assert read_capability(tmp_path / "moved") == "AVX2"
     assert read_status(tmp_path / "moved").digest == read_status(tmp_path / "whole").digest
     # The other direction is impossible.
-    train(tmp_path / "late")
-    text = train(tmp_path / "late", *longer, **CAPABILITY_VARIABLES)
+    train(socket, tmp_path / "late")
+    text = train(socket, tmp_path / "late", *longer, **CAPABILITY_VARIABLES)
     assert "cpu_capability 'AVX512' -> 'AVX2'" in text

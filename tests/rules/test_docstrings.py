@@ -1,38 +1,11 @@
-"""Each public name has a docstring, and each error a person may meet says with which exit code the
-run ends."""
+"""Each error a person may meet says with which exit code the run ends."""
 
-import ast
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from phasetrain.errors import PhasetrainError
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "phasetrain").rglob("*.py")) + sorted((ROOT / "tools").glob("*.py"))
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-def undocumented(source: str) -> list[str]:
-    """Return the module (as line 0), its public classes and functions, and their public methods,
-    without docstring."""
-    tree = ast.parse(source)
-    found = [] if ast.get_docstring(tree) else ["0: the module"]
-    return found + [
-        f"{node.lineno}: {name}" for name, node in _public(tree) if not ast.get_docstring(node)
-    ]
-
-
-def _public(node: ast.Module | ast.ClassDef, above: str = "") -> Iterator[tuple[str, Definition]]:
-    for inner in node.body:
-        if isinstance(inner, Definition) and not inner.name.startswith("_"):
-            name = f"{above}{inner.name}"
-            yield name, inner
-            if isinstance(inner, ast.ClassDef):
-                yield from _public(inner, f"{name}.")
 
 
 def errors() -> list[type[PhasetrainError]]:
@@ -54,16 +27,6 @@ def errors() -> list[type[PhasetrainError]]:
 def says_exit_code(error: type[PhasetrainError]) -> bool:
     """Tell whether the docstring has the exit code."""
     return f"exit code {error.exit_code})" in " ".join((error.__doc__ or "").split())
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_public_names_have_docstrings(path: Path) -> None:
-    assert undocumented(path.read_text("utf-8")) == []
-
-
-def test_missing_docstring_is_reported() -> None:
-    source = "class Loss:\n    '''Doc.'''\n    def forward(self): ...\n    def _own(self): ...\ndef build(): ...\n"
-    assert undocumented(source) == ["0: the module", "3: Loss.forward", "5: build"]
 
 
 def test_errors_document_their_exit_code() -> None:
