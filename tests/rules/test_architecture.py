@@ -38,3 +38,11 @@ def test_ways_through_the_code_are_short() -> None:
     for title, limit in limits.items():
         way = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
         assert len(re.findall(r"^\d+\. ", way, re.MULTILINE)) <= limit
+
+
+def test_the_core_is_read_in_an_afternoon() -> None:
+    part = PAGE.split("## The core in an afternoon\n")[1].split("\n## ")[0]
+    files = re.findall(r"^\d+\. `([\w/]+\.py)`", part, re.MULTILINE)
+    lines = [len((ROOT / "phasetrain" / file).read_text("utf-8").splitlines()) for file in files]
+    assert len(files) == 10
+    assert sum(lines) <= 3500
