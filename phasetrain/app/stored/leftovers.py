@@ -8,6 +8,7 @@ from typing import Any
 from phasetrain.app.stored.stored_config import StoredConfig
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import lookup
+from phasetrain.config.deprecations import rename_path
 from phasetrain.config.schema import Schema
 from phasetrain.hooks import HOOKS
 
@@ -19,15 +20,16 @@ def remove_unknown_keys(config: Mapping[str, Any], schema: Schema) -> dict[str, 
     an installed add-on has."""
     unknown = _list_unknown_keys(config, schema)
     known = {name: value for name, value in config.items() if name not in unknown}
-    known["RUN"] = {
-        name: value for name, value in config["RUN"].items() if f"RUN.{name}" not in unknown
-    }
+    if "RUN" in config:  # a packed model has no such section
+        known["RUN"] = {
+            name: value for name, value in config["RUN"].items() if f"RUN.{name}" not in unknown
+        }
     return known
 
 
 def _list_unknown_keys(config: Mapping[str, Any], schema: Schema) -> list[str]:
-    paths = [*config, *(f"RUN.{name}" for name in config["RUN"])]
-    return [path for path in paths if not schema.has(path)]
+    paths = [*config, *(f"RUN.{name}" for name in config.get("RUN", {}))]
+    return [path for path in paths if not schema.has(rename_path(path))]
 
 
 def ignore_leftovers(composed: Composed, stored: StoredConfig, schema: Schema) -> Composed:
