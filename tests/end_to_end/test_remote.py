@@ -63,10 +63,14 @@ def memory() -> Iterator[fsspec.AbstractFileSystem]:
 
 
 def shard(number: int) -> bytes:
-    """Return 50 lines with an image of 6 x 6 pixels and a class."""
+    """Return 50 lines with an image of 6 x 6 pixels and a class; a digit per pixel, so that a shard
+    is a few requests."""
     generator = torch.Generator().manual_seed(number)
     lines = [
-        {"input": [torch.rand(6, 6, generator=generator).tolist()], "target": index % 10}
+        {
+            "input": [torch.randint(10, (6, 6), generator=generator).tolist()],
+            "target": index % 10,
+        }
         for index in range(50)
     ]
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
