@@ -37,9 +37,6 @@ log = logging.getLogger(__name__)
 DATA = ("samples", "batch content")
 """Components that are compared with another reading, not with another computation."""
 
-WRITES = 3
-"""Attempts to write the record."""
-
 STEP_EVENTS = (
     *("on_step_start", "on_batch", "on_forward"),
     *("on_backward", "on_skip", "on_update"),
@@ -326,14 +323,7 @@ class Recheck(Hook):
 
     def _write(self, run: Run) -> None:
         assert run.folder is not None, "only runs with a folder have a record"
-        storage, root = run.folder.storage, run.folder.file("checkpoints")
-        for _ in range(WRITES - 1):
-            # A save in the background deletes the temporary files of others when it ends.
-            with suppress(FileNotFoundError):
-                write_rechecked(storage, root, self._record)
-                break
-        else:
-            write_rechecked(storage, root, self._record)
+        write_rechecked(run.folder.storage, run.folder.file("checkpoints"), self._record)
         self._is_written = True
 
 

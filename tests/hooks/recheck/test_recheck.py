@@ -14,12 +14,10 @@ from torch import Tensor
 
 import phasetrain
 from phasetrain.app.result import RunResult
-from phasetrain.checkpoint.rechecked import write_rechecked
 from phasetrain.data import PhaseLoader
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, CorruptionError
 from phasetrain.hooks import HOOKS, Hook, Recheck, on
-from phasetrain.hooks.recheck import recheck
 
 EACH = "HOOKS.recheck={every_minutes: 1e-9}"
 """A recheck of every update but the first."""
@@ -249,21 +247,6 @@ class TestTrust:
         train(tmp_path, *SHORT)
         assert differences_of_runs(plain, tmp_path) == []
         assert len(record(tmp_path)["suspects"]) == 3
-
-    def test_record_is_written_again_if_a_save_has_deleted_its_temporary_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        lost = []
-
-        def lose_first(storage: Any, root: str, content: Any) -> None:
-            if content.is_open and not lost:
-                lost.append(content)
-                raise FileNotFoundError("rechecked.json.tmp-0")
-            write_rechecked(storage, root, content)
-
-        monkeypatch.setattr(recheck, "write_rechecked", lose_first)
-        fail(tmp_path, hooks={"plant": Plant("update", weight_of)})
-        assert (len(lost), record(tmp_path)["is_open"]) == (1, True)
 
     def test_newest_trusted_checkpoint_is_not_deleted(self, tmp_path: Path) -> None:
         hooks: dict[str, Hook] = {"save": SaveEachStep(), "recheck": Chosen(2)}
