@@ -35,7 +35,9 @@ class ForkServer:
     def __init__(self, folder: Path) -> None:
         library = compile_library(folder)
         self.faults = library is not None
-        paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        # The folders of `pythonpath` in pyproject.toml have the parts that tests use.
+        parts = [path for path in sys.path if Path(path).is_relative_to(HERE.parent)]
+        paths = os.pathsep.join([*parts, os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         environment |= {"LD_PRELOAD": str(library)} if library else {}
         self._process = subprocess.Popen(
