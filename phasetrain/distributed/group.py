@@ -1,5 +1,6 @@
 """Joins the ranks of a run into a process group."""
 
+import ctypes
 import os
 import socket
 import time
@@ -16,7 +17,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from phasetrain.distributed.failures import Failures
 from phasetrain.distributed.placement import Placement
 from phasetrain.distributed.world import World
-from phasetrain.errors import PeerError
+from phasetrain.errors import ConfigError, PeerError
 from phasetrain.runtime.child_processes import stop_with_parent
 
 POLL_SECONDS = 0.05
@@ -40,6 +41,7 @@ def join_process_group(
 
     Raises:
         PeerError: the other ranks have not connected in time, or one of them has failed meanwhile.
+        ConfigError: two ranks compute on the same CUDA device.
     """
     if place.hosted:
         stop_with_parent()
@@ -70,6 +72,8 @@ def join_process_group(
     failures = Failures(store, place.rank, place.size, peers)
     world = World(place.rank, place.size, place.local_rank, control, failures, timeout_seconds)
     try:
+        if device.type == "cuda":
+            check_own_device(world, device)
         yield world
     except BaseException as error:
         cause = failures.find_cause(error)
@@ -80,10 +84,44 @@ def join_process_group(
         raise cause from error
     finally:
         if is_owner:
+            _keep_groups()
             # Other ranks may be gone already, and the error that ended the run must not be
             # replaced.
             with suppress(RuntimeError, dist.DistError):
                 dist.destroy_process_group()
+
+
+def check_own_device(world: World, device: torch.device) -> None:
+    """Check that no other rank computes on the CUDA device of this one; a collective call.
+
+    Raises:
+        ConfigError: another rank does.
+    """
+    # NCCL checks the same, later, and its error names the device by its bus.
+    own = socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)
+    devices = world.all_gather(own)
+    same = [rank for rank, other in enumerate(devices) if other == own]
+    # From 2.30 on, NCCL lets ranks share a device if this variable says so. Instances (MIG) of one
+    # device need it as well.
+    is_allowed = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if len(same) > 1 and not is_allowed:
+        raise ConfigError(
+            f"MACHINE.device = {str(device)!r}: ranks {', '.join(map(str, same))} on {own[0]} "
+            "compute on the same CUDA device; start at most as many processes per machine as it "
+            "has devices, or make another device visible to each",
+            code="machine.shared_device",
+        )
+
+
+def _keep_groups() -> None:
+    """Keep torch before 2.8 from deleting the process groups of this process."""
+    # There, the destructor of a gloo group holds Python's lock while it waits for the threads of
+    # the group. One of them may be waiting for Python's lock, to free the tensor of its last
+    # collective, and the process hangs (pytorch/pytorch#154976). A reference too many costs the
+    # group's sockets until the process ends.
+    if torch.__version__ < "2.8":  # compared by their numbers
+        for group in dist.distributed_c10d._world.pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _open_store(place: Placement, timeout: timedelta) -> Any:

@@ -1,5 +1,7 @@
 """The ranks of a run as one of them sees them, and the objects they exchange."""
 
+import io
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -8,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from phasetrain.distributed.failures import Failures
 from phasetrain.errors import PeerError, PhasetrainError
@@ -22,7 +25,7 @@ class World:
 
     The methods are collectives: every rank has to call them, in the same order. They use a gloo
     group between CPUs, separate from the group that reduces gradients. In a run of one process
-    they return at once.
+    they return at once. Objects are pickled, and their tensors arrive on the CPU.
 
     Attributes:
         rank: rank of this process, from 0.
@@ -61,25 +64,25 @@ class World:
         """Return rank 0's value on every rank."""
         if self.is_single_process:
             return value
-        box = [value]
+        box = [_pickle_on_cpu(value) if self.is_main else b""]
         dist.broadcast_object_list(box, src=0, group=self._control_group())
-        return box[0]
+        return value if self.is_main else pickle.loads(box[0])
 
     def gather(self, value: T) -> list[T] | None:
         """Return the values of all ranks, in rank order, on rank 0; None on the others."""
         if self.is_single_process:
             return [value]
         box: list[Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(value, box, dst=0, group=self._control_group())
-        return box
+        dist.gather_object(_pickle_on_cpu(value), box, dst=0, group=self._control_group())
+        return None if box is None else _unpickle_all(box)
 
     def all_gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order, on every rank."""
         if self.is_single_process:
             return [value]
         box: list[Any] = [None] * self.size
-        dist.all_gather_object(box, value, group=self._control_group())
-        return box
+        dist.all_gather_object(box, _pickle_on_cpu(value), group=self._control_group())
+        return _unpickle_all(box)
 
     def run_on_main(self, function: Callable[[], T]) -> T:
         """Call a function on rank 0 and return its result on every rank.
@@ -134,3 +137,26 @@ class World:
     def _control_group(self) -> Any:
         assert self.control is not None, "this world has not joined a process group"
         return self.control
+
+
+class _CpuPickler(pickle.Pickler):
+    """Pickles tensors of every device as tensors on the CPU."""
+
+    # By itself torch restores a tensor on the device index of its sender. That is the device of
+    # another rank, or one that this process cannot see.
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta"):
+            return value.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+        return NotImplemented
+
+
+def _pickle_on_cpu(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _CpuPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def _unpickle_all(pickled: list[bytes]) -> list[Any]:
+    # From the last to the first, and each string is freed before the next object is made: the state
+    # of one rank, which may have several GB, is in memory twice, and not that of all ranks.
+    return [pickle.loads(pickled.pop()) for _ in range(len(pickled))][::-1]

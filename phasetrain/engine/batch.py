@@ -53,9 +53,10 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`; `ids` stay on the CPU."""
-        # `non_blocking` overlaps the copy of pinned memory with computation; otherwise it has no
-        # effect.
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        # `non_blocking` overlaps the copy of pinned memory with computation. A copy to the CPU has
+        # to be complete: the caller may read it at once.
+        non_blocking = device.type != "cpu"
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory; torch's loader calls it where `pin_memory` is

@@ -200,7 +200,10 @@ class CompiledModel(nn.Module):
         self._error = torch._dynamo.exc.TorchDynamoException
         self._limit = torch._dynamo.exc.FailOnRecompileLimitHit
         # Past the limit torch would silently run uncompiled, and from then on with other bits.
-        self._strict = partial(torch._dynamo.config.patch, fail_on_recompile_limit_hit=True)
+        self._limit_name, error_setting = "recompile_limit", "fail_on_recompile_limit_hit"
+        if self._limit_name not in torch._dynamo.config.get_config_copy():  # torch 2.6
+            self._limit_name, error_setting = "cache_size_limit", "fail_on_cache_limit_hit"
+        self._strict = partial(torch._dynamo.config.patch, {error_setting: True})
         try:
             self._compiled: Callable[..., Any] = torch.compile(
                 # The bound call instead of the module: torch.compile of a module returns a wrapper
@@ -243,10 +246,10 @@ class CompiledModel(nn.Module):
             with self._strict():
                 return self._compiled(*args, **kwargs)
         except self._limit as error:
+            limit = torch._dynamo.config.get_config_copy()[self._limit_name]
             raise ConfigError(
-                "MACHINE.compile: the model has been compiled for "
-                f"{torch._dynamo.config.recompile_limit} batch shapes, torch's limit, and got "
-                "another one; use batches of one shape, or set MACHINE.compile=null",
+                f"MACHINE.compile: the model has been compiled for {limit} batch shapes, torch's "
+                "limit, and got another one; use batches of one shape, or set MACHINE.compile=null",
                 code="config.compile_limit",
             ) from error
         except self._error as error:

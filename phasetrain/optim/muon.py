@@ -70,6 +70,11 @@ class Muon(MultiOptimizer):
         eps: float = 1e-8,
         fused: bool = True,
     ) -> None:
+        if "Muon" not in vars(torch.optim):
+            raise ValueError(
+                f"torch {torch.__version__} has no Muon; install torch 2.9 or later, or choose "
+                "another optimizer"
+            )
         check_below_one(momentum=momentum)
         muon, adamw = (
             [dict(group) for group in params if group["algorithm"] == algorithm]

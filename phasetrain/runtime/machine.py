@@ -368,12 +368,14 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
         )
     if name == "cuda" and local_rank is not None:
         count = torch.cuda.device_count()
-        if local_rank >= count:
+        # A launcher may make one device visible to each process (`--gpus-per-task` of SLURM).
+        index = 0 if count == 1 else local_rank
+        if index >= count:
             raise ConfigError(
                 f"MACHINE.device = 'cuda': local rank {local_rank} finds {count} CUDA devices; "
-                "start at most as many processes per machine",
+                "start at most as many processes per machine, or make one device visible to each",
                 code="machine.too_few_devices",
             )
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
     return torch.device(name)

@@ -110,10 +110,16 @@ class LogMeans:
             # float64 for equal digits with any batch size; MPS has none
             if added.device.type != "mps":
                 added = added.double()
-            if name in self._totals:
-                self._totals[name] += added * out.weight
+            added = added * out.weight
+            total = self._totals.get(name)
+            if total is None:
+                self._totals[name] = added
             else:
-                self._totals[name] = added * out.weight
+                # On the CPU after a resume, or if the name was logged as a number before; torch
+                # adds no tensor of another device to a tensor on the CPU.
+                if total.device.type == "cpu":
+                    total = total.to(added.device, added.dtype)
+                self._totals[name] = total.add_(added)
             self._weights[name] = self._weights.get(name, 0.0) + out.weight
 
     def compute(self, world: World, without: Collection[str] = ()) -> dict[str, float]:

@@ -1,17 +1,22 @@
 """Ranks join a process group, separately in each attempt, and fail if the others do not connect."""
 
+import gc
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from forked import together
 from processes import free_port
+from torch.torch_version import TorchVersion
 
 from phasetrain.distributed import Placement, World, group, join_process_group
-from phasetrain.distributed.group import _open_store, agree_on_attempt
-from phasetrain.errors import PeerError
+from phasetrain.distributed.group import _open_store, agree_on_attempt, check_own_device
+from phasetrain.errors import ConfigError, PeerError
 
 CPU = torch.device("cpu")
 
@@ -87,3 +92,38 @@ def attempt(port: int, late: int) -> list[str]:
 
     with ThreadPoolExecutor(3) as threads:
         return list(threads.map(meet, range(3)))
+
+
+def checked(world: World) -> list[str]:
+    """Return the code of the error for devices that are all different, or of which two are equal,
+    and then if NCCL is told to share them."""
+    codes = []
+    for uuids, shares in (("ab", "0"), ("aa", "0"), ("aa", "1")):
+        properties = SimpleNamespace(uuid=uuids[world.rank])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "get_device_properties", lambda device, of=properties: of)
+            patch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", shares)
+            try:
+                check_own_device(world, torch.device("cuda", 0))
+            except ConfigError as error:
+                codes.append(error.code)
+            else:
+                codes.append("")
+    return codes
+
+
+def test_ranks_on_one_device_are_rejected() -> None:
+    assert together(2, checked) == [["", "machine.shared_device", ""]] * 2
+
+
+@pytest.mark.parametrize(("version", "stays"), [("2.7.1", True), ("2.10.0", False)])
+def test_groups_of_an_older_torch_are_not_deleted(
+    monkeypatch: pytest.MonkeyPatch, *, version: str, stays: bool
+) -> None:
+    """Their destructor may wait for ever."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    with join_process_group(Placement(), CPU, timeout_seconds=10, alone=True) as world:
+        groups = [weakref.ref(world.control), weakref.ref(dist.group.WORLD)]
+    del world
+    gc.collect()
+    assert [group() is not None for group in groups] == [stays, stays]

@@ -37,7 +37,7 @@ def test_batch_norms_get_the_group_of_their_process() -> None:
             group = subgroup(world, partition(world, over))
             norm = convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), group)[0]
             assert isinstance(norm, nn.SyncBatchNorm)
-            found.append(dist.get_process_group_ranks(norm.process_group))
+            found.append(dist.get_process_group_ranks(norm.process_group or dist.group.WORLD))
         return found
 
     everyone = [0, 1, 2, 3]

@@ -1,7 +1,13 @@
 """Processes share a global batch in contiguous slices, even to within one sample, and tell each
 other things."""
 
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
+from fake_cuda import FakeCuda
 from forked import together
 
 from phasetrain.distributed import World
@@ -54,6 +60,36 @@ def test_three_processes_tell_each_other() -> None:
 
 def test_one_process_tells_itself() -> None:
     assert exchanged(World()) == ["from 0", [0], [(0, "")], 1, 0.5, 7]
+
+
+def exchanged_of_device(world: World) -> list[object]:
+    """Return the types and values of tensors of a device that the other rank has sent."""
+    own = FakeCuda(torch.tensor([1.5, float(world.rank)]))
+    state = OrderedDict(weight=own, more=[(own, SimpleNamespace(tensor=own))])
+    state._metadata = {"": {"version": 2}}  # as the state of a module
+    other = 1 - world.rank
+    received: list[Any] = [world.all_gather(state)[other]]
+    if world.is_main:
+        assert world.broadcast(own) is own
+        received += (world.gather(state) or [])[other:]
+    else:
+        received.append({"weight": world.broadcast(own)})
+        assert world.gather(state) is None
+    ((more, holder),) = received[0]["more"]
+    return [
+        [(type(one["weight"]).__name__, one["weight"].tolist()) for one in received],
+        [type(more).__name__, type(holder.tensor).__name__, more is received[0]["weight"]],
+        received[0]._metadata,
+    ]
+
+
+def test_tensors_of_a_device_arrive_on_the_cpu() -> None:
+    """torch would restore them on the device index of the sender."""
+    nested = [["Tensor", "Tensor", True], {"": {"version": 2}}]
+    assert together(2, exchanged_of_device) == [
+        [[("Tensor", [1.5, 1.0])] * 2, *nested],
+        [[("Tensor", [1.5, 0.0])] * 2, *nested],
+    ]
 
 
 def refused(world: World) -> object:

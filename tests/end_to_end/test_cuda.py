@@ -22,6 +22,7 @@ def test_killed_and_resumed_on_cuda(
         "MACHINE.device=cuda",
         f"MACHINE.precision={precision}",
         f"DATA.TRAIN.workers={workers}",
+        "LOSS.name=task_parts.Terms",  # logs numbers
     )
     train(tmp_path / "unbroken", *words)
     train(tmp_path / "again", *words)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from fake_cuda import FakeCuda
 
 from phasetrain.engine.batch import Batch, StepOutput, entry, mapped
 from phasetrain.optim.update.nonfinite import list_nonfinite_ids
@@ -34,6 +35,12 @@ def test_batch_moves_to_the_device_and_its_ids_stay() -> None:
         "meta"
     ] * 3
     assert (moved.ids.tolist(), moved.size) == ([5, 6], 2)
+
+
+def test_batch_of_a_device_is_complete_when_it_is_on_the_cpu() -> None:
+    x, y = torch.tensor([1.0, 2.0]), torch.tensor([3, 4])
+    moved = Batch({"x": FakeCuda(x)}, FakeCuda(y), torch.tensor([5, 6]), 2).to(torch.device("cpu"))
+    assert [moved.input["x"].tolist(), moved.target.tolist()] == [[1.0, 2.0], [3, 4]]
 
 
 def test_batch_without_targets_and_mask_moves() -> None:

@@ -248,8 +248,9 @@ class TestCompiled:
             compiled.haed(IMAGES)
 
     def test_more_shapes_than_the_limit_are_rejected(self) -> None:
-        # Libraries that other tests import may raise torch's limit for the whole process.
-        with torch._dynamo.config.patch(recompile_limit=3, accumulated_recompile_limit=256):
+        # Libraries that other tests import may raise torch's limit for the whole process. The older
+        # names of torch 2.6 are aliases in later versions.
+        with torch._dynamo.config.patch(cache_size_limit=3, accumulated_cache_size_limit=256):
             compiled = CompiledModel(mlp(), CompileSettings("eager"))
             for size in range(2, 5):
                 compiled(IMAGES[:1].expand(size, 1, 8, 8))

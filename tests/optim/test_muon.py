@@ -16,6 +16,8 @@ from phasetrain.optim.optimizers import OPTIMIZERS
 from phasetrain.optim.update.updater import Updater
 from phasetrain.tasks.build.optimizer_factory import list_optimizer_specs
 
+needs_muon = pytest.mark.skipif("Muon" not in vars(torch.optim), reason="needs torch 2.9")
+
 SECTION = {"name": "muon", "lr": 0.01, "others": {}, "groups": [], "layer_decay": None}
 
 
@@ -108,7 +110,14 @@ class TestRouting:
         with raises(ConfigError, code="config.rejected_by_part", key="OPTIMIZER"):
             make(Net(), momentum=1.0)
 
+    def test_torch_without_muon_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(torch.optim, "Muon", raising=False)
+        with raises(ConfigError, code="config.rejected_by_part", key="OPTIMIZER") as caught:
+            make(Net())
+        assert "2.9" in str(caught.value)
 
+
+@needs_muon
 class TestAgainstTorch:
     def test_updates_are_those_of_torchs_muon_and_adamw(self) -> None:
         net, other = Net(), Net()
@@ -138,6 +147,7 @@ class TestAgainstTorch:
         assert made.defaults["momentum"] == 0.95
 
 
+@needs_muon
 def test_resume_from_a_checkpoint_is_bit_identical() -> None:
     net, other = Net(), Net()
     one, two = Updater(make(net)), Updater(make(other))

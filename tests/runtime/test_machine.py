@@ -165,6 +165,25 @@ class TestDevice:
     def test_auto_is_what_is_there(self) -> None:
         assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
+    @pytest.mark.parametrize(
+        ("visible", "local_rank", "index"),
+        [(4, 0, 0), (4, 3, 3), (1, 0, 0), (1, 3, 0), (2, 2, None), (0, 0, None)],
+    )
+    def test_local_rank_selects_the_device_unless_one_alone_is_visible(
+        self, monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int, index: int | None
+    ) -> None:
+        chosen: list[int] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+        monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        if index is None:
+            with raises(ConfigError, key="MACHINE.device", code="machine.too_few_devices"):
+                resolve_device("cuda", local_rank)
+            assert chosen == []
+        else:
+            assert resolve_device("cuda", local_rank) == torch.device("cuda", index)
+            assert chosen == [index]
+
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
     def test_a_device_that_is_not_there(self) -> None:
         with pytest.raises(ConfigError) as caught:

@@ -42,6 +42,22 @@ def test_state_of_ranks_is_restored_and_merged() -> None:
     assert again.compute(World()) == {}
 
 
+@pytest.mark.parametrize("merges", [False, True])
+def test_sums_continue_on_the_device_of_the_steps(*, merges: bool) -> None:
+    # A sum on the CPU takes a tensor of the device `meta`, but stays on the CPU; it takes none of a
+    # GPU.
+    means, again = LogMeans(), LogMeans()
+    means.add(step(1, a=1.0))
+    if merges:
+        again.merge_rank_states([means.state_dict()], is_main=True)
+    else:
+        again.load_state_dict(means.state_dict())
+    again.add(StepOutput(torch.zeros(()), 3.0, 3, logs={"a": torch.ones((), device="meta")}))
+    assert again._totals["a"].device.type == "meta"
+    again.add(step(4, a=4.0))
+    assert again._totals["a"].device.type == "meta"
+
+
 def test_terms_of_a_loss_are_phase_metrics_without_a_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
+from inspect import signature
 from math import inf
 from types import MappingProxyType
 from typing import Any
@@ -96,7 +97,7 @@ class DataParallel(GradientAveraging):
             module,
             device_ids=[device] if device.type == "cuda" else None,
             bucket_cap_mb=self.bucket_cap_mb,
-            forward_sync_buffers=self.sync_buffers,
+            **self._buffer_setting(module),
             find_unused_parameters=self.find_unused_parameters,
             static_graph=self.static_graph,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
@@ -105,6 +106,18 @@ class DataParallel(GradientAveraging):
             wrapped.register_comm_hook(None, COMMUNICATION[self.communication])
         self._wrapped.append(wrapped)
         return wrapped
+
+    def _buffer_setting(self, module: nn.Module) -> dict[str, Any]:
+        """Return the argument of DDP that says whether forward passes broadcast buffers."""
+        if "forward_sync_buffers" in signature(DistributedDataParallel).parameters:
+            return {"forward_sync_buffers": self.sync_buffers}
+        # Before torch 2.13 the argument was `broadcast_buffers`, which is deprecated since. Forward
+        # passes do the same with both. But if it is false, wrapping does not give the ranks the
+        # buffers of rank 0 either, so that the first updates of ranks with other buffers would
+        # have other bits than with a later torch.
+        if not self.sync_buffers:
+            broadcast_state(module)
+        return {"broadcast_buffers": self.sync_buffers}
 
     @contextmanager
     def _reduce_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:

@@ -165,8 +165,15 @@ class FullyShard(GradientAveraging):
         """Shard the weights of both modules in place.
 
         Raises:
-            ConfigError: a pattern of `wrap` matches no module, or one without a forward pass.
+            ConfigError: a pattern of `wrap` matches no module, or one without a forward pass, or
+                this version of torch shards no weights on a CPU.
         """
+        if device_of(model).type == "cpu" and "record_event" not in vars(torch.cpu.Stream):
+            raise ConfigError(
+                f"DISTRIBUTED.strategy = 'fsdp': torch {torch.__version__} shards weights on CUDA "
+                "devices only; install torch 2.7 or later, or set DISTRIBUTED.strategy=ddp",
+                code="distributed.needs_cuda",
+            )
         from torch.distributed.fsdp import (
             CPUOffloadPolicy,
             MixedPrecisionPolicy,

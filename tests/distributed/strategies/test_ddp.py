@@ -1,12 +1,16 @@
 """DDP around what trains, and nothing else."""
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
+from forked import together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from phasetrain.distributed import World
-from phasetrain.distributed.strategies import DataParallel
+from phasetrain.distributed.strategies import DataParallel, ddp
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -38,3 +42,39 @@ def test_gradients_go_round_in_the_last_micro_batch(world: World, last: bool, sy
 def test_buckets_have_a_size(world: World) -> None:
     with pytest.raises(ValueError, match="bucket_cap_mb = 0"):
         DataParallel(world, bucket_cap_mb=0)
+
+
+class OlderDDP(DistributedDataParallel):
+    """DDP with the arguments that it had before torch 2.13."""
+
+    def __init__(
+        self, module: nn.Module, *, broadcast_buffers: bool = True, **options: Any
+    ) -> None:
+        if "forward_sync_buffers" in options:
+            raise TypeError("got an unexpected keyword argument 'forward_sync_buffers'")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            super().__init__(module, broadcast_buffers=broadcast_buffers, **options)
+
+
+def buffers_of_second_rank(world: World) -> list[list[float]]:
+    """Return the buffer of rank 1 after wrapping, and after a forward pass of a changed one."""
+    found = []
+    for version in (DistributedDataParallel, OlderDDP):
+        for sync in (True, False):
+            model = nn.Linear(1, 1)
+            model.register_buffer("mean", torch.tensor([1.0 + world.rank]))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ddp, "DistributedDataParallel", version)
+                strategy = DataParallel(world, sync_buffers=sync)
+                wrapped = strategy.wrap_module(model, optimizer(model))
+            values = [float(model.mean)]
+            model.mean.fill_(3.0 + world.rank)
+            wrapped(torch.ones(1, 1))
+            found.append([*values, float(model.mean)])
+    return found
+
+
+def test_buffers_are_synchronized_alike_in_every_version_of_torch() -> None:
+    with_sync, without = [1.0, 3.0], [1.0, 4.0]
+    assert together(2, buffers_of_second_rank)[1] == [with_sync, without] * 2

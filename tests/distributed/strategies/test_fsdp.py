@@ -11,6 +11,10 @@ from phasetrain.distributed.dtensors import full_tensor, is_dtensor, is_saved_he
 from phasetrain.distributed.strategies import FullyShard
 from phasetrain.errors import ConfigError
 
+pytestmark = pytest.mark.skipif(
+    "record_event" not in vars(torch.cpu.Stream), reason="torch 2.6 shards on CUDA devices only"
+)
+
 
 def model() -> nn.Sequential:
     torch.manual_seed(0)
@@ -113,3 +117,11 @@ def test_an_optimizer_that_looks_at_whole_weights_is_refused(strategy: FullyShar
 def test_replicas_that_do_not_divide_the_processes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"replicas = 2: .* 3"):
         FullyShard(World(0, 3), replicas=2)
+
+
+def test_version_of_torch_that_shards_on_cuda_only_is_named(
+    strategy: FullyShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch.cpu.Stream, "record_event")
+    with raises(ConfigError, key="DISTRIBUTED.strategy", code="distributed.needs_cuda"):
+        strategy.prepare(model(), nn.CrossEntropyLoss())
