@@ -73,11 +73,11 @@ def _find_renamed(name: str) -> Any:
     """
     import warnings
 
-    from phasetrain.config.addons import explain_deleted
+    from phasetrain.config.addons import explain_missing
     from phasetrain.config.deprecations import find_python_name
 
     entry = find_python_name(name)
     if entry is None:
-        raise AttributeError(f"module 'phasetrain' has no attribute {name!r}{explain_deleted()}")
+        raise AttributeError(f"module 'phasetrain' has no attribute {name!r}{explain_missing()}")
     warnings.warn(entry.warning, FutureWarning, stacklevel=3)
     return __getattr__(entry.new.removeprefix("phasetrain."))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from phasetrain.config.addons import Command, explain_deleted, import_object
+from phasetrain.config.addons import Command, explain_missing, import_object
 from phasetrain.errors import ConfigError, Problem, nearest
 from phasetrain.runtime.clock import Clock
 
@@ -118,7 +118,7 @@ def split_command(commands: Sequence[Command], words: Sequence[str]) -> tuple[Co
         command_name for command_name in by_name if command_name.startswith(f"{rest[index]} ")
     ] or list(by_name)
     advice = "Without a command, expected FILE.yaml, experiment=NAME or SECTION.key=value"
-    raise _unknown("command", name, names, f"{advice}{explain_deleted()}")
+    raise _unknown("command", name, names, f"{advice}{explain_missing()}")
 
 
 def _place_of_command(words: Sequence[str]) -> int | None:

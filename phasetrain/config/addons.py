@@ -15,15 +15,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, did_you_mean
 
 GROUP = "phasetrain.addons"
 """Entry point group of add-ons."""
 
 OWN_PACKAGE = "phasetrain.addons"
 """Package with the add-ons of phasetrain itself."""
+
+KINDS = (
+    *("adapter", "batch transform", "collate function", "dataset", "head", "hook", "loader"),
+    *("loss", "meter", "model", "optimizer", "sampler", "scaler", "schedule", "strategy", "task"),
+    "transform",
+)
+"""Kinds of parts."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ class AddOn:
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
     bridges: dict[str, dict[str, str]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, list[str]] = field(default_factory=dict)
     services: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
@@ -110,18 +119,26 @@ class AddOn:
         """Add parts that modules register.
 
         Args:
-            kind: kind of the parts, such as `hook` or `loss`.
+            kind: kind of the parts, one of `KINDS`.
             modules: name of a part -> module whose import registers it.
+
+        Raises:
+            ValueError: there is no such kind.
         """
+        _check_kind(kind)
         self.parts.setdefault(kind, {}).update(modules)
 
     def add_bridges(self, kind: str, modules: Mapping[str, str]) -> None:
         """Add bridges to the parts of libraries, see `phasetrain.config.registry.Registry.bridge`.
 
         Args:
-            kind: kind of the parts.
+            kind: kind of the parts, one of `KINDS`.
             modules: library -> module whose import registers the bridge.
+
+        Raises:
+            ValueError: there is no such kind.
         """
+        _check_kind(kind)
         self.bridges.setdefault(kind, {}).update(modules)
 
     def add_section(self, name: str, path: str) -> None:
@@ -140,7 +157,7 @@ class AddOn:
             section: such as `RUN`. Keys of `HOOKS` are hooks that are on by default.
             path: `module:Class` of a dataclass with the keys.
         """
-        self.keys[section] = path
+        self.keys.setdefault(section, []).append(path)
 
     def add_service(self, name: str, path: str) -> None:
         """Offer a function to the core and to other add-ons, which find it by `find_service`."""
@@ -172,24 +189,19 @@ def _load(point: EntryPoint) -> AddOn:
         point.load()(addon)
     except Exception as error:  # noqa: BLE001 - an installed package can raise anything
         # The metadata of the installed phasetrain still lists an add-on whose folder was deleted.
-        is_deleted = (
-            _is_own(point)
-            and isinstance(error, ModuleNotFoundError)
-            and error.name in (point.module, OWN_PACKAGE)
-        )
+        is_deleted = _is_own(point) and not _has_source(point.module)
         # A stale package must not block every run.
         reason = f"{type(error).__name__}: {error}"
         addon = AddOn(point.name, package, "" if is_deleted else reason, is_deleted)
     return addon
 
 
-def explain_deleted() -> str:
-    """Return the end of a message that something is unknown, which names the add-ons of phasetrain
-    that may have it and were deleted; empty if there are none."""
-    names = ", ".join(addon.name for addon in load_addons() if addon.is_deleted)
-    if not names:
-        return ""
-    return f"; not installed here: the add-ons {names} of phasetrain"
+def explain_missing() -> str:
+    """Return the end of a message that something is unknown, which names the add-ons that may have
+    it: those of phasetrain that were deleted, and those that failed; empty if there are none."""
+    deleted = ", ".join(addon.name for addon in load_addons() if addon.is_deleted)
+    text = f"; not installed here: the add-ons {deleted} of phasetrain" if deleted else ""
+    return "; ".join([text, *list_failures()])
 
 
 def list_failures() -> list[str]:
@@ -199,6 +211,23 @@ def list_failures() -> list[str]:
         for addon in load_addons()
         if addon.error
     ]
+
+
+def _has_source(module: str) -> bool:
+    """Return whether a package has source files; a deleted one may have left its caches."""
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:
+        return False
+    return spec is not None and spec.origin is not None
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(
+            f"there is no kind of parts {kind!r}{did_you_mean(kind, KINDS) or '.'} Kinds: "
+            f"{', '.join(KINDS)}"
+        )
 
 
 def _is_own(point: EntryPoint) -> bool:
@@ -228,8 +257,10 @@ def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:
     yield from (("section", name) for name in addon.sections)
     yield from (("service", name) for name in addon.services)
     yield from (("name", name) for name in addon.names)
-    for registry, modules in addon.parts.items():
-        yield from ((registry, name) for name in modules)
+    for kind, modules in addon.parts.items():
+        yield from ((kind, name) for name in modules)
+    for kind, modules in addon.bridges.items():
+        yield from ((f"bridge for {kind} parts of", library) for library in modules)
 
 
 @cache
@@ -264,7 +295,7 @@ def require_service(name: str, addon: str, purpose: str) -> Any:
     Args:
         name: the name.
         addon: add-on of phasetrain that offers it, for the message.
-        purpose: what needs it, the begin of the message.
+        purpose: what needs it, the beginning of the message.
 
     Raises:
         ConfigError: no installed add-on offers it.
@@ -288,9 +319,35 @@ def find_name(name: str) -> str | None:
 
 
 def import_object(path: str) -> Any:
-    """Return the object at `module:name`."""
+    """Return the object at `module:name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
     module, _, name = path.partition(":")
-    names = vars(importlib.import_module(module))
+    names = vars(import_module(module))
     if name not in names:
-        raise AttributeError(f"an add-on names {path!r}, and {module!r} has no {name!r}")
+        raise ConfigError(
+            f"an add-on names {path!r}, and the module {module!r} has no {name!r}; update or "
+            f"uninstall the package of {module.partition('.')[0]!r}",
+            code="addon.failed",
+        )
     return names[name]
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module that an add-on names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a library that the module needs
+        raise ConfigError(
+            f"an add-on names the module {name!r}, which does not exist; update or uninstall the "
+            f"package of {name.partition('.')[0]!r}",
+            code="addon.failed",
+        ) from error

@@ -5,6 +5,7 @@ from functools import cache
 from types import MappingProxyType
 
 from phasetrain.config.addons import Engine, load_addons
+from phasetrain.errors import ConfigError
 
 APP = "phasetrain.app.engines"
 
@@ -17,6 +18,17 @@ CORE_ENGINES = (
 
 @cache
 def list_engines() -> Mapping[str, Engine]:
-    """Return value of RUN.engine -> engine."""
+    """Return value of RUN.engine -> engine.
+
+    Raises:
+        ConfigError: an add-on adds an engine of the core.
+    """
     added = [engine for addon in load_addons() for engine in addon.engines]
+    for engine in added:
+        if any(engine.name == own.name for own in CORE_ENGINES):
+            raise ConfigError(
+                f"the engine {engine.name!r} is added by an installed add-on, and phasetrain has "
+                f"it; uninstall the package of {engine.run.partition('.')[0]!r}",
+                code="addon.conflict",
+            )
     return MappingProxyType({engine.name: engine for engine in (*CORE_ENGINES, *added)})

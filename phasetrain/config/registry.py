@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from phasetrain.config.addons import explain_deleted, list_bridges, list_parts
+from phasetrain.config.addons import explain_missing, import_module, list_bridges, list_parts
 from phasetrain.config.objects import find_object, is_object_name
 from phasetrain.config.problems import raise_all
 from phasetrain.config.trust import (
@@ -284,11 +284,11 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
     def _list_known(self, library: Mapping[str, Factory[T]]) -> str:
         registered = ", ".join(self) or "none"
         by_class = f", and {len(library)} of the library by class name" if library else ""
-        bridged = explain_deleted() or "."
+        bridged = explain_missing() or "."
         libraries = sorted({*self._bridges, *self._list_bridges()})
         if libraries:
             names = " or ".join(f"{library}." for library in libraries)
-            bridged = f", and so does a name after {names}{explain_deleted()}"
+            bridged = f", and so does a name after {names}{explain_missing()}"
         return f"Known: {registered}{by_class}; a dotted path works too{bridged}"
 
     def _find_dotted(self, name: str, key: str) -> Factory[T]:
@@ -337,19 +337,28 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         """Import the bridge of a library that an add-on has, if there is one."""
         module = self._list_bridges().get(library)
         if module is not None and library not in self._bridges:
-            importlib.import_module(module)
+            import_module(module)
 
     def _other_source(self, name: str, factory: Factory[T]) -> str:
         """Return where another part of this name comes from; empty if there is none."""
         if name in self._own:
             return source_of(self._own[name])
-        module = self._list_added().get(name, factory.__module__)
-        return "" if module == factory.__module__ else module
+        module = self._list_added().get(name)
+        # A package may register its parts in modules of its own.
+        if module is None or f"{factory.__module__}.".startswith(f"{module}."):
+            return ""
+        return module
 
     def __getitem__(self, name: str) -> Factory[T]:
         if name not in self._own:
-            # The part of an add-on: the import registers it.
-            importlib.import_module(self._list_added()[name])
+            module = self._list_added()[name]
+            import_module(module)
+            if name not in self._own:
+                raise ConfigError(
+                    f"the module {module!r} of an add-on does not register the {self.kind} "
+                    f"{name!r}; update or uninstall the package of {module.partition('.')[0]!r}",
+                    code="addon.failed",
+                )
         return self._own[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -449,7 +458,7 @@ def import_part(path: str, key: str, kind: str) -> Factory[Any]:
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(
             f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}"
-            f"{near}{explain_deleted()}",
+            f"{near}{explain_missing()}",
             code="config.unknown_part",
         )
     return value  # type: ignore[no-any-return]

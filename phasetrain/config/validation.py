@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from phasetrain.config.addons import explain_deleted
+from phasetrain.config.addons import explain_missing
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.folders import EXPERIMENT
 from phasetrain.config.compose.merge import leaves, lookup
@@ -306,7 +306,7 @@ class _KeyChecker:
         if len(below) == 1:
             path, value = next(iter(below.items()))
         word = "keys" if parent else "sections"
-        advice = f"Known {word}: {', '.join(self._schema.children(parent))}{explain_deleted()}"
+        advice = f"Known {word}: {', '.join(self._schema.children(parent))}{explain_missing()}"
         is_section = not parent and path.partition(".")[0].isupper()
         code = "config.unknown_section" if is_section else "config.unknown_key"
         self._report.unknown.append(_Unknown(code, path, value, "no such key", advice))
@@ -478,7 +478,7 @@ def _show_form_of_text(key: Key, text: str) -> str:
     except ValueError:
         choices = list_choices(key.type.annotation)
         near = find_synonym(text, choices) or nearest(text, choices, likeness=0.7)
-        hint = explain_deleted() if key.path == "RUN.engine" else ""
+        hint = explain_missing() if key.path == "RUN.engine" else ""
         return did_you_mean(near or "", choices) + hint
     if key.type.fits(number) or (number.is_integer() and key.type.fits(int(number))):
         return "; write it without quotes"

@@ -7,14 +7,20 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from raising import raises
 
-from phasetrain.config import addons
+from phasetrain.app.setup import SLOTS
+from phasetrain.config import addons, engines
 from phasetrain.config.addons import AddOn, import_object, load_addons
+from phasetrain.config.registry import Registry
+from phasetrain.config.sections import extended
+from phasetrain.config.sections.keys import Section, key
 from phasetrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +33,8 @@ OWN = [
 
 def list_paths(addon: AddOn) -> list[str]:
     """Return every `module:name` that an add-on declares."""
-    paths = [*addon.sections.values(), *addon.keys.values(), *addon.services.values()]
+    paths = [*addon.sections.values(), *addon.services.values()]
+    paths += [path for keys in addon.keys.values() for path in keys]
     paths += addon.names.values()
     for command in addon.commands:
         paths += [command.run, command.arguments, command.config_words]
@@ -60,6 +67,17 @@ def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     monkeypatch.setattr(addons, "entry_points", lambda group: points)
 
 
+def add_losses(addon: AddOn) -> None:
+    addon.add_parts("losses", {"mine": "module"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedKeys(Section):
+    """A key that section RUN has."""
+
+    seed: int = key(1, "another seed", resume="free")
+
+
 def add_command(addon: AddOn) -> None:
     addon.add_command("spikes", "", "list spikes", "module:run")
 
@@ -71,13 +89,13 @@ class TestFailures:
     ) -> None:
         install(monkeypatch, EntryPoint("gone", "phasetrain.addons.gone:register", addons.GROUP))
         assert addons.list_failures() == []
-        assert addons.explain_deleted() == ("; not installed here: the add-ons gone of phasetrain")
+        assert addons.explain_missing() == ("; not installed here: the add-ons gone of phasetrain")
 
     def test_nothing_is_said_of_add_ons_that_are_installed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         install(monkeypatch)
-        assert addons.explain_deleted() == ""
+        assert addons.explain_missing() == ""
 
     def test_add_on_that_cannot_be_imported_is_a_warning(
         self, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +118,48 @@ class TestFailures:
         )
         with raises(ConfigError, code="addon.conflict"):
             addons.load_addons()
+
+    @pytest.mark.parametrize(
+        ("register", "code"),
+        [
+            (lambda addon: addon.add_engine("train", "module:run"), "addon.conflict"),
+            (lambda addon: addon.add_section("LOSS", "module:Section"), "addon.conflict"),
+            (lambda addon: addon.add_keys("RUN", f"{__name__}:SeedKeys"), "addon.conflict"),
+            (lambda addon: addon.add_keys("RUN", "no_such_module:Keys"), "addon.failed"),
+            (lambda addon: addon.add_section("MINE", f"{addons.__name__}:NoSuch"), "addon.failed"),
+        ],
+    )
+    def test_what_cannot_be_added_is_rejected(
+        self, monkeypatch: pytest.MonkeyPatch, register: Callable[[AddOn], None], code: str
+    ) -> None:
+        addon = AddOn("mine", "package")
+        register(addon)
+        monkeypatch.setitem(sys.modules, __name__, sys.modules[SeedKeys.__module__])
+        for module in (engines, extended):
+            monkeypatch.setattr(module, "load_addons", lambda: (addon,))
+        monkeypatch.setattr(extended, "list_engines", engines.list_engines.__wrapped__)
+        with raises(ConfigError, code=code):
+            extended.complete_config.__wrapped__()
+
+    def test_unknown_kind_of_parts_is_a_warning(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, __name__, sys.modules[add_losses.__module__])
+        install(monkeypatch, EntryPoint("mine", f"{__name__}:add_losses", addons.GROUP))
+        (failure,) = addons.list_failures()
+        assert "did you mean 'loss'?" in failure
+        assert addons.explain_missing().endswith(failure)
+
+
+def test_kinds_are_those_of_the_registries() -> None:
+    assert {slot.registry.kind for slot in SLOTS} == set(addons.KINDS)
+
+
+@pytest.mark.parametrize("module", ["no_such_module", addons.__name__])
+def test_part_that_its_module_does_not_register_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setattr("phasetrain.config.registry.list_parts", lambda kind: {"mine": module})
+    with raises(ConfigError, code="addon.failed"):
+        Registry("loss", "LOSS").find("mine")
 
 
 PROGRAM = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.config.addons import explain_deleted
+from phasetrain.config.addons import explain_missing
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.engines import list_engines
 from phasetrain.config.plugins import load_plugins, run_imports
@@ -222,7 +222,7 @@ def test_bad_parameters_of_parts_are_reported(
         (
             "RUN.engine=trian",
             "'trian'",
-            f"{' or '.join(map(repr, list_engines()))}; did you mean 'train'?{explain_deleted()}",
+            f"{' or '.join(map(repr, list_engines()))}; did you mean 'train'?{explain_missing()}",
         ),
         ("RUN.imports=[{a: 1}]", "[{'a': 1}]", "list of str"),
         ("MODEL.width=wide", "'wide'", "int"),

@@ -13,7 +13,7 @@ from PIL import Image
 from raising import raises
 
 from phasetrain.app.api import run
-from phasetrain.config.addons import explain_deleted
+from phasetrain.config.addons import explain_missing
 from phasetrain.config.compose.folders import RECIPES
 from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.errors import ConfigError
@@ -117,7 +117,7 @@ def test_option_composes_and_builds(
         printed = plan([*words, f"RUN.rehearse={rehearse}"], tmp_path)
     except ConfigError as error:
         # Parts of an add-on that was deleted.
-        if explain_deleted() and explain_deleted() in str(error):
+        if explain_missing() and explain_missing() in str(error):
             return
         raise
     written = json.loads((tmp_path / "plan.json").read_text("utf-8"))
