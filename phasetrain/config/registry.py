@@ -34,10 +34,10 @@ _OF_DATASET = MappingProxyType(
 """Parameter -> what else gives it a value."""
 
 MISSING_PARAMETER = "config.missing_parameter"
+"""Code of the error that a parameter has no value."""
 
 IN_CONFIGS = (type(None), bool, int, float, str, list, tuple, Mapping)
 """Types of values that a config can hold."""
-"""Code of the error that a parameter has no value."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt",
         action="append",
         metavar="TEXT",
-        help="text to continue; several times for several (default: the begin of a document)",
+        help="text to continue; several times for several (default: the beginning of a document)",
     )
     parser.add_argument("--tokens", type=int, default=100, metavar="N", help="default: 100")
     parser.add_argument(
