@@ -12,11 +12,23 @@ from phasetrain.config.moved import MOVED, NAMES, find_new_name
 @pytest.mark.parametrize(
     ("old", "name", "new"),
     [
-        ("phasetrain.commands.sweep", "Results", "phasetrain.addons.experiments.sweep"),
-        ("phasetrain.commands.export", "export", "phasetrain.addons.deploy.export"),
+        pytest.param(
+            *("phasetrain.commands.sweep", "Results", "phasetrain.addons.experiments.sweep"),
+            marks=pytest.mark.addon("experiments"),
+        ),
+        pytest.param(
+            *("phasetrain.commands.export", "export", "phasetrain.addons.deploy.export"),
+            marks=pytest.mark.addon("deploy"),
+        ),
         ("phasetrain.commands.runs.diff", "diff", "phasetrain.app.runs.diff"),
-        ("phasetrain.hooks.trackers.csv", "CSV", "phasetrain.addons.observe.trackers.csv"),
-        ("phasetrain.runs.report", "read_run", "phasetrain.addons.report.page"),
+        pytest.param(
+            *("phasetrain.hooks.trackers.csv", "CSV", "phasetrain.addons.observe.trackers.csv"),
+            marks=pytest.mark.addon("observe"),
+        ),
+        pytest.param(
+            *("phasetrain.runs.report", "read_run", "phasetrain.addons.report.page"),
+            marks=pytest.mark.addon("report"),
+        ),
     ],
 )
 def test_module_is_imported_from_its_former_place_with_a_warning(
@@ -38,6 +50,7 @@ def test_module_is_imported_from_its_former_place_with_a_warning(
     assert done.stdout.strip() == "['FutureWarning']"
 
 
+@pytest.mark.addon
 @pytest.mark.parametrize("package", NAMES)
 def test_names_that_a_package_had_are_found_with_a_warning(package: str) -> None:
     module = importlib.import_module(package)
@@ -47,6 +60,7 @@ def test_names_that_a_package_had_are_found_with_a_warning(package: str) -> None
         assert value is vars(importlib.import_module(place))[name]
 
 
+@pytest.mark.addon
 def test_present_places_exist() -> None:
     for new in MOVED.values():
         importlib.import_module(new)

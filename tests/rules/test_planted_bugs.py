@@ -66,6 +66,7 @@ def make_bug(planted: Any, **changes: Any) -> Any:
     return replace(bug, **changes)
 
 
+@pytest.mark.addon
 def test_every_bug_can_be_planted(planted: Any) -> None:
     bugs = planted.read_bugs()
     assert planted.list_obstacles(bugs) == []
