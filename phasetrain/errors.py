@@ -64,14 +64,14 @@ class Problem:
         cls, message: str, code: str, key: str = "", frames: tuple[str, ...] = ()
     ) -> "Problem":
         """Parse a message of the form `SECTION.key = value: sentence`, or one about a given key."""
-        found = _KEY_AND_VALUE.match(message)
+        match = _KEY_AND_VALUE.match(message)
         near = _SUGGESTION.search(message)
         return cls(
             code=code,
             message=message,
-            key=key or (found["key"] if found else ""),
-            given=(found["given"] or "") if found else "",
-            expected=found["rest"] if found else "",
+            key=key or (match["key"] if match else ""),
+            given=(match["given"] or "") if match else "",
+            expected=match["rest"] if match else "",
             suggestion=near["suggestion"].strip("'") if near else "",
             frames=frames,
         )
@@ -239,7 +239,9 @@ def is_user_file(path: str) -> bool:
     of packages below `site-packages` or `dist-packages`, such as torch. Generated code, such as
     `<string>`, has no file; cells of a notebook have one.
     """
-    if path.startswith((_PACKAGE, *_STANDARD_LIBRARY)) or any(one in path for one in _INSTALLED):
+    if path.startswith((_PACKAGE, *_STANDARD_LIBRARY)) or any(
+        installed in path for installed in _INSTALLED
+    ):
         return False
     return not path.startswith("<") or bool(linecache.getlines(path))
 
@@ -253,13 +255,13 @@ def list_user_frames(error: BaseException | None) -> tuple[str, ...]:
     Returns:
         At most `SHOWN_FRAMES` lines such as `bad.py:10 in BadForward.forward: return self.b(h)`.
     """
-    for one in _walk_causes(error):
-        calls = [(frame.f_code, line) for frame, line in walk_tb(one.__traceback__)]
+    for cause in _walk_causes(error):
+        calls = [(frame.f_code, line) for frame, line in walk_tb(cause.__traceback__)]
         ours = [at for at, (code, _) in enumerate(calls) if code.co_filename.startswith(_PACKAGE)]
         below = calls[ours[0] if ours else 0 :]
-        found = [_format_call(*call) for call in below if is_user_file(call[0].co_filename)]
-        if found:
-            return tuple(found[-SHOWN_FRAMES:])
+        frames = [_format_call(*call) for call in below if is_user_file(call[0].co_filename)]
+        if frames:
+            return tuple(frames[-SHOWN_FRAMES:])
     return ()
 
 
@@ -281,7 +283,7 @@ def list_problems(error: BaseException) -> tuple[Problem, ...]:
 def needs_traceback(error: BaseException) -> bool:
     """Check whether the message of an error may not be enough to find its cause: some other code
     than phasetrain has raised it, or has called phasetrain."""
-    is_sentence = all(isinstance(one, PhasetrainError) for one in _walk_causes(error))
+    is_sentence = all(isinstance(cause, PhasetrainError) for cause in _walk_causes(error))
     return not is_sentence or bool(list_user_frames(error))
 
 
@@ -339,17 +341,17 @@ def nearest(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str |
     entries: dict[str, str] = {}
     for name in known:
         entries.setdefault(plain(name), name)
-    found = get_close_matches(plain(given), entries, n=1, cutoff=likeness)
-    if found:
-        return entries[found[0]]
+    matches = get_close_matches(plain(given), entries, n=1, cutoff=likeness)
+    if matches:
+        return entries[matches[0]]
     return None
 
 
 def _complete(given: str, known: Iterable[str]) -> str | None:
     """Return the only entry of `known` that an abbreviation of three or more letters begins."""
-    found = [name for name in known if plain(name).startswith(plain(given))]
-    if len(plain(given)) >= 3 and len(found) == 1:
-        return found[0]
+    matches = [name for name in known if plain(name).startswith(plain(given))]
+    if len(plain(given)) >= 3 and len(matches) == 1:
+        return matches[0]
     return None
 
 

@@ -133,8 +133,8 @@ def overrides_of(config: Config, namer: ObjectNamer | None = None) -> list[str]:
     if isinstance(config, Mapping):
         return format_overrides(namer.name_all(config))
     words = list[str]()
-    for one in config:
-        words += overrides_of(one, namer) if isinstance(one, Mapping) else [str(one)]
+    for item in config:
+        words += overrides_of(item, namer) if isinstance(item, Mapping) else [str(item)]
     return words
 
 
@@ -145,7 +145,11 @@ def _checkpoint_at(folder: str, best: Best) -> str:
         listed = reader.list_checkpoints()
     except (PhasetrainError, OSError):
         return ""  # the run has ended: its result is not lost over a folder that went away
-    kept = [one.name for one in listed if one.manifest.state["updates"] == best.updates]
+    kept = [
+        checkpoint.name
+        for checkpoint in listed
+        if checkpoint.manifest.state["updates"] == best.updates
+    ]
     if kept:
         return f"{reader.root}/{kept[-1]}"
     return ""

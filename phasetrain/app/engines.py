@@ -110,11 +110,11 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         RanksNeededError: LAUNCH.processes asks for ranks, which the command line starts.
         PhasetrainError: see `phasetrain.errors`.
     """
-    place = find_placement(os.environ)
+    placement = find_placement(os.environ)
     extras = Extras(hooks or {}, loop, clock or Clock())
     if terminal is None:
         terminal = Terminal()
-        if place.rank:
+        if placement.rank:
             # every rank would print the same lines; the other ranks only write their log files
             terminal = Terminal(io.StringIO(), live=False)
     terminal.silent_if_quiet = from_python
@@ -122,7 +122,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         terminal.verbosity = "verbose"  # also for an error before the config is resolved
     with print_log(terminal), _log_traceback():
         setup = resolve_config(
-            overrides, config_dir=config_dir, terminal=terminal, place=place, stored=stored
+            overrides, config_dir=config_dir, terminal=terminal, place=placement, stored=stored
         )
         terminal.verbosity = setup.config.RUN.verbosity
         require_ranks(setup)

@@ -101,7 +101,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         loss = _as_part(loss)
         config["LOSS"] = _describe_name("LOSS", loss, config_dir)
     if optimizer is not None:
-        modules = [one for one in (model, loss) if isinstance(one, nn.Module)]
+        modules = [module for module in (model, loss) if isinstance(module, nn.Module)]
         config["OPTIMIZER"] = describe_optimizer(optimizer, *modules)
     config["METERS"] = {"loss": {}, **_describe_metrics(metrics)}
     if epochs is not None:
@@ -223,7 +223,7 @@ def _describe_tests(test: Any) -> dict[str, Any]:
     if test is None:
         return {}
     if isinstance(test, Mapping):
-        return {str(name).upper(): _describe_split(one) for name, one in test.items()}
+        return {str(name).upper(): _describe_split(split) for name, split in test.items()}
     return {"TEST": _describe_split(test)}
 
 
@@ -238,10 +238,11 @@ def _describe_metrics(metrics: Any) -> dict[str, Any]:
         return {}
     if isinstance(metrics, Mapping):
         return {
-            label: {"name": one} if isinstance(one, str) else one for label, one in metrics.items()
+            label: {"name": metric} if isinstance(metric, str) else metric
+            for label, metric in metrics.items()
         }
     if isinstance(metrics, Sequence) and not isinstance(metrics, str):
-        return {_label(one): {"name": one} for one in metrics}
+        return {_label(metric): {"name": metric} for metric in metrics}
     return {_label(metrics): {"name": metrics}}
 
 
@@ -249,5 +250,5 @@ def _label(part: Any) -> str:
     """Return the label of a part: its name or the name of its class in snake case."""
     if isinstance(part, str):
         return part.rpartition(".")[2].lower()
-    kind = part if isclass(part) or isinstance(part, FunctionType) else type(part)
-    return _WORD_START.sub("_", kind.__name__).lower()
+    named = part if isclass(part) or isinstance(part, FunctionType) else type(part)
+    return _WORD_START.sub("_", named.__name__).lower()

@@ -194,10 +194,10 @@ class Setup:
     @property
     def asked(self) -> dict[str, Any]:
         """The config as the user gave it: values that were derived from null are null again."""
-        found = without_derived(self.config.plain(), self.composed.config)
+        config = without_derived(self.config.plain(), self.composed.config)
         # Later commands that load the best checkpoint need the metric that it was chosen by.
-        found["CHECKPOINT"]["best"]["monitor"] = self.config.CHECKPOINT.best.monitor
-        return found
+        config["CHECKPOINT"]["best"]["monitor"] = self.config.CHECKPOINT.best.monitor
+        return config
 
 
 def resolve_config(
@@ -325,7 +325,7 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
         try:
             broken = collect_problems(lambda: _derive(composed, schema, place))
             keys = {problem.key for problem in problems if problem.key}
-            problems += [one for one in broken if not _follows(one, keys)]
+            problems += [problem for problem in broken if not _follows(problem, keys)]
         except Exception as error:  # noqa: BLE001 - a wrong value can make a rule fail in any way
             log.debug("rules not applied: %s: %s", type(error).__name__, error)
     raise_all(problems)
@@ -334,7 +334,9 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
 def _follows(problem: Problem, mistakes: Collection[str]) -> bool:
     """Return whether a rule is violated because of mistakes: it is about one of their keys, or a
     section in which a value is missing now."""
-    return any(one in problem.message or one.startswith(f"{problem.key}.") for one in mistakes)
+    return any(
+        mistake in problem.message or mistake.startswith(f"{problem.key}.") for mistake in mistakes
+    )
 
 
 def world_size_of(config: Mapping[str, Any], place: Placement) -> int:
@@ -380,8 +382,8 @@ def find_first_metric(config: Mapping[str, Any]) -> str:
         return first_metric(split, {})
     factory = METERS.find(config["METERS"][label].get("name", label), f"METERS.{label}.name")
     # A metric of a library does not declare its direction, like the base class.
-    kind = factory if isinstance(factory, type) and issubclass(factory, Meter) else Meter
-    return first_metric(split, {label: kind})
+    meter_class = factory if isinstance(factory, type) and issubclass(factory, Meter) else Meter
+    return first_metric(split, {label: meter_class})
 
 
 def is_submitted(config: Mapping[str, Any]) -> bool:
@@ -399,15 +401,15 @@ def is_started_here(config: Mapping[str, Any]) -> bool:
 
 def without_derived(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a derived config in which values are null again if they are null in `given`."""
-    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for key, value in derived.items():
         if isinstance(value, dict) and isinstance(given.get(key), Mapping):
-            found[key] = without_derived(value, given[key])
+            kept[key] = without_derived(value, given[key])
         elif given.get(key, value) is None:
-            found[key] = None
+            kept[key] = None
         else:
-            found[key] = value
-    return found
+            kept[key] = value
+    return kept
 
 
 def check_allow(config: ConfigDict, schema: Schema) -> None:
@@ -421,12 +423,12 @@ def check_allow(config: ConfigDict, schema: Schema) -> None:
     for word in config.RUN.allow:
         # All test splits have the keys of DATA.TEST.
         of_split = schema.key(word)
-        known = (of_split is not None and of_split.resume == "adjustable") or any(
+        is_adjustable = (of_split is not None and of_split.resume == "adjustable") or any(
             path == word or path.startswith(f"{word}.") or word.startswith(f"{path}.")
             for path in adjustable
         )
         # A hook that has been removed from the config may be named as well.
-        if word in CONSENTS or known or word.partition(".")[0] == "HOOKS":
+        if word in CONSENTS or is_adjustable or word.partition(".")[0] == "HOOKS":
             continue
         if _is_forbidden(word, config, schema):
             raise ConfigError(

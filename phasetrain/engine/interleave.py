@@ -257,21 +257,21 @@ class _Cursor:
 
 def _plan_phases(stages: Sequence[Stage], at: _Cursor) -> PhaseTable:
     """Return the phases from `at` on."""
-    found = PhaseTableBuilder()
+    builder = PhaseTableBuilder()
     while True:
         is_last = at.stage + 1 == len(stages)
         is_continued = not is_last and stages[at.stage + 1].continues
-        cycles = _Cycles(stages[at.stage], found)
+        cycles = _Cycles(stages[at.stage], builder)
         tests = () if is_continued else stages[at.stage].tests
         # The end of the run tests every split; the end of another stage only those without an
         # interval.
         ending = {split.name for split in tests if is_last or split.every is None}
         for phase in _divide_stage(stages[at.stage], at, cycles, ending):
-            found.append(phase)
-            _limit_phases(found)
-        _limit_phases(found)  # the stage may end with a repetition
+            builder.append(phase)
+            _limit_phases(builder)
+        _limit_phases(builder)  # the stage may end with a repetition
         if is_last:
-            return found.build()
+            return builder.build()
         at.next_stage(continues=is_continued)
 
 
@@ -316,8 +316,8 @@ class _Cycles:
         windows = [len(split.windows) or 1 for split in stage.splits.values()]
         self._stage = stage
         self._phases = phases
-        self._epochs = lcm(*windows, *(one.epochs or 1 for one in every))
-        self._updates = lcm(*(one.updates or 1 for one in every))
+        self._epochs = lcm(*windows, *(stage_split.epochs or 1 for stage_split in every))
+        self._updates = lcm(*(stage_split.updates or 1 for stage_split in every))
         self._seen: dict[Any, _Point] = {}
 
     def repeat(self, at: _Cursor) -> int:
@@ -385,8 +385,8 @@ def _divide_stage(stage: Stage, at: _Cursor, cycles: _Cycles, ending: set[str]) 
         end = _pass_end(train, settings, at)
         if at.offset < end:
             steps = _phase_steps(stage, at, left=ceil((end - at.offset) / train.batch_size))
-            place = (at.first, steps, at.offset, end, train.batch_size, at.stage)
-            phase = Phase(0, TRAIN, epoch, *place)  # the table numbers it
+            columns = (at.first, steps, at.offset, end, train.batch_size, at.stage)
+            phase = Phase(0, TRAIN, epoch, *columns)  # the table numbers it
             yield phase
             at.advance(phase)
         else:
@@ -466,12 +466,12 @@ def _ask_predicate(when: Callable[[Progress], bool], at: Progress) -> bool:
     """
     where = "PHASES.test_every.when"
     try:
-        found = when(at)
+        answer = when(at)
     except Exception as error:
         raise ConfigError(f"{where} fails at {at}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, bool):
-        raise ConfigError(f"{where} returned {found!r} at {at}: expected True or False")
-    return found
+    if not isinstance(answer, bool):
+        raise ConfigError(f"{where} returned {answer!r} at {at}: expected True or False")
+    return answer
 
 
 def _untested_phases(stage: Stage, at: _Cursor, names: set[str], epoch: int) -> Iterator[Phase]:
@@ -503,13 +503,13 @@ def _drop_early_averages(
     made = updates + phases.updates_before[:-1]
     total = updates + int(phases.updates_before[-1])
     is_early = np.zeros(len(phases), dtype=np.bool_)
-    for place, split in enumerate(phases.splits):
+    for split_number, split in enumerate(phases.splits):
         weights = split.partition(AVERAGED)[2]
         for number, stage in enumerate(stages):
             if weights in stage.settings.averaged:
                 due = stage.settings.averaged[weights] * total
                 of_stage = phases.column("stage") == number
-                is_early |= (phases.column("split") == place) & of_stage & (made < due)
+                is_early |= (phases.column("split") == split_number) & of_stage & (made < due)
     return phases.select(~is_early)
 
 

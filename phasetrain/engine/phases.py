@@ -146,8 +146,8 @@ class PhaseTable(Sequence[Phase]):
         if recent is not None and recent.index - self._begin == index:
             return recent
         split, *numbers = self.rows[index].tolist()
-        place = self._begin + index % len(self)
-        self._recent = Phase(place, self.splits[split], *numbers)
+        number = self._begin + index % len(self)
+        self._recent = Phase(number, self.splits[split], *numbers)
         return self._recent
 
     def __add__(self, other: Iterable[Phase]) -> "PhaseTable":
@@ -163,7 +163,7 @@ class PhaseTable(Sequence[Phase]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PhaseTable | tuple | list):
             return len(self) == len(other) and all(
-                one == another for one, another in zip(self, other, strict=True)
+                phase == another for phase, another in zip(self, other, strict=True)
             )
         return NotImplemented
 
@@ -178,24 +178,24 @@ class PhaseTable(Sequence[Phase]):
         """Which phases train, `(N,)`."""
         if TRAIN not in self.splits:
             return np.zeros(len(self), dtype=np.bool_)
-        found: NDArray[np.bool_] = self.column("split") == self.splits.index(TRAIN)
-        return found
+        is_train: NDArray[np.bool_] = self.column("split") == self.splits.index(TRAIN)
+        return is_train
 
     @property
     def samples(self) -> Numbers:
         """Samples of all phases, `(N,)`."""
-        found: Numbers = np.minimum(
+        counts: Numbers = np.minimum(
             self.column("steps") * self.column("batch_size"),
             self.column("end") - self.column("offset"),
         )
-        return found
+        return counts
 
     @property
     def ends_epoch(self) -> NDArray[np.bool_]:
         """Which phases reach the end of their pass, `(N,)`."""
         ends = self.column("offset") + self.column("steps") * self.column("batch_size")
-        found: NDArray[np.bool_] = ends >= self.column("end")
-        return found
+        is_last: NDArray[np.bool_] = ends >= self.column("end")
+        return is_last
 
     @cached_property
     def updates_before(self) -> Numbers:
@@ -293,5 +293,5 @@ class PhaseTableBuilder:
 def repeat_rows(rows: Numbers, moves: Numbers, count: int, first: int = 0) -> Numbers:
     """Return `count` copies of some rows, the copy `n` moved `first + n` times."""
     turns = np.arange(first, first + count, dtype=np.int64)[:, None, None]
-    found: Numbers = (rows + turns * moves).reshape(-1, rows.shape[1])
-    return found
+    repeated: Numbers = (rows + turns * moves).reshape(-1, rows.shape[1])
+    return repeated

@@ -270,8 +270,8 @@ class Plan:
         """Yield `phase` and all later phases over the same samples, in order."""
         splits = self.phases.column("split")
         wanted = {
-            place
-            for place, name in enumerate(self.phases.splits)
+            split_number
+            for split_number, name in enumerate(self.phases.splits)
             if name.partition(AVERAGED)[0] == phase.data
         }
         # A loader asks for the next one only, so the rest is not searched.

@@ -84,13 +84,13 @@ def decode_phases(items: Sequence[Mapping[str, Any]]) -> PhaseTable:
 def _expand_item(item: Mapping[str, Any], splits: dict[str, int]) -> NDArray[np.int64]:
     """Return the rows of a phase or repetition, and add new names to `splits`."""
     if "repeat" not in item:
-        place = splits.setdefault(item["split"], len(splits))
+        split_number = splits.setdefault(item["split"], len(splits))
         numbers = [item.get(name, 0) for name in COLUMNS[1:]]
-        return np.array([(place, *numbers)], dtype=np.int64)
-    patterns = [_expand_item(one, splits) for one in item["phases"]]
+        return np.array([(split_number, *numbers)], dtype=np.int64)
+    patterns = [_expand_item(entry, splits) for entry in item["phases"]]
     moves = [
-        np.broadcast_to(_make_row(one["add"]), pattern.shape)
-        for one, pattern in zip(item["phases"], patterns, strict=True)
+        np.broadcast_to(_make_row(entry["add"]), pattern.shape)
+        for entry, pattern in zip(item["phases"], patterns, strict=True)
     ]
     begin = _make_row([item[name] for name in MOVING])
     return begin + repeat_rows(np.concatenate(patterns), np.concatenate(moves), item["repeat"])
@@ -114,7 +114,8 @@ def _fold_items(items: Sequence[Item]) -> list[Item]:
     numbers: dict[Any, int] = {}
     kinds = [numbers.setdefault(item.kind, len(numbers)) for item in items]
     rows = np.array(
-        [(kind, *item.at) for kind, item in zip(kinds, items, strict=True)], dtype=np.int64
+        [(kind_number, *item.at) for kind_number, item in zip(kinds, items, strict=True)],
+        dtype=np.int64,
     )
     return _fold_repetitions(rows, items.__getitem__)
 
@@ -126,7 +127,7 @@ def _fold_repetitions(rows: NDArray[np.int64], make_item: Callable[[int], Item])
         rows: a number for the kind of each item, and the values of MOVING, `(N, 4)`.
         make_item: returns the item of a row.
     """
-    found: list[Item] = []
+    folded: list[Item] = []
     begin = 0
     while begin < len(rows):
         length, count = _find_repetition(rows[begin:])
@@ -134,11 +135,11 @@ def _fold_repetitions(rows: NDArray[np.int64], make_item: Callable[[int], Item])
         if count > 1:
             second = range(begin + length, begin + 2 * length)
             following = [make_item(at) for at in second]
-            found.append(_make_repetition(pattern, following, count))
+            folded.append(_make_repetition(pattern, following, count))
         else:
-            found += pattern
+            folded += pattern
         begin += length * count
-    return found
+    return folded
 
 
 def _find_repetition(rows: NDArray[np.int64]) -> tuple[int, int]:

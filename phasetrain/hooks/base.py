@@ -214,16 +214,22 @@ def check_signatures(label: str, hook: Any) -> None:
         method = attrgetter(name)(hook)
         expected = list(signature(declared).parameters.values())[1:]
         try:
-            found = signature(method)
+            method_signature = signature(method)
         except (TypeError, ValueError):  # a callable without a Python signature
             continue
         try:
-            found.bind(*(one.name for one in expected if one.kind is not Parameter.KEYWORD_ONLY))
+            method_signature.bind(
+                *(
+                    parameter.name
+                    for parameter in expected
+                    if parameter.kind is not Parameter.KEYWORD_ONLY
+                )
+            )
         except TypeError as error:
-            takes = ", ".join(one.name for one in expected)
+            takes = ", ".join(parameter.name for parameter in expected)
             raise ConfigError(
-                f"HOOKS.{label}: {type(hook).__name__}.{name}{found} cannot be called with "
-                f"({takes}): {error}; define it as {name}(self, {takes})",
+                f"HOOKS.{label}: {type(hook).__name__}.{name}{method_signature} cannot be called "
+                f"with ({takes}): {error}; define it as {name}(self, {takes})",
                 code="hook.signature",
             ) from None
 
@@ -246,11 +252,11 @@ def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:
     """
     name = f"on_{event}"
     if name not in vars(Hook) or every < 1:
-        known = ", ".join(
+        event_names = ", ".join(
             sorted(key.removeprefix("on_") for key in vars(Hook) if key.startswith("on_"))
         )
         raise ValueError(
-            f"on({event!r}, every={every}): events are {known}, and every is at least 1"
+            f"on({event!r}, every={every}): events are {event_names}, and every is at least 1"
         )
 
     def make_hook(function: Callable[..., Any]) -> Hook:

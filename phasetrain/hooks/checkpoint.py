@@ -214,7 +214,7 @@ class CheckpointHook(Hook):
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Save if it is due by epochs, or if the weights are among the best."""
         updates, measured = self._measured
-        found = {
+        scores = {
             f"{phase.split}/{name}": value
             for name, value in metrics.items()
             if math.isfinite(value)
@@ -225,8 +225,8 @@ class CheckpointHook(Hook):
         # A checkpoint gets the metrics of all phases since the last update, so tests of several
         # splits that follow each other count for the same weights.
         if updates == run.state.updates:
-            found = measured | found
-        self._measured = run.state.updates, found
+            scores = measured | scores
+        self._measured = run.state.updates, scores
         ends_epoch = phase.is_train and phase.ends_epoch
         if ends_epoch and _is_multiple(phase.epoch + 1, list_epoch_intervals(self.settings)):
             self.save(run, "epoch", epochs=phase.epoch + 1)
@@ -472,7 +472,9 @@ def _is_among_best(checkpointer: Checkpointer, score: float | None) -> bool:
     retention = checkpointer.retention
     ranked = retention.rank_by_monitor(checkpointer.list_checkpoints())
     kept = [retention.score(saved) for saved in ranked[: retention.best]]
-    return len(kept) < retention.best or any(one is not None and score > one for one in kept)
+    return len(kept) < retention.best or any(
+        best_score is not None and score > best_score for best_score in kept
+    )
 
 
 def _sync_logs(run: Run) -> None:

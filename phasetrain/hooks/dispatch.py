@@ -229,11 +229,11 @@ def _runs_on(hook: Hook, world: World) -> bool:
 def _check_single_hooks(hooks: Mapping[str, Hook]) -> None:
     seen: dict[type[Hook], str] = {}
     for label, hook in hooks.items():
-        kind = type(hook)
-        if hook.single and kind in seen:
+        hook_class = type(hook)
+        if hook.single and hook_class in seen:
             raise ConfigError(
-                f"HOOKS.{label} and HOOKS.{seen[kind]} are both {kind.__name__} hooks and would "
-                "write to the same file; remove one of them",
+                f"HOOKS.{label} and HOOKS.{seen[hook_class]} are both {hook_class.__name__} hooks "
+                "and would write to the same file; remove one of them",
                 code="config.duplicate_hook",
             )
-        seen[kind] = label
+        seen[hook_class] = label

@@ -243,10 +243,12 @@ class LedgerHook(Hook):
         if count != len(self._parameters):
             self._parameters = updater.gradients.parameters
             self._matrices = [parameter for parameter in self._parameters if parameter.ndim > 1]
-        selected = [kind[turn % len(kind)] for kind in (self._parameters, self._matrices) if kind]
+        selected = [
+            pieces[turn % len(pieces)] for pieces in (self._parameters, self._matrices) if pieces
+        ]
         if self._defers:
-            return [select_weights(to_memory_order(one), turn).clone() for one in selected]
-        return [copy_weights(one, turn) for one in selected]
+            return [select_weights(to_memory_order(weights), turn).clone() for weights in selected]
+        return [copy_weights(weights, turn) for weights in selected]
 
     def _reset_batch(self) -> None:
         self._flags = 0
@@ -267,7 +269,7 @@ class LedgerHook(Hook):
         # A collective call: ranks without a file take part before they return.
         by_rank = run.world.gather(records)
         if self._writer is not None and by_rank is not None:
-            self._writer.write([merge_ranks(one) for one in zip(*by_rank, strict=True)])
+            self._writer.write([merge_ranks(records) for records in zip(*by_rank, strict=True)])
 
 
 def _detach_scalar(value: Tensor) -> Tensor:
@@ -294,8 +296,8 @@ def _finish_records(
         has_copies: whether parts are on a device; one copy per device and type reads all of them.
     """
     copied = pending if has_copies else []
-    scalars = [one for row in copied for one in (row.loss, row.norm)]
-    numbers = iter(copy_scalars([one for one in scalars if isinstance(one, Tensor)]))
+    scalars = [scalar for row in copied for scalar in (row.loss, row.norm)]
+    numbers = iter(copy_scalars([scalar for scalar in scalars if isinstance(scalar, Tensor)]))
     pieces = [
         piece
         for row in copied
@@ -306,7 +308,7 @@ def _finish_records(
     blocks = iter(copy_bytes([piece for piece in pieces if isinstance(piece, Tensor)]))
 
     def join_pieces(kept: list[Piece]) -> bytes:
-        return b"".join([next(blocks) if isinstance(one, Tensor) else one for one in kept])
+        return b"".join([next(blocks) if isinstance(piece, Tensor) else piece for piece in kept])
 
     for row in pending:
         # The order of these reads is the order in which the lists above were made.

@@ -35,14 +35,14 @@ def find_tensors(value: Any) -> list[Tensor]:
         value = value.values()
     elif not isinstance(value, list | tuple):
         return []
-    found = []
+    tensors = []
     for item in value:
         # Without a call for tensors and for what is absent, since this runs at every update.
         if isinstance(item, Tensor):
-            found.append(item)
+            tensors.append(item)
         elif item is not None:
-            found += find_tensors(item)
-    return found
+            tensors += find_tensors(item)
+    return tensors
 
 
 def to_memory_order(tensor: Tensor) -> Tensor:
@@ -174,9 +174,9 @@ def copy_scalars(scalars: Sequence[Tensor]) -> list[float]:
     """Return the values of 0-d tensors, with one copy per device and type."""
     values = [0.0] * len(scalars)
     for places in _group_by_kind(scalars):
-        stacked = torch.stack([scalars[place] for place in places])
-        for place, value in zip(places, stacked.cpu().tolist(), strict=True):
-            values[place] = value
+        stacked = torch.stack([scalars[index] for index in places])
+        for index, value in zip(places, stacked.cpu().tolist(), strict=True):
+            values[index] = value
     return values
 
 
@@ -184,15 +184,15 @@ def copy_bytes(blocks: Sequence[Tensor]) -> list[bytes]:
     """Return the bytes of tensors, with one copy per device and type."""
     contents = [b""] * len(blocks)
     for places in _group_by_kind(blocks):
-        joined = torch.cat([blocks[place].reshape(-1) for place in places]).cpu()
-        sizes = [blocks[place].numel() for place in places]
-        for place, part in zip(places, torch.split(joined, sizes), strict=True):
-            contents[place] = to_array(part).tobytes()
+        joined = torch.cat([blocks[index].reshape(-1) for index in places]).cpu()
+        sizes = [blocks[index].numel() for index in places]
+        for index, part in zip(places, torch.split(joined, sizes), strict=True):
+            contents[index] = to_array(part).tobytes()
     return contents
 
 
 def _group_by_kind(values: Sequence[Tensor]) -> list[list[int]]:
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for place, value in enumerate(values):
-        kinds.setdefault((value.device, value.dtype), []).append(place)
+    for index, value in enumerate(values):
+        kinds.setdefault((value.device, value.dtype), []).append(index)
     return list(kinds.values())

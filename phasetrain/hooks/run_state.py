@@ -20,20 +20,20 @@ def collect_state(run: Run) -> dict[str, Any]:
     phase, bad samples, and those buffers that differ from the buffers of rank 0.
     """
     task = run.task
-    found = {"task": task.shared_state(), "hooks": run.hooks.state_dict()}
+    shared_state = {"task": task.shared_state(), "hooks": run.hooks.state_dict()}
     if task.excluded is not None:
         task.excluded.check_unchanged(fully=bool(run.state.finished))
-        found["task"]["model"] = task.excluded.remove_from(found["task"]["model"])
+        shared_state["task"]["model"] = task.excluded.remove_from(shared_state["task"]["model"])
     if run.world.is_single_process:
-        return found
+        return shared_state
     own = task.rank_state()
     modules = task.module_names()
     # In most runs the buffers of all ranks are equal: digests travel instead of the buffers, and
     # only those that differ are gathered.
     digests = _digest_buffers(own, modules) if run.world.is_main else {}
     changed = _drop_equal_buffers(own, modules, run.world.broadcast(digests))
-    ranks = run.world.gather({"task": changed, "hooks": found["hooks"]})
-    return found | {"processes": ranks or []}
+    ranks = run.world.gather({"task": changed, "hooks": shared_state["hooks"]})
+    return shared_state | {"processes": ranks or []}
 
 
 def _digest_buffers(own: Mapping[str, Any], modules: Collection[str]) -> dict[tuple[str, str], str]:
@@ -50,7 +50,7 @@ def _drop_equal_buffers(
     own: Mapping[str, Any], modules: Collection[str], known: Mapping[tuple[str, str], str]
 ) -> dict[str, Any]:
     """Return the state of a rank without the buffers whose digest is known."""
-    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for name, state in own.items():
         if name in modules:
             state = {
@@ -59,8 +59,8 @@ def _drop_equal_buffers(
                 if (name, key) not in known or known[name, key] != hash_tensors(value)
             }
         if state:
-            found[name] = state
-    return found
+            kept[name] = state
+    return kept
 
 
 def restore(
@@ -81,7 +81,7 @@ def restore(
     ranks: list[Mapping[str, Any]] = state.get("processes") or []
     shared = _complete_task(run, loaded, state["task"])
     try:
-        run.task.restore(SavedTask(shared, [one["task"] for one in ranks]), what)
+        run.task.restore(SavedTask(shared, [rank_state["task"] for rank_state in ranks]), what)
     except ChangedError as error:
         raise ChangedError(f"{loaded.path}: {error}", code=error.code) from error.__cause__
     if run.task.excluded is not None:

@@ -65,17 +65,17 @@ class ReloadWeights(Hook):
         pattern: str = "*",
         source: dict[str, Any] | None = None,
     ) -> None:
-        given = {
+        options = {
             "every_updates": every_updates,
             "every_epochs": every_epochs,
             "every_phases": every_phases,
         }
-        intervals = {key: value for key, value in given.items() if value is not None}
+        intervals = {key: value for key, value in options.items() if value is not None}
         if len(intervals) != 1 or min(intervals.values()) < 1:
             text = (
                 ", ".join(f"{key} = {value}" for key, value in intervals.items()) or "no interval"
             )
-            raise ValueError(f"{text}: expected exactly one of {', '.join(given)}, at least 1")
+            raise ValueError(f"{text}: expected exactly one of {', '.join(options)}, at least 1")
         self.every_updates = every_updates
         self.every_epochs = every_epochs
         self.every_phases = every_phases
@@ -168,19 +168,19 @@ class ReloadWeights(Hook):
         path = run.folder.file(FILE)
         before = run.folder.storage.read_json(path) or {"looked": [0, 0], "loads": []}
         if at <= before["looked"]:
-            entries = [one for one in before["loads"] if one["at"] == at]
+            entries = [load for load in before["loads"] if load["at"] == at]
             if entries:
                 return self._read_again(entries[0], own, values)
             return None
-        found = self._read_newest(own, values)
-        if found is not None:
-            entry = {"at": at, "updates": run.state.updates, "file": found[0], "digest": found[1]}
+        newest = self._read_newest(own, values)
+        if newest is not None:
+            entry = {"at": at, "updates": run.state.updates, "file": newest[0], "digest": newest[1]}
             before["loads"].append(entry)
         try:
             # Only a load has to survive a crash of the machine; a poll that found nothing can be
             # repeated.
             run.folder.storage.replace_json(
-                path, before | {"looked": at}, durable=found is not None
+                path, before | {"looked": at}, durable=newest is not None
             )
         except OSError as error:  # without the record a resume could not do the same
             log.warning(
@@ -190,7 +190,7 @@ class ReloadWeights(Hook):
                 error,
             )
             return None
-        return found
+        return newest
 
     def _read_again(
         self, entry: Mapping[str, Any], own: Mapping[str, Tensor], values: dict[str, Tensor]
@@ -200,17 +200,17 @@ class ReloadWeights(Hook):
         path = f"{self.folder}/{name}"
         loaded_at = f"HOOKS.reload_weights: {path} was loaded at update {entry['updates']}"
         try:
-            found = self._read_file(name, own, values)
+            loaded = self._read_file(name, own, values)
         except ConfigError as error:
             raise ChangedError(
                 f"{loaded_at}, and the resumed run has to load it again: {error}; restore it"
             ) from error
-        if found[1] != digest:
+        if loaded[1] != digest:
             raise ChangedError(
-                f"{loaded_at} with digest {digest}, and now has digest {found[1]}; restore the "
+                f"{loaded_at} with digest {digest}, and now has digest {loaded[1]}; restore the "
                 "old file"
             )
-        return found
+        return loaded
 
     def _read_newest(
         self, own: Mapping[str, Tensor], values: dict[str, Tensor]

@@ -150,12 +150,12 @@ def parse_directions(content: Any) -> dict[str, Direction | None]:
     `NO_DIRECTION`; unknown words are skipped."""
     if not isinstance(content, Mapping):
         return {}
-    known: dict[Any, Direction | None] = {str(one): one for one in Direction}
-    known[NO_DIRECTION] = None
+    by_word: dict[Any, Direction | None] = {str(direction): direction for direction in Direction}
+    by_word[NO_DIRECTION] = None
     return {
-        str(name): known[word]
+        str(name): by_word[word]
         for name, word in content.items()
-        if isinstance(word, str) and word in known
+        if isinstance(word, str) and word in by_word
     }
 
 

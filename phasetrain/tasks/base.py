@@ -46,7 +46,9 @@ class Task(StepRunner, TaskState, Predictor):
         self._train_model = parts.model if parts.train_model is None else parts.train_model
         self._train_loss = parts.loss if parts.train_loss is None else parts.train_loss
         losses = nn.ModuleList([parts.loss, *parts.losses])
-        self._split_losses = [one for one in losses.modules() if isinstance(one, WeightedSum)]
+        self._split_losses = [
+            module for module in losses.modules() if isinstance(module, WeightedSum)
+        ]
         # A plain attribute, so that a profiler can wrap it, see `around`.
         self._move: Callable[[list[Batch]], list[Batch]] = self._move_to_device
 
@@ -144,30 +146,34 @@ class Task(StepRunner, TaskState, Predictor):
         for updater in self.updaters.values():
             # With a lag, the last verdict of a phase is still pending, and a checkpoint may follow.
             updater.resolve()
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if self._measured:
-            found = compute_metrics(self._measured, self._world)
+            metrics = compute_metrics(self._measured, self._world)
         if self.parts.train_meters or not phase.is_train:
             # A meter may have the name of a logged number, or measure it under another name.
             meters = self._measured.values()
-            named = {one.of for one in meters if isinstance(one, MeanLoss) and one.of}
-            found |= self._log_means.compute(self._world, {*named, *found})
-        return found
+            named = {meter.of for meter in meters if isinstance(meter, MeanLoss) and meter.of}
+            metrics |= self._log_means.compute(self._world, {*named, *metrics})
+        return metrics
 
     def stateful(self) -> dict[str, Stateful]:
         """Return every part that learns or accumulates, by its name in a checkpoint."""
         parts = self.parts
-        found: dict[str, Stateful] = {"model": parts.model, "loss": parts.loss}
+        parts_with_state: dict[str, Stateful] = {"model": parts.model, "loss": parts.loss}
         if parts.updater is not None:
-            found["updater"] = parts.updater
-        found |= {f"updater.{label}": one for label, one in parts.other_updaters.items()}
-        found["generators"] = self.generators
-        found["logs"] = self._log_means
+            parts_with_state["updater"] = parts.updater
+        parts_with_state |= {
+            f"updater.{label}": updater for label, updater in parts.other_updaters.items()
+        }
+        parts_with_state["generators"] = self.generators
+        parts_with_state["logs"] = self._log_means
         for average in parts.averages.values():
-            found |= average.stateful()
+            parts_with_state |= average.stateful()
         for split, loader in parts.loaders.items():
-            found |= {f"data.{split}{name}": part for name, part in loader.stateful().items()}
-        return found | {f"meter.{label}": meter for label, meter in self.meters.items()}
+            parts_with_state |= {
+                f"data.{split}{name}": part for name, part in loader.stateful().items()
+            }
+        return parts_with_state | {f"meter.{label}": meter for label, meter in self.meters.items()}
 
     def around(self, wrap: Wrap) -> None:
         """Wrap the parts of a step that have no events, as a profiler does.

@@ -45,10 +45,10 @@ def refresh_batch_norm(
         for micro, draw in enumerate(draws):
             # In this process and not by the workers, which may be prefetching the next train phase.
             batch = loader.read(draw)
-            found = list[Tensor]()
-            with record_statistics(average.norms, found):
+            statistics = list[Tensor]()
+            with record_statistics(average.norms, statistics):
                 compute(batch, Position(TRAIN, 0, step, 0.0))
-            own.append((step, world.rank, micro, batch.size, found[0]))
+            own.append((step, world.rank, micro, batch.size, statistics[0]))
     rows = sorted(
         (row for rows in world.all_gather(own) for row in rows if row[3]), key=lambda row: row[:3]
     )
@@ -63,5 +63,5 @@ def refresh_batch_norm(
 def _steps(loader: PhaseLoader, phase: Phase) -> Iterator[list[Draw]]:
     """Yield the draws of train steps from the beginning of the stage of a test."""
     phases = loader.plan.phases
-    for one in phases.select(phases.is_train & (phases.column("stage") == phase.stage)):
-        yield from loader.sampler.steps(one, 0)
+    for train_phase in phases.select(phases.is_train & (phases.column("stage") == phase.stage)):
+        yield from loader.sampler.steps(train_phase, 0)

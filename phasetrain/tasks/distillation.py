@@ -84,7 +84,9 @@ def build_teacher(
         ConfigError: it has no weights, or they cannot be loaded.
     """
     check_teacher(section, where)
-    model = make_model({key: one for key, one in section.items() if key != "weights"}, where)
+    model = make_model(
+        {key: setting for key, setting in section.items() if key != "weights"}, where
+    )
     load_pretrained(model, parse_sources(section["weights"], f"{where}.weights"), parts.world)
     return Teacher(model.to(parts.machine.device), where)
 
@@ -145,15 +147,15 @@ class Distillation(Supervised):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return every part that learns or accumulates, and the digest of the teacher."""
-        found = super().stateful()
+        stateful = super().stateful()
         if self.teacher is not None:
-            found["teacher"] = self.teacher
-        return found
+            stateful["teacher"] = self.teacher
+        return stateful
 
     def _soft_loss(self, teacher: Teacher, output: Any, batch: Batch) -> Tensor:
         try:
-            found: Tensor = self.soft(output, teacher(batch.input))
+            soft_loss: Tensor = self.soft(output, teacher(batch.input))
         except (*MISFITS, AttributeError) as error:
             raise_unless_misfit(error)
             raise ConfigError(f"{TEACHER} ({type(teacher.model).__name__}): {error}") from error
-        return found
+        return soft_loss

@@ -98,6 +98,6 @@ def _count_flops(task: Task, phase: Phase) -> int:
         raise ValueError(f"a process has no sample in the first step of phase {phase.index}")
     with preserve_state(task):
         task.reseed(Position(phase.split, 0, phase.first, 0.0))
-        found = inspect(task, phase, batch.to(task.parts.machine.device)).train_flops
-    assert found is not None, "an inspection with a batch counts"
-    return found
+        flops = inspect(task, phase, batch.to(task.parts.machine.device)).train_flops
+    assert flops is not None, "an inspection with a batch counts"
+    return flops

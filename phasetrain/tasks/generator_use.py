@@ -106,5 +106,5 @@ class GeneratorUse:
 
 
 def _read_states() -> tuple[Any, ...]:
-    kind, words, *rest = np.random.get_state()
-    return random.getstate(), kind, np.asarray(words).tobytes(), *rest
+    generator_name, words, *rest = np.random.get_state()
+    return random.getstate(), generator_name, np.asarray(words).tobytes(), *rest

@@ -65,11 +65,11 @@ class Predictor:
             raise ConfigError(f"batch_size = {batch_size}: expected at least 1")
         pictures = _find_pictures(inputs)
         if self.reader is not None and pictures and transform is not False:
-            inputs = [self.reader.read_picture(one) for one in pictures]
+            inputs = [self.reader.read_picture(picture) for picture in pictures]
             transform = True
         paths = self._find_paths(inputs, transform=transform)
         if self.reader is not None and paths:
-            inputs = [one.sample for one in self.reader.read(paths)]
+            inputs = [item.sample for item in self.reader.read(paths)]
             transform = True
         if transform and self.transform is None:
             raise ConfigError(
@@ -94,14 +94,14 @@ class Predictor:
             _eval_mode(self.parts.model),
             self.parts.machine.autocast(train=False),
         ):
-            found = [
+            outputs = [
                 self._predict_slice(tensors, slice(at, at + each))
                 # At least one pass, so that empty inputs give an empty output of the right shape.
                 for at in range(0, max(1, size), each)
             ]
-        if len(found) == 1:
-            return found[0]
-        return _concatenate(found)
+        if len(outputs) == 1:
+            return outputs[0]
+        return _concatenate(outputs)
 
     def generate(
         self,
@@ -141,7 +141,8 @@ class Predictor:
         generator = TextGenerator(model, codec, self.parts.machine.device, uses_cache=cache)
         with torch.no_grad(), _eval_mode(model), self.parts.machine.autocast(train=False):
             return [
-                generator.generate(one, tokens, samples, sampling or Sampling()) for one in texts
+                generator.generate(prompt, tokens, samples, sampling or Sampling())
+                for prompt in texts
             ]
 
     @classmethod
@@ -157,8 +158,8 @@ class Predictor:
         # A text that is to be transformed is a sample, as the dataset `lines` gives it.
         is_text_sample = transform is True and not (self.transform and self.transform.scales_bytes)
         kinds: tuple[type, ...] = (Path,) if is_text_sample else (str, Path)
-        if all(isinstance(one, kinds) for one in items):
-            return [str(one) for one in items]
+        if all(isinstance(item, kinds) for item in items):
+            return [str(item) for item in items]
         return []
 
     def _predict_slice(self, tensors: Any, part: slice) -> Any:
@@ -193,7 +194,7 @@ def _find_pictures(inputs: Any) -> list[Any]:
     if module is None:
         return []
     items = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    if all(isinstance(one, module.Image) for one in items):
+    if all(isinstance(item, module.Image) for item in items):
         return items
     return []
 

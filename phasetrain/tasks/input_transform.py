@@ -76,7 +76,7 @@ class InputTransform:
             with preserve_generators():
                 if isinstance(inputs, Tensor) and self._takes_batches:
                     return self.pipeline(inputs, Keys(np.arange(len(inputs))))
-                return self._collate_inputs([self._transform_sample(one) for one in inputs])
+                return self._collate_inputs([self._transform_sample(sample) for sample in inputs])
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(
@@ -94,7 +94,7 @@ class InputTransform:
         if isinstance(collate, PadCollate):
             # It may pad fields of the targets, such as boxes, which no prediction has.
             collate = collate.select_names(next(iter(samples), None))
-        return collate([(one, 0) for one in samples])[0]
+        return collate([(sample, 0) for sample in samples])[0]
 
     def _transform_sample(self, sample: Any) -> Any:
         reseed_all(0)
@@ -184,7 +184,7 @@ def describe_transform(item: Any) -> str:
     """Return a transform of a config as a text, `normalize(mean=[0.5], std=[0.25])`."""
     if isinstance(item, str):
         return item
-    given = [f"{key}={json.dumps(value)}" for key, value in item.items() if key != "name"]
-    if not given:
+    options = [f"{key}={json.dumps(value)}" for key, value in item.items() if key != "name"]
+    if not options:
         return str(item["name"])
-    return f"{item['name']}({', '.join(given)})"
+    return f"{item['name']}({', '.join(options)})"

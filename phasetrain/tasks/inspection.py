@@ -111,8 +111,8 @@ def inspect(task: Task, phase: Phase, batch: Batch) -> Inspection:
     rows = tuple(notes.row(row, batch.size) for row in modules_of(task.parts.model))
     leaves = sum(
         notes.bytes_of.get(name, 0)
-        for name, one in task.parts.model.named_modules()
-        if not _has_parts(one)
+        for name, module in task.parts.model.named_modules()
+        if not _has_parts(module)
     )
     return Inspection(
         modules=rows,
@@ -134,14 +134,14 @@ def memory_estimate(parts: Parts, inspection: Inspection | None = None) -> dict[
     weights = sum(
         _size(local_shard(t)) for t in (*parts.model.parameters(), *parts.model.buffers())
     )
-    found: dict[str, int | None] = {
+    sizes: dict[str, int | None] = {
         "weights": weights,
         "gradients": gradients,
         "optimizer": optimizer_bytes(parts),
         "averages": weights * len(parts.averages),
         "activations": None if inspection is None else inspection.activation_bytes,
     }
-    return found | {"total": sum(size or 0 for size in found.values())}
+    return sizes | {"total": sum(size or 0 for size in sizes.values())}
 
 
 def optimizer_bytes(parts: Parts) -> int:
@@ -158,10 +158,10 @@ def optimizer_bytes(parts: Parts) -> int:
         for parameter in group["params"]:
             # Measured if the optimizer has stepped; else estimated from its options before the
             # first step.
-            known = optimizer.state.get(parameter)
-            held = [one for one in (known or {}).values() if isinstance(one, Tensor)]
+            weight_state = optimizer.state.get(parameter)
+            held = [state for state in (weight_state or {}).values() if isinstance(state, Tensor)]
             if held:
-                total += sum(_size(local_shard(one)) for one in held)
+                total += sum(_size(local_shard(tensor)) for tensor in held)
                 continue
             each = 2 if "betas" in group else int(group.get("momentum", 1.0) != 0)
             total += each * _size(local_shard(parameter))
@@ -188,10 +188,10 @@ def shown_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
     depth = max((row.name.count(".") + 1 for row in rows if row.name), default=0)
     while depth > 1 and sum(_depth(row) <= depth for row in rows) > ROWS:
         depth -= 1
-    found = [row for row in rows if _depth(row) <= depth]
-    if len(found) <= ROWS:
-        return found
-    return found[:ROWS]
+    shallow = [row for row in rows if _depth(row) <= depth]
+    if len(shallow) <= ROWS:
+        return shallow
+    return shallow[:ROWS]
 
 
 class _Notes:
@@ -218,8 +218,8 @@ class _Notes:
             return row
         shape = _format_shape(self.shapes[row.name], samples)
         counted = self.flops[row.name] // samples
-        known = (row.name, row.kind, row.parameters, row.trained)
-        return ModuleRow(*known, shape, self.bytes_of[row.name], counted)
+        columns = (row.name, row.kind, row.parameters, row.trained)
+        return ModuleRow(*columns, shape, self.bytes_of[row.name], counted)
 
     def _enter(self, name: str, count: Callable[[], int]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
@@ -275,10 +275,10 @@ def _tensors(value: Any) -> list[Tensor]:
     """Return the tensors in an output: one, or all in a list, a tuple or a mapping."""
     if isinstance(value, Tensor):
         return [value]
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     if isinstance(value, Mapping | list | tuple):
         if isinstance(value, Mapping):
             value = value.values()
-        for one in value:
-            found += _tensors(one)
-    return found
+        for item in value:
+            tensors += _tensors(item)
+    return tensors

@@ -67,12 +67,12 @@ def compute_metrics(meters: Mapping[str, Meter], world: World) -> dict[str, floa
                 raise
             raise _add_label(error, label) from error
         if isinstance(value, dict):
-            found = {f"{label}_{name}": float(one) for name, one in value.items()}
+            scores = {f"{label}_{name}": float(score) for name, score in value.items()}
         else:
-            found = {label: float(value)}
+            scores = {label: float(value)}
         if whole.is_empty:
-            found = {name: one for name, one in found.items() if not math.isnan(one)}
-        metrics |= found
+            scores = {name: score for name, score in scores.items() if not math.isnan(score)}
+        metrics |= scores
     return metrics
 
 
@@ -143,7 +143,7 @@ class LogMeans:
         return {
             "names": list(self._totals),
             "totals": torch.tensor(
-                [float(one) for one in self._totals.values()], dtype=torch.float64
+                [float(total) for total in self._totals.values()], dtype=torch.float64
             ),
             "weights": torch.tensor(list(self._weights.values()), dtype=torch.float64),
         }

@@ -108,18 +108,18 @@ def describe_failed_forward(
         batch: input of the model.
         ids: indices of the samples in the batch, if known.
     """
-    given = describe_shapes(batch)
+    shapes = describe_shapes(batch)
     samples = ""
     if len(ids):
         samples = f" of samples {join_first(ids, SHOWN_SAMPLES)}"
     sentence = f"MODEL: {type(model).__name__} fails"
-    found = _find_failed_call(model, error)
-    if found is None:
-        return f"{sentence} on the input {given}{samples}: {error}"
-    name, layer, inputs = found
+    failed_call = _find_failed_call(model, error)
+    if failed_call is None:
+        return f"{sentence} on the input {shapes}{samples}: {error}"
+    name, layer, inputs = failed_call
     return (
         f"{sentence} in {name}: {layer} on {inputs}: {error}; the input of the model is "
-        f"{given}{samples}"
+        f"{shapes}{samples}"
     )
 
 
@@ -128,7 +128,9 @@ def describe_shapes(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {describe_shapes(one)}" for key, one in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{key}: {describe_shapes(item)}" for key, item in value.items()) + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(describe_shapes, value)) + "]"
     return type(value).__name__
@@ -170,13 +172,13 @@ def shorten_misfit(error: Exception) -> str:
     first, *lines = str(error).strip().splitlines() or [type(error).__name__]
     if "state_dict" not in first:
         return first
-    found = []
-    for kind, pattern in (("missing", "Missing key"), ("unexpected", "Unexpected key")):
+    parts = []
+    for problem, pattern in (("missing", "Missing key"), ("unexpected", "Unexpected key")):
         listed = next((line for line in lines if pattern in line), "")
         if names := re.findall(r'"([^"]*)"', listed):
-            found.append(f"{kind}: {join_first(names, 2)}")
+            parts.append(f"{problem}: {join_first(names, 2)}")
     shapes = [line.strip() for line in lines if "size mismatch for " in line]
     names = [re.sub(r"size mismatch for ([^:]*):.*", r"\1", line) for line in shapes]
     if names:
-        found.append(f"of another shape: {join_first(names, 2)}")
-    return "; ".join(found) or first
+        parts.append(f"of another shape: {join_first(names, 2)}")
+    return "; ".join(parts) or first

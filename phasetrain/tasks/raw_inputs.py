@@ -196,12 +196,12 @@ class InputReader:
                 "such files out",
                 code="predict.unreadable",
             ) from error
-        known = [*EXTENSIONS, *ARRAYS]
+        endings = [*EXTENSIONS, *ARRAYS]
         if "channels" not in self.facts:
-            known += [*TABLES, *TEXTS]
+            endings += [*TABLES, *TEXTS]
         raise ConfigError(
             f"{file}: no file for the dataset {self.section.get('dataset')!r} of the run; expected "
-            f"one of {', '.join(known)}",
+            f"one of {', '.join(endings)}",
             code="predict.unknown_kind",
         )
 
@@ -263,7 +263,7 @@ def _parse_rows(lines: Iterable[str]) -> list[Tensor]:
     Raises:
         ValueError: a value is no number, or rows differ in length; names the line.
     """
-    found: list[Tensor] = []
+    rows: list[Tensor] = []
     for number, row in enumerate(csv.reader(lines), 1):
         if not row:
             continue
@@ -273,10 +273,10 @@ def _parse_rows(lines: Iterable[str]) -> list[Tensor]:
             if number == 1:
                 continue
             raise ValueError(f"line {number} has a value that is no number") from None
-        if found and len(values) != len(found[0]):
-            raise ValueError(f"line {number} has {len(values)} values, others {len(found[0])}")
-        found.append(torch.tensor(values))
-    return found
+        if rows and len(values) != len(rows[0]):
+            raise ValueError(f"line {number} has {len(values)} values, others {len(rows[0])}")
+        rows.append(torch.tensor(values))
+    return rows
 
 
 def _read_or_skip(
@@ -305,14 +305,14 @@ def _check_exists(file: str) -> None:
 def _list_files(path: str) -> list[str]:
     if path == STDIN or not Path(path).is_dir():
         return [path]
-    found = sorted(
-        str(one) for one in Path(path).rglob("*") if one.suffix.lower() in (*EXTENSIONS, *ARRAYS)
+    files = sorted(
+        str(file) for file in Path(path).rglob("*") if file.suffix.lower() in (*EXTENSIONS, *ARRAYS)
     )
-    if not found:
+    if not files:
         raise ConfigError(
             f"{path}: there is no image and no tensor in this folder", code="predict.unreadable"
         )
-    return found
+    return files
 
 
 def _read_array(file: str) -> Tensor:
@@ -321,17 +321,17 @@ def _read_array(file: str) -> Tensor:
     if file.lower().endswith(".npy"):
         return torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False))
     try:
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        array = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         # torch's message recommends to load the file without this protection
         raise ValueError("it is not a file of torch.save with a tensor") from error
-    if not isinstance(found, Tensor):
+    if not isinstance(array, Tensor):
         raise ValueError(  # noqa: TRY004 - bad data
-            f"it contains {type(found).__name__}, expected a tensor"
+            f"it contains {type(array).__name__}, expected a tensor"
         )
-    return found
+    return array
 
 
 def _list_siblings(file: str) -> list[str]:

@@ -104,15 +104,15 @@ class TaskState(ABC):
 
     def rank_state(self, what: What = "everything") -> dict[str, Any]:
         """Return the state that only this rank has: buffers, sums of meters, bad samples."""
-        found: dict[str, Any] = {}
+        states: dict[str, Any] = {}
         for name, part in _select_parts(self.stateful(), what).items():
             if isinstance(part, PerRank):
-                found[name] = part.rank_state()
+                states[name] = part.rank_state()
             elif isinstance(part, nn.Module):
                 # Running statistics come from each rank's own samples, unlike weights, which are
                 # shared.
-                found[name] = dict(part.named_buffers())
-        return {name: state for name, state in found.items() if state}
+                states[name] = dict(part.named_buffers())
+        return {name: state for name, state in states.items() if state}
 
     def module_names(self) -> list[str]:
         """Return the names of parts whose weights all ranks share, and whose buffers may differ."""
@@ -141,7 +141,7 @@ class TaskState(ABC):
                 if isinstance(part, PerRank):
                     # Sums of meters go to rank 0 alone: they are added over ranks at the end, so a
                     # copy on each rank would count them several times.
-                    states = [one[name] for one in ranks if name in one]
+                    states = [rank_state[name] for rank_state in ranks if name in rank_state]
                     part.merge_rank_states(states, is_main=self._world.is_main)
 
     def restore_targets(self, shared: Mapping[str, Any]) -> list[Target]:
@@ -149,15 +149,15 @@ class TaskState(ABC):
 
         Saved tensors that are not in the list are read whole into new ones.
         """
-        found: list[Target] = []
+        targets: list[Target] = []
         state = self._strategy.state
         for name, part in self.stateful().items():
             saved = shared.get(name, {})
             if isinstance(part, Updater):
-                found += state.optimizer_targets(saved.get("optimizer", {}))
+                targets += state.optimizer_targets(saved.get("optimizer", {}))
             elif _is_module(part):
-                found += state.model_targets(part, saved)
-        return found
+                targets += state.model_targets(part, saved)
+        return targets
 
 
 def _is_module(part: object) -> TypeGuard[nn.Module]:

@@ -39,8 +39,8 @@ class Supervised(Task):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._checked = False
-        from_model = [one for one in parts.loss.modules() if isinstance(one, FromModel)]
-        self._with_target = any(one.with_target for one in from_model)
+        from_model = [module for module in parts.loss.modules() if isinstance(module, FromModel)]
+        self._with_target = any(module.with_target for module in from_model)
         self._needs_target = self._with_target or not isinstance(parts.loss, FromModel)
         self._count = find_target_counter(parts.loss)
         # Counting samples needs no communication between ranks, so it is the default.
@@ -96,8 +96,8 @@ class Supervised(Task):
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(self._misfit(output, batch, error)) from error
-        found: Tensor = loss
-        return found
+        total: Tensor = loss
+        return total
 
     def check_targets(self, split: str, target: object) -> None:
         """Reject a split without targets if the loss or a meter needs them."""
@@ -105,7 +105,7 @@ class Supervised(Task):
             return
         where = f"DATA.{split.upper()}"
         measured = meters_of(self.meters, split)
-        meters = [name for name, one in measured.items() if one.needs_target]
+        meters = [name for name, meter in measured.items() if meter.needs_target]
         if self._needs_target:
             needing = f"LOSS ({_type_name(self.parts.loss)})"
         elif meters:

@@ -31,9 +31,9 @@ def describe_optimizer(optimizer: Any, *modules: nn.Module) -> dict[str, Any]:
     if isinstance(optimizer, str):
         optimizer = {"name": optimizer}
     if isinstance(optimizer, Mapping):
-        kind = optimizer.get("name")
-        kernel = _describe_kernel(kind) if isinstance(kind, type) else {}
-        return _find_rate(kind) | kernel | dict(optimizer)
+        optimizer_class = optimizer.get("name")
+        kernel = _describe_kernel(optimizer_class) if isinstance(optimizer_class, type) else {}
+        return _find_rate(optimizer_class) | kernel | dict(optimizer)
     if isinstance(optimizer, type):
         return {"name": optimizer, **_find_rate(optimizer), **_describe_kernel(optimizer)}
     if isinstance(optimizer, Optimizer):
@@ -51,7 +51,7 @@ def _find_rate(kind: Any) -> dict[str, Any]:
     """Return the learning rate that torch's optimizer has by default, if it has one."""
     if isinstance(kind, str):
         # The built-in names are those of torch's classes in lower case.
-        by_name = {name.lower(): one for name, one in vars(torch.optim).items()}
+        by_name = {name.lower(): member for name, member in vars(torch.optim).items()}
         kind = by_name.get(kind.lower())
     if not isinstance(kind, type):
         return {}
@@ -93,35 +93,39 @@ def _check_unused(optimizer: Optimizer) -> None:
 
 def _describe_defaults(optimizer: Optimizer) -> dict[str, Any]:
     """Return class, learning rate and the arguments that are not the defaults of the class."""
-    kind = type(optimizer)
-    takes = inspect.signature(kind).parameters
+    optimizer_class = type(optimizer)
+    takes = inspect.signature(optimizer_class).parameters
     # A learning rate may be a tensor.
-    given = {key: _to_plain(value) for key, value in optimizer.defaults.items() if key in takes}
+    options = {key: _to_plain(value) for key, value in optimizer.defaults.items() if key in takes}
     arguments = {
-        key: value for key, value in given.items() if value != _to_plain(takes[key].default)
+        key: value for key, value in options.items() if value != _to_plain(takes[key].default)
     }
     try:
-        again = kind([nn.Parameter(torch.zeros(1))], **given).defaults
+        again = optimizer_class([nn.Parameter(torch.zeros(1))], **options).defaults
     except (TypeError, ValueError) as error:
         again = {"error": str(error)}
     same = {key: _to_plain(value) for key, value in again.items()} == {
         key: _to_plain(value) for key, value in optimizer.defaults.items()
     }
-    if not same or OPTIMIZERS.name_of(kind) is None:
+    if not same or OPTIMIZERS.name_of(optimizer_class) is None:
         raise _invalid(
-            f"{kind.__name__} cannot be made again from its options",
+            f"{optimizer_class.__name__} cannot be made again from its options",
             "give its class, which can be imported, and its parameters in OPTIMIZER",
         )
-    found = {"name": kind, **arguments, **_describe_kernel(kind, fused=given.get("fused"))}
-    if "lr" in given:
-        found["lr"] = given["lr"]
-    return found
+    section = {
+        "name": optimizer_class,
+        **arguments,
+        **_describe_kernel(optimizer_class, fused=options.get("fused")),
+    }
+    if "lr" in options:
+        section["lr"] = options["lr"]
+    return section
 
 
 def _describe_groups(optimizer: Optimizer, weights: list[Weight]) -> dict[str, Any]:
     """Return a rule for each group of parameters whose options differ from the optimizer's."""
     names = {id(weight.parameter): weight.name for weight in weights}
-    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     if strange := held - names.keys():
         raise _invalid(
             f"{len(strange)} of its parameters are not trained parameters of the model or the loss",
@@ -142,7 +146,7 @@ def _describe_groups(optimizer: Optimizer, weights: list[Weight]) -> dict[str, A
         if "lr" in differing:
             differing["lr_scale"] = _ratio(differing.pop("lr"), optimizer)
         if differing:
-            rules.append({"match": [names[id(one)] for one in group["params"]], **differing})
+            rules.append({"match": [names[id(weight)] for weight in group["params"]], **differing})
     return {"groups": rules} if rules else {}
 
 

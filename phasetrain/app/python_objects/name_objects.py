@@ -103,7 +103,7 @@ class ObjectNamer:
         return self._give(value, key, is_factory=is_factory)
 
     def _give(self, value: Any, key: str, *, is_factory: bool) -> str:
-        given = GivenObject(
+        named_object = GivenObject(
             value,
             key,
             is_factory=is_factory,
@@ -111,7 +111,7 @@ class ObjectNamer:
             facts=describe_object(value),
         )
         try:
-            given.build()
+            named_object.build()
         except Exception as error:
             raise ConfigError(
                 f"{key}: {type(value).__name__} cannot be copied ({type(error).__name__}: {error}),"
@@ -129,7 +129,7 @@ class ObjectNamer:
         while name in self.objects and self.objects[name].value is not value:
             number += 1
             name = f"{base}#{number}"
-        self.objects.setdefault(name, given)
+        self.objects.setdefault(name, named_object)
         return name
 
 
@@ -147,14 +147,16 @@ def describe_class(value: Any) -> str:
 def describe_object(value: Any) -> dict[str, Any]:
     """Return the record of an object in environment.json: its class, its text, and the digest of
     the weights of a module."""
-    found = {"class": describe_class(value), "text": _ADDRESS.sub("", repr(value))}
+    description = {"class": describe_class(value), "text": _ADDRESS.sub("", repr(value))}
     if isinstance(value, nn.Module) and value.state_dict():
-        found["sha256"] = hash_state(_tensors(value))
-    return found
+        description["sha256"] = hash_state(_tensors(value))
+    return description
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {key: one for key, one in module.state_dict().items() if isinstance(one, Tensor)}
+    return {
+        key: tensor for key, tensor in module.state_dict().items() if isinstance(tensor, Tensor)
+    }
 
 
 def _identify(value: Any) -> str:
@@ -166,11 +168,15 @@ def _identify(value: Any) -> str:
     if isinstance(value, Meter):
         settings = vars(value).get("_metric", value)
         plain = {
-            key: one for key, one in vars(settings).items() if isinstance(one, int | float | str)
+            key: setting
+            for key, setting in vars(settings).items()
+            if isinstance(setting, int | float | str)
         }
         return str(plain)
     if isinstance(value, nn.Module):
-        shapes = [(key, str(one.dtype), *one.shape) for key, one in _tensors(value).items()]
+        shapes = [
+            (key, str(tensor.dtype), *tensor.shape) for key, tensor in _tensors(value).items()
+        ]
         return f"{value!r} {shapes}"
     if isinstance(value, partial):
         return f"{_identify(value.func)} {value.args} {value.keywords}"
@@ -181,7 +187,8 @@ def _identify(value: Any) -> str:
 
 def _identify_code(code: CodeType) -> str:
     constants = [
-        _identify_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts
+        _identify_code(constant) if isinstance(constant, CodeType) else repr(constant)
+        for constant in code.co_consts
     ]
     return f"{code.co_code.hex()} {constants} {code.co_names}"
 

@@ -43,14 +43,14 @@ def split_loader(loader: DataLoader[Any], key: str, notes: list[str]) -> dict[st
         ConfigError: it cannot be taken apart (code `config.invalid_loader`): it has no batch size,
             a custom batch sampler, or an iterable dataset.
     """
-    kind = type(loader.batch_sampler)
+    batch_sampler_class = type(loader.batch_sampler)
     reason = ""
     if isinstance(loader.dataset, IterableDataset):
         reason = "its dataset is an IterableDataset, whose samples have no index to resume at"
     elif loader.batch_size is None or loader.batch_sampler is None:
         reason = "it has no batch size"
-    elif kind is not BatchSampler:
-        reason = f"its batch sampler {kind.__name__} chooses whole batches"
+    elif batch_sampler_class is not BatchSampler:
+        reason = f"its batch sampler {batch_sampler_class.__name__} chooses whole batches"
     if reason:
         raise ConfigError(
             f"{key} = {type(loader).__name__}: {reason}, so the run could not resume exactly; "
@@ -60,7 +60,7 @@ def split_loader(loader: DataLoader[Any], key: str, notes: list[str]) -> dict[st
     for name, instead in REPLACED.items():
         if vars(loader).get(name):
             notes.append(f"{key}: {name} of the DataLoader has no effect: {instead}")
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         "dataset": loader.dataset,
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
@@ -70,12 +70,12 @@ def split_loader(loader: DataLoader[Any], key: str, notes: list[str]) -> dict[st
         "timeout_seconds": loader.timeout,
     }
     if loader.prefetch_factor is not None:
-        found["prefetch"] = loader.prefetch_factor
+        section["prefetch"] = loader.prefetch_factor
     if loader.collate_fn is not default_collate:
-        found["collate"] = loader.collate_fn
+        section["collate"] = loader.collate_fn
     if loader.multiprocessing_context is not None:
-        found["start_method"] = loader.multiprocessing_context.get_start_method()
-    return found
+        section["start_method"] = loader.multiprocessing_context.get_start_method()
+    return section
 
 
 def _describe_sampler(sampler: Any) -> Any:

@@ -156,12 +156,12 @@ class RunComparison:
         # Length and metrics, which need no ledger, are no members of COMPONENTS.
         assert self.one.ledger is not None, "components of records need a ledger"
         assert self.other.ledger is not None, "components of records need a ledger"
-        one = self.one.ledger[self.updates]
+        record = self.one.ledger[self.updates]
         other = self.other.ledger[self.updates]
         rows = [
             (
                 name,
-                one.format_component(name) or "-",
+                record.format_component(name) or "-",
                 other.format_component(name) or "-",
                 "DIFFERENT" if name in self.components else "equal",
             )

@@ -280,14 +280,14 @@ def _rank_split(metric: str) -> int:
 
 def _name_better(direction: Direction | None, values: Sequence[float | None]) -> str:
     """Return A, B or `equal`; empty if the two values cannot be ranked."""
-    one, other = values
-    if direction is None or one is None or other is None:
+    first, other = values
+    if direction is None or first is None or other is None:
         return ""
-    if one == other:
+    if first == other:
         return "equal"
-    if direction.is_better(one, other):
+    if direction.is_better(first, other):
         return "A"
-    return "B" if direction.is_better(other, one) else ""
+    return "B" if direction.is_better(other, first) else ""
 
 
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:

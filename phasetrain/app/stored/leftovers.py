@@ -19,12 +19,12 @@ def remove_unknown_keys(config: Mapping[str, Any], schema: Schema) -> dict[str, 
     """Return a recorded config without the sections and the keys of RUN that neither the core nor
     an installed add-on has."""
     unknown = _list_unknown_keys(config, schema)
-    known = {name: value for name, value in config.items() if name not in unknown}
+    kept = {name: value for name, value in config.items() if name not in unknown}
     if "RUN" in config:  # a packed model has no such section
-        known["RUN"] = {
+        kept["RUN"] = {
             name: value for name, value in config["RUN"].items() if f"RUN.{name}" not in unknown
         }
-    return known
+    return kept
 
 
 def _list_unknown_keys(config: Mapping[str, Any], schema: Schema) -> list[str]:

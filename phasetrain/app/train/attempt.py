@@ -39,7 +39,7 @@ class Attempt:
     def __init__(self, before: StatusRecord, clock: Clock) -> None:
         self.before = before
         self.clock = clock
-        self._earlier = {kind: before.run_seconds.get(kind, 0.0) for kind in KINDS}
+        self._earlier = {activity: before.run_seconds.get(activity, 0.0) for activity in KINDS}
         self._broken = before.broken + _is_broken_off(before)
         clock.redo_until = max(before.updates, before.reached)
 
@@ -125,7 +125,7 @@ class Attempt:
             lines.append(("total", f"{_format_time(total)}, in {attempts} attempts"))
         terminal.print_pairs(lines, always=True)
         terminal.print_pairs(terminal.warnings.repeated_rows(), always=True, logged=False)
-        head = ("", *(TITLES.get(kind, kind) for kind in KINDS), "total", "in steps")
+        head = ("", *(TITLES.get(activity, activity) for activity in KINDS), "total", "in steps")
         log.debug(plain_table("where the time went", head, rows))
         if saves and updates and spent["train"]:
             per_update = (spent["train"] + spent["redone"]) / updates
@@ -133,14 +133,15 @@ class Attempt:
 
     def _advise_interval(self, spent: Mapping[str, float], saves: int, per_update: float) -> str:
         stall = spent["save"] / saves
-        found = "one interruption a day"
+        frequency = "one interruption a day"
         if self._broken:
-            found = f"{self._broken} interrupted attempts until now"
+            frequency = f"{self._broken} interrupted attempts until now"
         interval = young_interval(stall, self.seconds_between_failures())
         updates = max(1, round(interval / per_update))
         return (
-            f"a checkpoint stalls the training for {1000 * stall:.1f} ms: with {found}, one every "
-            f"{format_duration(interval)}, or {updates:,} updates, loses the least time (Young)"
+            f"a checkpoint stalls the training for {1000 * stall:.1f} ms: with {frequency}, one "
+            f"every {format_duration(interval)}, or {updates:,} updates, loses the least time "
+            "(Young)"
         )
 
     def seconds_between_failures(self) -> float:
@@ -150,7 +151,7 @@ class Attempt:
         return sum(self._sum_attempts(self.clock.seconds()).values()) / self._broken
 
     def _sum_attempts(self, spent: Mapping[str, float]) -> dict[str, float]:
-        return {kind: self._earlier[kind] + spent[kind] for kind in KINDS}
+        return {activity: self._earlier[activity] + spent[activity] for activity in KINDS}
 
 
 def write_error(folder: RunFolder, error: BaseException) -> None:
@@ -225,7 +226,7 @@ def _is_broken_off(before: StatusRecord) -> bool:
 
 
 def _round_seconds(spent: Mapping[str, float]) -> dict[str, float]:
-    return {kind: round(value, 3) for kind, value in spent.items()}
+    return {activity: round(value, 3) for activity, value in spent.items()}
 
 
 def _format_time(spent: Mapping[str, float]) -> str:
@@ -233,9 +234,9 @@ def _format_time(spent: Mapping[str, float]) -> str:
     total = sum(spent.values())
     others = sorted(set(KINDS) - {"train", "test"}, key=lambda kind: -spent[kind])
     shares = (
-        f"{TITLES.get(kind, kind)} {100 * spent[kind] / total:.0f} %"
-        for kind in others
-        if total and spent[kind] / total >= 0.01
+        f"{TITLES.get(activity, activity)} {100 * spent[activity] / total:.0f} %"
+        for activity in others
+        if total and spent[activity] / total >= 0.01
     )
     in_steps = f"{100 * goodput(spent):.0f} % in steps"
     return f"{format_duration(total)}, {in_steps}; {', '.join(shares)}".rstrip("; ")
@@ -245,7 +246,7 @@ def _format_row(name: str, spent: Mapping[str, float]) -> tuple[str, ...]:
     total = sum(spent.values())
     return (
         name,
-        *(format_duration(spent[kind]) for kind in KINDS),
+        *(format_duration(spent[activity]) for activity in KINDS),
         format_duration(total),
         f"{100 * goodput(spent):.0f} %",
     )

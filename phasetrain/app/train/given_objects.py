@@ -19,8 +19,8 @@ def describe_objects(setup: Setup, loaded: LoadedCheckpoint | None) -> dict[str,
     """
     before: Mapping[str, Any] = {} if loaded is None else loaded.promised.get("objects", {})
     now = {
-        name: {"key": one.key, **one.facts}
-        for name, one in setup.given.by_name.items()
+        name: {"key": given_object.key, **given_object.facts}
+        for name, given_object in setup.given.by_name.items()
         if name in str(setup.asked)
     }
     return {name: dict(before.get(name, facts)) for name, facts in now.items()}
@@ -50,12 +50,12 @@ def list_other_weights(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     """Return a sentence for each object whose weights are not those with which the run began."""
     before: Mapping[str, Any] = loaded.promised.get("objects", {})
     return [
-        f"{one.key}: the run in {setup.config.RUN.dir!r} began with other weights (sha256 "
+        f"{given_object.key}: the run in {setup.config.RUN.dir!r} began with other weights (sha256 "
         f"{before[name]['sha256'][:SHOWN_DIGITS]}...) than those of this call "
-        f"({one.facts['sha256'][:SHOWN_DIGITS]}...), which have no effect; to train these, set "
-        "RUN.dir to another folder"
-        for name, one in setup.given.by_name.items()
-        if "sha256" in one.facts
+        f"({given_object.facts['sha256'][:SHOWN_DIGITS]}...), which have no effect; to train "
+        "these, set RUN.dir to another folder"
+        for name, given_object in setup.given.by_name.items()
+        if "sha256" in given_object.facts
         and name in before
-        and before[name].get("sha256") != one.facts["sha256"]
+        and before[name].get("sha256") != given_object.facts["sha256"]
     ]

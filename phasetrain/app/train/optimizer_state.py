@@ -60,10 +60,10 @@ def load_optimizer_state(task: Task, path: str, optimizer: str) -> dict[str, Any
     rest: list[str] = []
     for label, updater in task.updaters.items():
         part = "updater" if label == MAIN_UPDATER else f"updater.{label}"
-        found = _match_state(updater, loaded, loaded.state["task"].get(part, {}), path)
-        updater.load_optimizer_state(found)
+        matching = _match_state(updater, loaded, loaded.state["task"].get(part, {}), path)
+        updater.load_optimizer_state(matching)
         for number, name in enumerate(updater.names):
-            (matched if number in found else rest).append(name)
+            (matched if number in matching else rest).append(name)
     if not matched:
         raise ConfigError(
             f"{KEY} = {path!r}: none of its weights has the name and the shape of a weight of this "
@@ -91,7 +91,7 @@ def _match_state(
     updater: Updater, loaded: LoadedCheckpoint, saved: Mapping[str, Any], path: str
 ) -> dict[int, Any]:
     """Return the state of each weight that matches, by number of the weight in the updater."""
-    states = {str(number): one for number, one in saved.get("optimizer", {}).items()}
+    states = {str(number): state for number, state in saved.get("optimizer", {}).items()}
     if states and "names" not in saved:
         raise ConfigError(
             f"{KEY} = {path!r}: {loaded.path} does not tell which weights its state belongs to, "
@@ -101,11 +101,11 @@ def _match_state(
         )
     numbers = {name: str(number) for number, name in enumerate(saved.get("names", ()))}
     weights = loaded.state["task"]["model"]
-    found = {}
+    matching = {}
     for number, name in enumerate(updater.names):
         state = states.get(numbers.get(name, ""))
         then = weights.get(name)
         shape = updater.gradients.parameters[number].shape
         if state is not None and (not isinstance(then, Tensor) or then.shape == shape):
-            found[number] = state
-    return found
+            matching[number] = state
+    return matching

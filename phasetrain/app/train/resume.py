@@ -108,13 +108,13 @@ def hash_trial(setup: Setup) -> str:
 
 def list_packages() -> dict[str, str | None]:
     """Return the version of each package that affects a run; None if it is not installed."""
-    found: dict[str, str | None] = {"phasetrain": __version__}
+    versions: dict[str, str | None] = {"phasetrain": __version__}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions
 
 
 def describe_environment(setup: Setup, machine: Machine) -> dict[str, Any]:
@@ -140,13 +140,13 @@ def _describe_strategy(setup: Setup) -> str:
         return "ordered"
     if setup.world.is_single_process:
         return "none"
-    given = [
+    options = [
         f"{key}={format_value(value)}"
         for key, value in section.items()
         if key not in DISTRIBUTED_KEYS
     ]
-    if given:
-        return f"{section.strategy}({', '.join(given)})"
+    if options:
+        return f"{section.strategy}({', '.join(options)})"
     return str(section.strategy)
 
 
@@ -157,14 +157,14 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
         ChangedError: a forbidden key has changed, or an adjustable one without RUN.allow; the
             message shows both values.
     """
-    found = list_config_changes(setup, loaded.promised)
+    changes = list_config_changes(setup, loaded.promised)
     allowed = tuple(setup.config.RUN.allow)
     rejected = [
-        change for change in found if change.resume != "free" and not is_allowed(change, allowed)
+        change for change in changes if change.resume != "free" and not is_allowed(change, allowed)
     ]
     if rejected:
         raise _changed_error(setup, loaded, rejected)
-    return [change for change in found if change.resume == "adjustable"]
+    return [change for change in changes if change.resume == "adjustable"]
 
 
 def list_config_changes(setup: Setup, promised: Mapping[str, Any]) -> list[Change]:
@@ -175,9 +175,9 @@ def list_config_changes(setup: Setup, promised: Mapping[str, Any]) -> list[Chang
     asked = clean.redact_config(setup.asked)
     recorded = promised.get("observers", OBSERVERS_OF_0_1)
     schema = classify_hooks(setup.schema, before, asked, recorded=recorded)
-    found = compare_configs(before, asked, schema)
-    paths = {change.path for change in found}
-    return [change for change in found if not _is_derived_value(change, paths, asked)]
+    changes = compare_configs(before, asked, schema)
+    paths = {change.path for change in changes}
+    return [change for change in changes if not _is_derived_value(change, paths, asked)]
 
 
 def _is_derived_value(change: Change, changed: Collection[str], asked: Mapping[str, Any]) -> bool:
@@ -424,13 +424,13 @@ def list_deviations(
     Returns:
         Mappings with `updates`, after which something changed, and `what`, a list of sentences.
     """
-    known: list[dict[str, Any]] = []
+    earlier: list[dict[str, Any]] = []
     if loaded is not None:
-        known = list(loaded.promised.get("departures", ()))
-    seen = {line for one in known for line in one["what"]}
+        earlier = list(loaded.promised.get("departures", ()))
+    seen = {line for deviation in earlier for line in deviation["what"]}
     # A hook given in Python is there again in each attempt, and is recorded by the first.
     new = [*(line for line in given if line not in seen), *changed]
-    return add_deviations(known, updates, new)
+    return add_deviations(earlier, updates, new)
 
 
 def add_deviations(
@@ -455,8 +455,10 @@ def list_python_extras(hooks: Mapping[str, Hook], loop: Callable[..., object] | 
         if not hook.observe_only
     ]
     if loop is not None:
-        kind = loop if isinstance(loop, FunctionType) else type(loop)
-        lines.append(f"a loop ({kind.__module__}.{kind.__qualname__}) is given in Python")
+        loop_class = loop if isinstance(loop, FunctionType) else type(loop)
+        lines.append(
+            f"a loop ({loop_class.__module__}.{loop_class.__qualname__}) is given in Python"
+        )
     return lines
 
 

@@ -203,8 +203,11 @@ def write_documents(
     if storage.keeps_files and has_secrets(setup.config.plain()):
         Path(folder.file("config.yaml")).chmod(0o600)
     public = [
-        {"updates": one["updates"], "what": [clean.redact_text(line) for line in one["what"]]}
-        for one in deviations
+        {
+            "updates": deviation["updates"],
+            "what": [clean.redact_text(line) for line in deviation["what"]],
+        }
+        for deviation in deviations
     ]
     facts = _describe_attempt(setup, sources) | {"departures": public}
     storage.replace_json(folder.file("environment.json"), facts, durable=False)
@@ -323,10 +326,12 @@ def _format_program(setup: Setup) -> str:
 
 
 def _command_words(setup: Setup) -> list[str]:
-    given = setup.composed.overrides
+    overrides = setup.composed.overrides
     # The command that resumes, not the one that starts over or pauses.
-    given = tuple(word for word in given if key_of(word) not in ("RUN.resume", "RUN.pause_at"))
-    words = [*_config_dir_flags(setup), *given]
+    overrides = tuple(
+        word for word in overrides if key_of(word) not in ("RUN.resume", "RUN.pause_at")
+    )
+    words = [*_config_dir_flags(setup), *overrides]
     if "RUN.dir" not in map(key_of, words):
         words.append(f"RUN.dir={quote_value(setup.config.RUN.dir)}")
     return words
@@ -334,8 +339,8 @@ def _command_words(setup: Setup) -> list[str]:
 
 def _config_dir_flags(setup: Setup) -> list[str]:
     """Return the flag of the user's folder of configs, unless it is found without it."""
-    found = find_config_dir(None, setup.composed.overrides)
-    if setup.config_dir is not None and setup.config_dir != found:
+    config_dir = find_config_dir(None, setup.composed.overrides)
+    if setup.config_dir is not None and setup.config_dir != config_dir:
         return ["--config-dir", setup.config_dir]
     return []
 
@@ -349,11 +354,11 @@ def _describe_attempt(setup: Setup, sources: Mapping[str, SourceTree | None]) ->
     """
     clean = Redaction(os.environ)
     machine = setup.machine
-    found = {"phasetrain": __version__, **describe_environment(setup, machine)}
-    found["packages"] = list_packages()
-    trees = {name: None if one is None else one.facts for name, one in sources.items()}
+    attempt = {"phasetrain": __version__, **describe_environment(setup, machine)}
+    attempt["packages"] = list_packages()
+    trees = {name: None if source is None else source.facts for name, source in sources.items()}
     here = trees["git"]
-    return found | {
+    return attempt | {
         "executable": sys.executable,
         "folder": str(Path.cwd()),
         "commit": here["commit"] if here else _read_commit(Path.cwd()),
@@ -368,7 +373,8 @@ def _describe_attempt(setup: Setup, sources: Mapping[str, SourceTree | None]) ->
         "variables": list_variables(os.environ),
         "installed": list_distributions(sys.path),
         "objects": {
-            name: {"key": one.key, **one.facts} for name, one in setup.given.by_name.items()
+            name: {"key": given_object.key, **given_object.facts}
+            for name, given_object in setup.given.by_name.items()
         },
         **trees,
     }
@@ -383,19 +389,23 @@ def find_sources(run_folder: str) -> dict[str, SourceTree | None]:
         # a run folder inside the tree would be recorded as a change of the source
         skip = Path(run_folder).absolute()
     here = describe_source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
-    found: dict[str, SourceTree | None] = {"git": here}
+    sources: dict[str, SourceTree | None] = {"git": here}
     package = Path(__file__).resolve().parents[2]
     # Only for a checkout: an installed package is identified by its version.
     if (package.parent / ".git").exists() and (
         here is None or not package.is_relative_to(here.facts["folder"])
     ):
-        found["phasetrain_git"] = describe_source(package, clean, diff=PACKAGE_DIFF, skip=skip)
-    return found
+        sources["phasetrain_git"] = describe_source(package, clean, diff=PACKAGE_DIFF, skip=skip)
+    return sources
 
 
 def _write_diffs(folder: RunFolder, sources: Mapping[str, SourceTree | None]) -> None:
     """Write the uncommitted changes of the trees, and delete files of earlier attempts."""
-    kept = {one.facts["diff"]: one.diff for one in sources.values() if one is not None and one.diff}
+    kept = {
+        source.facts["diff"]: source.diff
+        for source in sources.values()
+        if source is not None and source.diff
+    }
     for name in (GIT_DIFF, PACKAGE_DIFF):
         if name in kept:
             folder.storage.replace(folder.file(name), kept[name], durable=False)
@@ -406,13 +416,13 @@ def _write_diffs(folder: RunFolder, sources: Mapping[str, SourceTree | None]) ->
 
 def _read_commit(folder: Path) -> str | None:
     """Return the commit checked out around `folder` without calling git, which may be missing."""
-    for place in (folder, *folder.parents):
-        head = place / ".git" / "HEAD"
+    for parent in (folder, *folder.parents):
+        head = parent / ".git" / "HEAD"
         if head.is_file():
             text = head.read_text().strip()
             if not text.startswith("ref: "):
                 return text
-            ref = place / ".git" / text.removeprefix("ref: ")
+            ref = parent / ".git" / text.removeprefix("ref: ")
             if ref.is_file():
                 return ref.read_text().strip()
             return None

@@ -22,11 +22,11 @@ def hash_sources(setup: Setup) -> dict[str, str]:
     The modules are listed in RUN.imports, or define parts named by a dotted path or objects given
     in Python; and the modules in the user's files that these import, directly or not.
     """
-    found = {}
+    digests = {}
     for name, path in _list_modules(setup).items():
         content = _read_bytes(path)
-        found[name] = "" if content is None else sha256(content).hexdigest()
-    return found
+        digests[name] = "" if content is None else sha256(content).hexdigest()
+    return digests
 
 
 def list_source_changes(setup: Setup, promised: Mapping[str, Any]) -> list[str]:
@@ -53,19 +53,19 @@ def list_source_changes(setup: Setup, promised: Mapping[str, Any]) -> list[str]:
 
 def _list_modules(setup: Setup) -> dict[str, str]:
     """Return module -> path of its file, in the order of discovery."""
-    given = [*setup.config.RUN.imports]
-    left = [*given, *_list_part_modules(setup.config.plain()), *_list_object_modules(setup)]
-    found: dict[str, str] = {}
+    imports = [*setup.config.RUN.imports]
+    left = [*imports, *_list_part_modules(setup.config.plain()), *_list_object_modules(setup)]
+    paths: dict[str, str] = {}
     while left:
         name = left.pop(0)
-        path = _find_file(name, found)
-        if name in found or path is None or not (name in given or is_user_file(path)):
+        path = _find_file(name, paths)
+        if name in paths or path is None or not (name in imports or is_user_file(path)):
             continue
-        found[name] = path
+        paths[name] = path
         content = _read_bytes(path)
         if content is not None:
             left += _list_imports(name, path, content)
-    return found
+    return paths
 
 
 def _list_part_modules(value: Any) -> Iterator[str]:
@@ -83,9 +83,13 @@ def _list_part_modules(value: Any) -> Iterator[str]:
 
 def _list_object_modules(setup: Setup) -> Iterator[str]:
     """Yield the modules of the objects that were given in Python."""
-    for one in setup.given.by_name.values():
-        kind = one.value if isinstance(one.value, type | FunctionType) else type(one.value)
-        yield kind.__module__
+    for given_object in setup.given.by_name.values():
+        owner = (
+            given_object.value
+            if isinstance(given_object.value, type | FunctionType)
+            else type(given_object.value)
+        )
+        yield owner.__module__
 
 
 def _find_file(name: str, packages: Mapping[str, str]) -> str | None:
@@ -129,19 +133,19 @@ def _list_imports(name: str, path: str, content: bytes) -> tuple[str, ...]:
     package = name
     if Path(path).name != "__init__.py":
         package = name.rpartition(".")[0]
-    found: list[str] = []
+    modules: list[str] = []
     for node in nodes:
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             try:
                 base = resolve_name("." * node.level + (node.module or ""), package)
             except ImportError:  # more dots than there are packages
                 continue
             # `from package import name` imports the module package.name, if there is one
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+            modules += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     with_parents: dict[str, None] = {}
-    for module in found:
+    for module in modules:
         names = module.split(".")
         with_parents |= dict.fromkeys(".".join(names[:count]) for count in range(1, len(names) + 1))
     return tuple(with_parents)

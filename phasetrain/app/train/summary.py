@@ -52,9 +52,9 @@ def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = ""
     else:
         size = f"{world.size} processes ({config.DISTRIBUTED.strategy})"
     thread_count = "1 thread" if threads == 1 else f"{threads} threads"
-    place = [_name_device(machine), machine.precision, thread_count, size]
+    device = [_name_device(machine), machine.precision, thread_count, size]
     if machine.deterministic:
-        place.append("deterministic")
+        device.append("deterministic")
     total = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     parameters = f"{total:,} parameters"
@@ -67,7 +67,7 @@ def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = ""
     run = f"{config.RUN.name} in {folder.path}, attempt {folder.attempt}"
     return [
         ("run", f"{run}; the same command resumes it"),
-        ("device", f"{', '.join(place)}, seed {config.RUN.seed}"),
+        ("device", f"{', '.join(device)}, seed {config.RUN.seed}"),
         ("data", _describe_data(run_plan)),
         ("model", f"{display_name(config.MODEL.name)}, {parameters}"),
         *_list_assumed(run_plan.setup),
@@ -205,18 +205,18 @@ def _format_length(split: SplitData) -> str:
 def _list_assumed(setup: Setup) -> Pairs:
     """Return what a run with other settings trains with although nobody asked for it, if
     anything."""
-    given = setup.composed
+    composed = setup.composed
     assumed = [
-        f"{key} = {lookup(given.config, key)}"
+        f"{key} = {lookup(composed.config, key)}"
         for key in ASSUMABLE
-        if given.origins.get(key, DEFAULTS) in given.assumed
+        if composed.origins.get(key, DEFAULTS) in composed.assumed
     ]
     # Of the default experiment itself, the lines above say enough.
     if not 0 < len(assumed) < len(ASSUMABLE):
         return []
     source = "defaults"
-    if given.experiment and given.assumed != {DEFAULTS}:
-        source = f"experiment={given.experiment}, since none is given"
+    if composed.experiment and composed.assumed != {DEFAULTS}:
+        source = f"experiment={composed.experiment}, since none is given"
     return [("default", f"{', '.join(assumed)} ({source})")]
 
 

@@ -128,12 +128,12 @@ class Training:
         loaded = self._choose_checkpoint()
         objects = describe_objects(setup, loaded)
         with report_all_problems(setup):
-            given = list_object_lines(setup, objects)
+            deviations = list_object_lines(setup, objects)
             for line in list_inexact_lines(setup, objects):
                 log.info(line)
-            given += list_python_extras(extra, None if loop is PhaseEngine.run else loop)
-            given += list_inexact_splits(setup)
-            run_plan, state = self._plan_run(loaded, given)
+            deviations += list_python_extras(extra, None if loop is PhaseEngine.run else loop)
+            deviations += list_inexact_splits(setup)
+            run_plan, state = self._plan_run(loaded, deviations)
             self.folder.status_file.collect = lambda: self.attempt.facts(state)
             self._position = lambda: (state.phase, state.step)
             self._first_position = self._position()
@@ -213,7 +213,7 @@ class Training:
     def _is_stopped_before_first_step(self) -> bool:
         """Return whether any rank was asked to stop, and let all ranks know."""
         # All ranks together: one that leaves alone blocks the others in their first collective.
-        asked = [one for one in self.setup.world.all_gather(self.signals.stop) if one]
+        asked = [signal for signal in self.setup.world.all_gather(self.signals.stop) if signal]
         self.signals.stop = next(iter(asked), 0)
         return bool(asked)
 
@@ -221,7 +221,7 @@ class Training:
         """Return the checkpoint to resume from: rank 0 chooses it, and every rank reads it."""
         world = self.setup.world
         checkpointer = self.checkpointer
-        found: list[LoadedCheckpoint | None] = [None]
+        loaded: list[LoadedCheckpoint | None] = [None]
 
         def choose() -> str:
             # Half-written checkpoints are of killed attempts, because the folder is locked.
@@ -229,7 +229,9 @@ class Training:
                 checkpointer.clear_leftovers()
                 checkpointer.exclude_suspects()
             manifests = [saved.manifest for saved in checkpointer.list_checkpoints()]
-            sequence = max((one.sequence for one in manifests if one.facts.healthy), default=0)
+            sequence = max(
+                (manifest.sequence for manifest in manifests if manifest.facts.healthy), default=0
+            )
             # Counted before the checkpoint is loaded, which may be where attempts fail.
             self.attempt.check_progress(
                 self.folder,
@@ -238,9 +240,9 @@ class Training:
                 hash_trial(self.setup),
                 restart=describe_restart(self.setup),
             )
-            found[0] = self._load_newest()
-            if found[0] is not None:
-                return found[0].path
+            loaded[0] = self._load_newest()
+            if loaded[0] is not None:
+                return loaded[0].path
             if self.setup.config.RUN.resume == "must":
                 raise nothing_to_resume(self.folder)
             return ""
@@ -251,7 +253,7 @@ class Training:
         checkpointer.verify_shards(world)
         path = world.run_on_main(choose)
         if world.is_main or not path:
-            return found[0]
+            return loaded[0]
         return checkpointer.load_when_visible(path)
 
     def _load_newest(self) -> LoadedCheckpoint | None:

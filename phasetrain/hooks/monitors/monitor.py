@@ -137,10 +137,10 @@ class Monitor:
         of_split = {split: meters_of(meters, split) for split in splits}
         label, name = split_metric(objective.name, of_split.get(objective.split, {}))
         if label:
-            known = meters[label].metric_names()
+            metric_names = meters[label].metric_names()
             # None: the names depend on data, so any name may turn out right. Empty: the meter has a
             # single metric, named by the label alone.
-            if known is None or name in (known or ("",)):
+            if metric_names is None or name in (metric_names or ("",)):
                 return
         if objective.split in VALIDATION and objective.split not in of_split:
             raise ConfigError(
@@ -150,11 +150,13 @@ class Monitor:
             )
         measured = [
             f"{split}/{metric}"
-            for split, found in of_split.items()
-            for metric in list_metrics(found)
+            for split, split_meters in of_split.items()
+            for metric in list_metrics(split_meters)
         ]
         # Never a train metric instead of one of a test: it would select what overfits most.
-        meant = [one for one in measured if not one.startswith("train/")]
+        meant = [
+            measured_name for measured_name in measured if not measured_name.startswith("train/")
+        ]
         if objective.split == "train":
             meant = measured
         near = did_you_mean(objective.metric, meant) or "."
@@ -224,17 +226,17 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
             "the run has no meter that could provide it; add one, such as METERS.accuracy={}",
             code="monitor.no_default",
         )
-    label, kind = next(iter(meters.items()))
-    better = kind.better
+    label, meter_class = next(iter(meters.items()))
+    better = meter_class.better
     if isinstance(better, Mapping):
-        better = better.get(kind.first or "")
-    if better is None or kind.first is None:
+        better = better.get(meter_class.first or "")
+    if better is None or meter_class.first is None:
         raise ConfigError(
             f"the first meter, METERS.{label}, does not declare which of its values are better; "
             f"name a metric, such as {split}/{label}, or -{split}/{label} if smaller is better",
             code="monitor.no_default",
         )
     name = f"{split}/{label}"
-    if kind.first:
-        name = f"{name}_{kind.first}"
+    if meter_class.first:
+        name = f"{name}_{meter_class.first}"
     return str(Objective(name, Direction(better)))

@@ -107,10 +107,10 @@ class Stragglers(Hook):
         mine = StepSeconds(median(self._data), median(self._forward)) if self._data else None
         self._data.clear()
         self._forward.clear()
-        found = run.world.gather(mine)
-        if found is None or self._hosts is None:
+        gathered = run.world.gather(mine)
+        if gathered is None or self._hosts is None:
             return
-        by_rank = [one for one in found if one is not None]
+        by_rank = [seconds for seconds in gathered if seconds is not None]
         # A rank without a timed step would shift the median.
         if len(by_rank) < run.world.size:
             return
@@ -142,6 +142,8 @@ def own_seconds(by_rank: Sequence[StepSeconds]) -> list[float]:
     for the one that got its batch last. This wait is subtracted, but no forward pass becomes
     shorter than the shortest one: without such a collective nobody has waited.
     """
-    last = max(one.data for one in by_rank)
-    shortest = min(one.forward for one in by_rank)
-    return [one.data + max(shortest, one.forward - (last - one.data)) for one in by_rank]
+    last = max(seconds.data for seconds in by_rank)
+    shortest = min(seconds.forward for seconds in by_rank)
+    return [
+        seconds.data + max(shortest, seconds.forward - (last - seconds.data)) for seconds in by_rank
+    ]

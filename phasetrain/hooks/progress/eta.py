@@ -132,12 +132,12 @@ def measure_spread(marks: Sequence[TimedSteps]) -> tuple[float, float]:
     """
     last = marks[-1]
     average = last.seconds / last.steps
-    edges = [marks[place * (len(marks) - 1) // PIECES] for place in range(PIECES + 1)]
-    found = [
+    edges = [marks[piece * (len(marks) - 1) // PIECES] for piece in range(PIECES + 1)]
+    paces = [
         (after.seconds - before.seconds) / (after.steps - before.steps) / average
         for before, after in pairwise(edges)
         if after.steps > before.steps
     ]
-    slowest = max(found, default=0.0)
-    fastest = min(found, default=1.0)
+    slowest = max(paces, default=0.0)
+    fastest = min(paces, default=1.0)
     return max(slowest, 1 + SPREAD), min(fastest, 1 - SPREAD)

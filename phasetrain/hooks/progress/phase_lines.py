@@ -46,9 +46,9 @@ class PhaseLines:
 
     def add(self, phase: Phase, metrics: Mapping[str, float], seconds: float) -> None:
         """Add a completed phase and its duration in seconds."""
-        found = "".join(f"{name} {value:.4f}  " for name, value in metrics.items())
+        scores = "".join(f"{name} {value:.4f}  " for name, value in metrics.items())
         epoch = f"epoch {phase.epoch + 1}/{self.epochs}"
-        text = f"{epoch}  {phase.split:<5}  {found}({format_duration(seconds)})"
+        text = f"{epoch}  {phase.split:<5}  {scores}({format_duration(seconds)})"
         SHOWN.info(text)
         if self.terminal.verbosity == "verbose":
             self.terminal.print_line(text)
@@ -64,7 +64,7 @@ class PhaseLines:
         its end: the line of a piece without a test is not printed.
         """
         pieces = self._waiting
-        if all(one.phase.is_train and one.phase.epoch == phase.epoch for one in pieces):
+        if all(piece.phase.is_train and piece.phase.epoch == phase.epoch for piece in pieces):
             self._waiting = []
         self.end()
 
@@ -89,8 +89,8 @@ class PhaseLines:
         if width is None or len(line) <= width:
             self.terminal.print_line(line)
             return
-        for one in waiting:
-            rows = wrap(self._format_line([one]), width, subsequent_indent="    ")
+        for completed in waiting:
+            rows = wrap(self._format_line([completed]), width, subsequent_indent="    ")
             self.terminal.print_line("\n".join(rows))
 
     def pending(self) -> str:
@@ -104,24 +104,26 @@ class PhaseLines:
 
     def _choose_columns(self, waiting: list[CompletedPhase]) -> tuple[str, ...]:
         """Return the current columns, followed by new ones; columns keep their order."""
-        found = tuple(_metric_cells(waiting))
+        columns = tuple(_metric_cells(waiting))
         if self._columns is None:
-            return found
-        return (*self._columns, *(name for name in found if name not in self._columns))
+            return columns
+        return (*self._columns, *(name for name in columns if name not in self._columns))
 
     def _expect_columns(
         self, columns: tuple[str, ...], waiting: list[CompletedPhase]
     ) -> tuple[str, ...]:
         """Return the columns, and the columns of the other splits with the same metrics."""
-        names = dict.fromkeys(name for one in waiting for name in one.metrics)
+        names = dict.fromkeys(name for completed in waiting for name in completed.metrics)
         others = (f"{split}/{name}" for split in self.splits for name in names)
         return tuple(dict.fromkeys((*columns, *others)))
 
     def _format_line(self, waiting: list[CompletedPhase]) -> str:
         parts = []
-        for one in waiting:
-            metrics = [f"{name} {format_metric(value)}" for name, value in one.metrics.items()]
-            parts.append(" ".join((one.phase.split, *metrics)))
+        for completed in waiting:
+            metrics = [
+                f"{name} {format_metric(value)}" for name, value in completed.metrics.items()
+            ]
+            parts.append(" ".join((completed.phase.split, *metrics)))
         epoch = f"epoch {waiting[0].phase.epoch + 1}/{self.epochs}"
         return COLUMN_GAP.join((epoch, *parts, f"({_format_total_time(waiting)})"))
 
@@ -161,4 +163,4 @@ def _column_width(name: str) -> int:
 
 
 def _format_total_time(waiting: list[CompletedPhase]) -> str:
-    return format_duration(sum(one.seconds for one in waiting))
+    return format_duration(sum(completed.seconds for completed in waiting))

@@ -63,10 +63,10 @@ def describe_findings(found: list[Difference]) -> str:
     Args:
         found: result of `sort_findings`.
     """
-    components = list(dict.fromkeys(one.component for one in found))
+    components = list(dict.fromkeys(difference.component for difference in found))
     texts = []
     for component in components:
-        names = [str(one) for one in found if one.component == component]
+        names = [str(difference) for difference in found if difference.component == component]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         texts.append(f"{component}: {', '.join(names[:SHOWN])}{more}")
     return "; ".join(texts)

@@ -123,12 +123,12 @@ class Recheck(Hook):
         self._first_update = run.state.updates
         if run.folder is not None and run.world.is_main:
             root = run.folder.file("checkpoints")
-            found = read_rechecked(run.folder.storage, root)
+            stored = read_rechecked(run.folder.storage, root)
             # The first attempt trusts what it starts from. An attempt that starts before the last
             # good update repeats it, and what it saves until then is new.
-            self._record = found or Rechecked(good=run.state.updates)
+            self._record = stored or Rechecked(good=run.state.updates)
             good = min(self._record.good, run.state.updates)
-            self._is_written = found is not None and good == found.good
+            self._is_written = stored is not None and good == stored.good
             self._record = replace(self._record, good=good)
         self._began = time.monotonic()
         self._moments.start()
@@ -228,10 +228,10 @@ class Recheck(Hook):
         self._after.copy(task)
         if not step.skipped:
             again = read_again(task.parts.loaders[phase.data], phase, step.step)
-            found = [] if again is None else compare_batches(step.batches, again)
+            differences = [] if again is None else compare_batches(step.batches, again)
             trace = self._repeat(run, step)
-            found += step.trace.compare(trace) + self._after.compare(task)
-            every = run.world.all_gather(sort_findings(found))
+            differences += step.trace.compare(trace) + self._after.compare(task)
+            every = run.world.all_gather(sort_findings(differences))
             # On all ranks: one that went on alone would wait for the others forever.
             if any(every):
                 raise self._report(run, step, every)
@@ -267,11 +267,13 @@ class Recheck(Hook):
         world = run.world
         number = step.at.updates + 1
         devices = world.all_gather(_describe_device(run.task.parts.machine.device))
-        own = sort_findings([one for found in every for one in found])
+        own = sort_findings([difference for differences in every for difference in differences])
         first = own[0].component
         # Gradients are exchanged after they were computed: later components differ on all ranks.
         ranks = [
-            rank for rank, found in enumerate(every) if any(one.component == first for one in found)
+            rank
+            for rank, differences in enumerate(every)
+            if any(difference.component == first for difference in differences)
         ]
         verdict = ""
         if first not in DATA:
@@ -280,18 +282,18 @@ class Recheck(Hook):
         facts = {
             "update": number,
             "good": self._record.good,
-            "components": list(dict.fromkeys(one.component for one in own)),
+            "components": list(dict.fromkeys(difference.component for difference in own)),
             "ranks": ranks,
             "devices": [devices[rank] for rank in ranks],
             "verdict": verdict,
         }
         good = world.run_on_main(lambda: self._write_mismatch(run, facts))
-        found = describe_findings(sort_findings(every[ranks[0]]))
+        description = describe_findings(sort_findings(every[ranks[0]]))
         return CorruptionError(
             f"HOOKS.recheck: update {number} had another result when it was repeated, on "
-            f"{' and '.join(places)}: {found}. {verdict}Checkpoints after update {good}, the last "
-            "one that was rechecked, are not used any more: test or replace the machine, then run "
-            "the same command again, which resumes from the checkpoint before it"
+            f"{' and '.join(places)}: {description}. {verdict}Checkpoints after update {good}, "
+            "the last one that was rechecked, are not used any more: test or replace the machine, "
+            "then run the same command again, which resumes from the checkpoint before it"
         )
 
     def _judge(self, run: Run, step: CheckedStep) -> str:

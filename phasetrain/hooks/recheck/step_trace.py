@@ -63,15 +63,15 @@ class StepTrace(StepEvents):
 
     def compare(self, other: "StepTrace") -> list[Difference]:
         """Return the differences to another computation of the same update."""
-        found = []
+        differences = []
         losses = {str(number): loss for number, loss in enumerate(self._losses)}
         others = {str(number): loss for number, loss in enumerate(other._losses)}
-        found += _compare_values("loss", losses, others, "of micro-batch {}")
+        differences += _compare_values("loss", losses, others, "of micro-batch {}")
         sums = {name: torch.stack(values) for name, values in self._gradients.items()}
         other_sums = {name: torch.stack(values) for name, values in other._gradients.items()}
-        found += _compare_values("gradient", sums, other_sums, "of {}")
-        found += _compare_values("gradient norm", self._norms, other._norms, "of updater {}")
-        return found
+        differences += _compare_values("gradient", sums, other_sums, "of {}")
+        differences += _compare_values("gradient norm", self._norms, other._norms, "of updater {}")
+        return differences
 
     def _watch(self, name: str) -> Callable[[Tensor], None]:
         sums = self._gradients.setdefault(name, [])
@@ -148,11 +148,11 @@ def compare_batches(batches: Sequence[Batch], again: Sequence[Batch]) -> list[Di
 
 
 def _list_tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def add(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     mapped(value, add)
-    return found
+    return tensors

@@ -71,17 +71,19 @@ class NonFiniteGuard:
                 complete.
         """
         stops = self.would_stop(scaled=scale is not None)
-        found = NonFinite(loss, gradients, self.in_row + 1, scale, stops)
+        nonfinite = NonFinite(loss, gradients, self.in_row + 1, scale, stops)
         # Before raising: the hook dumps the step and fills in update and samples for the message.
-        on_skip(found)
-        if found.stops:
-            raise NumericsError(format_error(found, self.settings))
+        on_skip(nonfinite)
+        if nonfinite.stops:
+            raise NumericsError(format_error(nonfinite, self.settings))
         self.skipped += 1
         self.in_row += 1
         if scale is not None:  # a scaler works by overflowing now and then: no reason to warn
-            log.debug("%s; the gradient scale is now %g", found, scale)
+            log.debug("%s; the gradient scale is now %g", nonfinite, scale)
         elif self.skipped <= FIRST_WARNINGS or self.skipped % WARN_EVERY == 0:
-            log.warning("%s: skipped (%d in a row, %d in total)", found, self.in_row, self.skipped)
+            log.warning(
+                "%s: skipped (%d in a row, %d in total)", nonfinite, self.in_row, self.skipped
+            )
 
     def would_stop(self, *, scaled: bool) -> bool:
         """Check whether one more skipped update ends the run."""

@@ -146,11 +146,11 @@ class NonFinite:
 
 def format_error(found: NonFinite, settings: GuardSettings) -> str:
     """Return the message of the error that ends a run after an update that is not finite."""
-    place = ""
+    hint = ""
     if found.dump:
-        place = f"; the step is saved in {found.dump}"
+        hint = f"; the step is saved in {found.dump}"
     if found.updates and "replay" in list_engines():
-        place += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
+        hint += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
     if settings.on_nonfinite == "stop" and found.scale is None:
         advice = (
             "To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
@@ -160,7 +160,7 @@ def format_error(found: NonFinite, settings: GuardSettings) -> str:
             advice = f"To go on, {CLEAN_DATA}"
         return (
             f"OPTIMIZER.on_nonfinite = 'stop': {found}; the weights are those before the "
-            f"update{place}. {advice}"
+            f"update{hint}. {advice}"
         )
     scale = ""
     if found.scale is not None:
@@ -173,7 +173,7 @@ def format_error(found: NonFinite, settings: GuardSettings) -> str:
         advice = f"To go on, {CLEAN_DATA}"
     return (
         f"OPTIMIZER.skip_budget = {settings.skip_budget}: {found.in_row} updates in a row were "
-        f"skipped{scale}; the last one: {found}{place}. {advice}"
+        f"skipped{scale}; the last one: {found}{hint}. {advice}"
     )
 
 

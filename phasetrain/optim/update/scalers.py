@@ -40,12 +40,12 @@ def make_grad_scaler(
         growth_interval: number of updates.
         shards: fact; the strategy spreads gradients over processes.
     """
-    kind: Callable[..., GradScaler] = GradScaler
+    scaler_class: Callable[..., GradScaler] = GradScaler
     if shards:
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # slow to import
 
-        kind = partial(ShardedGradScaler, process_group=dist.group.WORLD)
-    return kind(
+        scaler_class = partial(ShardedGradScaler, process_group=dist.group.WORLD)
+    return scaler_class(
         device.type,
         init_scale=init_scale,
         growth_factor=growth_factor,

@@ -15,15 +15,15 @@ TAKE_SPARSE = frozenset({"SGD", "Adagrad", "SparseAdam"})
 
 def find_sparse_weights(*modules: nn.Module) -> list[Tensor]:
     """Return the trained weights of embeddings whose gradients are sparse."""
-    found: dict[int, Tensor] = {}
+    weights: dict[int, Tensor] = {}
     for module in modules:
         for part in module.modules():
             if not isinstance(part, nn.Embedding | nn.EmbeddingBag):
                 continue
             if part.sparse and part.weight.requires_grad:
                 # By identity: tied embeddings share a weight, and it must be listed once.
-                found[id(part.weight)] = part.weight
-    return list(found.values())
+                weights[id(part.weight)] = part.weight
+    return list(weights.values())
 
 
 def coalesce_gradients(weights: Iterable[Tensor]) -> None:
@@ -68,14 +68,14 @@ def check_sparse(
     Raises:
         ConfigError: the optimizer cannot use gradients of this kind; the weights are named.
     """
-    kind = type(optimizer).__name__
+    class_name = type(optimizer).__name__
     # Custom optimizers may support sparse gradients; their own error says if they do not.
     if not type(optimizer).__module__.startswith("torch.optim"):
         return
     weights = [weight for group in groups for weight in group.weights]
     rows = [weight.name for weight in weights if id(weight.parameter) in sparse]
     dense = [weight.name for weight in weights if id(weight.parameter) not in sparse]
-    if kind == "SparseAdam" and dense:
+    if class_name == "SparseAdam" and dense:
         raise ConfigError(
             f"{where}.name = 'SparseAdam': this optimizer takes sparse gradients only, and the "
             f"gradients of {join_first(dense, 3)} are dense; assign these weights to another "
@@ -84,9 +84,9 @@ def check_sparse(
         )
     if not rows:
         return
-    if kind not in TAKE_SPARSE:
+    if class_name not in TAKE_SPARSE:
         raise ConfigError(
-            f"{where}.name: {kind} does not take sparse gradients, and the gradients of "
+            f"{where}.name: {class_name} does not take sparse gradients, and the gradients of "
             f"{join_first(rows, 3)} are sparse; assign these weights to SparseAdam, as in "
             "OPTIMIZER.others={rows: {name: SparseAdam, match: "
             f"{rows[0]!r}}}}}, or use an embedding without sparse=True",

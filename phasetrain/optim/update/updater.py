@@ -292,15 +292,15 @@ class Updater(UpdaterState):
                 return True
         # The scaler does not say whether it skipped; a falling scale does. `get_scale()` would wait
         # for the device, scaling a 1 does not.
-        one = torch.ones((), device=self.gradients.device)
-        before = self.scaler.scale(one)
+        unit = torch.ones((), device=self.gradients.device)
+        before = self.scaler.scale(unit)
         if self.gradients.clips:
             # Limits are in units of the true gradient; the scaler remembers that it has unscaled.
             self.scaler.unscale_(self.optimizer)
             self.gradients.clip()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        after = self.scaler.scale(one)
+        after = self.scaler.scale(unit)
         # A scale of 0 cannot fall any further; the update was skipped nevertheless.
         withheld = (after < before) | (after == 0)
         if self.guard.watches:

@@ -67,14 +67,17 @@ class TextSource:
             yield self.codec
         folders = list(self.folders)
         for section in self.sections:
-            for one in _list_sections(section):
-                if one.get("dataset") in OF_BYTES:
+            for subsection in _list_sections(section):
+                if subsection.get("dataset") in OF_BYTES:
                     yield ByteCodec()
-                if one.get("dataset") == "tokens" and Path(str(one.get("path"))).is_dir():
-                    yield load_codec(str(one["path"]))
+                if (
+                    subsection.get("dataset") == "tokens"
+                    and Path(str(subsection.get("path"))).is_dir()
+                ):
+                    yield load_codec(str(subsection["path"]))
                 # Custom datasets name the folder of their tokenizer like this.
-                if isinstance(one.get("tokenizer"), str):
-                    folders.append(one["tokenizer"])
+                if isinstance(subsection.get("tokenizer"), str):
+                    folders.append(subsection["tokenizer"])
         for folder in folders:
             if Path(folder, TOKENIZER_FILE).is_file():
                 yield load_codec(folder, self.end)

@@ -99,8 +99,8 @@ def find_context(model: nn.Module) -> int | None:
     if isinstance(model, CachingModel):
         return model.context
     if isinstance(model, PretrainedLike):
-        found = model.config.to_dict()
-        limit = found.get("max_position_embeddings", found.get("n_positions"))
+        model_config = model.config.to_dict()
+        limit = model_config.get("max_position_embeddings", model_config.get("n_positions"))
         if isinstance(limit, int):
             return limit
     return None

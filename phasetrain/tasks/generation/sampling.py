@@ -70,5 +70,5 @@ def draw_token(scores: Tensor, sampling: Sampling, generator: Generator) -> int:
         probabilities = probabilities[: max(1, kept)]
     sums = probabilities.cumsum(0)
     drawn = torch.rand((), generator=generator, dtype=torch.float64) * sums[-1]
-    place = int(torch.searchsorted(sums, drawn, right=True))
-    return int(tokens[min(place, len(sums) - 1)])
+    index = int(torch.searchsorted(sums, drawn, right=True))
+    return int(tokens[min(index, len(sums) - 1)])

@@ -154,9 +154,9 @@ def add_facts(
     order = Order(contender.words, contender.stored, config_dir, trust)
     # The files are gone before training begins, so that a kill leaves nothing behind.
     with tempfile.TemporaryDirectory(prefix="phasetrain-judge-") as folder:
-        given, out, log = (Path(folder, name) for name in ("order.json", "facts.json", "log"))
-        order.write(given)
-        code = launch([FACTS, str(given), str(out)], contender.place, log)
+        order_file, out, log = (Path(folder, name) for name in ("order.json", "facts.json", "log"))
+        order.write(order_file)
+        code = launch([FACTS, str(order_file), str(out)], contender.place, log)
         facts = read_facts(out)
         if facts is None:
             raise ConfigError(
@@ -175,14 +175,14 @@ def list_by_digest(contenders: Sequence[Contender]) -> Mapping[str, Contender]:
     Raises:
         ConfigError: two of them would have the same runs.
     """
-    found: dict[str, Contender] = {}
-    for one in contenders:
+    by_digest: dict[str, Contender] = {}
+    for contender in contenders:
         # Two names of one commit, or the same words twice: both would be trained in one folder.
-        if one.digest in found:
+        if contender.digest in by_digest:
             raise ConfigError(
-                f"{one.name} and {found[one.digest].name}: they are the same, and nothing can "
-                "differ; name another revision or config",
+                f"{contender.name} and {by_digest[contender.digest].name}: they are the same, and "
+                "nothing can differ; name another revision or config",
                 code="judge.named_twice",
             )
-        found[one.digest] = one
-    return found
+        by_digest[contender.digest] = contender
+    return by_digest

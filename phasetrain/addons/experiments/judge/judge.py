@@ -136,16 +136,16 @@ def _open_contenders(
     """Yield the contenders with their facts, the baseline first."""
     with ExitStack() as stack:
         if settings.revisions:
-            found = _open_revisions(words, settings.revisions, stack)
+            contenders = _open_revisions(words, settings.revisions, stack)
         else:
-            found = parse_contenders(words, WorkingFolder(str(Path.cwd())))
+            contenders = parse_contenders(words, WorkingFolder(str(Path.cwd())))
         # Collected one after the other: each process imports torch and uses all cores for that.
-        found = [
-            add_facts(one, launch, config_dir=settings.config_dir, trust=settings.trust)
-            for one in found
+        contenders = [
+            add_facts(contender, launch, config_dir=settings.config_dir, trust=settings.trust)
+            for contender in contenders
         ]
-        list_by_digest(found)
-        yield found
+        list_by_digest(contenders)
+        yield contenders
 
 
 def _open_revisions(
@@ -153,10 +153,10 @@ def _open_revisions(
 ) -> list[Contender]:
     here = str(Path.cwd())
     check_words(words)
-    found = []
+    contenders = []
     for name in revisions:
         revision = stack.enter_context(open_revision(name, here))
-        found.append(
+        contenders.append(
             Contender(
                 name,
                 tuple(words),
@@ -164,9 +164,9 @@ def _open_revisions(
                 place=revision.place,
             )
         )
-    if len(found) == 1:
-        found.append(Contender(WORKING_TREE, tuple(words), place=WorkingFolder(here)))
-    return found
+    if len(contenders) == 1:
+        contenders.append(Contender(WORKING_TREE, tuple(words), place=WorkingFolder(here)))
+    return contenders
 
 
 def _list_letters() -> Iterator[str]:
@@ -196,7 +196,8 @@ class _Session:
             reuses=not settings.is_fresh,
         )
         self.trials = [
-            Trial(one, letter) for one, letter in zip(contenders[1:], _list_letters(), strict=False)
+            Trial(contender, letter)
+            for contender, letter in zip(contenders[1:], _list_letters(), strict=False)
         ]
         # Bonferroni: Holm's steps would need fewer pairs, and protect neither the sign of a
         # difference nor "no difference larger than d".
@@ -211,22 +212,22 @@ class _Session:
 
     def check(self) -> None:
         """Name the contenders; reject those that cannot be compared, before anything is trained."""
-        for one in self.contenders:
-            if one.stored and not self.settings.is_fresh:
-                check_stored(one)
+        for contender in self.contenders:
+            if contender.stored and not self.settings.is_fresh:
+                check_stored(contender)
         self.metric = self.settings.metric or self._find_common_metric()
         split = Objective.parse(self.metric).split
-        for one in self.contenders:
-            known = [name.lower() for name in one.facts.config["DATA"]]
-            if split not in known:
+        for contender in self.contenders:
+            splits = [name.lower() for name in contender.facts.config["DATA"]]
+            if split not in splits:
                 raise ConfigError(
-                    f"--metric {self.metric}: {one.name} has no split {split!r}; it has "
-                    f"{', '.join(known)}",
+                    f"--metric {self.metric}: {contender.name} has no split {split!r}; it has "
+                    f"{', '.join(splits)}",
                     code="judge.no_metric",
                 )
             # With overrides, it may measure more than the folder has.
-            if one.stored and not one.words and not self.settings.is_fresh:
-                check_metric(one.stored, Objective.parse(self.metric).metric)
+            if contender.stored and not contender.words and not self.settings.is_fresh:
+                check_metric(contender.stored, Objective.parse(self.metric).metric)
         for trial in self.trials:
             trial.changes = list_config_changes(
                 self.baseline.facts.config,
@@ -239,16 +240,16 @@ class _Session:
             self.say(f"{trial.letter} {trial.contender.name}")
 
     def _find_common_metric(self) -> str:
-        found = {one.name: one.facts.monitor for one in self.contenders}
-        if "" in found.values():
-            name = next(name for name, monitor in found.items() if not monitor)
+        monitors = {contender.name: contender.facts.monitor for contender in self.contenders}
+        if "" in monitors.values():
+            name = next(name for name, monitor in monitors.items() if not monitor)
             raise ConfigError(
                 f"{name}: nothing says by which metric its runs are compared; name one with "
                 "--metric, such as test/accuracy, or -test/loss if smaller is better",
                 code="judge.no_metric",
             )
-        if len(set(found.values())) > 1:
-            listed = ", ".join(f"{monitor} for {name}" for name, monitor in found.items())
+        if len(set(monitors.values())) > 1:
+            listed = ", ".join(f"{monitor} for {name}" for name, monitor in monitors.items())
             raise ConfigError(
                 f"the metrics differ: {listed}; name one for all with --metric",
                 code="judge.other_metric",
@@ -284,7 +285,7 @@ class _Session:
         # Consecutive seeds, so that nobody can choose the ones that show a difference.
         first = self.baseline.facts.seed
         for seed in range(first, first + self.settings.most_pairs):
-            trials = [one for one in self.trials if one.verdict is Verdict.UNDECIDED]
+            trials = [trial for trial in self.trials if trial.verdict is Verdict.UNDECIDED]
             if not trials:
                 return
             baseline = self.store.get_run(self.baseline, seed)
@@ -313,7 +314,7 @@ class _Session:
         pair = Pair(baseline, candidate, (values[0], values[1]))
         trial.pairs.append(pair)
         score = objective.direction.score
-        scores = [(score(one.values[0]), score(one.values[1])) for one in trial.pairs]
+        scores = [(score(pair.values[0]), score(pair.values[1])) for pair in trial.pairs]
         trial.look = decide(scores, self.rule)
 
     def _resolve_objective(self, baseline: TrainedRun, candidate: TrainedRun) -> Objective:
@@ -323,16 +324,16 @@ class _Session:
         for run in (baseline, candidate):
             check_metric(run.folder, objective.metric)
         if objective.direction is Direction.LARGER:
-            found = [find_direction(run, objective.metric) for run in (baseline, candidate)]
+            directions = [find_direction(run, objective.metric) for run in (baseline, candidate)]
             # One run may be older than records of directions; two different records are an error.
-            known = {one for one in found if one is not None}
-            if len(known) != 1:
+            distinct = {direction for direction in directions if direction is not None}
+            if len(distinct) != 1:
                 raise ConfigError(
                     f"--metric {self.metric}: the runs do not say which values are better; give "
                     f"--metric -{objective.metric} if smaller ones are, or another metric",
                     code="judge.no_direction",
                 )
-            objective = replace(objective, direction=known.pop())
+            objective = replace(objective, direction=distinct.pop())
         self.objective = objective
         return objective
 
@@ -340,8 +341,8 @@ class _Session:
         """Reject runs that were measured on different data."""
         split = Objective.parse(self.metric).split
         # Runs without checkpoints have no fingerprints, and are compared without this check.
-        found = [read_promise(run.folder).get("data", {}) for run in (one, other)]
-        prints = [{key.lower(): value for key, value in each.items()} for each in found]
+        data_promises = [read_promise(run.folder).get("data", {}) for run in (one, other)]
+        prints = [{key.lower(): value for key, value in each.items()} for each in data_promises]
         if split in prints[0] and split in prints[1] and prints[0][split] != prints[1][split]:
             raise ConfigError(
                 f"{self.metric}: {self.baseline.name} and {contender.name} are measured on "

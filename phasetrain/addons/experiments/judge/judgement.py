@@ -119,7 +119,7 @@ class Judgement:
                 f"{objective.metric} ({objective.direction} is better, {self.which} value): "
                 "differences are candidate minus A",
             )
-        found = {
+        reused = {
             run.folder
             for trial in self.trials
             for pair in trial.pairs
@@ -128,8 +128,8 @@ class Judgement:
         }
         trained = f"{format_count(self.trained, 'run')} trained now"
         line = f"{format_count(self.updates, 'update')}, {trained}, in {self._join_folders()}"
-        if found:
-            line += f"; reused: {format_count(len(found), 'finished run')}"
+        if reused:
+            line += f"; reused: {format_count(len(reused), 'finished run')}"
         return "\n".join([*lines, line])
 
     def _join_folders(self) -> str:

@@ -137,7 +137,7 @@ def look_at(pairs: Sequence[tuple[float, float]], rule: Rule) -> Look:
     # Rounded values may have equal differences by chance. Their spread is not 0, which would make
     # every mean significant.
     resolution = estimate_resolution([score for pair in pairs for score in pair])
-    squares = math.fsum((one - mean) ** 2 for one in differences)
+    squares = math.fsum((difference - mean) ** 2 for difference in differences)
     std = max(math.sqrt(squares / (count - 1)), resolution / 2)
     critical = find_critical_value(count, rule.error_rate)
     if std == 0:
