@@ -147,7 +147,7 @@ def test_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out.startswith(start)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["help", "sweep"], ["runs", "list"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["help", "train"], ["runs", "list"]])
 def test_commands_that_read_no_config_import_neither_torch_nor_hydra(
     words: list[str], tmp_path: Path
 ) -> None:
