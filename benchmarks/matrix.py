@@ -39,7 +39,7 @@ TESTS = (
 )
 """What uses private parts of torch, or has failed with another version of it before."""
 
-TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "setuptools")
+TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "setuptools", "cloudpickle")
 SHOWN = ("torch", "numpy", "hydra-core", "omegaconf")
 
 # Runs in the environment. Names of distributions differ in case and dashes from those in pyproject.
@@ -171,7 +171,10 @@ def test(environment: Environment, wheel: Path) -> dict[str, Any]:
     """Build an environment, test in it, delete it, and return what was found."""
     with tempfile.TemporaryDirectory(prefix="phasetrain-matrix-") as name:
         folder = Path(name)
-        found: dict[str, Any] = {"versions": environment.versions}
+        found: dict[str, Any] = {
+            "date": date.today().isoformat(),
+            "versions": environment.versions,
+        }
         try:
             python = install(environment, wheel, folder)
             found["packages"] = select_packages(json.loads(run(python, "-c", LIST_PACKAGES)))
@@ -237,20 +240,20 @@ def render(results: Mapping[str, Any]) -> str:
         "",
         "<!-- Written by `make matrix` from versions.json. -->",
         "",
-        f"Tested on {results['date']}: {results['machine']}. In each environment a run of each case is",
-        "killed with SIGKILL and resumed, and weights, metrics and ledger are compared with those of an",
-        "uninterrupted run; in some of them a part of the test suite runs. `pinned` has the versions of",
+        f"Tested on {results['machine']}. In each environment a run of each case is killed with SIGKILL",
+        "and resumed, and weights, metrics and ledger are compared with those of an uninterrupted run; in",
+        "some of them a part of the test suite runs. `pinned` has the versions of",
         "`constraints.txt`, `lowest` the lower bounds of `pyproject.toml`, `newest` the newest on PyPI.",
         "Linux and macOS are supported; macOS is not tested here, Windows is not supported. Extras are",
         "tested with the versions of `constraints.txt` only. `make matrix` repeats all of it.",
         "",
-        "| environment | Python | torch | NumPy | Hydra | OmegaConf | tests passed | verdict |",
-        "|---|---|---|---|---|---|---|---|",
+        "| environment | Python | torch | NumPy | Hydra | OmegaConf | tests passed | verdict | date |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in environments.items():
         packages = found.get("packages", {})
         cells = [name, *(packages.get(one, "") for one in ("python", *SHOWN))]
-        cells += [str(found.get("tests", {}).get("passed", "")), verdict(found)]
+        cells += [str(found.get("tests", {}).get("passed", "")), verdict(found), found["date"]]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
@@ -298,10 +301,9 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def write_results(results: dict[str, Any]) -> None:
-    """Write versions.json, with today's date and this machine."""
+    """Write versions.json, with this machine."""
     known = results["environments"]
     content = {
-        "date": date.today().isoformat(),
         "machine": describe_machine(),
         "environments": {name: known[name] for name in ENVIRONMENTS if name in known},
     }

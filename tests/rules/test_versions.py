@@ -50,19 +50,18 @@ def test_lower_bounds_are_the_lowest_versions_that_work(matrix: Any) -> None:
 def test_failures_and_groups_of_digests_are_shown(matrix: Any) -> None:
     packages = {"python": "3.11.7", "torch": "9.9"}
     case = {"digest": "ab" * 32, "problems": []}
-    found = {"works": True, "packages": packages, "cases": {"digits": case}}
+    found = {"date": "2026-01-02", "works": True, "packages": packages, "cases": {"digits": case}}
     broken = {**found, "works": False, "tests": {"passed": 3, "failed": ["tests/a.py::b"]}}
-    absent = {"works": False, "error": "no wheel"}
+    absent = {"date": "2026-01-03", "works": False, "error": "no wheel"}
     page = matrix.render(
         {
-            "date": "2026-01-02",
             "machine": "m",
             "environments": {"good": found, "bad": broken, "gone": absent},
         }
     )
-    assert "| good | 3.11.7 | 9.9 |  |  |  |  | works |" in page
-    assert "| bad | 3.11.7 | 9.9 |  |  |  | 3 | fails: `tests/a.py::b` |" in page
-    assert "| gone |  |  |  |  |  |  | cannot be installed or started |" in page
+    assert "| good | 3.11.7 | 9.9 |  |  |  |  | works | 2026-01-02 |" in page
+    assert "| bad | 3.11.7 | 9.9 |  |  |  | 3 | fails: `tests/a.py::b` | 2026-01-02 |" in page
+    assert "| gone |  |  |  |  |  |  | cannot be installed or started | 2026-01-03 |" in page
     assert "| digits | `abababababab` | good, bad |" in page
 
 
