@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import Optimizer
 
 from phasetrain.distributed import Strategy
+from phasetrain.errors import is_out_of_memory
 from phasetrain.optim.update.sparse import coalesce_gradients, dense_views
 
 
@@ -172,8 +173,8 @@ class FiniteCheck:
         """
         try:
             self._method(tensors)
-        except (AttributeError, RuntimeError):
-            if not self._fallbacks:
+        except (AttributeError, RuntimeError) as error:
+            if not self._fallbacks or is_out_of_memory(error):
                 raise
             # Kept for good: the kinds of gradients of a run do not change, and a failing call per
             # update would cost more than the check.

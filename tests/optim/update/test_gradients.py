@@ -85,6 +85,19 @@ class TestFiniteCheck:
         assert not check.all_finite([*good(), torch.tensor(math.nan)])
         assert check.all_finite(good())
 
+    def test_exhausted_memory_is_raised_and_keeps_the_kernel(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def exhaust(*_: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        check = FiniteCheck(CPU)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", exhaust)
+            with pytest.raises(torch.OutOfMemoryError):
+                check.all_finite(good())
+        assert check.all_finite([torch.tensor([1e30, -1e30])])  # their norm is infinite
+
     def test_unsupported_dtype_is_an_error(self) -> None:
         with pytest.raises(RuntimeError):
             FiniteCheck(CPU).all_finite([torch.tensor([1], dtype=torch.int64)])
