@@ -40,8 +40,8 @@ class Accuracy(ClassMeter):
     def update(self, out: StepOutput) -> None:
         """Count the samples of one step and the correct ones."""
         output = out.output
-        target = out.target
-        self._check_shapes(output, target)
+        self._check_shapes(output, out.target)
+        target = out.target.long()  # in uint8, -100 would be 156
         counted = self.find_counted(target, out.mask)
         self.count_outside(find_outside(target, output.shape[1]), counted)
         # argmax is several times faster than topk(1).

@@ -56,7 +56,7 @@ class PixelMeter(ClassMeter):
     def update(self, out: StepOutput) -> None:
         """Count the pixels of one step."""
         self._check_shapes(out.output, out.target)
-        target = out.target
+        target = out.target.long()  # in uint8, -100 would be 156, and the product below overflow
         predicted = out.output.detach().argmax(1)
         counted = self.find_counted(target, out.mask)
         invalid = find_outside(target, self.classes)

@@ -109,6 +109,26 @@ def test_ignored_targets_do_not_count(
 
 
 @pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        *(("accuracy", "m"), ("present_accuracy", "m_accuracy"), ("per_class_accuracy", "m_mean")),
+        *(("mean_iou", "m_mean"), ("pixel_accuracy", "m")),
+    ],
+)
+def test_uint8_targets_count_like_int64(name: str, metric: str) -> None:
+    scores = torch.eye(256)[[156, 255, 0, 3]]
+    target = torch.tensor([156, 255, 0, 4], dtype=torch.uint8)  # 156 is -100 modulo 256
+    seen = (
+        (scores.T[None], target[None])
+        if name in ("mean_iou", "pixel_accuracy")
+        else (scores, target)
+    )
+    meter = METERS.build(name, facts=LOSS_FACTS | {"classes": 256})
+    expected = {"mean_iou": 3 / 5}.get(name, 3 / 4)
+    assert measure(meter, *seen)[metric] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
     ("name", "params", "seen"), [case[:3] for case in OWN], ids=IDS[: len(OWN)]
 )
 def test_other_targets_outside_the_classes_are_rejected(
