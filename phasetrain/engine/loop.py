@@ -12,6 +12,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.interleave import add_last_tests
 from phasetrain.engine.plan import Phase, Plan, Stage
 from phasetrain.engine.position import COMPLETED, Position, RunState
+from phasetrain.errors import ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Interrupted, reject_exit
@@ -153,6 +154,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                     self.hooks.call("on_step_start", self, phase)
                 batches = next(steps, None)
                 if batches is None:
+                    self._check_complete(phase)
                     break
                 clock.step(state.updates, is_train=phase.is_train)
                 self._out = None
@@ -182,6 +184,15 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         # phase whose collectives the others would miss.
         if self.consensus.agree(wait=True):
             self._begin_ending()
+
+    def _check_complete(self, phase: Phase) -> None:
+        # The rest of the plan would run at positions that no update has reached.
+        if self.state.step != phase.steps:
+            raise ConfigError(
+                f"TASK.name: {type(self.task).__name__}.batches ends a {phase.split} phase after "
+                f"{self.state.step} of {phase.steps} steps; yield the micro-batches of every step",
+                code="task.wrong_steps",
+            )
 
     def _complete_step(self, phase: Phase) -> None:
         self.state.finish_step(phase)  # before the hooks, so that they only save complete steps

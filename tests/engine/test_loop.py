@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -383,6 +384,19 @@ class TestStopping:
     def test_run_to_the_end_is_completed(self) -> None:
         state = engine().run()
         assert state == RunState(phase=4, step=0, updates=6, samples=24, finished="completed")
+
+    @pytest.mark.parametrize("split", ["train", "test"])
+    def test_phase_that_ends_early_is_rejected(self, split: str) -> None:
+        made = engine()
+        whole = made.task.batches
+
+        def end_early(phase: Any, start: int) -> Any:
+            return islice(whole(phase, start), phase.steps - (phase.split == split))
+
+        made.task.batches = end_early
+        with raises(ConfigError, code="task.wrong_steps", key="TASK.name"):
+            made.run()
+        assert not made.state.finished
 
     def test_run_of_0_epochs_is_completed(self) -> None:
         hooks, events = recorded("a")
