@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Literal, Protocol, TypeVar
 
 from phasetrain.errors import ConfigError
@@ -46,6 +47,7 @@ class HookErrorGuard:
             at_start: let a ConfigError through, because nothing is lost before the first step.
         """
 
+        @wraps(call)
         def guarded(run: Stoppable, *args: Any) -> R | None:
             try:
                 return call(run, *args)

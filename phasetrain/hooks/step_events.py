@@ -1,6 +1,7 @@
 """The events within a step, which train and test steps call."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import unwrap
 from typing import Any, TypeVar
 
 from phasetrain.engine.batch import Batch, StepOutput
@@ -35,7 +36,7 @@ class HookEvents(StepEvents):
             # None leaves the batch as it is; a guarded hook that has failed returns None as well.
             changed = call(self._run, self._phase, batch)
             if changed is not None:
-                batch = _require_type(changed, Batch, "on_batch")
+                batch = _require_type(changed, Batch, "on_batch", call)
         return batch
 
     def on_forward(self, out: StepOutput) -> StepOutput:
@@ -43,7 +44,7 @@ class HookEvents(StepEvents):
         for call in self._calls["on_forward"]:
             changed = call(self._run, self._phase, out)
             if changed is not None:
-                out = _require_type(changed, StepOutput, "on_forward")
+                out = _require_type(changed, StepOutput, "on_forward", call)
         return out
 
     def on_backward(self, out: StepOutput) -> None:
@@ -62,11 +63,13 @@ class HookEvents(StepEvents):
             call(self._run, self._phase, batches, found)
 
 
-def _require_type(value: Any, kind: type[R], event: str) -> R:
-    if not isinstance(value, kind):
+def _require_type(value: Any, expected: type[R], event: str, call: Callable[..., Any]) -> R:
+    if not isinstance(value, expected):
+        hook = getattr(unwrap(call), "__self__", None)
+        name = "a hook" if hook is None else type(hook).__name__
         raise ConfigError(
-            f"HOOKS: {event} of a hook returned a {type(value).__name__}; expected a "
-            f"{kind.__name__} or None, such as `dataclasses.replace` of its last argument",
+            f"HOOKS: {event} of {name} returned a {type(value).__name__}; expected a "
+            f"{expected.__name__} or None, such as `dataclasses.replace` of its last argument",
             code="hooks.wrong_result",
         )
     return value

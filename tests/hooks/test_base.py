@@ -43,10 +43,13 @@ def test_hook_may_be_a_dataclass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("event", ["on_batch", "on_forward"])
-def test_wrong_result_of_a_hook_is_rejected(tmp_path: Path, event: str) -> None:
+@pytest.mark.parametrize("policy", ["raise", "ignore"])
+def test_wrong_result_of_a_hook_is_rejected(tmp_path: Path, event: str, policy: Any) -> None:
+    hook = Wrong(event)
+    hook.policy = policy
     with raises(ConfigError, key="HOOKS", code="hooks.wrong_result") as caught:
-        train(tmp_path, "PHASES.epochs=1", hooks={"wrong": Wrong(event)})
-    assert f"{event} of a hook returned a Tensor" in str(caught.value)
+        train(tmp_path, "PHASES.epochs=1", hooks={"other": Counter(), "wrong": hook})
+    assert f"{event} of Wrong returned a Tensor" in str(caught.value)
 
 
 class Scaling(Hook):

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -164,6 +165,7 @@ class StepTimes:
         first = event not in self._last
         self._last[event] = label
 
+        @wraps(call)
         def timed(run: Run, *args: Any) -> Any:
             began = time.perf_counter()
             # Only the first hook of an event ends the gap; a call inside another hook's call is
