@@ -122,7 +122,7 @@ class GeneratedOutput(StepOutput):
 
     Attributes:
         images: generated images `(N, C, H, W)`, which a report shows instead of the inputs; None:
-            the samples are no images.
+            the samples are not images.
         features: features `(N, D)` of the generated samples.
         real_features: features `(N, D)` of the real samples.
     """

@@ -200,7 +200,7 @@ def check_signatures(label: str, hook: Any) -> None:
         hook: the hook.
 
     Raises:
-        ConfigError: it is no hook, or a method has other parameters; the method is named.
+        ConfigError: it is not a hook, or a method has other parameters; the method is named.
     """
     if not isinstance(hook, Hook):
         raise ConfigError(

@@ -17,7 +17,7 @@ def step_first_gradients(optimizer: torch.optim.SGD) -> None:
 
 
 def _step_new_weights(optimizer: Any, args: object, kwargs: object) -> None:
-    # torch's fused kernel is told once for all weights of a group whether they have a momentum,
+    # torch's fused kernel takes one flag for all weights of a group: whether they have a momentum,
     # and fails if some do and others do not.
     groups = optimizer.param_groups
     # In nearly all steps every weight has a momentum, and looking at each would cost 0.3 us.

@@ -192,8 +192,8 @@ class Task(StepRunner, TaskState, Predictor):
             loader.close()
 
 
-def makes_several_passes(kind: object) -> bool:
+def makes_several_passes(task_class: object) -> bool:
     """Return whether a class of tasks makes several gradient passes in a step."""
-    if not isinstance(kind, type) or not issubclass(kind, StepRunner):
+    if not isinstance(task_class, type) or not issubclass(task_class, StepRunner):
         return False
-    return kind.several_passes or kind.separate_updaters
+    return task_class.several_passes or task_class.separate_updaters

@@ -42,7 +42,7 @@ def check_step_output(task: object, out: Any) -> StepOutput:
     """Return the output of a task's `forward`.
 
     Raises:
-        ConfigError: it is no `StepOutput`.
+        ConfigError: it is not a `StepOutput`.
     """
     if not isinstance(out, StepOutput):
         raise ConfigError(
@@ -66,11 +66,11 @@ def explain_no_gradient(model: nn.Module, loss: nn.Module, output: object) -> Co
     return ConfigError(f"{sentence}; {advice}", code="task.no_gradient")
 
 
-def explain_several_passes(kind: type) -> ConfigError:
+def explain_several_passes(task_class: type) -> ConfigError:
     """Return the error of a task that several ranks run with the wrapper of the whole model, which
     shares the gradients of one pass only."""
     return ConfigError(
-        f"TASK.name: {kind.__name__} makes several gradient passes in a step, or passes for "
+        f"TASK.name: {task_class.__name__} makes several gradient passes in a step, or passes for "
         "some of the parameters; on several ranks its class needs several_passes = True",
         code="task.several_passes",
     )

@@ -161,7 +161,7 @@ class InputReader:
         """Return an image of Pillow as a sample.
 
         Raises:
-            ConfigError: the samples of the dataset are no images, or its mode has no white level.
+            ConfigError: the samples of the dataset are not images, or its mode has no white level.
         """
         if self.is_text or "channels" not in self.facts:
             raise ConfigError(
@@ -258,10 +258,10 @@ class InputReader:
 
 
 def _parse_rows(lines: Iterable[str]) -> list[Tensor]:
-    """Return the rows of a table as float32 tensors; a first row that is no numbers is the head.
+    """Return the rows of a table as float32 tensors; a first row that is not numeric is the header.
 
     Raises:
-        ValueError: a value is no number, or rows differ in length; names the line.
+        ValueError: a value is not a number, or rows differ in length; names the line.
     """
     rows: list[Tensor] = []
     for number, row in enumerate(csv.reader(lines), 1):
@@ -272,7 +272,7 @@ def _parse_rows(lines: Iterable[str]) -> list[Tensor]:
         except ValueError:
             if number == 1:
                 continue
-            raise ValueError(f"line {number} has a value that is no number") from None
+            raise ValueError(f"line {number} has a value that is not a number") from None
         if rows and len(values) != len(rows[0]):
             raise ValueError(f"line {number} has {len(values)} values, others {len(rows[0])}")
         rows.append(torch.tensor(values))

@@ -40,7 +40,7 @@ class GradientPass:
 
     Attributes:
         outputs: output of each micro-batch, without graph and without the tensors for meters.
-        batches: the micro-batches as hooks have left them.
+        batches: the micro-batches after `on_batch` of all hooks.
     """
 
     outputs: list[StepOutput]
@@ -95,9 +95,9 @@ class StepRunner(ABC):
         # Weights and samples of the last step over all ranks; None: the samples of the plan.
         self._step_weight = 0.0
         self._step_samples: int | None = None
-        # How each updater has stepped: whether it was withheld, and its mean loss over ranks.
+        # Of each step of an updater: whether it was withheld, and its mean loss over ranks.
         self._steps: list[tuple[Withheld, Tensor | None]] = []
-        # Those of the split under way; `begin` selects them.
+        # Meters of the current split; `begin` selects them.
         self._measured: Mapping[str, Meter] = parts.meters
         self._log_means = LogMeans()
         self._show: Callable[[StepOutput], None] = self._update_meters
@@ -244,7 +244,7 @@ class StepRunner(ABC):
                     out = events.on_forward(out)
                     if not out.loss.requires_grad:
                         raise explain_no_gradient(self.parts.model, self.parts.loss, out.output)
-                    # The share is that of the batch as loaded: a hook may have replaced it.
+                    # The weight of the batch as loaded: a hook may have replaced it.
                     weight = micro.size if micro.weight is None else micro.weight
                     target.backward(out.loss, weight / total, last=number == last, inputs=inputs)
                 if first:
@@ -261,7 +261,7 @@ class StepRunner(ABC):
             at: position of the step.
             events: events of hooks.
         """
-        # A task may call `backward` itself, of which a single updater knows nothing.
+        # A task may call `loss.backward()` itself, and its updater does not notice.
         steps_always = not self.parts.other_updaters and not self._steps
         for updater in self.updaters.values():
             if updater.has_gradient or steps_always:
@@ -294,7 +294,7 @@ class StepRunner(ABC):
     def step_updater(
         self, updater: Updater, done: GradientPass, at: Position, events: StepEvents
     ) -> None:
-        """Step one updater; hooks are told if it skips the update."""
+        """Step one updater; call `on_skip` of the hooks if it skips the update."""
 
         batches = done.batches
 

@@ -59,7 +59,7 @@ class Supervised(Task):
         output = self.output_of(batch)
         weight = batch.size if batch.weight is None else batch.weight
         loss = self.loss_of(output, batch)
-        if not weight and self._count is not None:  # a mean over nothing is no number
+        if not weight and self._count is not None:  # a mean over nothing is not a number
             # Still connected to the weights: under DDP every rank must run the same backward pass.
             loss = torch.zeros_like(loss) + 0.0 * output.sum()
         return StepOutput(loss, weight, batch.size, output, batch.target, batch.mask, batch.ids)

@@ -19,7 +19,7 @@ ORDER = (
 )
 """Components of an update, causes before their effects."""
 
-SHOWN = 2
+MAX_LISTED = 2
 """Maximum number of tensors that a sentence names."""
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -51,8 +51,9 @@ class Difference:
 def sort_findings(found: list[Difference]) -> list[Difference]:
     """Return differences with causes before their effects."""
 
-    def rank(one: Difference) -> int:
-        return ORDER.index(one.component) if one.component in ORDER else len(ORDER)
+    def rank(difference: Difference) -> int:
+        component = difference.component
+        return ORDER.index(component) if component in ORDER else len(ORDER)
 
     return sorted(found, key=rank)
 
@@ -67,8 +68,8 @@ def describe_findings(found: list[Difference]) -> str:
     texts = []
     for component in components:
         names = [str(difference) for difference in found if difference.component == component]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        texts.append(f"{component}: {', '.join(names[:SHOWN])}{more}")
+        more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+        texts.append(f"{component}: {', '.join(names[:MAX_LISTED])}{more}")
     return "; ".join(texts)
 
 

@@ -338,7 +338,7 @@ def _describe_device(device: torch.device) -> str:
 
 
 def check_run(run: Run, *, is_exact: bool) -> None:
-    """Check that the parts of a run allow to repeat an update.
+    """Check that the parts of a run allow an update to be repeated.
 
     Args:
         run: the run, before its first step.

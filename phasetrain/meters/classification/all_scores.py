@@ -20,7 +20,7 @@ BinaryProblem = tuple[Tensor, Tensor]
 """Scores `(N,)` for a class, and whether each sample belongs to it, bool `(N,)`."""
 
 IGNORED_LABEL = -1
-"""Kept in the place of a label that does not count; others are 0 and 1."""
+"""Kept instead of a label that does not count; others are 0 and 1."""
 
 
 class RankingMeter(ClassMeter):

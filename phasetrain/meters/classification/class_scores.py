@@ -182,7 +182,7 @@ def read_scores(meter: str, out: StepOutput, ignore_index: int | None = None) ->
 
 
 def find_outside(target: Tensor, classes: int) -> Tensor:
-    """Return which targets are no class, bool, of the shape of the targets."""
+    """Return which targets are not a class, bool, of the shape of the targets."""
     return (target < 0) | (target >= classes)
 
 

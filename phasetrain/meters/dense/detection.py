@@ -83,7 +83,7 @@ class MeanAveragePrecision(Meter):
                 f"and {len(true)}"
             )
         if not len(out.ids):
-            return  # a padding batch, of which nothing counts
+            return  # a padding batch, in which nothing counts
         counted = [True] * len(true) if out.mask is None else out.mask.tolist()
         for at, image in enumerate(out.ids.tolist()):
             if counted[at]:
@@ -196,7 +196,7 @@ def _check_mask(target: Any, mask: str | None) -> None:
     if mask is not None and (entry is not None or others):
         form = "there is no such entry in the targets"
         if entry is not None:
-            form = f"this entry of the targets is no mask of boxes, bool {tuple(labels.shape)}"
+            form = f"this entry of the targets is not a mask of boxes, bool {tuple(labels.shape)}"
         near = f"; did you mean {others[0]!r}?" if others else ";"
         raise ConfigError(
             f"mask = {mask!r}: {form}{near} expected the name that DATA.*.collate gives the mask, "

@@ -187,8 +187,8 @@ def _shared_options(
     for option in names:
         for number, group in enumerate(groups):
             own = schedules.groups.get(number)
-            # A group of another optimizer may lack the option (betas, momentum), which is no error
-            # there.
+            # A group of another optimizer may lack the option (betas, momentum); this is not an
+            # error there.
             if own is not None and (option in own or option not in group):
                 continue
             change = None

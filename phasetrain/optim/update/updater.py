@@ -287,7 +287,7 @@ class Updater(UpdaterState):
         if self.guard.watches and not self.lag and loss is not None:
             value = loss.item()
             if not isfinite(value):
-                # No scale makes such a loss finite: it is no overflow of the scaled gradient.
+                # No scale makes such a loss finite: this is not an overflow of the scaled gradient.
                 self._skip(value, on_skip)
                 return True
         # The scaler does not say whether it skipped; a falling scale does. `get_scale()` would wait

@@ -59,9 +59,9 @@ def open_dataset(
     type_name = type(dataset).__name__
     if shard is not None and isinstance(dataset, Indexed) and not reads_forward(dataset):
         raise ConfigError(
-            f"{setting}: {type_name} takes `rank` and `processes`, and only an iterable may yield the "
-            "samples of one rank; every rank needs all samples of a dataset with indices, of which "
-            "it reads its part of each batch",
+            f"{setting}: {type_name} takes `rank` and `processes`, and only an iterable may yield "
+            "the samples of one rank; every rank needs all samples of a dataset with indices, and "
+            "reads its part of each batch",
             code="data.rank_dependent",
         )
     if isinstance(dataset, Indexed) and length is not None and not reads_forward(dataset):
@@ -74,12 +74,12 @@ def open_dataset(
         )
     if name != TRAIN and length is None:
         raise ConfigError(
-            f"{setting}: {type_name} has no length, and a test is one pass over its samples; give it "
-            f"__len__, or {STREAM_ADVICE}",
+            f"{setting}: {type_name} has no length, and a test is one pass over its samples; give "
+            f"it __len__, or {STREAM_ADVICE}",
             code="data.no_length",
         )
     # The samples of a train pass are not counted even if they could be: another pass has to draw
-    # other random numbers, and an iterable is not told which pass it is in.
+    # other random numbers, and an iterable does not know which pass it is in.
     length = None if name == TRAIN else length
     seed = seed_of(context.seed, "forward", name)
     try:

@@ -123,15 +123,15 @@ def check_sources(where: str, section: AttrDict, batches: SourceBatches, *, is_t
     }
     if not is_train:
         raise ConfigError(
-            f"{batch_size_keys}: a test reads each sample once, so its sources have no batch sizes; leave "
-            "them out, or make each dataset a split",
+            f"{batch_size_keys}: a test reads each sample once, so its sources have no batch "
+            "sizes; leave them out, or make each dataset a split",
             code="config.conflict",
         )
     for key, is_set in misfits.items():
         if is_set:
             raise ConfigError(
-                f"{key}: with {batch_size_keys} each batch has a fixed number of shuffled samples of each "
-                "source; leave it out (a source may have a `subset`)",
+                f"{key}: with {batch_size_keys} each batch has a fixed number of shuffled samples "
+                "of each source; leave it out (a source may have a `subset`)",
                 code="config.conflict",
             )
     micro = section.micro_batch_size or section.batch_size
