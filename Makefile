@@ -26,17 +26,24 @@ run: $(VENV)/core  ## train the default experiment: hand-written digits, under a
 recipes: $(VENV)/full  ## repeat the recipes that take less than 10 minutes, and compare them with their results
 	$(BIN)/python tools/check_recipes.py --max-minutes 10 $(ARGS)
 
+# pytest ends with 5 if it has selected no test: ARGS may select tests of one job only, but not of none.
 test: SHELL := bash
 test: $(VENV)/full  ## run the tests of the core, then those of the add-ons, with the time of both
-ifneq (,$(findstring tests/,$(ARGS)))
+ifneq (,$(findstring tests,$(ARGS)))
 	$(PYTEST) $(BY_FILE) $(ARGS)
 else
-	@failed=0; \
+	@trap 'exit 130' INT; \
+	code=5; \
 	for job in "core tests --ignore=tests/addons" "add-ons tests/addons"; do \
 		TIMEFORMAT="$${job%% *}: %R s, and %U s + %S s of CPU"; \
-		time $(PYTEST) $(BY_FILE) $${job#* } $(ARGS) || [ $$? = 5 ] || failed=1; \
+		time $(PYTEST) $(BY_FILE) $${job#* } $(ARGS); \
+		case $$? in \
+			0) [ $$code = 1 ] || code=0 ;; \
+			5) ;; \
+			*) code=1 ;; \
+		esac; \
 	done; \
-	exit $$failed
+	exit $$code
 endif
 
 test-slow: $(VENV)/full  ## run the tests that take minutes

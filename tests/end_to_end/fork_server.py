@@ -196,10 +196,6 @@ def serve(folder: str) -> None:
     assert operators is None or operators.ns == "torchvision"
     warm_up(folder)
     for line in sys.stdin:
-        if "strategy=fsdp" in line:  # a second or two, once
-            pass
-        if "strategy=zero" in line:
-            pass
         wait_for_threads()
         indices = {}
         for index, order in enumerate(json.loads(line)):
