@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from phasetrain.config.addons import Command, load_addons
+from phasetrain.config.addons import Command, load_addons, make_conflict_error
 from phasetrain.errors import ConfigError
 
 TRAIN = "phasetrain.cli.train_commands"
@@ -95,14 +95,25 @@ def list_commands() -> tuple[Command, ...]:
     for addon in load_addons():
         for command in addon.commands:
             if command.name in own:
-                raise ConfigError(
-                    f"the command {command.name!r} is added by the installed package "
-                    f"{addon.package!r}, and phasetrain has it; uninstall {addon.package!r}",
-                    code="addon.conflict",
-                )
+                raise make_conflict_error(addon, f"the command {command.name!r}")
             added.append(command)
     # `help` stays the last one.
     return (*CORE_COMMANDS[:-1], *added, CORE_COMMANDS[-1])
+
+
+def find_command(name: str) -> Command:
+    """Return the command of a name.
+
+    Raises:
+        ConfigError: it belongs to an add-on that is not installed.
+    """
+    for command in list_commands():
+        if command.name == name:
+            return command
+    raise ConfigError(
+        f"the command {name!r} is not installed here; install phasetrain with all of its add-ons",
+        code="addon.missing",
+    )
 
 
 def list_group(name: str) -> list[Command]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import TRUST, Call
+from phasetrain.cli.table import find_command
 from phasetrain.config.addons import Command, import_object
 from phasetrain.errors import ConfigError
 
@@ -128,11 +129,11 @@ def _add_word(overrides: Sequence[str], word: str, setter: str) -> list[str]:
 
 
 def run_engine(call: Call) -> Outcome:
-    """Run the engine of the command's name, whatever RUN.engine says in a file.
+    """Run the engine of a command, whatever RUN.engine says in a file.
 
     The first word may be a run folder, whose config is then taken.
     """
-    engine = call.command.replace("-", "_")
+    engine = find_command(call.command).engine
     stored, changes = _use_folder(call, engine)
     if stored is not None:
         return _run_words(call, changes, stored)
@@ -173,17 +174,8 @@ def run_command(name: str, call: Call) -> Outcome:
     Raises:
         ConfigError: it belongs to an add-on that is not installed.
     """
-    from phasetrain.cli.table import list_commands
-
-    for command in list_commands():
-        if command.name == name:
-            outcome: Outcome = import_object(command.run)(call)
-            return outcome
-    raise ConfigError(
-        f"phasetrain {' '.join(call.words)}: the command {name} is not installed here; install "
-        "phasetrain with all of its add-ons",
-        code="addon.missing",
-    )
+    outcome: Outcome = import_object(find_command(name).run)(call)
+    return outcome
 
 
 def print_config(command: Command, call: Call) -> Outcome:

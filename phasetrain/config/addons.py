@@ -11,11 +11,12 @@ then. The function itself should import nothing but what it needs to declare.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -107,13 +108,13 @@ class AddOn:
     services: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
-    def add_command(self, *args: Any, **kwargs: Any) -> None:
-        """Add a command; see `Command`."""
-        self.commands.append(Command(*args, **kwargs))
+    def add_commands(self, *commands: Command) -> None:
+        """Add commands."""
+        self.commands += commands
 
-    def add_engine(self, *args: Any, **kwargs: Any) -> None:
-        """Add a value of RUN.engine; see `Engine`."""
-        self.engines.append(Engine(*args, **kwargs))
+    def add_engines(self, *engines: Engine) -> None:
+        """Add values of RUN.engine."""
+        self.engines += engines
 
     def add_parts(self, kind: str, modules: Mapping[str, str]) -> None:
         """Add parts that modules register.
@@ -178,6 +179,7 @@ def load_addons() -> tuple[AddOn, ...]:
     """
     points = {(point.name, point.value): point for point in entry_points(group=GROUP)}
     addons = [_load(point) for point in sorted(points.values(), key=_sort_key)]
+    addons += _list_unlisted({addon.name for addon in addons})
     _reject_conflicts(addons)
     return tuple(addons)
 
@@ -194,6 +196,18 @@ def _load(point: EntryPoint) -> AddOn:
         reason = f"{type(error).__name__}: {error}"
         addon = AddOn(point.name, package, "" if is_deleted else reason, is_deleted)
     return addon
+
+
+def _list_unlisted(names: Collection[str]) -> list[AddOn]:
+    """Return the add-ons of phasetrain that are there, and that its installed metadata lacks: it is
+    older than the code."""
+    reason = "the installed metadata does not list it; install phasetrain again"
+    folder = Path(__file__).parents[1] / "addons"
+    return [
+        AddOn(path.parent.name, "phasetrain", reason)
+        for path in sorted(folder.glob("*/__init__.py"))
+        if path.parent.name not in names
+    ]
 
 
 def explain_missing() -> str:
@@ -249,6 +263,20 @@ def _reject_conflicts(addons: Sequence[AddOn]) -> None:
                     f"{other.package!r} and {addon.package!r}; uninstall one of them",
                     code="addon.conflict",
                 )
+
+
+def make_conflict_error(addon: AddOn, thing: str) -> ConfigError:
+    """Return the error about an add-on that adds what is there without it.
+
+    Args:
+        addon: the add-on.
+        thing: what it adds, such as `the command 'train'`.
+    """
+    return ConfigError(
+        f"{thing} is added by the installed package {addon.package!r}, and there is one already; "
+        f"uninstall {addon.package!r}",
+        code="addon.conflict",
+    )
 
 
 def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from phasetrain.config.addons import Engine, load_addons
-from phasetrain.errors import ConfigError
+from phasetrain.config.addons import Engine, load_addons, make_conflict_error
 
 APP = "phasetrain.app.engines"
 
@@ -23,12 +22,11 @@ def list_engines() -> Mapping[str, Engine]:
     Raises:
         ConfigError: an add-on adds an engine of the core.
     """
-    added = [engine for addon in load_addons() for engine in addon.engines]
-    for engine in added:
-        if any(engine.name == own.name for own in CORE_ENGINES):
-            raise ConfigError(
-                f"the engine {engine.name!r} is added by an installed add-on, and phasetrain has "
-                f"it; uninstall the package of {engine.run.partition('.')[0]!r}",
-                code="addon.conflict",
-            )
+    own = {engine.name for engine in CORE_ENGINES}
+    added = []
+    for addon in load_addons():
+        for engine in addon.engines:
+            if engine.name in own:
+                raise make_conflict_error(addon, f"the engine {engine.name!r}")
+            added.append(engine)
     return MappingProxyType({engine.name: engine for engine in (*CORE_ENGINES, *added)})

@@ -34,6 +34,7 @@ MOVED = MappingProxyType(
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
+        "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
     }
@@ -137,7 +138,7 @@ def import_moved_name(package: str, name: str) -> object:
     module = NAMES[package].get(name)
     if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    _warn(f"{package}.{name}", f"{module}.{name}")
+    _warn(f"{package}.{name}", f"{module}.{name}", stacklevel=4)
     return vars(importlib.import_module(module))[name]
 
 
@@ -162,7 +163,9 @@ class _Loader:
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module at its present place."""
-        _warn(spec.name, self.new_name)
+        # `import phasetrain.commands.x` imports the package first, which says nothing by itself.
+        if spec.name != "phasetrain.commands":
+            _warn(spec.name, self.new_name, stacklevel=3)
         module = importlib.import_module(self.new_name)
         self.spec = module.__spec__
         return module
@@ -182,9 +185,9 @@ def find_new_name(name: str) -> str | None:
     return MOVED[former] + name.removeprefix(former)
 
 
-def _warn(old: str, new: str) -> None:
+def _warn(old: str, new: str, *, stacklevel: int) -> None:
     warnings.warn(
         f"{old}: moved to {new} in 0.2; the old name works until {REMOVED_IN}",
         FutureWarning,
-        stacklevel=4,
+        stacklevel=stacklevel,  # of the import; frames of importlib do not count
     )

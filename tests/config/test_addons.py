@@ -17,7 +17,7 @@ from raising import raises
 
 from phasetrain.app.setup import SLOTS
 from phasetrain.config import addons, engines
-from phasetrain.config.addons import AddOn, import_object, load_addons
+from phasetrain.config.addons import AddOn, Command, Engine, import_object, load_addons
 from phasetrain.config.registry import Registry
 from phasetrain.config.sections import extended
 from phasetrain.config.sections.keys import Section, key
@@ -65,6 +65,7 @@ def _fresh_addons(monkeypatch: pytest.MonkeyPatch) -> None:
 def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     """Let these be the only add-ons that are installed."""
     monkeypatch.setattr(addons, "entry_points", lambda group: points)
+    monkeypatch.setattr(addons, "_list_unlisted", lambda names: [])
 
 
 def add_losses(addon: AddOn) -> None:
@@ -79,7 +80,7 @@ class SeedKeys(Section):
 
 
 def add_command(addon: AddOn) -> None:
-    addon.add_command("spikes", "", "list spikes", "module:run")
+    addon.add_commands(Command("spikes", "", "list spikes", "module:run"))
 
 
 @pytest.mark.usefixtures("_fresh_addons")
@@ -122,7 +123,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("register", "code"),
         [
-            (lambda addon: addon.add_engine("train", "module:run"), "addon.conflict"),
+            (lambda addon: addon.add_engines(Engine("train", "module:run")), "addon.conflict"),
             (lambda addon: addon.add_section("LOSS", "module:Section"), "addon.conflict"),
             (lambda addon: addon.add_keys("RUN", f"{__name__}:SeedKeys"), "addon.conflict"),
             (lambda addon: addon.add_keys("RUN", "no_such_module:Keys"), "addon.failed"),
@@ -147,6 +148,22 @@ class TestFailures:
         (failure,) = addons.list_failures()
         assert "did you mean 'loss'?" in failure
         assert addons.explain_missing().endswith(failure)
+
+
+def test_docs_show_the_example() -> None:
+    _, code = (EXAMPLE / "phasetrain_spikes.py").read_text("utf-8").split('"""\n\n', 1)
+    assert f"```python\n{code}```" in (ROOT / "docs" / "addons.md").read_text("utf-8")
+
+
+@pytest.mark.addon
+@pytest.mark.usefixtures("_fresh_addons")
+def test_add_on_that_older_metadata_lacks_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [point for point in addons.entry_points(group=addons.GROUP) if point.name != "report"]
+    monkeypatch.setattr(addons, "entry_points", lambda group: points)
+    assert addons.list_failures() == [
+        "add-on 'report' of phasetrain is skipped: the installed metadata does not list it; install "
+        "phasetrain again"
+    ]
 
 
 def test_kinds_are_those_of_the_registries() -> None:
@@ -226,7 +243,7 @@ def test_example_installs_works_and_uninstalls_without_a_trace(tmp_path: Path) -
     codes = [code for code, _ in results]
     texts = [text for _, text in results]
     assert codes == [0, 0, 0, 0, 0, 2, 2, 0, 0, 0]
-    assert "  spikes           list the updates" in texts[0]
+    assert "  spikes           list the epochs" in texts[0]
     assert texts[1].startswith("usage: phasetrain spikes [flags] RUN_FOLDER")
     assert texts[3] == "no spikes\n"
     assert json.loads(texts[4])["details"] == {"updates": 44}

@@ -1,19 +1,21 @@
 """What the add-on adds. Nothing else is imported before it is used."""
 
-from phasetrain.config.addons import AddOn
+from phasetrain.config.addons import AddOn, Command, Engine
 
 PARTS = "phasetrain_spikes_parts"
 
 
 def register(addon: AddOn) -> None:
     """Declare a command, an engine, a hook and a loss."""
-    addon.add_command(
-        "spikes",
-        "RUN_FOLDER",
-        "list the updates of a run whose loss is a multiple of the one before",
-        f"{PARTS}:run_spikes",
-        arguments=f"{PARTS}:add_spikes_arguments",
+    addon.add_commands(
+        Command(
+            "spikes",
+            "RUN_FOLDER",
+            "list the epochs of a run whose loss is a multiple of the one before",
+            f"{PARTS}:run_spikes",
+            arguments=f"{PARTS}:add_spikes_arguments",
+        )
     )
-    addon.add_engine("count_updates", f"{PARTS}:count_updates", is_distributed=False)
+    addon.add_engines(Engine("count_updates", f"{PARTS}:count_updates", is_distributed=False))
     addon.add_parts("hook", {"spike_alarm": PARTS})
     addon.add_parts("loss", {"clipped_cross_entropy": PARTS})

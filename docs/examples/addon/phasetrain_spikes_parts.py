@@ -24,8 +24,8 @@ def add_spikes_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_spikes(call: Call) -> Outcome:
-    """List the updates whose loss is a multiple of the one before."""
-    losses = read_history(call.flags.folder).scalar("loss")
+    """List the epochs, by their last update, whose loss is a multiple of the one before."""
+    losses = read_history(call.flags.folder).scalar("train/loss")
     spikes = [
         int(update)
         for (_, before), (update, loss) in pairwise(losses)

@@ -1,33 +1,35 @@
 """Writing configs: new projects, schemas for editors, completion of command lines."""
 
-from phasetrain.config.addons import AddOn
+from phasetrain.config.addons import AddOn, Command
 
 COMMANDS = "phasetrain.addons.authoring.commands"
 
 
 def register(addon: AddOn) -> None:
     """Declare what this add-on adds."""
-    addon.add_command(
-        "new",
-        "PATH",
-        "start a project: an experiment, parts with a test, and the schema for editors",
-        f"{COMMANDS}:run_new",
-        arguments=f"{COMMANDS}:add_new_arguments",
-    )
-    addon.add_command(
-        "schema",
-        "[--out FILE] [OVERRIDE ...]",
-        "write a JSON Schema of experiments, with which editors complete and check keys",
-        f"{COMMANDS}:run_schema",
-        takes_overrides=True,
-        arguments=f"{COMMANDS}:add_schema_arguments",
-    )
-    addon.add_command(
-        "completion",
-        "SHELL [OVERRIDE ...]",
-        "print a script with which bash or zsh complete keys, parts, values and run folders",
-        f"{COMMANDS}:run_completion",
-        takes_overrides=True,
-        arguments=f"{COMMANDS}:add_completion_arguments",
-        choices=("bash", "zsh"),
+    addon.add_commands(
+        Command(
+            "new",
+            "PATH",
+            "start a project: an experiment, parts with a test, and the schema for editors",
+            f"{COMMANDS}:run_new",
+            arguments=f"{COMMANDS}:add_new_arguments",
+        ),
+        Command(
+            "schema",
+            "[--out FILE] [OVERRIDE ...]",
+            "write a JSON Schema of experiments, with which editors complete and check keys",
+            f"{COMMANDS}:run_schema",
+            takes_overrides=True,
+            arguments=f"{COMMANDS}:add_schema_arguments",
+        ),
+        Command(
+            "completion",
+            "SHELL [OVERRIDE ...]",
+            "print a script with which bash or zsh complete keys, parts, values and run folders",
+            f"{COMMANDS}:run_completion",
+            takes_overrides=True,
+            arguments=f"{COMMANDS}:add_completion_arguments",
+            choices=("bash", "zsh"),
+        ),
     )

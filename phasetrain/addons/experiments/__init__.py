@@ -1,99 +1,105 @@
 """Experiments that exact runs allow: sweeps, judgements, forks, replays and proofs of runs."""
 
-from phasetrain.config.addons import AddOn
+from phasetrain.config.addons import AddOn, Command, Engine
 
+PACKAGE = "phasetrain.addons.experiments"
 ENGINE_COMMANDS = "phasetrain.cli.train_commands"
-SWEEP_COMMAND = "phasetrain.addons.experiments.sweep_command"
-RERUN_COMMAND = "phasetrain.addons.experiments.rerun_command"
-PROOF_COMMANDS = "phasetrain.addons.experiments.proof_commands"
+SWEEP_COMMAND = f"{PACKAGE}.sweep_command"
+RERUN_COMMAND = f"{PACKAGE}.rerun_command"
+PROOF_COMMANDS = f"{PACKAGE}.proof_commands"
 
 
 def register(addon: AddOn) -> None:
     """Declare what this add-on adds."""
-    addon.add_command(
-        "replay",
-        "[RUN_FOLDER] RUN.step=N [OVERRIDE ...]",
-        "run a past update again and compare it with the ledger",
-        f"{ENGINE_COMMANDS}:run_engine",
-        takes_overrides=True,
-        arguments=f"{ENGINE_COMMANDS}:add_folder_flags",
-        engine="replay",
+    addon.add_commands(
+        Command(
+            "replay",
+            "[RUN_FOLDER] RUN.step=N [OVERRIDE ...]",
+            "run a past update again and compare it with the ledger",
+            f"{ENGINE_COMMANDS}:run_engine",
+            takes_overrides=True,
+            arguments=f"{ENGINE_COMMANDS}:add_folder_flags",
+            engine="replay",
+        ),
+        Command(
+            "find-lr",
+            "[OVERRIDE ...]",
+            "find a learning rate with a range test",
+            f"{ENGINE_COMMANDS}:run_engine",
+            takes_overrides=True,
+            engine="find_lr",
+        ),
+        Command(
+            "find-batch-size",
+            "[OVERRIDE ...]",
+            "find the largest batch that fits into memory",
+            f"{ENGINE_COMMANDS}:run_engine",
+            takes_overrides=True,
+            engine="find_batch_size",
+        ),
+        Command(
+            "sweep",
+            "SECTION.key=VALUE,VALUE ['RUN.seed=seeds(5)'] [OVERRIDE ...]",
+            "run every combination of the given values; with several seeds, compare the configs",
+            f"{SWEEP_COMMAND}:run_sweep",
+            takes_overrides=True,
+            arguments=f"{SWEEP_COMMAND}:add_sweep_arguments",
+        ),
+        Command(
+            "rerun",
+            "RUN_FOLDER | --recipe NAME [OVERRIDE ...]",
+            "repeat a run, or a recipe, in a new folder and check that it gives the same",
+            f"{RERUN_COMMAND}:run_rerun",
+            takes_overrides=True,
+            arguments=f"{RERUN_COMMAND}:add_rerun_arguments",
+            config_words=f"{RERUN_COMMAND}:list_config_words",
+        ),
+        Command(
+            "judge",
+            "A B [CANDIDATE ...] [OVERRIDE ...]",
+            "decide by runs whether B is identical to A, better or worse (exit code 8; undecided: "
+            "9)",
+            f"{PROOF_COMMANDS}:run_judge",
+            arguments=f"{PROOF_COMMANDS}:add_judge_arguments",
+        ),
+        Command(
+            "verify",
+            "RUN_FOLDER|WEIGHTS",
+            "check the ledger of a run, and train random parts of it again (exit code 1: "
+            "different)",
+            f"{PROOF_COMMANDS}:run_verify",
+            arguments=f"{PROOF_COMMANDS}:add_verify_arguments",
+        ),
+        Command(
+            "recipes list",
+            "",
+            "list the recipes: data, metric with its spread over seeds, minutes, status",
+            f"{RERUN_COMMAND}:run_recipes_list",
+            arguments=f"{RERUN_COMMAND}:add_recipes_arguments",
+        ),
+        Command(
+            "certify",
+            "[OVERRIDE ...]",
+            "prove here that the run resumes bit-identically after kills (exit code 7: it does "
+            "not)",
+            f"{PROOF_COMMANDS}:run_certify",
+            takes_overrides=True,
+            arguments=f"{PROOF_COMMANDS}:add_certify_arguments",
+        ),
     )
-    addon.add_command(
-        "find-lr",
-        "[OVERRIDE ...]",
-        "find a learning rate with a range test",
-        f"{ENGINE_COMMANDS}:run_engine",
-        takes_overrides=True,
-        engine="find_lr",
+    addon.add_engines(
+        Engine("replay", f"{PACKAGE}.replay.replay:replay", is_distributed=False),
+        Engine("find_lr", f"{PACKAGE}.find.find_lr:find_lr", is_distributed=False),
+        Engine(
+            "find_batch_size",
+            f"{PACKAGE}.find.find_batch_size:find_batch_size",
+            is_distributed=False,
+        ),
     )
-    addon.add_command(
-        "find-batch-size",
-        "[OVERRIDE ...]",
-        "find the largest batch that fits into memory",
-        f"{ENGINE_COMMANDS}:run_engine",
-        takes_overrides=True,
-        engine="find_batch_size",
-    )
-    addon.add_command(
-        "sweep",
-        "SECTION.key=VALUE,VALUE ['RUN.seed=seeds(5)'] [OVERRIDE ...]",
-        "run every combination of the given values; with several seeds, compare the configs",
-        f"{SWEEP_COMMAND}:run_sweep",
-        takes_overrides=True,
-        arguments=f"{SWEEP_COMMAND}:add_sweep_arguments",
-    )
-    addon.add_command(
-        "rerun",
-        "RUN_FOLDER | --recipe NAME [OVERRIDE ...]",
-        "repeat a run, or a recipe, in a new folder and check that it gives the same",
-        f"{RERUN_COMMAND}:run_rerun",
-        takes_overrides=True,
-        arguments=f"{RERUN_COMMAND}:add_rerun_arguments",
-        config_words=f"{RERUN_COMMAND}:list_config_words",
-    )
-    addon.add_command(
-        "judge",
-        "A B [CANDIDATE ...] [OVERRIDE ...]",
-        "decide by runs whether B is identical to A, better or worse (exit code 8; undecided: 9)",
-        f"{PROOF_COMMANDS}:run_judge",
-        arguments=f"{PROOF_COMMANDS}:add_judge_arguments",
-    )
-    addon.add_command(
-        "verify",
-        "RUN_FOLDER|WEIGHTS",
-        "check the ledger of a run, and train random parts of it again (exit code 1: different)",
-        f"{PROOF_COMMANDS}:run_verify",
-        arguments=f"{PROOF_COMMANDS}:add_verify_arguments",
-    )
-    addon.add_command(
-        "recipes list",
-        "",
-        "list the recipes: data, metric with its spread over seeds, minutes, status",
-        f"{RERUN_COMMAND}:run_recipes_list",
-        arguments=f"{RERUN_COMMAND}:add_recipes_arguments",
-    )
-    addon.add_command(
-        "certify",
-        "[OVERRIDE ...]",
-        "prove here that the run resumes bit-identically after kills (exit code 7: it does not)",
-        f"{PROOF_COMMANDS}:run_certify",
-        takes_overrides=True,
-        arguments=f"{PROOF_COMMANDS}:add_certify_arguments",
-    )
-    addon.add_engine(
-        "replay", "phasetrain.addons.experiments.replay.replay:replay", is_distributed=False
-    )
-    for name in ("find_lr", "find_batch_size"):
-        addon.add_engine(
-            name, f"phasetrain.addons.experiments.find.{name}:{name}", is_distributed=False
-        )
-    addon.add_section("FIND", "phasetrain.addons.experiments.find.section:FindSection")
-    addon.add_keys("RUN", "phasetrain.addons.experiments.run_keys:RunKeys")
+    addon.add_section("FIND", f"{PACKAGE}.find.section:FindSection")
+    addon.add_keys("RUN", f"{PACKAGE}.run_keys:RunKeys")
     addon.add_service(
         "read_certificate",
-        "phasetrain.addons.experiments.certify.certificate:read_certificate",
+        f"{PACKAGE}.certify.certificate:read_certificate",
     )
-    addon.add_service(
-        "prepare_training", "phasetrain.addons.experiments.fork.reuse_prefix:prepare_training"
-    )
+    addon.add_service("prepare_training", f"{PACKAGE}.fork.reuse_prefix:prepare_training")

@@ -1,28 +1,30 @@
 """The sections of the core with the sections and keys of the installed add-ons."""
 
-from collections import Counter
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
-from phasetrain.config.addons import import_object, load_addons
+from phasetrain.config.addons import import_object, load_addons, make_conflict_error
 from phasetrain.config.engines import list_engines
 from phasetrain.config.sections import Config
 from phasetrain.config.sections.keys import group, own_keys
-from phasetrain.errors import ConfigError
 
 
 @cache
 def complete_config() -> type[Config]:
-    """Return the dataclass whose fields are all sections."""
-    paths = [item for addon in load_addons() for item in addon.sections.items()]
-    _reject_taken(
-        "section",
-        [*(definition.name for definition in fields(Config)), *(name for name, _ in paths)],
-    )
-    added = {name: import_object(path) for name, path in paths}
+    """Return the dataclass whose fields are all sections.
+
+    Raises:
+        ConfigError: an add-on adds a section or a key that is there already.
+    """
+    own = {definition.name for definition in fields(Config)}
+    added = {}
+    for addon in load_addons():
+        for name, path in addon.sections.items():
+            if name in own:
+                raise make_conflict_error(addon, f"the section {name!r}")
+            added[name] = import_object(path)
     extended = {
         definition.name: _extend_section(definition.name, definition.metadata["group"])
         for definition in fields(Config)
@@ -37,8 +39,15 @@ def complete_config() -> type[Config]:
 
 def _extend_section(name: str, section: type) -> type:
     """Return a section of the core with the keys that add-ons add to it."""
-    added = [import_object(path) for addon in load_addons() for path in addon.keys.get(name, ())]
-    _reject_taken(f"key of {name}", [key for keys in (section, *added) for key in own_keys(keys)])
+    taken = set(own_keys(section))
+    added = []
+    for addon in load_addons():
+        for path in addon.keys.get(name, ()):
+            keys = import_object(path)
+            for key in own_keys(keys) & taken:
+                raise make_conflict_error(addon, f"the key {name}.{key}")
+            taken |= own_keys(keys)
+            added.append(keys)
     body: dict[str, Any] = {"__doc__": section.__doc__, "__annotations__": {}}
     if name == "RUN":
         engines = tuple(list_engines())
@@ -54,18 +63,3 @@ def _extend_section(name: str, section: type) -> type:
 def _make_dataclass(name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
     made: type = dataclass(frozen=True, kw_only=True)(type(name, bases, body))
     return made
-
-
-def _reject_taken(thing: str, names: Sequence[str]) -> None:
-    """Reject names that are there twice.
-
-    Raises:
-        ConfigError: an add-on adds what is there already.
-    """
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ConfigError(
-                f"the {thing} {name!r} is added by an installed add-on, and there is one already; "
-                "uninstall the add-on",
-                code="addon.conflict",
-            )
