@@ -62,7 +62,7 @@ def register(addon: AddOn) -> None:
     addon.add_command(
         "verify",
         "RUN_FOLDER|WEIGHTS",
-        "check the ledger of a run, and train random parts of it again (exit code 1: different)",
+        "check the ledger of a run, and train random parts of it again (exit code 1: different; undecided: 9)",
         f"{PROOF_COMMANDS}:run_verify",
         arguments=f"{PROOF_COMMANDS}:add_verify_arguments",
     )
