@@ -11,6 +11,7 @@ REMOVED_IN = "0.4"
 ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
+SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
     {
@@ -35,6 +36,7 @@ MOVED = MappingProxyType(
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
+        "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
     }
@@ -77,22 +79,22 @@ NAMES = MappingProxyType(
             "find_torchvision_transform": f"{ADDONS}.libraries.torchvision_transforms",
         },
         "phasetrain.losses": {
-            "BYOL": f"{ADDONS}.vision.self_supervised_losses.byol",
-            "BarlowTwins": f"{ADDONS}.vision.self_supervised_losses.barlow_twins",
-            "ClusteringLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
-            "DINO": f"{ADDONS}.vision.self_supervised_losses.dino",
-            "DeepClusterV2": f"{ADDONS}.vision.self_supervised_losses.deepcluster",
+            "BYOL": f"{SELF_SUPERVISED_LOSSES}.byol",
+            "BarlowTwins": f"{SELF_SUPERVISED_LOSSES}.barlow_twins",
+            "ClusteringLoss": f"{SELF_SUPERVISED_LOSSES}.multi_view",
+            "DINO": f"{SELF_SUPERVISED_LOSSES}.dino",
+            "DeepClusterV2": f"{SELF_SUPERVISED_LOSSES}.deepcluster",
             "DiceLoss": f"{ADDONS}.vision.dice",
-            "FreezingLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
-            "InstanceLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
-            "MemoryLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
-            "MoCo": f"{ADDONS}.vision.self_supervised_losses.moco",
-            "NPID": f"{ADDONS}.vision.self_supervised_losses.npid",
-            "ScheduledLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
-            "SimCLR": f"{ADDONS}.vision.self_supervised_losses.simclr",
-            "SwAV": f"{ADDONS}.vision.self_supervised_losses.swav",
-            "TeacherLoss": f"{ADDONS}.vision.self_supervised_losses.multi_view",
-            "ViewDistillation": f"{ADDONS}.vision.self_supervised_losses.view_distillation",
+            "FreezingLoss": f"{SELF_SUPERVISED_LOSSES}.multi_view",
+            "InstanceLoss": f"{SELF_SUPERVISED_LOSSES}.multi_view",
+            "MemoryLoss": f"{SELF_SUPERVISED_LOSSES}.multi_view",
+            "MoCo": f"{SELF_SUPERVISED_LOSSES}.moco",
+            "NPID": f"{SELF_SUPERVISED_LOSSES}.npid",
+            "ScheduledLoss": f"{SELF_SUPERVISED_LOSSES}.multi_view",
+            "SimCLR": f"{SELF_SUPERVISED_LOSSES}.simclr",
+            "SwAV": f"{SELF_SUPERVISED_LOSSES}.swav",
+            "TeacherLoss": f"{SELF_SUPERVISED_LOSSES}.multi_view",
+            "ViewDistillation": f"{SELF_SUPERVISED_LOSSES}.view_distillation",
         },
         "phasetrain.meters": {
             "BitsPerByte": f"{ADDONS}.text.perplexity",

@@ -22,9 +22,22 @@ from phasetrain.config.moved import MOVED, NAMES, find_new_name
             marks=pytest.mark.addon("deploy"),
         ),
         ("phasetrain.commands.runs.diff", "diff", "phasetrain.app.runs.diff"),
+        (
+            "phasetrain.losses.self_supervised.clustering",
+            "find_clusters",
+            "phasetrain.losses.clustering",
+        ),
         pytest.param(
             *("phasetrain.hooks.trackers.csv", "CSV", "phasetrain.addons.observe.trackers.csv"),
             marks=pytest.mark.addon("observe"),
+        ),
+        pytest.param(
+            *(
+                "phasetrain.losses.self_supervised.multi_view",
+                "gather_embeddings",
+                "phasetrain.addons.vision.self_supervised_losses.multi_view",
+            ),
+            marks=pytest.mark.addon("vision"),
         ),
         pytest.param(
             *("phasetrain.runs.report", "read_run", "phasetrain.addons.report.page"),

@@ -66,7 +66,7 @@ def register(addon: AddOn) -> None:
             "verify",
             "RUN_FOLDER|WEIGHTS",
             "check the ledger of a run, and train random parts of it again (exit code 1: "
-            "different)",
+            "different; 9: undecided)",
             f"{PROOF_COMMANDS}:run_verify",
             arguments=f"{PROOF_COMMANDS}:add_verify_arguments",
         ),
