@@ -11,6 +11,7 @@ from phasetrain.addons.experiments.replay.updates import (
     ReplayStart,
     find_content,
     replay_updates,
+    select_components,
     start_at,
 )
 from phasetrain.addons.experiments.run_keys import RunKeys
@@ -42,9 +43,6 @@ from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
-
-SHARED = ("samples", "lr")
-"""Components that a replay on one process shares with an update of several ranks."""
 
 
 def replay(setup: Setup, extras: Extras | None = None) -> RunResult:
@@ -250,7 +248,10 @@ class _Replay:
             equal = f"updates {checked[0]} to {checked[-1]} equal"
         else:
             equal = f"update {checked[0]} equals"
-        log.info("%s the ledger, bit for bit", equal)
+        if components == COMPONENTS:
+            log.info("%s the ledger, bit for bit", equal)
+        else:
+            log.info("%s the ledger in %s", equal, " and ".join(components))
         return 0
 
     def _select_components(self) -> tuple[str, ...]:
@@ -258,15 +259,15 @@ class _Replay:
         if self.ledger is None:
             return COMPONENTS
         made_by = self.ledger[self.number].processes
-        if made_by == 1 or self.setup.config.DISTRIBUTED.reduction == "ordered":
-            return COMPONENTS
-        log.warning(
-            "the run had world size %d, the replay has one process: sums differ in their last "
-            "bits, so only %s are compared",
-            made_by,
-            " and ".join(SHARED),
-        )
-        return SHARED
+        components = select_components(self.setup, made_by)
+        if components != COMPONENTS:
+            log.warning(
+                "the run had world size %d, the replay has one process: sums differ in their last "
+                "bits, so only %s are compared",
+                made_by,
+                " and ".join(components),
+            )
+        return components
 
 
 def _describe_ledger(ledger: Ledger) -> str:

@@ -26,6 +26,7 @@ from phasetrain.hooks.run_state import collect_state, restore
 from phasetrain.proof.positions import StepPosition
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import (
+    COMPONENTS,
     FILE,
     FULL,
     SAMPLED,
@@ -36,6 +37,9 @@ from phasetrain.runs.ledger import (
 )
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import SplitData
+
+SHARED = ("samples", "lr")
+"""Components that one process has in common with several ranks that do not reduce in order."""
 
 StateAt = Mapping[StepPosition, Callable[[dict[str, Any]], None]]
 """Position -> what gets the state of the run there, as a checkpoint would hold it: `task`, and
@@ -124,6 +128,19 @@ def replay_updates(
         written = scratch.storage.read(scratch.file(FILE))
         # The hook writes the header with the first update, and the run may end before it.
         return parse_ledger(written or encode_ledger([]))
+
+
+def select_components(setup: Setup, processes: int) -> tuple[str, ...]:
+    """Return the components of a record that one process computes as a run did.
+
+    Args:
+        setup: the resolved config of the run.
+        processes: its world size.
+    """
+    # Sums of several ranks without a fixed order have other last bits in one process.
+    if processes == 1 or setup.config.DISTRIBUTED.reduction == "ordered":
+        return COMPONENTS
+    return SHARED
 
 
 def find_content(record: LedgerRecord) -> Content:

@@ -13,6 +13,7 @@ from phasetrain.addons.experiments.replay.updates import (
     ReplayStart,
     find_content,
     replay_updates,
+    select_components,
     start_at,
 )
 from phasetrain.addons.experiments.verify.evidence import Evidence, Finding, count_updates
@@ -50,9 +51,6 @@ from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import SplitData
 
-SHARED = ("samples", "lr")
-"""Components that one process has in common with several ranks that do not reduce in order."""
-
 COMPARED = ("python", "torch", "numpy", "machine", "device", "threads")
 """Entries of a recorded environment that the bits depend on."""
 
@@ -85,6 +83,11 @@ class Retrained:
     missed: tuple[str, ...]
     findings: tuple[Finding, ...]
     excuses: tuple[str, ...]
+
+    @property
+    def compares_bits(self) -> bool:
+        """Whether all components were compared, see `select_components`."""
+        return self.components == COMPONENTS
 
 
 @dataclass
@@ -136,14 +139,11 @@ class Retrainer:
         # From the ledger rather than the environment, which is that of the newest attempt.
         ends = [update for update in (segment.first, segment.last) if update in ledger]
         processes = max([1, *(ledger[update].processes for update in ends)])
-        is_comparable = processes == 1 or setup.config.DISTRIBUTED.reduction == "ordered"
-        components: tuple[str, ...] = COMPONENTS
-        if not is_comparable:
-            components = SHARED
+        components = select_components(setup, processes)
+        is_comparable = components == COMPONENTS
         differing: dict[str, list[str]] = {}
         looks: dict[StepPosition, Any] = {}
         if is_comparable:
-            # Sums of several ranks without a fixed order have other last bits in one process.
             for end in [checkpoint for checkpoint in loaded if checkpoint is not begin]:
                 state = end.manifest.state
                 # Several checkpoints at one place have the same content.
@@ -180,11 +180,11 @@ class Retrainer:
         if not is_comparable:
             excuses.append(
                 f"the run had world size {processes} without ordered reduction, and one process "
-                f"trains it again: only {' and '.join(SHARED)} can be compared"
+                f"trains it again: only {' and '.join(components)} can be compared"
             )
         return Retrained(
             segment,
-            tuple(components),
+            components,
             len([update for update in trained if update in ledger]),
             tuple(differing),
             tuple(end.name for end in segment.ends if is_comparable and end.name not in differing),

@@ -85,6 +85,8 @@ class Verification:
         choice: the segments that were chosen.
         retrained: their outcomes, in the order of the updates.
         findings: everything that differs.
+        weights: a sentence about exported or packed weights that are equal to those of their
+            checkpoint; empty if there are none.
         unverified: what was asked for and could not be compared.
         notes: parts that were not asked for, and reasons why a difference would prove nothing.
         seed: of the choice.
@@ -95,6 +97,7 @@ class Verification:
     choice: Choice
     retrained: tuple[Retrained, ...]
     findings: tuple[Finding, ...]
+    weights: str
     unverified: tuple[str, ...]
     notes: tuple[str, ...]
     seed: int
@@ -119,9 +122,8 @@ class Verification:
         }
         if any(id(finding) not in excused for finding in self.findings):
             return "different"
-        compared_all = [each for each in self.retrained if "weights" in each.components]
-        is_complete = len(compared_all) == len(self.retrained) and not self.unverified
-        if self.findings or not compared_all or not is_complete:
+        compares_bits = all(each.compares_bits for each in self.retrained)
+        if self.findings or self.unverified or not self.retrained or not compares_bits:
             return "undecided"
         return "bit-identical"
 
@@ -169,9 +171,9 @@ class Verification:
             f"ledger       {format_count(len(evidence.ledger), 'record')}, {chain}",
             f"checkpoints  {len(evidence.saved)} intact: "
             f"{join_first([saved.name for saved in evidence.saved], 3)}",
-            f"trained      {self.updates} updates again ({100 * self.share:.1f} %), in "
-            f"{len(self.retrained)} of {format_count(len(self.choice.candidates), 'segment')} "
-            f"(--seed {self.seed})",
+            f"trained      {format_count(self.updates, 'update')} again "
+            f"({100 * self.share:.1f} %), in {len(self.retrained)} of "
+            f"{format_count(len(self.choice.candidates), 'segment')} (--seed {self.seed})",
             *_limit([_format_segment(outcome) for outcome in self.retrained], "more segments"),
         ]
         lines += _limit(
@@ -185,14 +187,7 @@ class Verification:
 
     def _explain(self) -> str:
         if self.verdict == "bit-identical":
-            text = "bit-identical: every update that was trained again is that of the run"
-            if all(outcome.segment.ends for outcome in self.retrained):
-                text += ", and so are the weights after it"
-            else:
-                text += ", and so are the weights after it as far as they are known"
-            if self.updates < self.evidence.last:
-                text += "; the other updates were not trained again"
-            return text
+            return self._explain_equal()
         if self.verdict == "different":
             first = min(self.findings, key=lambda finding: finding.update)
             return f"DIFFERENT: {', '.join(first.components)} at update {first.update}"
@@ -201,13 +196,47 @@ class Verification:
                 "undecided: this machine computes other bits, and the run was made on another one "
                 "or in another way (see the notes); verify it on an equal machine"
             )
-        if self.unverified and self.retrained:
-            return (
-                f"undecided: {format_count(self.updates, 'update')} trained again without a "
-                f"difference, but {format_count(len(self.unverified), 'part')} of what was asked "
-                "for could not be compared (see unverified)"
+        if not self.retrained:
+            reasons = "unverified" if self.unverified else "the notes"
+            return f"undecided: no update could be trained again (see {reasons})"
+        limits = []
+        of_ranks = [outcome for outcome in self.retrained if not outcome.compares_bits]
+        if of_ranks:
+            updates = sum(outcome.segment.updates for outcome in of_ranks)
+            names = " and ".join(of_ranks[0].components)
+            limits.append(
+                f"only {names} of {format_count(updates, 'update')} could be compared (see the "
+                "notes)"
             )
-        return "undecided: nothing could be compared bit for bit (see the notes)"
+        if self.unverified:
+            limits.append(
+                f"{format_count(len(self.unverified), 'part')} of what was asked for could not be "
+                "compared (see unverified)"
+            )
+        return (
+            f"undecided: {format_count(self.updates, 'update')} trained again without a "
+            f"difference, but {', and '.join(limits)}"
+        )
+
+    def _explain_equal(self) -> str:
+        total = format_count(self.evidence.last, "update")
+        without = ""
+        missing = self.updates - sum(outcome.records for outcome in self.retrained)
+        if missing:
+            without = f", {missing:,} of them without a record to compare"
+        parts = [f"bit-identical: all {total}{without}"]
+        if self.updates < self.evidence.last:
+            parts = [
+                f"bit-identical in what was trained again, {self.updates:,} of {total}{without}",
+                "the others were not compared",
+            ]
+        if all(outcome.segment.ends for outcome in self.retrained):
+            parts.append("the state at the end of each segment is that of its checkpoint")
+        else:
+            parts.append("where no checkpoint is kept, only samples of the weights were compared")
+        if self.weights:
+            parts.append(self.weights)
+        return "; ".join(parts)
 
 
 def verify(path: str, options: VerifyOptions | None = None) -> Verification:
@@ -238,9 +267,12 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
     evidence = gather_evidence(folder, storage)
     findings = list(evidence.findings)
     unverified: list[str] = []
+    equal_weights = ""
     if weights is not None:
         differing, unverified = compare_weights(weights, evidence)
         findings += differing
+        if not differing and not unverified:
+            equal_weights = f"{path} has the weights of checkpoint {weights.checkpoint}"
     run = RunView(folder, storage)
     environment = run.environment
     segments = list_segments(evidence.saved, evidence.last, _list_changes(evidence, environment))
@@ -276,6 +308,7 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
         choice,
         retrained,
         tuple(findings),
+        equal_weights,
         tuple(unverified),
         tuple(dict.fromkeys(notes)),
         seed,
@@ -325,7 +358,7 @@ def _list_remarks(
         f"no checkpoint is kept after update {outcome.segment.last}: its weights were compared by "
         "the ledger's samples of them only"
         for outcome in retrained
-        if not outcome.segment.ends
+        if outcome.compares_bits and not outcome.segment.ends
     ]
     return notes
 
@@ -352,6 +385,8 @@ def _format_segment(outcome: Retrained) -> str:
     if outcome.segment.begin:
         begin = outcome.segment.begin.name
     result = f"equal: {format_count(outcome.records, 'record')}"
+    if not outcome.compares_bits:
+        result += f", in {' and '.join(outcome.components)} only"
     if outcome.weights:
         result += f", and the state of {', '.join(outcome.weights)}"
     if outcome.findings:

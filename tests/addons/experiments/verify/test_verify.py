@@ -154,6 +154,7 @@ class TestHonest:
         assert all(one.weights for one in found.retrained)
         assert (found.updates, found.share) == (8, 1.0)
         assert found.evidence.root == parse_ledger((honest / FILE).read_bytes()).root_at(8)
+        assert "all 8 updates" in found.format_text().splitlines()[-1]
         assert before == {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
 
     def test_killed_and_resumed_run_is_not_accused(self, tmp_path: Path) -> None:
@@ -178,6 +179,7 @@ class TestHonest:
         assert main(["verify", str(honest), "--seed", "7"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) <= 25
+        assert "2 of 8 updates" in lines[-1]
         assert main(["verify", str(honest), "--json", "--segments", "2"]) == 0
         content = json.loads(capsys.readouterr().out)
         assert (content["verdict"], content["verified_updates"]) == ("bit-identical", 4)
@@ -386,10 +388,37 @@ class TestOtherRuns:
         options = VerifyOptions(segments=1, seed=0)
         found = verify(str(copy), options)
         assert (summarize(found), found.unverified) == (("undecided", 9, []), ())
+        (segment,) = [line for line in found.format_text().splitlines() if "equal: " in line]
+        assert "samples and lr" in segment
         records = [one._replace(ids=1) for one in records]
         (copy / FILE).write_bytes(encode_ledger(records, ledger.header))
         forged_runs.rewrite_log(copy, 0)
         assert summarize(verify(str(copy), options))[2][0][2] == ("samples",)
+
+    def test_segments_of_several_ranks_next_to_those_of_one(self, copy: Path) -> None:
+        ledger = parse_ledger((copy / FILE).read_bytes())
+        records = [
+            one._replace(flags=one.flags | 2 << PROCESSES_SHIFT) if one.updates > 6 else one
+            for one in ledger.values()
+        ]
+        (copy / FILE).write_bytes(encode_ledger(records, ledger.header))
+        forged_runs.rewrite_log(copy, 0)
+        found = verify(str(copy), WHOLE)
+        assert (summarize(found), found.unverified) == (("undecided", 9, []), ())
+        assert [one.compares_bits for one in found.retrained] == [True, True, True, False]
+        last = found.format_text().splitlines()[-1]
+        assert "8 updates trained again" in last
+        assert "samples and lr of 2 updates" in last
+
+    def test_updates_without_a_record(self, copy: Path) -> None:
+        ledger = parse_ledger((copy / FILE).read_bytes())
+        records = [one for one in ledger.values() if one.updates != 3]
+        (copy / FILE).write_bytes(encode_ledger(records, ledger.header))
+        forged_runs.rewrite_log(copy, 0)
+        found = verify(str(copy), WHOLE)
+        assert summarize(found) == ("bit-identical", 0, [])
+        assert [one.records for one in found.retrained] == [2, 1, 2, 2]
+        assert "1 of them" in found.format_text().splitlines()[-1]
 
     @pytest.mark.slow
     def test_segment_after_an_allowed_change_is_not_verified(self, tmp_path: Path) -> None:
@@ -436,6 +465,8 @@ class TestWeights:
     def test_exported_weights_are_those_of_the_run(self, honest: Path, weights: Path) -> None:
         found = verify(str(weights), self.options(honest))
         assert summarize(found) == ("bit-identical", 0, [])
+        last = found.format_text().splitlines()[-1]
+        assert f"{weights} has the weights of checkpoint p0001-" in last
 
     @pytest.mark.addon("deploy")
     @pytest.mark.slow
