@@ -206,15 +206,16 @@ def test_exit_in_a_custom_loop_is_a_failure() -> None:
     assert status(Path("run"))["exit_code"] == 1
 
 
-@pytest.mark.addon("deploy", "experiments")
+@pytest.mark.addon("deploy")
 def test_exit_is_a_failure_of_any_engine_and_command(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["MODEL=null", "MODEL.name=broken_parts.LeavingModel", "DATA.TEST=null"]
     assert main([*SMALL, *words, "PHASES.epochs=1", "RUN.dir=run"]) == 0
     torch.save(torch.zeros(1, 8, 8), "sample.pt")
     assert main(["predict", "run", "sample.pt", "--trust"]) == 1
     assert "sys.exit() was called" in capfd.readouterr().err
-    with raises(ExitCallError, code="run.exit_called"):
-        run([*SMALL, *LEAVING, "RUN.engine=find_lr"])
+    extract = ["RUN.dir=run", "RUN.engine=extract", "EXTRACT.splits=[train]"]
+    with raises(ExitCallError, code="run.exit_called"):  # it has no loop of phases
+        run([*SMALL, *words, *extract])
 
 
 @pytest.mark.parametrize(

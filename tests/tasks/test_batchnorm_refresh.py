@@ -63,6 +63,21 @@ def test_statistics_are_those_of_the_first_batches() -> None:
     assert len(found) == 6
 
 
+def test_statistics_are_weighted_by_samples() -> None:
+    made, phase = task(
+        "MODEL.swa={start: 0.5}", "DATA.TRAIN.batch_size=1000", "DATA.TRAIN.drop_last=false"
+    )
+    average = swa(made)
+    average.taken = 1
+    made.begin(phase, fresh=True)
+    loader = made.parts.loaders["train"]
+    inputs = [batches[0].input for batches in loader.batches(loader.plan.phases[0])]
+    assert [len(batch) for batch in inputs] == [1000, 442]
+    convolution, norm = (average.module.get_submodule(f"features.{index}") for index in (0, 1))
+    expected = convolution(torch.cat(inputs)).mean((0, 2, 3)).detach()
+    torch.testing.assert_close(norm.running_mean, expected)
+
+
 def test_statistics_depend_on_weights_and_data_alone() -> None:
     made, phase = task("MODEL.swa={start: 0.5}")
     average = swa(made)

@@ -1,6 +1,7 @@
 """Parts that each break one promise, as users have written them."""
 
 import os
+import shutil
 import time
 from typing import Any
 
@@ -135,6 +136,16 @@ class CpuHook(Hook):
 
     def on_step(self, run: Any, phase: Any, out: StepOutput) -> None:
         out.loss.cpu()
+
+
+class ErasingHook(Hook):
+    """Deletes the checkpoints when an attempt ends."""
+
+    def on_start(self, run: Any) -> None:
+        self.checkpoints = run.folder.file("checkpoints")
+
+    def close(self) -> None:
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
 class ForgetfulHook(Hook):

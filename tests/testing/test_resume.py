@@ -89,6 +89,12 @@ def test_error_names_step_part_and_cause(words: list[str], place: str, cause: st
     assert cause in str(caught.value)
 
 
+def test_run_that_starts_again_has_not_resumed() -> None:
+    words = [*LINEAR, "HOOKS.erasing={name: planted_parts.ErasingHook}"]
+    with pytest.raises(AssertionError, match=r"step 2\b.* from the beginning"):
+        assert_exact_resume(words, steps=[2], workers=None)
+
+
 def test_a_hook_that_keeps_its_state_passes() -> None:
     assert_exact_resume(
         [*LINEAR, "HOOKS.patient={name: planted_parts.PatientHook}"], steps=[2], workers=None

@@ -19,6 +19,7 @@ from phasetrain.engine.batch import Batch, GeneratedOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.models import SmallCNN
+from phasetrain.models.digest import hash_state
 from phasetrain.runs.records import PREDICTIONS
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import build_run
@@ -44,6 +45,21 @@ def test_generator_learns_and_a_killed_run_resumes_exactly(tmp_path: Path) -> No
     assert newest(tmp_path / "run").manifest.state["updates"] == 10
     train(tmp_path / "run")
     assert differences_of_runs(whole, tmp_path / "run") == []
+
+
+def test_generator_learns_in_every_second_update(tmp_path: Path) -> None:
+    class Watching(Hook):
+        def on_step(self, run: Any, phase: Any, out: Any) -> None:
+            if phase.is_train:
+                model = run.task.model
+                for name, network in (("generator", model.generator), ("critic", model.critic)):
+                    digests[name].append(hash_state(dict(network.named_parameters())))
+
+    digests: dict[str, list[str]] = {"generator": [], "critic": []}
+    words = [*make_words(tmp_path), *SHORT, "TASK.generator_every=2", "PHASES.epochs=1"]
+    run([*words, f"RUN.dir={tmp_path / 'run'}"], hooks={"watching": Watching()})
+    changes = {name: [seen.index(digest) for digest in seen] for name, seen in digests.items()}
+    assert changes == {"generator": [0, 1, 1, 3, 3], "critic": [0, 1, 2, 3, 4]}
 
 
 def test_weights_of_the_judge_experiment_fit_the_judge() -> None:
