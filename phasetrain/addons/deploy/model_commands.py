@@ -22,7 +22,8 @@ DEFAULT_WEIGHTS = (
     "MODEL.schedule_free, else model)"
 )
 
-# The modules of the commands are imported in the functions that run them, see file_commands.py.
+# The modules of the commands are imported in the functions that run them, as in
+# phasetrain.cli.train_commands.
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:

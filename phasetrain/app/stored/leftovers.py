@@ -1,7 +1,7 @@
 """What add-ons that are not installed here have left in the config of a run folder."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,12 +53,7 @@ def ignore_leftovers(composed: Composed, stored: StoredConfig, schema: Schema) -
     hooks = [
         hook for hook in hooks if all(lookup(changes, hook) is None for changes in composed.changes)
     ]
-    unknown = [*_list_unknown_keys(stored.values, schema), *hooks]
-    if not unknown:
-        return composed
-    log.warning(
-        "%s: ignored, since no installed add-on knows them: %s", stored.path, ", ".join(unknown)
-    )
+    _warn_of([*_list_unknown_keys(stored.values, schema), *hooks], stored.path)
     if not hooks:
         return composed
     kept = {
@@ -67,3 +62,21 @@ def ignore_leftovers(composed: Composed, stored: StoredConfig, schema: Schema) -
         if f"HOOKS.{label}" not in hooks
     }
     return replace(composed, config={**composed.config, "HOOKS": kept})
+
+
+def warn_of_unknown_keys(config: Mapping[str, Any], schema: Schema, path: str) -> None:
+    """Log a line that names the sections and the keys of RUN which `remove_unknown_keys` removes.
+
+    Args:
+        config: a recorded config.
+        schema: the keys.
+        path: folder or checkpoint of the config.
+    """
+    _warn_of(_list_unknown_keys(config, schema), path)
+
+
+def _warn_of(ignored: Sequence[str], path: str) -> None:
+    if ignored:
+        log.warning(
+            "%s: ignored, since no installed add-on knows them: %s", path, ", ".join(ignored)
+        )

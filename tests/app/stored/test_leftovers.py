@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import yaml
 from damaged import resign
-from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
+from harness import (
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    run_until_killed,
+    train,
+)
 from raising import raises
 
 from phasetrain.app.setup import resolve_config
@@ -69,6 +76,15 @@ def test_killed_run_resumes_exactly(
     assert f"{copy}: ignored, since no installed add-on knows them: " in capsys.readouterr().out
     train(tmp_path / "unbroken")
     assert differences_of_runs(tmp_path / "unbroken", copy) == []
+
+
+def test_same_command_again_names_what_is_ignored(copy: Path) -> None:
+    leave(copy, observers=("spike_alarm",))
+    checkpoint = newest(copy).path
+    train(copy)
+    _, log = (copy / "log.txt").read_text().split(f"WARNING {checkpoint}: ")
+    ignored = log.splitlines()[0].rpartition(": ")[2]
+    assert set(ignored.split(", ")) == {"RUN.spikes", "SPIKES"}
 
 
 def test_missing_hook_that_may_have_changed_the_training_needs_consent(
