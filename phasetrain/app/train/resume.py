@@ -17,7 +17,7 @@ import torch
 from phasetrain import __version__
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.setup import Setup
-from phasetrain.app.stored.leftovers import remove_unknown_keys
+from phasetrain.app.stored.leftovers import remove_unknown_keys, warn_of_unknown_keys
 from phasetrain.app.train.longer import LENGTH_KEYS, warn_before_longer
 from phasetrain.app.train.source_code import hash_sources, list_source_changes
 from phasetrain.checkpoint import LoadedCheckpoint
@@ -157,6 +157,7 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
         ChangedError: a forbidden key has changed, or an adjustable one without RUN.allow; the
             message shows both values.
     """
+    warn_of_unknown_keys(loaded.promised["config"], setup.schema, loaded.path)
     changes = list_config_changes(setup, loaded.promised)
     allowed = tuple(setup.config.RUN.allow)
     rejected = [
