@@ -11,6 +11,7 @@ REMOVED_IN = "0.4"
 ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
+BATCH_TRANSFORMS = "phasetrain.addons.vision.batch_transforms"
 SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
@@ -32,6 +33,10 @@ MOVED = MappingProxyType(
         "phasetrain.commands.migrate": "phasetrain.addons.vissl",
         "phasetrain.commands.new": "phasetrain.addons.authoring.new",
         "phasetrain.commands.plan": "phasetrain.app.preflight",
+        **{
+            f"phasetrain.data.batch_transforms.{name}": f"{BATCH_TRANSFORMS}.{name}"
+            for name in ("cutmix", "each_view", "mixing", "mixup", "one_of")
+        },
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
@@ -57,6 +62,13 @@ NAMES = MappingProxyType(
             "TensorBoard": f"{ADDONS}.observe.trackers.tensorboard",
             "Tracker": f"{ADDONS}.observe.trackers.base",
             "WandB": f"{ADDONS}.observe.trackers.wandb",
+        },
+        "phasetrain.data.batch_transforms": {
+            "CutMix": f"{BATCH_TRANSFORMS}.cutmix",
+            "EachView": f"{BATCH_TRANSFORMS}.each_view",
+            "Mixup": f"{BATCH_TRANSFORMS}.mixup",
+            "OneOf": f"{BATCH_TRANSFORMS}.one_of",
+            "PairMixing": f"{BATCH_TRANSFORMS}.mixing",
         },
         "phasetrain.data.datasets": {
             "HuggingFace": f"{ADDONS}.libraries.huggingface",

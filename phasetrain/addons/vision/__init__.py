@@ -1,4 +1,4 @@
-"""Vision beyond classification: segmentation, self-supervised learning, GANs."""
+"""Vision: augmentation, segmentation, detection, self-supervised learning, GANs."""
 
 from phasetrain.config.addons import AddOn
 
@@ -48,6 +48,13 @@ def register(addon: AddOn) -> None:
         {
             "image_mask_folder": f"{PACKAGE}.masks.folder",
             "stamps": f"{PACKAGE}.masks.stamps",
+        },
+    )
+    addon.add_parts(
+        "batch transform",
+        {
+            name: f"{PACKAGE}.batch_transforms.{name}"
+            for name in ("mixup", "cutmix", "one_of", "each_view")
         },
     )
     addon.add_parts(

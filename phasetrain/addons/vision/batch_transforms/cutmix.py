@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phasetrain.addons.vision.batch_transforms.mixing import PairMixing, Per
 from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS
-from phasetrain.data.batch_transforms.mixing import PairMixing, Per
 
 
 @BATCH_TRANSFORMS.register("cutmix")

@@ -3,7 +3,8 @@ import pytest
 import torch
 from raising import raises
 
-from phasetrain.data.batch_transforms import Mixup, PairPipeline
+from phasetrain.addons.vision.batch_transforms.mixup import Mixup
+from phasetrain.data.batch_transforms import PairPipeline
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 

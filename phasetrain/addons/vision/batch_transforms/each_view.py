@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from phasetrain.addons.vision.batch_transforms.mixing import PairMixing, draw_partners, list_counted
+from phasetrain.addons.vision.batch_transforms.one_of import OneOf
 from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS
-from phasetrain.data.batch_transforms.mixing import PairMixing, draw_partners, list_counted
-from phasetrain.data.batch_transforms.one_of import OneOf
 from phasetrain.engine.batch import Batch
 
 

@@ -1,7 +1,10 @@
 import pytest
 import torch
 
-from phasetrain.data.batch_transforms import CutMix, Mixup, OneOf, PairPipeline
+from phasetrain.addons.vision.batch_transforms.cutmix import CutMix
+from phasetrain.addons.vision.batch_transforms.mixup import Mixup
+from phasetrain.addons.vision.batch_transforms.one_of import OneOf
+from phasetrain.data.batch_transforms import PairPipeline
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from phasetrain.data.batch_transforms import EachView, PairPipeline
+from phasetrain.addons.vision.batch_transforms.each_view import EachView
+from phasetrain.data.batch_transforms import PairPipeline
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phasetrain.addons.vision.batch_transforms.mixing import PairMixing, Per, blend_pairs
 from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS
-from phasetrain.data.batch_transforms.mixing import PairMixing, Per, blend_pairs
 from phasetrain.engine.batch import mapped
 
 
