@@ -42,6 +42,7 @@ MOVED = MappingProxyType(
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
+        "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
     }
@@ -110,8 +111,12 @@ NAMES = MappingProxyType(
         },
         "phasetrain.meters": {
             "BitsPerByte": f"{ADDONS}.text.perplexity",
+            "Dice": f"{ADDONS}.vision.meters.pixels",
             "FrechetDistance": f"{ADDONS}.vision.frechet_distance",
+            "MeanAveragePrecision": f"{ADDONS}.vision.meters.detection",
+            "MeanIoU": f"{ADDONS}.vision.meters.pixels",
             "Perplexity": f"{ADDONS}.text.perplexity",
+            "PixelAccuracy": f"{ADDONS}.vision.meters.pixels",
             "SequenceErrorRate": f"{ADDONS}.text.sequence_errors",
             "SequenceErrors": f"{ADDONS}.text.sequence_errors",
             "TokenErrorRate": f"{ADDONS}.text.sequence_errors",

@@ -34,6 +34,10 @@ def register(addon: AddOn) -> None:
         "meter",
         {
             "frechet_distance": f"{PACKAGE}.frechet_distance",
+            "mean_average_precision": f"{PACKAGE}.meters.detection",
+            "dice": f"{PACKAGE}.meters.pixels",
+            "mean_iou": f"{PACKAGE}.meters.pixels",
+            "pixel_accuracy": f"{PACKAGE}.meters.pixels",
         },
     )
     addon.add_parts(
@@ -63,3 +67,4 @@ def register(addon: AddOn) -> None:
             "multi_crop": f"{PACKAGE}.multi_crop",
         },
     )
+    addon.add_service("split_boxes", f"{PACKAGE}.meters.detection:split_boxes")

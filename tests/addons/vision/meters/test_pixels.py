@@ -8,9 +8,10 @@ import torch
 from raising import raises
 from torch import Tensor
 
+from phasetrain.addons.vision.meters.pixels import Dice, MeanIoU, PixelAccuracy
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.meters import METERS, Dice, MeanIoU, Meter, PixelAccuracy
+from phasetrain.meters import METERS, Meter
 
 TRUE = torch.tensor([[[0, 0], [1, 1]], [[2, -100], [1, 0]]])
 PREDICTED = torch.tensor([[[0, 1], [1, 1]], [[0, 1], [1, 0]]])

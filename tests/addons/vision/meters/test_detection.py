@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from phasetrain.addons.vision.meters import detection
+from phasetrain.addons.vision.meters.detection import MeanAveragePrecision
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError, Problem
-from phasetrain.meters import MeanAveragePrecision, Meter
-from phasetrain.meters.dense import detection
+from phasetrain.meters import Meter
 from phasetrain.tasks.metering import update_meters
 
 
