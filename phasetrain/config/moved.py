@@ -12,6 +12,7 @@ ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
 BATCH_TRANSFORMS = "phasetrain.addons.vision.batch_transforms"
+TRANSFORMS = "phasetrain.addons.vision.transforms"
 SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
@@ -36,6 +37,10 @@ MOVED = MappingProxyType(
         **{
             f"phasetrain.data.batch_transforms.{name}": f"{BATCH_TRANSFORMS}.{name}"
             for name in ("cutmix", "each_view", "mixing", "mixup", "one_of")
+        },
+        **{
+            f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
+            for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
         },
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
@@ -88,6 +93,10 @@ NAMES = MappingProxyType(
         "phasetrain.data.transforms": {
             "MultiCrop": f"{ADDONS}.vision.multi_crop",
             "MultiCropOfSamples": f"{ADDONS}.vision.multi_crop",
+            "RandomErase": f"{TRANSFORMS}.random_erase",
+            "RandomResizedCrop": f"{TRANSFORMS}.random_resized_crop",
+            "RandomRotate": f"{TRANSFORMS}.random_rotate",
+            "Rotate": f"{TRANSFORMS}.rotate",
             "find_albumentations_transform": f"{ADDONS}.libraries.albumentations",
             "find_torchvision_transform": f"{ADDONS}.libraries.torchvision_transforms",
         },

@@ -671,7 +671,7 @@ def test_many_parts_resume_exactly_together() -> None:
     ]
     words += ["OPTIMIZER.accumulate=5", schedule("cosine"), "METERS={accuracy: {}, loss: {}}"]
     words += [
-        "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, random_erase, {name: noise, std: 0.1}]"
+        "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, random_flip, {name: noise, std: 0.1}]"
     ]
     words += ["HOOKS.csv={}"] if "csv" in HOOKS else []
     assert_exact_resume([*BATCHES, *words], steps=[2, 4], workers=(0, 1))

@@ -65,6 +65,10 @@ def register(addon: AddOn) -> None:
         "transform",
         {
             "multi_crop": f"{PACKAGE}.multi_crop",
+            **{
+                name: f"{PACKAGE}.transforms.{name}"
+                for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
+            },
         },
     )
     addon.add_service("split_boxes", f"{PACKAGE}.meters.detection:split_boxes")

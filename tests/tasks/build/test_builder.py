@@ -137,8 +137,8 @@ class TestData:
                 "DATA.TRAIN (dataset 'synthetic'): ",
             ),
             (
-                ["DATA.TRAIN.transforms=[{name: random_erase, probability: 3}]"],
-                "DATA.TRAIN.transforms[0] (transform 'random_erase'): probability = 3",
+                ["DATA.TRAIN.transforms=[{name: random_flip, probability: 3}]"],
+                "DATA.TRAIN.transforms[0] (transform 'random_flip'): probability = 3",
             ),
             (
                 ["DATA.TRAIN.transforms=[flatten, {name: center_crop, size: 4}]"],

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.data.transforms import Keys, RandomResizedCrop
+from phasetrain.addons.vision.transforms.random_resized_crop import RandomResizedCrop
+from phasetrain.data.transforms import Keys
 
 
 def test_crop_of_the_whole_image_changes_nothing():

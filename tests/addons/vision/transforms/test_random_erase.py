@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.data.transforms import Keys, RandomErase
+from phasetrain.addons.vision.transforms.random_erase import RandomErase
+from phasetrain.data.transforms import Keys
 
 
 def test_rectangles_have_these_positions():

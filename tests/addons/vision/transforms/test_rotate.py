@@ -8,8 +8,9 @@ import torch
 from harness import SMALL
 from PIL import Image
 
+from phasetrain.addons.vision.transforms.rotate import Rotate
 from phasetrain.app.setup import resolve_config
-from phasetrain.data.transforms import TRANSFORMS, Keys, Rotate
+from phasetrain.data.transforms import TRANSFORMS, Keys
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.testing import assert_exact_resume
