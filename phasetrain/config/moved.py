@@ -11,6 +11,7 @@ REMOVED_IN = "0.4"
 ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
+TEXT = "phasetrain.addons.text"
 BATCH_TRANSFORMS = "phasetrain.addons.vision.batch_transforms"
 TRANSFORMS = "phasetrain.addons.vision.transforms"
 SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
@@ -27,17 +28,21 @@ MOVED = MappingProxyType(
         },
         **{
             f"phasetrain.commands.{name}": f"{DEPLOY}.{name}"
-            for name in ("consolidate", "export", "extract", "pack", "predict", "tokenize")
+            for name in ("consolidate", "export", "extract", "pack", "predict")
         },
         "phasetrain.commands.cli": "phasetrain.cli",
         "phasetrain.commands.editor": "phasetrain.addons.authoring.editor",
         "phasetrain.commands.migrate": "phasetrain.addons.vissl",
         "phasetrain.commands.new": "phasetrain.addons.authoring.new",
         "phasetrain.commands.plan": "phasetrain.app.preflight",
+        "phasetrain.commands.tokenize": f"{TEXT}.tokenize",
         **{
             f"phasetrain.data.batch_transforms.{name}": f"{BATCH_TRANSFORMS}.{name}"
             for name in ("cutmix", "each_view", "mixing", "mixup", "one_of")
         },
+        "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
+        "phasetrain.data.datasets.text": f"{TEXT}.blocks",
+        "phasetrain.data.tokens": f"{TEXT}.tokens",
         **{
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
             for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
@@ -48,6 +53,8 @@ MOVED = MappingProxyType(
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
         "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
+        "phasetrain.tasks.generation": f"{TEXT}.generation",
+        "phasetrain.tasks.raw_inputs": f"{DEPLOY}.predict.raw_inputs",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
     }
@@ -69,6 +76,7 @@ NAMES = MappingProxyType(
             "Tracker": f"{ADDONS}.observe.trackers.base",
             "WandB": f"{ADDONS}.observe.trackers.wandb",
         },
+        "phasetrain.data": {"Tokens": f"{TEXT}.tokens.dataset"},
         "phasetrain.data.batch_transforms": {
             "CutMix": f"{BATCH_TRANSFORMS}.cutmix",
             "EachView": f"{BATCH_TRANSFORMS}.each_view",
@@ -77,16 +85,21 @@ NAMES = MappingProxyType(
             "PairMixing": f"{BATCH_TRANSFORMS}.mixing",
         },
         "phasetrain.data.datasets": {
+            "ByteTokenizer": f"{TEXT}.blocks",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
+            "IGNORED": "phasetrain.engine.batch",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
             "NumberSamples": f"{ADDONS}.libraries.scikit_learn",
+            "PackedTokens": f"{TEXT}.blocks",
             "Series": f"{ADDONS}.text.sequences",
             "Stamps": f"{ADDONS}.vision.masks.stamps",
             "TokenPairs": f"{ADDONS}.text.sequences",
             "TorchvisionSamples": f"{ADDONS}.libraries.torchvision",
             "WebDataset": f"{ADDONS}.libraries.webdataset",
             "find_torchvision_dataset": f"{ADDONS}.libraries.torchvision",
+            "load_alice": f"{TEXT}.blocks",
             "load_cmudict": f"{ADDONS}.text.sequences",
+            "load_text": f"{TEXT}.blocks",
             "load_sklearn": f"{ADDONS}.libraries.scikit_learn",
             "load_ucr": f"{ADDONS}.text.sequences",
         },

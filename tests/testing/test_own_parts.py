@@ -385,7 +385,7 @@ def own(registry: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[st
 
 def list_marks(words: Iterable[str]) -> list[Any]:
     """Return the marks of a case with these words: the add-ons of the experiment and files."""
-    addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "deploy"}
+    addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "text"}
     needed = [name for part, name in addons.items() if any(part in word for word in words)]
     return [pytest.mark.addon(*needed)] if needed else []
 

@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-import pytest
 from raising import raises
 
-from phasetrain.data.tokens import ByteCodec, LibraryCodec, load_codec
+from phasetrain.addons.text.generation import TextSource
+from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.text.tokenize.train_bpe import train_bpe
+from phasetrain.addons.text.tokens import ByteCodec, LibraryCodec, load_codec
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.generation import TextSource
 
 
-@pytest.mark.addon("deploy")
 def test_tokenizer_is_that_of_the_data_or_of_the_initial_weights(tmp_path: Path) -> None:
-    from phasetrain.addons.deploy.tokenize.train_bpe import train_bpe
-
     content = train_bpe([b"a a b"], 260)
     (tmp_path / "tokenizer.json").write_bytes(content)
     digest = LibraryCodec(content).digest
@@ -31,11 +29,7 @@ def test_tokenizer_is_that_of_the_data_or_of_the_initial_weights(tmp_path: Path)
     assert TextSource(()).open_codec(f"{folder}/tokenizer.json").digest == digest
 
 
-@pytest.mark.addon("deploy")
 def test_end_of_a_document_is_the_one_of_the_training(tmp_path: Path) -> None:
-    from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
-    from phasetrain.addons.deploy.tokenize.train_bpe import train_bpe
-
     (tmp_path / "a.txt").write_text("abc abc")
     content = train_bpe([b"abc abc"], 258).replace(b"<|endoftext|>", b"<stop>")
     (tmp_path / "given.json").write_bytes(content)

@@ -13,8 +13,8 @@ import pytest
 from raising import raises
 from web_server import quick_transfers, serve_files
 
-from phasetrain.data.tokens import MANIFEST, TokenFiles
-from phasetrain.data.tokens.tokenizers import ByteCodec, load_codec
+from phasetrain.addons.text.tokens import MANIFEST, TokenFiles
+from phasetrain.addons.text.tokens.tokenizers import ByteCodec, load_codec
 from phasetrain.errors import ConfigError
 
 Write = Callable[..., str]

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phasetrain.config.addons import require_service
 from phasetrain.data.datasets.images import EXTENSIONS, Mode, decode_image, import_pillow, to_tensor
-from phasetrain.data.tokens import ByteCodec, TextCodec, load_codec
 from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
-from phasetrain.tasks.generation.find_codec import OF_BYTES
 
 ARRAYS = (".npy", ".pt")
 """Extensions of files with tensors."""
@@ -27,6 +26,9 @@ TABLES = (".csv",)
 
 TEXTS = (".txt", ".text")
 """Extensions of files with text."""
+
+TOKEN_DATASETS = ("text", "alice", "tokens")
+"""Datasets of the add-on text, whose samples are blocks of tokens."""
 
 STDIN = "-"
 """Stands for the lines of standard input."""
@@ -64,31 +66,31 @@ class InputReader:
         facts: recorded facts about its data: `channels`, `context`, `input_shape`, or else the
             `sample_shape` of the first sample.
         takes_numbers: whether a sample is known to be an array; otherwise `input_shape` tells.
-        tokenizer: the tokenizer, if it is not in the folder of the dataset.
+        tokenizer: a `TextCodec` of the add-on text, if it is not in the folder of the dataset.
     """
 
     section: Mapping[str, Any]
     facts: Mapping[str, Any]
     takes_numbers: bool = False
-    tokenizer: TextCodec | None = None
+    tokenizer: Any = None
 
     @property
     def is_text(self) -> bool:
         """Whether samples are blocks of tokens."""
-        return self.section.get("dataset") in (*OF_BYTES, "tokens")
+        return self.section.get("dataset") in TOKEN_DATASETS
 
     @cached_property
-    def codec(self) -> TextCodec:
-        """The tokenizer of the dataset, if samples are blocks of tokens.
+    def codec(self) -> Any:
+        """The tokenizer of the dataset, a `TextCodec` of the add-on text, if samples are blocks of
+        tokens.
 
         Raises:
-            ConfigError: the folder of the dataset is not there.
+            ConfigError: the folder of the dataset or the add-on is not there.
         """
         if self.tokenizer is not None:
             return self.tokenizer
-        if self.section.get("dataset") in OF_BYTES:
-            return ByteCodec()
-        return load_codec(str(self.section.get("path")))
+        open_codec = require_service("open_dataset_codec", "text", "a text as a sample")
+        return open_codec(self.section)
 
     def name_token(self, token: int) -> str:
         """Return the text of a token, quoted, or `end` for the end of a document."""

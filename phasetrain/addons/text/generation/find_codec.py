@@ -5,12 +5,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phasetrain.data.tokens import ByteCodec, TextCodec, load_codec
-from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE
+from phasetrain.addons.text.tokens import ByteCodec, TextCodec, load_codec
+from phasetrain.addons.text.tokens.tokenizers import TOKENIZER_FILE
 from phasetrain.errors import ConfigError
 
 OF_BYTES = ("text", "alice")
 """Datasets whose samples are blocks of byte tokens."""
+
+
+def open_dataset_codec(section: Mapping[str, Any]) -> TextCodec:
+    """Return the tokenizer of a dataset whose samples are blocks of tokens.
+
+    Args:
+        section: config of its split.
+
+    Raises:
+        ConfigError: the folder of the dataset is not there.
+    """
+    if section.get("dataset") in OF_BYTES:
+        return ByteCodec()
+    return load_codec(str(section.get("path")))
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phasetrain.addons.text.byte_counts import ByteCounts
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.base import DATASETS, TensorSamples
-from phasetrain.data.datasets.byte_counts import ByteCounts
 from phasetrain.data.datasets.shards import find_files, local_files
+from phasetrain.engine.batch import IGNORED
 from phasetrain.errors import did_you_mean
-
-IGNORED = -100
-"""Target of a position that the loss ignores, the default `ignore_index` of torch."""
 
 SPLITS = ("train", "test", "all")
 TEST_CHAPTERS = 2
@@ -165,7 +163,7 @@ def load_alice(split: Literal["train", "test", "all"] = "train", context: int = 
             f"split = {split!r}: expected train, test or all{did_you_mean(split, SPLITS)}"
         )
     whole = gzip.decompress(
-        resources("phasetrain.data.datasets").joinpath("alice.txt.gz").read_bytes()
+        resources("phasetrain.addons.text").joinpath("alice.txt.gz").read_bytes()
     )
     chapters = re.split(rb"(?m)^ +(?=CHAPTER [IVX]+$)", whole)[1:]
     chosen = {

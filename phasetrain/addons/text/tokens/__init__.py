@@ -1,14 +1,14 @@
 """Text as tokens in files: tokenizers, the files, their packing into windows, and the dataset."""
 
-from phasetrain.data.datasets.byte_counts import ByteCounts
-from phasetrain.data.tokens.dataset import Tokens
-from phasetrain.data.tokens.token_files import (
+from phasetrain.addons.text.byte_counts import ByteCounts
+from phasetrain.addons.text.tokens.dataset import Tokens
+from phasetrain.addons.text.tokens.token_files import (
     MANIFEST,
     Manifest,
     ShardRecord,
     TokenFiles,
 )
-from phasetrain.data.tokens.tokenizers import (
+from phasetrain.addons.text.tokens.tokenizers import (
     ByteCodec,
     LibraryCodec,
     TextCodec,

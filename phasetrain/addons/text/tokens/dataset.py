@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from phasetrain.config.checks import check_at_least
-from phasetrain.data.datasets.base import DATASETS
-from phasetrain.data.datasets.text import IGNORED
-from phasetrain.data.tokens.packing import (
+from phasetrain.addons.text.tokens.packing import (
     ShuffledDocuments,
     TokenStream,
     number_positions,
     read_window,
 )
-from phasetrain.data.tokens.token_files import TokenFiles, Verify
+from phasetrain.addons.text.tokens.token_files import TokenFiles, Verify
+from phasetrain.config.checks import check_at_least
+from phasetrain.data.datasets.base import DATASETS
+from phasetrain.engine.batch import IGNORED
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import seed_of
 

@@ -6,10 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
-from phasetrain.data.tokens import TextCodec
+from phasetrain.addons.text.generation.sampling import Sampling, draw_token
+from phasetrain.addons.text.tokens import TextCodec
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import seed_of
-from phasetrain.tasks.generation.sampling import Sampling, draw_token
 
 
 @runtime_checkable

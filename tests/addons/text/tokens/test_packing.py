@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasetrain.data.tokens.packing import (
+from phasetrain.addons.text.tokens.packing import (
     ShuffledDocuments,
     TokenArray,
     number_positions,

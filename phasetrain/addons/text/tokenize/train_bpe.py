@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from phasetrain.data.tokens.tokenizers import END_NAMES, import_tokenizers
+from phasetrain.addons.text.tokens.tokenizers import END_NAMES, import_tokenizers
 from phasetrain.errors import ConfigError
 
 SMALLEST = 257

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
+
 LENGTHS = (5, 1, 12, 3, 8, 2, 30, 4)
 """Bytes of each document."""
 
@@ -15,14 +17,13 @@ Write = Callable[..., str]
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     """Return a function that writes documents of bytes, and returns the path of the folder."""
-    tokenizing = pytest.importorskip("phasetrain.addons.deploy.tokenize.tokenize")
 
     def write_documents(name: str = "tokens", lengths: tuple[int, ...] = LENGTHS) -> str:
         lines = tmp_path / f"{name}.jsonl"
         texts = [chr(97 + at) * length for at, length in enumerate(lengths)]
         lines.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
         out = str(tmp_path / name)
-        tokenizing.tokenize(out, [str(lines)], tokenizing.TokenizeOptions(shard_tokens=20))
+        tokenize(out, [str(lines)], TokenizeOptions(shard_tokens=20))
         return out
 
     return write_documents

@@ -7,10 +7,11 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
-from phasetrain.data.tokens import ByteCodec
+from phasetrain.addons.text.generation import Sampling, TextGenerator
+from phasetrain.addons.text.tokens import ByteCodec
+from phasetrain.addons.text.transformer import KeyValueCache
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS
-from phasetrain.tasks.generation import Sampling, TextGenerator
 
 CPU = torch.device("cpu")
 
@@ -46,10 +47,7 @@ def texts(
         return generator.generate(prompt, count, 2, Sampling(**values))  # type: ignore[arg-type]
 
 
-@pytest.mark.addon("text")
 def test_cached_scores_are_those_of_the_whole_input() -> None:
-    from phasetrain.addons.text.transformer import KeyValueCache
-
     made = model(20).double()
     tokens = torch.arange(20)[None] * 7
     with torch.no_grad():
@@ -62,7 +60,6 @@ def test_cached_scores_are_those_of_the_whole_input() -> None:
         made(tokens[:, :5], cache)
 
 
-@pytest.mark.addon("text")
 @pytest.mark.parametrize("values", [{"temperature": 0}, {"top_k": 40}, {"top_p": 0.9, "seed": 3}])
 @pytest.mark.parametrize("count", [6, 12])  # within the context, and beyond it
 def test_cache_changes_no_token(count: int, values: dict[str, float]) -> None:
@@ -72,7 +69,6 @@ def test_cache_changes_no_token(count: int, values: dict[str, float]) -> None:
     assert all(found)
 
 
-@pytest.mark.addon("text")
 def test_text_depends_on_seed_and_number() -> None:
     made = model()
     found = texts(made, codec=Numbers())

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from phasetrain.data.datasets.byte_counts import ByteCounts
-from phasetrain.data.datasets.text import ByteTokenizer
-from phasetrain.data.tokens.token_files import MANIFEST, read_manifest
+from phasetrain.addons.text.blocks import ByteTokenizer
+from phasetrain.addons.text.byte_counts import ByteCounts
+from phasetrain.addons.text.tokens.token_files import MANIFEST, read_manifest
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.storage import fetch, is_url, strip_file_scheme
 from phasetrain.runtime.storage.remote import redact_url

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from raising import raises
 
-from phasetrain.data.tokens import ByteCodec, LibraryCodec, load_codec
+from phasetrain.addons.text.tokenize.train_bpe import train_bpe
+from phasetrain.addons.text.tokens import ByteCodec, LibraryCodec, load_codec
 from phasetrain.errors import ConfigError
 
 TEXT = "the cat sat on the mat, Wärme 日本 <|endoftext|>\n".encode()
@@ -15,7 +16,6 @@ TEXT = "the cat sat on the mat, Wärme 日本 <|endoftext|>\n".encode()
 
 @pytest.fixture(scope="module")
 def bpe() -> LibraryCodec:
-    train_bpe = pytest.importorskip("phasetrain.addons.deploy.tokenize.train_bpe").train_bpe
     return LibraryCodec(train_bpe([TEXT * 3], 300))
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from phasetrain.addons.text.blocks import IGNORED, ByteTokenizer, PackedTokens, load_alice
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets import IGNORED, ByteTokenizer, PackedTokens, load_alice
 
 FINGERPRINT = "961af44615231f24cbf4d3eca9ab3e7d09822c428dd95a3bbab4110af0b11ba5"
 TRAIN_TOKENS, TEST_TOKENS = 125_391, 22_588

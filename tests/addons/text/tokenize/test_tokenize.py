@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from raising import raises
 
-from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.text.tokens import TokenFiles
 from phasetrain.cli.main import main
-from phasetrain.data.tokens import TokenFiles
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import Storage
 

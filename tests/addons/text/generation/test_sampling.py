@@ -7,8 +7,8 @@ import torch
 from raising import raises
 from torch import Generator
 
+from phasetrain.addons.text.generation import Sampling, draw_token
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.generation import Sampling, draw_token
 
 SCORES = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
 

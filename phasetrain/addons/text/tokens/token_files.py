@@ -22,9 +22,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from phasetrain.addons.text.byte_counts import ByteCounts
+from phasetrain.addons.text.tokens.packing import TokenArray
 from phasetrain.data.datasets.base import locate_part
-from phasetrain.data.datasets.byte_counts import ByteCounts
-from phasetrain.data.tokens.packing import TokenArray
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import fetch, is_url, strip_file_scheme
 from phasetrain.runtime.storage.remote import redact_url

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.addons.deploy.tokenize.documents import (
+from phasetrain.addons.text.tokenize.documents import (
     InputFile,
     Position,
     list_inputs,
     read_documents,
 )
-from phasetrain.addons.deploy.tokenize.train_bpe import train_bpe
-from phasetrain.data.tokens import (
+from phasetrain.addons.text.tokenize.train_bpe import train_bpe
+from phasetrain.addons.text.tokens import (
     ByteCodec,
     LibraryCodec,
     Manifest,
@@ -26,13 +26,13 @@ from phasetrain.data.tokens import (
     TokenFiles,
     load_codec,
 )
-from phasetrain.data.tokens.token_files import (
+from phasetrain.addons.text.tokens.token_files import (
     BYTES_TABLE,
     MANIFEST,
     PROGRESS,
     read_manifest,
 )
-from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE, TokenArray
+from phasetrain.addons.text.tokens.tokenizers import TOKENIZER_FILE, TokenArray
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import Storage
 

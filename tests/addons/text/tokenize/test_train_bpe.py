@@ -6,8 +6,8 @@ import sys
 import pytest
 from raising import raises
 
-from phasetrain.addons.deploy.tokenize.train_bpe import train_bpe
-from phasetrain.data.tokens import LibraryCodec
+from phasetrain.addons.text.tokenize.train_bpe import train_bpe
+from phasetrain.addons.text.tokens import LibraryCodec
 from phasetrain.errors import ConfigError
 
 TEXTS = [b"the cat sat on the mat", b"the mat sat on the cat"] * 20
@@ -23,7 +23,7 @@ def test_every_byte_has_a_token() -> None:
 @pytest.mark.slow
 def test_processes_train_the_same_tokenizer() -> None:
     program = (
-        "from phasetrain.addons.deploy.tokenize.train_bpe import train_bpe\n"
+        "from phasetrain.addons.text.tokenize.train_bpe import train_bpe\n"
         f"print(train_bpe({TEXTS!r}, 280).decode())"
     )
     found = {
