@@ -11,6 +11,9 @@ REMOVED_IN = "0.4"
 ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
+TEXT = "phasetrain.addons.text"
+BATCH_TRANSFORMS = "phasetrain.addons.vision.batch_transforms"
+TRANSFORMS = "phasetrain.addons.vision.transforms"
 SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
@@ -25,18 +28,33 @@ MOVED = MappingProxyType(
         },
         **{
             f"phasetrain.commands.{name}": f"{DEPLOY}.{name}"
-            for name in ("consolidate", "export", "extract", "pack", "predict", "tokenize")
+            for name in ("consolidate", "export", "extract", "pack", "predict")
         },
         "phasetrain.commands.cli": "phasetrain.cli",
         "phasetrain.commands.editor": "phasetrain.addons.authoring.editor",
         "phasetrain.commands.migrate": "phasetrain.addons.vissl",
         "phasetrain.commands.new": "phasetrain.addons.authoring.new",
         "phasetrain.commands.plan": "phasetrain.app.preflight",
+        "phasetrain.commands.tokenize": f"{TEXT}.tokenize",
+        **{
+            f"phasetrain.data.batch_transforms.{name}": f"{BATCH_TRANSFORMS}.{name}"
+            for name in ("cutmix", "each_view", "mixing", "mixup", "one_of")
+        },
+        "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
+        "phasetrain.data.datasets.text": f"{TEXT}.blocks",
+        "phasetrain.data.tokens": f"{TEXT}.tokens",
+        **{
+            f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
+            for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
+        },
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
+        "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
+        "phasetrain.tasks.generation": f"{TEXT}.generation",
+        "phasetrain.tasks.raw_inputs": f"{DEPLOY}.predict.raw_inputs",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
     }
@@ -58,23 +76,40 @@ NAMES = MappingProxyType(
             "Tracker": f"{ADDONS}.observe.trackers.base",
             "WandB": f"{ADDONS}.observe.trackers.wandb",
         },
+        "phasetrain.data": {"Tokens": f"{TEXT}.tokens.dataset"},
+        "phasetrain.data.batch_transforms": {
+            "CutMix": f"{BATCH_TRANSFORMS}.cutmix",
+            "EachView": f"{BATCH_TRANSFORMS}.each_view",
+            "Mixup": f"{BATCH_TRANSFORMS}.mixup",
+            "OneOf": f"{BATCH_TRANSFORMS}.one_of",
+            "PairMixing": f"{BATCH_TRANSFORMS}.mixing",
+        },
         "phasetrain.data.datasets": {
+            "ByteTokenizer": f"{TEXT}.blocks",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
+            "IGNORED": "phasetrain.engine.batch",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
             "NumberSamples": f"{ADDONS}.libraries.scikit_learn",
+            "PackedTokens": f"{TEXT}.blocks",
             "Series": f"{ADDONS}.text.sequences",
             "Stamps": f"{ADDONS}.vision.masks.stamps",
             "TokenPairs": f"{ADDONS}.text.sequences",
             "TorchvisionSamples": f"{ADDONS}.libraries.torchvision",
             "WebDataset": f"{ADDONS}.libraries.webdataset",
             "find_torchvision_dataset": f"{ADDONS}.libraries.torchvision",
+            "load_alice": f"{TEXT}.blocks",
             "load_cmudict": f"{ADDONS}.text.sequences",
+            "load_text": f"{TEXT}.blocks",
             "load_sklearn": f"{ADDONS}.libraries.scikit_learn",
             "load_ucr": f"{ADDONS}.text.sequences",
         },
         "phasetrain.data.transforms": {
             "MultiCrop": f"{ADDONS}.vision.multi_crop",
             "MultiCropOfSamples": f"{ADDONS}.vision.multi_crop",
+            "RandomErase": f"{TRANSFORMS}.random_erase",
+            "RandomResizedCrop": f"{TRANSFORMS}.random_resized_crop",
+            "RandomRotate": f"{TRANSFORMS}.random_rotate",
+            "Rotate": f"{TRANSFORMS}.rotate",
             "find_albumentations_transform": f"{ADDONS}.libraries.albumentations",
             "find_torchvision_transform": f"{ADDONS}.libraries.torchvision_transforms",
         },
@@ -98,8 +133,12 @@ NAMES = MappingProxyType(
         },
         "phasetrain.meters": {
             "BitsPerByte": f"{ADDONS}.text.perplexity",
+            "Dice": f"{ADDONS}.vision.meters.pixels",
             "FrechetDistance": f"{ADDONS}.vision.frechet_distance",
+            "MeanAveragePrecision": f"{ADDONS}.vision.meters.detection",
+            "MeanIoU": f"{ADDONS}.vision.meters.pixels",
             "Perplexity": f"{ADDONS}.text.perplexity",
+            "PixelAccuracy": f"{ADDONS}.vision.meters.pixels",
             "SequenceErrorRate": f"{ADDONS}.text.sequence_errors",
             "SequenceErrors": f"{ADDONS}.text.sequence_errors",
             "TokenErrorRate": f"{ADDONS}.text.sequence_errors",

@@ -1,5 +1,6 @@
 """Datasets, transforms, samplers and loaders (section DATA)."""
 
+from phasetrain.config.moved import import_moved_name
 from phasetrain.data.bad_samples import BadSamples, OnBadSample, SampleError
 from phasetrain.data.datasets import DATASETS
 from phasetrain.data.datasets.streams import Stream, StreamDataset
@@ -16,7 +17,6 @@ from phasetrain.data.samplers.lanes import LaneOrder
 from phasetrain.data.samplers.named import DrawOrder
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
 from phasetrain.data.samplers.source import SampleSource
-from phasetrain.data.tokens import Tokens
 from phasetrain.data.transforms import TRANSFORMS
 
 __all__ = [
@@ -47,6 +47,10 @@ __all__ = [
     "SourcesReader",
     "Stream",
     "StreamDataset",
-    "Tokens",
     "WindowedDataset",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name that has moved to an add-on, with a warning."""
+    return import_moved_name(__name__, name)

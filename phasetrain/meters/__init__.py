@@ -11,8 +11,6 @@ from phasetrain.meters.classification.f1 import F1
 from phasetrain.meters.classification.multilabel_accuracy import MultilabelAccuracy
 from phasetrain.meters.classification.per_class_accuracy import PerClassAccuracy
 from phasetrain.meters.classification.present_accuracy import PresentAccuracy
-from phasetrain.meters.dense.detection import MeanAveragePrecision
-from phasetrain.meters.dense.pixels import Dice, MeanIoU, PixelAccuracy
 from phasetrain.meters.loss import MeanLoss, MeanOfLogged
 from phasetrain.meters.regression import Regression
 
@@ -23,16 +21,12 @@ __all__ = [
     "Accuracy",
     "AveragePrecision",
     "ConfusionMatrix",
-    "Dice",
     "GroupedAUROC",
-    "MeanAveragePrecision",
-    "MeanIoU",
     "MeanLoss",
     "MeanOfLogged",
     "Meter",
     "MultilabelAccuracy",
     "PerClassAccuracy",
-    "PixelAccuracy",
     "PrecisionAtK",
     "PresentAccuracy",
     "RecallAtK",

@@ -161,13 +161,14 @@ def test_what_follows_from_a_mistake_is_not_reported(words: list[str], key: str)
             },
             marks=pytest.mark.addon("vision"),
         ),
-        (
+        pytest.param(
             "DATA.TRAIN.batch_transforms=[{name: one_of, transforms: [mixip]}, "
             "{name: each_view, transforms: [{name: cutmix, alhpa: 1}]}]",
             {
                 "DATA.TRAIN.batch_transforms[0].transforms[0]",
                 "DATA.TRAIN.batch_transforms[1].transforms[0].alhpa",
             },
+            marks=pytest.mark.addon("vision"),
         ),
         (
             "DATA.TRAIN={dataset: mixed, datasets: {a: {dataset: digts}, b: {dataset: idx, "

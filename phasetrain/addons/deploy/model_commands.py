@@ -15,7 +15,7 @@ from phasetrain.runtime.format import format_count
 
 if TYPE_CHECKING:
     from phasetrain.addons.deploy.predict.predict import Prediction
-    from phasetrain.tasks.raw_inputs import OnUnreadable
+    from phasetrain.addons.deploy.predict.raw_inputs import OnUnreadable
 
 DEFAULT_WEIGHTS = (
     "trained weights (model), or an average of them (default: schedule_free for a run with "

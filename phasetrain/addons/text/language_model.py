@@ -7,14 +7,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from phasetrain.addons.text.generation.generate import PretrainedLike
 from phasetrain.addons.text.perplexity import BitsPerByte, Perplexity
 from phasetrain.addons.text.transformer import Transformer
-from phasetrain.data.datasets import IGNORED
-from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.batch import IGNORED, Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
 from phasetrain.tasks.base import TASKS
-from phasetrain.tasks.generation.generate import PretrainedLike
 from phasetrain.tasks.parts import Parts
 from phasetrain.tasks.supervised import Supervised
 

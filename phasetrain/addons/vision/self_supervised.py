@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from phasetrain.addons.vision.batch_transforms.each_view import EachView
 from phasetrain.addons.vision.momentum_teacher import MomentumTeacher
 from phasetrain.addons.vision.multi_crop import MultiCrop, MultiCropOfSamples
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
@@ -21,7 +22,6 @@ from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     TeacherLoss,
 )
 from phasetrain.data import SampleReader, SourcesReader
-from phasetrain.data.batch_transforms import EachView
 from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.engine.batch import Batch, StepOutput, mapped
 from phasetrain.engine.plan import TRAIN, Phase

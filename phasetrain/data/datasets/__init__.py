@@ -8,35 +8,23 @@ from phasetrain.data.datasets.idx import load_idx, read_idx
 from phasetrain.data.datasets.image_folder import ImageFolder
 from phasetrain.data.datasets.lines import Lines
 from phasetrain.data.datasets.synthetic import make_synthetic
-from phasetrain.data.datasets.text import (
-    IGNORED,
-    ByteTokenizer,
-    PackedTokens,
-    load_alice,
-    load_text,
-)
 from phasetrain.data.datasets.windows import Windows, make_windows
 from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
 
 __all__ = [
     "DATASETS",
-    "IGNORED",
-    "ByteTokenizer",
     "Described",
     "FileList",
     "Fingerprinted",
     "ImageFolder",
     "Labelled",
     "Lines",
-    "PackedTokens",
     "Role",
     "Samples",
     "TensorSamples",
     "Windows",
-    "load_alice",
     "load_digits",
     "load_idx",
-    "load_text",
     "make_synthetic",
     "make_windows",
     "read_idx",

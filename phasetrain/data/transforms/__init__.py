@@ -20,13 +20,9 @@ from phasetrain.data.transforms.noise import Noise
 from phasetrain.data.transforms.normalize import Normalize
 from phasetrain.data.transforms.on_fields import OnFields
 from phasetrain.data.transforms.random_crop import RandomCrop
-from phasetrain.data.transforms.random_erase import RandomErase
 from phasetrain.data.transforms.random_flip import RandomFlip
-from phasetrain.data.transforms.random_resized_crop import RandomResizedCrop
-from phasetrain.data.transforms.random_rotate import RandomRotate
 from phasetrain.data.transforms.random_shift import RandomShift
 from phasetrain.data.transforms.resize import Resize
-from phasetrain.data.transforms.rotate import Rotate
 
 __all__ = [
     "TRANSFORMS",
@@ -47,13 +43,9 @@ __all__ = [
     "Pipeline",
     "Placement",
     "RandomCrop",
-    "RandomErase",
     "RandomFlip",
-    "RandomResizedCrop",
-    "RandomRotate",
     "RandomShift",
     "Resize",
-    "Rotate",
     "TargetTransform",
     "check_images",
     "parse_field_kinds",

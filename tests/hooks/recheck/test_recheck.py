@@ -102,7 +102,7 @@ class TestNoEffect:
                 "MODEL.ema={decay: 0.9}",
             ),
             pytest.param(
-                ("OPTIMIZER.sam={rho: 0.05}", "DATA.TRAIN.batch_transforms=[mixup]"),
+                ("OPTIMIZER.sam={rho: 0.05}", "DATA.TRAIN.batch_transforms=[mixing_parts.Blended]"),
                 marks=pytest.mark.slow,
             ),
             pytest.param(("DATA.TRAIN.workers=2",), marks=pytest.mark.slow),
@@ -110,7 +110,7 @@ class TestNoEffect:
                 ("MACHINE.precision=bf16", "OPTIMIZER.scaler=grad"), marks=pytest.mark.slow
             ),
         ],
-        ids=["accumulation-adamw-average", "sam-mixup", "workers", "scaler"],
+        ids=["accumulation-adamw-average", "sam-batch-transform", "workers", "scaler"],
     )
     def test_bits_are_equal_with_other_parts_of_a_step(
         self, tmp_path: Path, words: tuple[str, ...]

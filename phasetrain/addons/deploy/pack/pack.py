@@ -21,12 +21,14 @@ from phasetrain.addons.deploy.pack.load_pack import (
     CARD_PAGE,
     CONFIG,
     NUMERICS,
+    TOKENIZER_FILE,
     WEIGHTS,
     Description,
     open_pack,
 )
 from phasetrain.addons.deploy.pack.user_code import find_needed_code
 from phasetrain.addons.deploy.predict.predict import FilePredictor, make_file_predictor
+from phasetrain.addons.deploy.predict.raw_inputs import InputReader
 from phasetrain.app.complete_weights import complete_weights, takes_several_inputs
 from phasetrain.app.load import (
     choose_weights,
@@ -47,7 +49,6 @@ from phasetrain.config.trust import trust_only
 from phasetrain.data import DATASETS, SampleReader
 from phasetrain.data.protocols import HasFieldKinds
 from phasetrain.data.samplers.phase_sampler import Draw
-from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.adapters import merge_adapters, remove_adapters
@@ -55,7 +56,6 @@ from phasetrain.models.sources.files import without_tied
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
-from phasetrain.tasks.raw_inputs import InputReader
 
 EXAMPLE_SAMPLES = 2
 """Samples of the test split in the example."""

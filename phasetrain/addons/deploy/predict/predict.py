@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadable, RawInput
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.load import find_test_split, load, read_data_facts
 from phasetrain.app.stored.stored_config import read_checkpoint_config
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.data.datasets.images import import_pillow
 from phasetrain.data.loading.collate import UnequalShapesError
-from phasetrain.data.tokens import ByteCodec
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
@@ -29,7 +29,6 @@ from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.input_transform import InputTransform
-from phasetrain.tasks.raw_inputs import InputReader, OnUnreadable, RawInput
 
 MULTI_LABEL = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 """Losses whose classes are independent of each other: a sample may have several."""
@@ -151,7 +150,7 @@ def find_output_form(task: Task, reader: InputReader) -> OutputForm:
 
 def list_token_names(reader: InputReader) -> tuple[str, ...]:
     """Return the text of each token of a language model; empty for bytes and for other models."""
-    if not reader.is_text or isinstance(reader.codec, ByteCodec):
+    if not reader.is_text or reader.codec.content is None:
         return ()
     return tuple(map(reader.name_token, range(reader.codec.vocabulary)))
 
