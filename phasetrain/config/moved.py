@@ -39,6 +39,11 @@ MOVED = MappingProxyType(
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
+        "phasetrain.runtime.storage.cache": f"{ADDONS}.remote.cache",
+        "phasetrain.runtime.storage.objects": f"{ADDONS}.remote.objects",
+        "phasetrain.runtime.storage.remote": f"{ADDONS}.remote.systems",
+        "phasetrain.runtime.storage.remote_handler": f"{ADDONS}.remote.handler",
+        "phasetrain.testing.memory": f"{ADDONS}.remote.memory",
     }
 )
 """Former name of a module or package -> its present name; the longest match counts."""

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from iopath.common.file_io import PathHandler
 
+from phasetrain.addons.remote.handler import ObjectWriter
 from phasetrain.runtime.storage import HANDLERS
-from phasetrain.runtime.storage.remote_handler import ObjectWriter
 
 
 @HANDLERS.register("mem")

@@ -15,8 +15,9 @@ import pytest
 from raising import raises
 from web_server import CHUNK, WebServer, quick_transfers, serve_files
 
+from phasetrain.addons.remote import cache
 from phasetrain.errors import ConfigError, PhasetrainError
-from phasetrain.runtime.storage import RemoteError, cache, fetch
+from phasetrain.runtime.storage import RemoteError, fetch
 
 CONTENT = bytes(range(256)) * 16
 DIGEST = sha256(CONTENT).hexdigest()
@@ -193,7 +194,7 @@ def test_full_disk_is_reported_before_the_download(
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from phasetrain.runtime.storage import cache
+from phasetrain.addons.remote import cache
 cache.CHUNK_BYTES = 1000
 print("ready", flush=True)
 found = cache.fetch(sys.argv[1])

@@ -9,23 +9,21 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from phasetrain.errors import ConfigError
-from phasetrain.runtime.storage.remote import (
-    RemoteStat,
+from phasetrain.addons.remote.systems import (
     TruncatedError,
     open_system,
     read_number,
-    redact_url,
     retry,
-    split_digest,
     stat_url,
-    strip_secrets,
 )
+from phasetrain.errors import ConfigError
+from phasetrain.runtime.storage.elsewhere import CachedFile, RemoteStat
+from phasetrain.runtime.storage.urls import redact_url, split_digest, strip_secrets
 
 log = logging.getLogger(__name__)
 
@@ -39,23 +37,6 @@ RECENT_SECONDS = 60.0
 """A file that was used less than this ago is not deleted: its user may be about to open it."""
 
 POLL_SECONDS = 0.05
-
-
-@dataclass(frozen=True)
-class CachedFile:
-    """A verified copy on this machine.
-
-    Attributes:
-        path: the copy; read-only.
-        size: bytes.
-        digest: SHA-256 of the content, hexadecimal.
-        identity: the server's mark of the content, see `RemoteStat`.
-    """
-
-    path: str
-    size: int
-    digest: str
-    identity: str
 
 
 def cache_folder() -> Path:

@@ -11,6 +11,7 @@ from harness import REPORT_FILES, SMALL, KillAfter, Killed, SaveEachStep, differ
 from raising import raises
 from web_server import quick_transfers
 
+from phasetrain.addons.remote.systems import open_system
 from phasetrain.app.api import run
 from phasetrain.app.result import RunResult
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
@@ -19,7 +20,6 @@ from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.hooks import Hook
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.storage import fetch, open_storage
-from phasetrain.runtime.storage.remote import open_system
 from phasetrain.runtime.terminal import Terminal
 
 pytest.importorskip("s3fs")

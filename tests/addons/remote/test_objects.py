@@ -8,11 +8,11 @@ from failpoints import Objects, Refusing
 from iopath.common.file_io import PathHandler
 from raising import raises
 
+from phasetrain.addons.remote.objects import ObjectStorage
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import (
     HANDLERS,
     FileRecord,
-    ObjectStorage,
     Storage,
     Unfinished,
     open_storage,

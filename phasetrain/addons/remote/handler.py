@@ -7,16 +7,10 @@ from typing import Any
 
 from iopath.common.file_io import PathHandler
 
+from phasetrain.addons.remote.systems import TruncatedError, find_system, open_system, retry
 from phasetrain.errors import ConfigError
-from phasetrain.runtime.storage.remote import (
-    RemoteError,
-    TruncatedError,
-    find_system,
-    open_system,
-    redact_url,
-    retry,
-    scheme_of,
-)
+from phasetrain.runtime.storage import RemoteError
+from phasetrain.runtime.storage.urls import redact_url, scheme_of
 
 RUN_SCHEMES = ("memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 """Stores that show an object as a whole once it is written, and list it at once."""

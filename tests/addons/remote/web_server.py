@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.runtime.storage import cache, remote
+from phasetrain.addons.remote import cache, systems
 
 CHUNK = 1000
 """Bytes of a part of a download in tests."""
@@ -121,6 +121,6 @@ def quick_transfers(folder: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PHASETRAIN_CACHE", str(folder))
         patch.setenv("PHASETRAIN_STALL_SECONDS", "0.3")
-        patch.setattr(remote, "FIRST_DELAY_SECONDS", 0.01)
+        patch.setattr(systems, "FIRST_DELAY_SECONDS", 0.01)
         patch.setattr(cache, "CHUNK_BYTES", CHUNK)
         yield folder

@@ -7,58 +7,30 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from io import RawIOBase
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 from iopath.common.file_io import PathHandler
 
+from phasetrain.addons.remote.cache import fetch
+from phasetrain.addons.remote.handler import RUN_SCHEMES, RemoteHandler, check_run_place
+from phasetrain.addons.remote.systems import stat_url
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.runtime.storage.cache import fetch
+from phasetrain.runtime.storage import HANDLERS, TEMPORARY, LogFile, Storage, Unfinished
 from phasetrain.runtime.storage.digest import Data, FileRecord, tree_digest
-from phasetrain.runtime.storage.logs import LogFile
-from phasetrain.runtime.storage.posix import TEMPORARY, Storage, Unfinished
-from phasetrain.runtime.storage.remote import redact_url, scheme_of, stat_url, strip_file_scheme
-from phasetrain.runtime.storage.remote_handler import RUN_SCHEMES, RemoteHandler, check_run_place
-
-HandlerClass = TypeVar("HandlerClass", bound=Callable[[], PathHandler])
+from phasetrain.runtime.storage.urls import redact_url, scheme_of
 
 
-class PathHandlers(dict[str, Callable[[], PathHandler]]):
-    """iopath handlers by the prefix of their paths."""
-
-    def register(self, prefix: str) -> Callable[[HandlerClass], HandlerClass]:
-        """Return a decorator that registers a handler class for paths that start with
-        `prefix://`."""
-
-        def add_handler(handler: HandlerClass) -> HandlerClass:
-            self[prefix] = handler
-            return handler
-
-        return add_handler
-
-
-HANDLERS = PathHandlers()
-"""iopath handlers by prefix without `://`; one is created per storage, without arguments."""
-
-
-def open_storage(path: str, before: Callable[[str, str], None] | None = None) -> Storage:
-    """Return the backend for `path`: an `ObjectStorage` for `PREFIX://...`, else a `Storage`.
+def open_objects(path: str, before: Callable[[str, str], None] | None = None) -> Storage:
+    """Return the backend for `PREFIX://...`.
 
     A registered handler comes first, then the file systems of fsspec.
 
     Raises:
         ConfigError: no handler and no file system has the prefix, or a package is missing.
     """
-    prefix, separator, _ = path.partition("://")
-    if not separator:
-        return Storage(before)
+    prefix = path.partition("://")[0]
     if prefix in HANDLERS:
         return ObjectStorage(HANDLERS[prefix](), before)
-    if prefix == "file":
-        raise ConfigError(
-            f"{path!r}: a folder of this machine is named by its path alone; write "
-            f"{strip_file_scheme(path)!r}",
-            code="storage.file_url",
-        )
     try:
         return ObjectStorage(RemoteHandler(prefix), before)
     except ConfigError as error:
@@ -67,15 +39,15 @@ def open_storage(path: str, before: Callable[[str, str], None] | None = None) ->
         raise _unknown_prefix(path, prefix) from error
 
 
-def open_run_storage(path: str) -> Storage:
-    """Return the backend for a run folder.
+def open_run_objects(path: str) -> Storage:
+    """Return the backend for a run folder `PREFIX://...`.
 
     Raises:
-        ConfigError: see `open_storage`; or the store cannot keep a run.
+        ConfigError: see `open_objects`; or the store cannot keep a run.
     """
-    storage = open_storage(path)
+    storage = open_objects(path)
     # The author of a handler answers for its store.
-    if not storage.keeps_files and scheme_of(path) not in HANDLERS:
+    if scheme_of(path) not in HANDLERS:
         check_run_place(path)
     return storage
 
@@ -288,7 +260,7 @@ class CachedObjects(ObjectAccess):
         """Return the path of the verified copy.
 
         Raises:
-            ConfigError: see `phasetrain.runtime.storage.cache.fetch`.
+            ConfigError: see `phasetrain.addons.remote.cache.fetch`.
             FileNotFoundError: there is no such file.
         """
         try:
