@@ -15,6 +15,7 @@ SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
     {
+        "phasetrain.app.submit": f"{ADDONS}.cluster.submit",
         "phasetrain.commands": "phasetrain.app",
         **{
             f"phasetrain.commands.{name}": f"{EXPERIMENTS}.{name}"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.app import submit
+from phasetrain.addons.cluster import submit
+from phasetrain.addons.cluster.submit import Training, job_environment, job_overrides
 from phasetrain.app.setup import resolve_config
-from phasetrain.app.submit import Training, job_environment, job_overrides
 from phasetrain.cli import main
 from phasetrain.cli.failures import format_error, record_failure
 from phasetrain.errors import ConfigError, PeerError
