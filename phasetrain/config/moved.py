@@ -15,6 +15,15 @@ SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
     {
+        **{
+            f"phasetrain.{former}.{name}": present
+            for former in ("app", "commands")
+            for name, present in (
+                ("runs", "phasetrain.app"),
+                ("runs.diff", f"{EXPERIMENTS}.compare.diff"),
+                ("runs.follow", f"{ADDONS}.observe.follow"),
+            )
+        },
         "phasetrain.app.submit": f"{ADDONS}.cluster.submit",
         "phasetrain.commands": "phasetrain.app",
         **{
@@ -34,16 +43,19 @@ MOVED = MappingProxyType(
         "phasetrain.commands.new": "phasetrain.addons.authoring.new",
         "phasetrain.commands.plan": "phasetrain.app.preflight",
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
+        "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
+        "phasetrain.runtime.images": f"{ADDONS}.report.images",
         "phasetrain.runtime.storage.cache": f"{ADDONS}.remote.cache",
         "phasetrain.runtime.storage.objects": f"{ADDONS}.remote.objects",
         "phasetrain.runtime.storage.remote": f"{ADDONS}.remote.systems",
         "phasetrain.runtime.storage.remote_handler": f"{ADDONS}.remote.handler",
+        "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
         "phasetrain.testing.memory": f"{ADDONS}.remote.memory",
     }
 )
@@ -58,6 +70,7 @@ NAMES = MappingProxyType(
             "MLflow": f"{ADDONS}.observe.trackers.mlflow",
             "Memory": f"{ADDONS}.observe.profiling.memory",
             "Profiler": f"{ADDONS}.observe.profiling.profiler",
+            "Recheck": f"{ADDONS}.observe.recheck.recheck",
             "Record": f"{ADDONS}.observe.trackers.base",
             "Report": f"{ADDONS}.report.hook",
             "TensorBoard": f"{ADDONS}.observe.trackers.tensorboard",

@@ -25,7 +25,7 @@ from processes import Launcher
 
 pytest.importorskip("submitit")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 WORDS = (*SMALL, "MACHINE.threads=1", "RUN.imports=[process_parts]", "LAUNCH.minutes=5")
 SLEEP = "HOOKS.strike={rank: 0, update: 4, how: sleep, seconds: 4}"

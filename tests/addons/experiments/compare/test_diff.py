@@ -14,7 +14,7 @@ import torch
 from harness import KillAfter, SaveEachStep, run_until_killed, train
 from raising import raises
 
-from phasetrain.app.runs.diff import diff
+from phasetrain.addons.experiments.compare.diff import diff
 from phasetrain.cli import main
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ConfigError
@@ -24,7 +24,7 @@ from phasetrain.runs.ledger import FILE, HEADER_BYTES, RECORD_BYTES
 from phasetrain.runtime.machine import reseed
 from phasetrain.tasks import Position, Task
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SHORT = ("PHASES.epochs=2",)  # ten updates, tests after the fifth and the tenth
 KILLED_AFTER = 3  # updates
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phasetrain.addons.observe.recheck.findings import Difference, count_changed, sum_bits
 from phasetrain.data import CustomLoader, PhaseLoader
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.engine.batch import Batch, StepOutput, mapped
 from phasetrain.engine.phases import Phase
-from phasetrain.hooks.recheck.findings import Difference, count_changed, sum_bits
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.tasks import StepEvents, Task

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from phasetrain.hooks.recheck.moments import Moments
+from phasetrain.addons.observe.recheck.moments import Moments
 
 
 def test_each_interval_has_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:

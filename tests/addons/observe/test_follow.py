@@ -12,7 +12,7 @@ import pytest
 from raising import raises
 from run_folders import write
 
-from phasetrain.app.runs.follow import follow_run, watch_run
+from phasetrain.addons.observe.follow import follow_run, watch_run
 from phasetrain.errors import ConfigError
 
 
@@ -68,7 +68,9 @@ def test_one_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_output_that_nobody_reads_any_more(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", "failed", reason="no")
-    code = f"from phasetrain.app.runs.follow import watch_run; exit(watch_run({str(folder)!r}))"
+    code = (
+        f"from phasetrain.addons.observe.follow import watch_run; exit(watch_run({str(folder)!r}))"
+    )
     read, write_end = os.pipe()
     os.close(read)
     ended = subprocess.run([sys.executable, "-c", code], stdout=write_end, stderr=subprocess.PIPE)

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from phasetrain.addons.observe.recheck.findings import Difference, count_changed
 from phasetrain.checkpoint.codec import assemble_state, flatten_state
 from phasetrain.checkpoint.snapshot import Snapshot, parse_safetensors
-from phasetrain.hooks.recheck.findings import Difference, count_changed
 from phasetrain.proof.compare import differences
 from phasetrain.tasks import SavedTask, Task
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phasetrain.runtime.images import PREFIX, encode_png, make_data_url, normalize_pixels
+from phasetrain.addons.report.images import PREFIX, make_data_url, normalize_pixels
+from phasetrain.runtime.png import encode_png
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3)])

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phasetrain.app.runs.list_runs import (
+from phasetrain.app.list_runs import (
     RunSummary,
     describe_progress,
     is_run_folder,

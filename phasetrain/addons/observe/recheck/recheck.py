@@ -12,21 +12,21 @@ from typing import Any, Literal
 
 import torch
 
+from phasetrain.addons.observe.recheck.findings import Difference, describe_findings, sort_findings
+from phasetrain.addons.observe.recheck.moments import Moments
+from phasetrain.addons.observe.recheck.state_copy import StateCopy
+from phasetrain.addons.observe.recheck.step_trace import (
+    StepTrace,
+    clone_batches,
+    compare_batches,
+    read_again,
+)
 from phasetrain.checkpoint.rechecked import Rechecked, read_rechecked, write_rechecked
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError, CorruptionError
 from phasetrain.hooks.base import HOOKS, Hook, Run, overrides
-from phasetrain.hooks.recheck.findings import Difference, describe_findings, sort_findings
-from phasetrain.hooks.recheck.moments import Moments
-from phasetrain.hooks.recheck.state_copy import StateCopy
-from phasetrain.hooks.recheck.step_trace import (
-    StepTrace,
-    clone_batches,
-    compare_batches,
-    read_again,
-)
 from phasetrain.optim import NonFinite
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.tasks import StepEvents, Task

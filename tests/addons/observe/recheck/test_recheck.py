@@ -13,11 +13,12 @@ from raising import raises
 from torch import Tensor
 
 import phasetrain
+from phasetrain.addons.observe.recheck.recheck import Recheck
 from phasetrain.app.result import RunResult
 from phasetrain.data import PhaseLoader
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, CorruptionError
-from phasetrain.hooks import HOOKS, Hook, Recheck, on
+from phasetrain.hooks import HOOKS, Hook, on
 
 EACH = "HOOKS.recheck={every_minutes: 1e-9}"
 """A recheck of every update but the first."""
