@@ -48,6 +48,8 @@ MOVED = MappingProxyType(
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
+        "phasetrain.optim.large_batch": f"{ADDONS}.optimizers.large_batch",
+        "phasetrain.optim.muon": f"{ADDONS}.optimizers.muon",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
         "phasetrain.runtime.images": f"{ADDONS}.report.images",
@@ -138,6 +140,11 @@ NAMES = MappingProxyType(
             "find_timm_model": f"{ADDONS}.libraries.models",
             "find_torchvision_model": f"{ADDONS}.libraries.models",
             "find_transformers_model": f"{ADDONS}.libraries.models",
+        },
+        "phasetrain.optim": {
+            "LAMB": f"{ADDONS}.optimizers.large_batch",
+            "LARS": f"{ADDONS}.optimizers.large_batch",
+            "Muon": f"{ADDONS}.optimizers.muon",
         },
         "phasetrain.tasks": {
             "GAN": f"{ADDONS}.vision.gan",

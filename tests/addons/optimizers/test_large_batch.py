@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from phasetrain.addons.optimizers.large_batch import LAMB, LARS
 from phasetrain.optim import OPTIMIZERS
-from phasetrain.optim.large_batch import LAMB, LARS
 
 W = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)  # norm 5
 G = torch.tensor([[0.0, 6.0], [8.0, 0.0]], dtype=torch.float64)  # norm 10

@@ -7,11 +7,11 @@ import torch
 from raising import raises
 from torch import nn
 
+from phasetrain.addons.optimizers.muon import Muon
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError
 from phasetrain.optim.groups import list_weights
-from phasetrain.optim.muon import Muon
 from phasetrain.optim.optimizers import OPTIMIZERS
 from phasetrain.optim.update.updater import Updater
 from phasetrain.tasks.build.optimizer_factory import list_optimizer_specs
