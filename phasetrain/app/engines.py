@@ -16,7 +16,7 @@ from phasetrain.app.setup import Setup, is_started_here, is_submitted, resolve_c
 from phasetrain.app.stored.stored_config import StoredConfig
 from phasetrain.app.test import evaluate
 from phasetrain.app.train.train import Loop, train
-from phasetrain.config.addons import find_service, import_object
+from phasetrain.config.addons import find_service, import_object, require_service
 from phasetrain.config.engines import list_engines
 from phasetrain.config.trust import trust_only
 from phasetrain.distributed import check_collective_order, find_placement, join_process_group
@@ -130,8 +130,9 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         for line in warnings:
             log.warning(line)
         if is_submitted(setup.config):
-            from phasetrain.app.submit import submit
-
+            submit = require_service(
+                "submit", "cluster", f"LAUNCH.cluster = {setup.config.LAUNCH.cluster!r}:"
+            )
             return RunResult(
                 "submitted", folder=setup.config.RUN.dir, reason=f"job {submit(setup)}"
             )

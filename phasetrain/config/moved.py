@@ -18,6 +18,16 @@ SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
     {
+        **{
+            f"phasetrain.{former}.{name}": present
+            for former in ("app", "commands")
+            for name, present in (
+                ("runs", "phasetrain.app"),
+                ("runs.diff", f"{EXPERIMENTS}.compare.diff"),
+                ("runs.follow", f"{ADDONS}.observe.follow"),
+            )
+        },
+        "phasetrain.app.submit": f"{ADDONS}.cluster.submit",
         "phasetrain.commands": "phasetrain.app",
         **{
             f"phasetrain.commands.{name}": f"{EXPERIMENTS}.{name}"
@@ -48,6 +58,7 @@ MOVED = MappingProxyType(
             for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
         },
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
+        "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
@@ -55,8 +66,17 @@ MOVED = MappingProxyType(
         "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
         "phasetrain.tasks.generation": f"{TEXT}.generation",
         "phasetrain.tasks.raw_inputs": f"{DEPLOY}.predict.raw_inputs",
+        "phasetrain.optim.large_batch": f"{ADDONS}.optimizers.large_batch",
+        "phasetrain.optim.muon": f"{ADDONS}.optimizers.muon",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
+        "phasetrain.runtime.images": f"{ADDONS}.report.images",
+        "phasetrain.runtime.storage.cache": f"{ADDONS}.remote.cache",
+        "phasetrain.runtime.storage.objects": f"{ADDONS}.remote.objects",
+        "phasetrain.runtime.storage.remote": f"{ADDONS}.remote.systems",
+        "phasetrain.runtime.storage.remote_handler": f"{ADDONS}.remote.handler",
+        "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
+        "phasetrain.testing.memory": f"{ADDONS}.remote.memory",
     }
 )
 """Former name of a module or package -> its present name; the longest match counts."""
@@ -70,6 +90,7 @@ NAMES = MappingProxyType(
             "MLflow": f"{ADDONS}.observe.trackers.mlflow",
             "Memory": f"{ADDONS}.observe.profiling.memory",
             "Profiler": f"{ADDONS}.observe.profiling.profiler",
+            "Recheck": f"{ADDONS}.observe.recheck.recheck",
             "Record": f"{ADDONS}.observe.trackers.base",
             "Report": f"{ADDONS}.report.hook",
             "TensorBoard": f"{ADDONS}.observe.trackers.tensorboard",
@@ -158,6 +179,11 @@ NAMES = MappingProxyType(
             "find_timm_model": f"{ADDONS}.libraries.models",
             "find_torchvision_model": f"{ADDONS}.libraries.models",
             "find_transformers_model": f"{ADDONS}.libraries.models",
+        },
+        "phasetrain.optim": {
+            "LAMB": f"{ADDONS}.optimizers.large_batch",
+            "LARS": f"{ADDONS}.optimizers.large_batch",
+            "Muon": f"{ADDONS}.optimizers.muon",
         },
         "phasetrain.tasks": {
             "GAN": f"{ADDONS}.vision.gan",

@@ -11,7 +11,6 @@ from phasetrain.hooks.monitors.plateau import Plateau
 from phasetrain.hooks.monitors.stragglers import Stragglers
 from phasetrain.hooks.numerics import Numerics
 from phasetrain.hooks.progress.console import ConsoleView
-from phasetrain.hooks.recheck.recheck import Recheck
 from phasetrain.hooks.watchdog import Watchdog
 from phasetrain.hooks.weights import ReloadWeights
 
@@ -26,7 +25,6 @@ __all__ = [
     "Metrics",
     "Numerics",
     "Plateau",
-    "Recheck",
     "ReloadWeights",
     "Run",
     "Stragglers",

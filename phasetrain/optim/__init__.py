@@ -1,8 +1,7 @@
 """Optimizers, schedules, scalers and the update (section OPTIMIZER)."""
 
-from phasetrain.optim.large_batch import LAMB, LARS
+from phasetrain.config.moved import import_moved_name
 from phasetrain.optim.multi_optimizer import MultiOptimizer
-from phasetrain.optim.muon import Muon
 from phasetrain.optim.optimizers import OPTIMIZERS, fusable
 from phasetrain.optim.schedules.param_schedules import Schedules
 from phasetrain.optim.schedules.schedules import SCHEDULES
@@ -14,18 +13,20 @@ from phasetrain.optim.update.updater import Updater
 
 __all__ = [
     "CLEAN_DATA",
-    "LAMB",
-    "LARS",
     "OPTIMIZERS",
     "SCALERS",
     "SCHEDULES",
     "GradientSettings",
     "GuardSettings",
     "MultiOptimizer",
-    "Muon",
     "NonFinite",
     "SamSettings",
     "Schedules",
     "Updater",
     "fusable",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name that has moved to an add-on, with a warning."""
+    return import_moved_name(__name__, name)

@@ -222,7 +222,7 @@ def test_optimizer_object_gives_the_bits_of_a_plain_loop(tmp_path: Path) -> None
         ("adam", {"name": "adam", "lr": 1e-3}),
         ({"name": "adamw"}, {"name": "adamw", "lr": 1e-3}),
         ({"name": "sgd", "lr": 0.5}, {"name": "sgd", "lr": 0.5}),
-        ("lars", {"name": "lars"}),
+        pytest.param("lars", {"name": "lars"}, marks=pytest.mark.addon("optimizers")),
         (torch.optim.Adam, {"name": torch.optim.Adam, "lr": 1e-3, "fused": None}),
         (torch.optim.Rprop, {"name": torch.optim.Rprop, "lr": 1e-2}),
     ],

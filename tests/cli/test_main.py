@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from phasetrain import __version__
+from phasetrain.app import list_runs
 from phasetrain.app.api import run
 from phasetrain.app.engines import print_log
 from phasetrain.app.json_values import to_json_value
-from phasetrain.cli import main, run_commands
+from phasetrain.cli import main
 from phasetrain.cli.parsing import split_command
 from phasetrain.cli.table import format_commands, list_commands, reference_table
 from phasetrain.config.addons import Command
@@ -154,9 +155,9 @@ class TestJson:
     def test_unexpected_error_is_reported_and_raised(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_commands, "_diff_content", lambda one, other: 1 / 0)
+        monkeypatch.setattr(list_runs, "list_runs", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            main(["runs", "diff", "a", "b", "--json"])
+            main(["runs", "list", ".", "--json"])
         (error,) = json.loads(capsys.readouterr().out)["errors"]
         assert error["code"] == "internal"
         assert "ZeroDivisionError" in error["message"]

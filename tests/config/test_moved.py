@@ -21,7 +21,11 @@ from phasetrain.config.moved import MOVED, NAMES, find_new_name
             *("phasetrain.commands.export", "export", "phasetrain.addons.deploy.export"),
             marks=pytest.mark.addon("deploy"),
         ),
-        ("phasetrain.commands.runs.diff", "diff", "phasetrain.app.runs.diff"),
+        ("phasetrain.commands.runs.list_runs", "list_runs", "phasetrain.app.list_runs"),
+        pytest.param(
+            *("phasetrain.app.runs.diff", "diff", "phasetrain.addons.experiments.compare.diff"),
+            marks=pytest.mark.addon("experiments"),
+        ),
         (
             "phasetrain.losses.self_supervised.clustering",
             "find_clusters",

@@ -48,7 +48,10 @@ LIBRARIES = {
     "8 bit": "bitsandbytes",
     "schedule free": "schedulefree",
 }
-WHOLE_STATE = [pytest.param(MUON, id="muon"), pytest.param(ADAFACTOR, id="adafactor")]
+WHOLE_STATE = [
+    pytest.param(MUON, id="muon", marks=pytest.mark.addon("optimizers")),
+    pytest.param(ADAFACTOR, id="adafactor"),
+]
 LIBRARY = pytest.mark.addon("libraries")
 EACH = [
     *WHOLE_STATE,

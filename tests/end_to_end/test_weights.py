@@ -129,6 +129,7 @@ class TestStart:
         path.unlink()
         assert train(tmp_path / "run", *words, "RUN.engine=test").updates == 5
 
+    @pytest.mark.addon("remote")
     def test_weights_come_from_an_object_store(self, tmp_path: Path, path: Path) -> None:
         MemoryHandler.objects["mem://weights/a.safetensors"] = path.read_bytes()
         try:

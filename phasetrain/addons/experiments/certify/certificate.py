@@ -14,9 +14,9 @@ from typing import Any
 from phasetrain import __version__
 from phasetrain.addons.experiments.certify.combination import Combination
 from phasetrain.addons.experiments.certify.timing import Cost
+from phasetrain.addons.experiments.compare.diff import OF_A_FOLDER
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.preflight.preview import list_changed_values
-from phasetrain.app.runs.diff import OF_A_FOLDER
 from phasetrain.app.setup import Setup, world_size_of
 from phasetrain.app.train.resume import describe_environment, list_packages
 from phasetrain.errors import ConfigError

@@ -17,7 +17,7 @@ from phasetrain.addons.experiments.sweep.override_text import hash_overrides, sp
 from phasetrain.addons.experiments.sweep.prune_record import PruneRecord, describe_spent
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
 from phasetrain.app.json_values import to_json_value
-from phasetrain.app.runs.list_runs import summarize_run
+from phasetrain.app.list_runs import summarize_run
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runtime.format import format_duration, format_metric
 

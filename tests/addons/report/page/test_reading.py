@@ -19,7 +19,7 @@ from phasetrain.addons.report.page.reading import (
     list_step_values,
     read_run,
 )
-from phasetrain.app.runs.list_runs import summarize_run
+from phasetrain.app.list_runs import summarize_run
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
 from phasetrain.runs.records import parse_metrics
