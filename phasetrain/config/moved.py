@@ -11,10 +11,12 @@ REMOVED_IN = "0.4"
 ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
+SHARDING = "phasetrain.addons.sharding"
 SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
     {
+        "phasetrain.checkpoint.sharded": f"{SHARDING}.checkpoint",
         "phasetrain.commands": "phasetrain.app",
         **{
             f"phasetrain.commands.{name}": f"{EXPERIMENTS}.{name}"
@@ -32,6 +34,10 @@ MOVED = MappingProxyType(
         "phasetrain.commands.migrate": "phasetrain.addons.vissl",
         "phasetrain.commands.new": "phasetrain.addons.authoring.new",
         "phasetrain.commands.plan": "phasetrain.app.preflight",
+        **{
+            f"phasetrain.distributed.strategies.{name}": f"{SHARDING}.{name}"
+            for name in ("fsdp", "sharded_ddp", "sharded_state", "zero")
+        },
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
@@ -58,6 +64,9 @@ NAMES = MappingProxyType(
             "Tracker": f"{ADDONS}.observe.trackers.base",
             "WandB": f"{ADDONS}.observe.trackers.wandb",
         },
+        "phasetrain.checkpoint": {
+            "SaveGroup": f"{SHARDING}.checkpoint",
+        },
         "phasetrain.data.datasets": {
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
@@ -77,6 +86,11 @@ NAMES = MappingProxyType(
             "MultiCropOfSamples": f"{ADDONS}.vision.multi_crop",
             "find_albumentations_transform": f"{ADDONS}.libraries.albumentations",
             "find_torchvision_transform": f"{ADDONS}.libraries.torchvision_transforms",
+        },
+        "phasetrain.distributed.strategies": {
+            "FullyShard": f"{SHARDING}.fsdp",
+            "ShardedDataParallel": f"{SHARDING}.sharded_ddp",
+            "Zero": f"{SHARDING}.zero",
         },
         "phasetrain.losses": {
             "BYOL": f"{SELF_SUPERVISED_LOSSES}.byol",
