@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import tempfile
+import tomllib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +19,8 @@ from operators import declared_operators
 
 from phasetrain.config.addons import load_addons
 
-OWN_ADDONS = (
-    *("authoring", "cluster", "deploy", "experiments", "libraries", "observe", "optimizers"),
-    *("remote", "report", "text", "vision", "vissl"),
-)
+_PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text("utf-8"))
+OWN_ADDONS = tuple(_PROJECT["project"]["entry-points"]["phasetrain.addons"])
 """The add-ons of phasetrain, each of which may be deleted."""
 
 # Not without those that cannot be loaded: their tests have to fail.

@@ -14,6 +14,7 @@ DEPLOY = "phasetrain.addons.deploy"
 TEXT = "phasetrain.addons.text"
 BATCH_TRANSFORMS = "phasetrain.addons.vision.batch_transforms"
 TRANSFORMS = "phasetrain.addons.vision.transforms"
+SHARDING = "phasetrain.addons.sharding"
 SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
@@ -28,6 +29,7 @@ MOVED = MappingProxyType(
             )
         },
         "phasetrain.app.submit": f"{ADDONS}.cluster.submit",
+        "phasetrain.checkpoint.sharded": f"{SHARDING}.checkpoint",
         "phasetrain.commands": "phasetrain.app",
         **{
             f"phasetrain.commands.{name}": f"{EXPERIMENTS}.{name}"
@@ -56,6 +58,10 @@ MOVED = MappingProxyType(
         **{
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
             for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
+        },
+        **{
+            f"phasetrain.distributed.strategies.{name}": f"{SHARDING}.{name}"
+            for name in ("fsdp", "sharded_ddp", "sharded_state", "zero")
         },
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
@@ -105,6 +111,9 @@ NAMES = MappingProxyType(
             "OneOf": f"{BATCH_TRANSFORMS}.one_of",
             "PairMixing": f"{BATCH_TRANSFORMS}.mixing",
         },
+        "phasetrain.checkpoint": {
+            "SaveGroup": f"{SHARDING}.checkpoint",
+        },
         "phasetrain.data.datasets": {
             "ByteTokenizer": f"{TEXT}.blocks",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
@@ -133,6 +142,11 @@ NAMES = MappingProxyType(
             "Rotate": f"{TRANSFORMS}.rotate",
             "find_albumentations_transform": f"{ADDONS}.libraries.albumentations",
             "find_torchvision_transform": f"{ADDONS}.libraries.torchvision_transforms",
+        },
+        "phasetrain.distributed.strategies": {
+            "FullyShard": f"{SHARDING}.fsdp",
+            "ShardedDataParallel": f"{SHARDING}.sharded_ddp",
+            "Zero": f"{SHARDING}.zero",
         },
         "phasetrain.losses": {
             "BYOL": f"{SELF_SUPERVISED_LOSSES}.byol",

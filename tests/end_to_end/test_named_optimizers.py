@@ -84,6 +84,7 @@ def test_killed_run_resumes_exactly(tmp_path: Path, words: tuple[str, ...], prec
         assert differences_of_runs(tmp_path / "whole", folder) == []
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("words", WHOLE_STATE)
 class TestTwoRanks:
@@ -111,6 +112,7 @@ class TestTwoRanks:
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp"])
 @pytest.mark.parametrize("words", EACH[2:4])
@@ -130,6 +132,7 @@ def test_sharded_state_of_libraries_has_the_bits_of_ddp(
 
 
 @LIBRARY
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "strategy"),
@@ -166,6 +169,7 @@ def test_two_ranks_resume_exactly(
 
 
 @LIBRARY
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "code"), [("zero", 2), ("fsdp", 2)])
 def test_schedule_free_is_rejected_with_sharded_state(

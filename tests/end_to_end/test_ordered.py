@@ -126,7 +126,10 @@ def test_replay_of_a_sum_over_ranks_compares_the_shared_part(
     ("words", "key"),
     [
         ("OPTIMIZER.accumulate=2", "OPTIMIZER.accumulate"),
-        ("DISTRIBUTED.strategy=zero", "DISTRIBUTED.reduction"),
+        pytest.param(
+            *("DISTRIBUTED.strategy=zero", "DISTRIBUTED.reduction"),
+            marks=pytest.mark.addon("sharding"),
+        ),
     ],
 )
 def test_conflicting_setting_is_rejected(tmp_path: Path, words: str, key: str) -> None:

@@ -164,6 +164,7 @@ class TestStart:
         noted = [(tmp_path / f"run-start-{rank}").read_text() for rank in range(4)]
         assert noted == [parameters(weights(7))] * 4
 
+    @pytest.mark.addon("sharding")
     @pytest.mark.slow
     def test_sharded_weights_are_loaded_and_saved(self, launcher: Launcher, tmp_path: Path) -> None:
         fsdp = (*SMALL, ONE, "DISTRIBUTED.strategy=fsdp", "PHASES.epochs=1")
@@ -359,7 +360,7 @@ class TestReload:
         [
             (4, ("DISTRIBUTED.reduction=ordered", "DISTRIBUTED.virtual_shards=4")),
             (3, ()),
-            (3, ("DISTRIBUTED.strategy=fsdp",)),
+            pytest.param(*(3, ("DISTRIBUTED.strategy=fsdp",)), marks=pytest.mark.addon("sharding")),
         ],
         ids=["ordered", "ddp", "fsdp"],
     )

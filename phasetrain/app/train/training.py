@@ -53,6 +53,7 @@ from phasetrain.app.train.summary import (
 )
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
+from phasetrain.config.addons import find_service
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
@@ -250,7 +251,8 @@ class Training:
         # Nobody else deletes checkpoints, because the folder is locked.
         checkpointer.reads_in_place = True
         # Every rank verifies its own shards before rank 0 chooses, so that all reading is parallel.
-        checkpointer.verify_shards(world)
+        if verify_shards := find_service("verify_shards"):
+            verify_shards(checkpointer, world)
         path = world.run_on_main(choose)
         if world.is_main or not path:
             return loaded[0]

@@ -479,7 +479,7 @@ class TestPrepare:
         assert not any("forward" in vars(module) for module in parts.model.modules())
 
     def test_communication_precision_is_rejected_by_other_strategies(self) -> None:
-        setup = resolve_config([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
+        setup = resolve_config([*WORDS, "DISTRIBUTED={strategy: none, communication: fp16}"])
         joined = World(0, 2, control=object())
         with raises(ConfigError, key="DISTRIBUTED.communication"):
             Builder(setup.config, setup.machine, joined).build_strategy()

@@ -131,7 +131,10 @@ def test_both_settings_are_tried_with_all_kills_and_the_cost_is_measured() -> No
     "words",
     [
         ["LAUNCH.processes=2", "DATA.TRAIN.batch_size=24"],
-        ["LAUNCH.processes=2", "DISTRIBUTED.strategy=fsdp", "MODEL.name=mlp"],
+        pytest.param(
+            ["LAUNCH.processes=2", "DISTRIBUTED.strategy=fsdp", "MODEL.name=mlp"],
+            marks=pytest.mark.addon("sharding"),
+        ),
         ["MACHINE.precision=bf16", "DATA.TEST=null"],
         ["MACHINE.compile={backend: aot_eager}", "DATA.TRAIN.drop_last=true"],
         ["CHECKPOINT.background=false", "OPTIMIZER=adamw", "OPTIMIZER.accumulate=2"],

@@ -42,6 +42,7 @@ def test_rechecks_on_two_ranks_change_no_bit(
     assert status(checked)["rechecked"]["updates"] >= 3
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "zero"])
 def test_sharded_runs_are_refused(launcher: Launcher, tmp_path: Path, strategy: str) -> None:

@@ -10,20 +10,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from phasetrain.addons.sharding.sharded_state import (
+    ShardedOptimizerState,
+    reject_mixed_dtypes,
+    silence_import,
+)
+from phasetrain.distributed import STRATEGIES, World
 from phasetrain.distributed.strategies.base import (
-    STRATEGIES,
     GradientAveraging,
     Groups,
     MakeOptimizer,
     broadcast_state,
     is_trainable,
 )
-from phasetrain.distributed.strategies.sharded_state import (
-    ShardedOptimizerState,
-    reject_mixed_dtypes,
-    silence_import,
-)
-from phasetrain.distributed.world import World
 
 
 @STRATEGIES.register("sharded_ddp")

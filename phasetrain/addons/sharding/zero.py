@@ -5,13 +5,13 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from phasetrain.distributed.strategies.base import STRATEGIES, Groups, MakeOptimizer
-from phasetrain.distributed.strategies.ddp import DataParallel
-from phasetrain.distributed.strategies.sharded_state import (
+from phasetrain.addons.sharding.sharded_state import (
     ShardedOptimizerState,
     reject_mixed_dtypes,
     silence_import,
 )
+from phasetrain.distributed.strategies import STRATEGIES, DataParallel
+from phasetrain.distributed.strategies.base import Groups, MakeOptimizer
 
 
 @STRATEGIES.register("zero")

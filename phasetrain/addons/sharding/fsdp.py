@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -11,19 +11,21 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from phasetrain.distributed.dtensors import is_dtensor, local_shard, shard_like, slice_like
+from phasetrain.distributed import STRATEGIES, World
+from phasetrain.distributed.dtensors import is_dtensor, local_shard, slice_like
 from phasetrain.distributed.strategies.base import (
     NO_CONTEXT,
-    STRATEGIES,
     GradientAveraging,
     Groups,
     MakeOptimizer,
     device_of,
 )
 from phasetrain.distributed.strategies.state import StateAdapter, Target
-from phasetrain.distributed.world import World
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.name_patterns import match_modules
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,7 +77,7 @@ class DTensorState(StateAdapter):
         wrapped = dict(values)
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == local.shape:
-                wrapped[name] = shard_like(value, weight)  # type: ignore[arg-type]
+                wrapped[name] = _shard_like(value, weight)  # type: ignore[arg-type]
         return wrapped
 
     def local_optimizer_state(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -319,6 +321,23 @@ class FullyShard(GradientAveraging):
         return flag
 
 
+def _shard_like(local: Tensor, like: "DTensor") -> "DTensor":
+    """Return a DTensor with the mesh and placements of `like`, from this rank's shard.
+
+    Args:
+        local: this rank's shard, on any device.
+        like: DTensor with the global shape.
+    """
+    # DTensor.from_local() would check shards across ranks or infer the global shape from even
+    # shards; with the spec given, neither a collective nor even shards are needed. Private API.
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    meta = TensorMeta(like.shape, like.stride(), local.dtype)
+    spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta)
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
 def _fits(saved: Any, like: Any) -> bool:
     return (
         isinstance(saved, Tensor)
@@ -329,11 +348,11 @@ def _fits(saved: Any, like: Any) -> bool:
 
 
 def _empty_shard(saved: Tensor, like: Any) -> Tensor:
-    return shard_like(torch.empty_like(local_shard(like), dtype=saved.dtype), like)
+    return _shard_like(torch.empty_like(local_shard(like), dtype=saved.dtype), like)
 
 
 def _shard_value(value: Any, like: Any) -> Any:
     """Return a whole tensor sharded as `like`; a DTensor or a value of another shape as it is."""
     if not _fits(value, like) or is_dtensor(value):
         return value
-    return shard_like(slice_like(value, like).to(local_shard(like).device), like)
+    return _shard_like(slice_like(value, like).to(local_shard(like).device), like)

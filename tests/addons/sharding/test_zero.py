@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from phasetrain.addons.sharding.sharded_ddp import ShardedDataParallel
+from phasetrain.addons.sharding.zero import Zero
 from phasetrain.distributed import Strategy, World
-from phasetrain.distributed.strategies import ShardedDataParallel, Zero
 from phasetrain.testing import differences
 
 KINDS = [Zero, ShardedDataParallel]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
 
+from phasetrain.addons.sharding.sharded_ddp import ShardedDataParallel
 from phasetrain.distributed import World
-from phasetrain.distributed.strategies import ShardedDataParallel
 from phasetrain.optim import GuardSettings, Updater
 from phasetrain.optim.update.gradients import GradientSettings
 

@@ -6,9 +6,10 @@ import torch
 from raising import raises
 from torch import nn
 
+from phasetrain.addons.sharding.checkpoint import is_saved_here
+from phasetrain.addons.sharding.fsdp import FullyShard
 from phasetrain.distributed import World
-from phasetrain.distributed.dtensors import full_tensor, is_dtensor, is_saved_here, local_shard
-from phasetrain.distributed.strategies import FullyShard
+from phasetrain.distributed.dtensors import full_tensor, is_dtensor, local_shard
 from phasetrain.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from raising import raises
 
+from phasetrain.addons.sharding.checkpoint import ShardedTensors
 from phasetrain.checkpoint import Checkpointer, Facts, Manifest
 from phasetrain.checkpoint.commit import MANIFEST, SHARDED, read_manifest
-from phasetrain.checkpoint.sharded import ShardedTensors
 from phasetrain.checkpoint.snapshot import Snapshot
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from phasetrain.distributed import World
 from phasetrain.distributed.strategies.state import StateAdapter, Target
-from phasetrain.distributed.world import World
 from phasetrain.errors import ConfigError
 
 

@@ -1,13 +1,13 @@
-"""Sharded checkpoints: one tensor file per rank, through torch.distributed.checkpoint.
+"""Sharded checkpoints: one tensor file per rank, through torch.distributed.checkpoint."""
 
-Importing this module takes a second, so it is imported only where sharded weights are saved or
-read.
-"""
+# Importing that takes a second, so this module is imported only where sharded weights are saved or
+# read.
 
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Size, Tensor
@@ -29,14 +29,91 @@ from phasetrain.checkpoint.codec import reject_malformed
 from phasetrain.checkpoint.commit import INDEX, CheckpointWriter, Manifest, Saved, Verify, read_file
 from phasetrain.checkpoint.contents import (
     WEIGHT_PREFIXES,
+    DescribeFiles,
     Draft,
     FindTargets,
-    SaveGroup,
+    LoadedCheckpoint,
     read_with_targets,
 )
-from phasetrain.checkpoint.snapshot import DTYPE_OF_NAME, DTYPES, has_nan, parse_safetensors
+from phasetrain.checkpoint.reader import PROMISED, TREE, CheckpointReader, parse_json
+from phasetrain.checkpoint.snapshot import (
+    DTYPE_OF_NAME,
+    DTYPES,
+    NamedTensors,
+    has_nan,
+    parse_safetensors,
+)
+from phasetrain.distributed import World
+from phasetrain.distributed.dtensors import is_dtensor, local_shard
 from phasetrain.errors import InvalidCheckpointError, SaveError
 from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
+
+
+@dataclass(frozen=True)
+class SaveGroup:
+    """The ranks that write a sharded checkpoint together, see `JointWriter`.
+
+    Attributes:
+        group: process group, used only by the thread that writes.
+        rank: rank of this process.
+        size: world size.
+    """
+
+    group: Any
+    rank: int
+    size: int
+
+    def select_tensors(self, tensors: NamedTensors) -> dict[str, Tensor]:
+        """Return the tensors of a state whose shard this rank writes."""
+        is_main = self.rank == 0
+        return {name: tensor for name, tensor in tensors if is_saved_here(tensor, is_main=is_main)}
+
+    def commit(
+        self,
+        storage: Storage,
+        root: str,
+        draft: Draft,
+        describe: DescribeFiles,
+        *,
+        give_up: Callable[[], bool],
+        before: Callable[[], None],
+    ) -> Saved | None:
+        """Commit a checkpoint, see `ShardWriter.save`."""
+        return ShardWriter(storage, root, draft, self, describe, give_up, before).save()
+
+
+def make_save_group(world: World) -> SaveGroup:
+    """Return the ranks of a run as a group that writes checkpoints; a collective call."""
+    return SaveGroup(world.new_group(), world.rank, world.size)
+
+
+def load_sharded_checkpoint(
+    reader: CheckpointReader, path: str, manifest: Manifest
+) -> LoadedCheckpoint:
+    """Return the content of a checkpoint in the folder `path`.
+
+    Raises:
+        InvalidCheckpointError: a file is missing or damaged.
+    """
+    if problem := reader.examined.get(path):
+        raise InvalidCheckpointError(problem)
+    if not manifest.files.keys() >= {TREE, PROMISED}:
+        raise InvalidCheckpointError(f"{TREE} or {PROMISED} is missing from its manifest")
+    texts = {
+        name: read_file(reader.storage, path, name, manifest.files[name], reader.verify)
+        for name in (TREE, PROMISED, INDEX)
+    }
+    shards = ShardedTensors(reader.storage, path, manifest, reader.verify, texts[INDEX])
+    loaded = LoadedCheckpoint(
+        path, manifest, parse_json(texts[PROMISED]), partial(shards.read_state, texts[TREE])
+    )
+    # Those that all ranks have verified together are not read again: each rank needs only its
+    # shards of them.
+    if path not in reader.examined:
+        # Read everything now: a damaged shard must be found while there is still a choice of
+        # another checkpoint.
+        assert loaded.state
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -52,10 +129,6 @@ class ShardFile:
     file: str
     record: FileRecord
     healthy: bool
-
-
-Describe = Callable[[dict[str, FileRecord], bool], Manifest]
-"""Makes the manifest from the records of files, and from whether the weights are healthy."""
 
 
 @dataclass(eq=False)
@@ -80,7 +153,7 @@ class ShardWriter(StorageWriter):
     root: str
     draft: Draft
     group: SaveGroup
-    describe: Describe
+    describe: DescribeFiles
     give_up: Callable[[], bool]
     before: Callable[[], None]
     saved: Saved | None = None
@@ -274,6 +347,21 @@ class ShardedTensors:
         )
         with reject_malformed(file):
             return parse_safetensors(data)
+
+
+def is_saved_here(tensor: Tensor, *, is_main: bool) -> bool:
+    """Tell whether this rank writes its shard of a tensor: of identical replicas, only one does."""
+    if not is_dtensor(tensor) or not tensor.numel():
+        return is_main
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    placements = tensor.placements  # type: ignore[attr-defined]
+    is_first_replica = all(
+        coordinate == 0
+        for coordinate, placement in zip(mesh.get_coordinate(), placements, strict=True)
+        if placement.is_replicate()
+    )
+    # A dimension smaller than the world size leaves some ranks with empty shards.
+    return is_first_replica and local_shard(tensor).numel() > 0
 
 
 def _file_name(rank: int, size: int) -> str:
