@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import Literal
 
-from phasetrain.app import complete_weights  # noqa: F401 - registers itself
 from phasetrain.app.preflight.preview import preview
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import Setup, is_started_here, is_submitted, resolve_config

@@ -1,13 +1,19 @@
 """Checkpoints: writing, reading, retention and deletion (section CHECKPOINT)."""
 
-from phasetrain.checkpoint.checkpointer import Checkpointer
-from phasetrain.checkpoint.codec import check_encodable, decode, encode
-from phasetrain.checkpoint.commit import Facts, Manifest, Saved
-from phasetrain.checkpoint.contents import Draft, LoadedCheckpoint
-from phasetrain.checkpoint.reader import CheckpointReader
-from phasetrain.checkpoint.retention import Retention
-from phasetrain.checkpoint.weights import read_checkpoint
-from phasetrain.config.moved import import_moved_name
+from typing import TYPE_CHECKING
+
+from phasetrain.config.exports import export_lazily
+
+if TYPE_CHECKING:
+    from phasetrain.checkpoint.checkpointer import Checkpointer
+    from phasetrain.checkpoint.codec import check_encodable, decode, encode
+    from phasetrain.checkpoint.commit import Facts, Manifest, Saved
+    from phasetrain.checkpoint.contents import Draft, LoadedCheckpoint
+    from phasetrain.checkpoint.reader import CheckpointReader
+    from phasetrain.checkpoint.retention import Retention
+    from phasetrain.checkpoint.weights import read_checkpoint
+else:
+    __getattr__, __dir__ = export_lazily(__name__)
 
 __all__ = [
     "CheckpointReader",
@@ -23,8 +29,3 @@ __all__ = [
     "encode",
     "read_checkpoint",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Return a name that has moved to an add-on, with a warning."""
-    return import_moved_name(__name__, name)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from phasetrain.config.parts import PARTS
 from phasetrain.errors import ConfigError, did_you_mean
 
 GROUP = "phasetrain.addons"
@@ -293,10 +294,18 @@ def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:
 
 @cache
 def list_parts(kind: str) -> Mapping[str, str]:
-    """Return the parts of a kind that add-ons add: name -> module whose import registers it."""
-    parts: dict[str, str] = {}
+    """Return the declared parts of a kind, of the core and of add-ons: name -> module whose import
+    registers it.
+
+    Raises:
+        ConfigError: an add-on adds a part that the core has.
+    """
+    parts = dict(PARTS.get(kind, {}))
     for addon in load_addons():
-        parts |= addon.parts.get(kind, {})
+        for name, module in addon.parts.get(kind, {}).items():
+            if name in PARTS.get(kind, {}):
+                raise make_conflict_error(addon, f"the {kind} {name!r}")
+            parts[name] = module
     return parts
 
 

@@ -216,7 +216,7 @@ def import_moved_name(package: str, name: str) -> object:
     Raises:
         AttributeError: it had nothing of this name.
     """
-    module = NAMES[package].get(name)
+    module = NAMES.get(package, {}).get(name)
     if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     _warn(f"{package}.{name}", f"{module}.{name}", stacklevel=4)

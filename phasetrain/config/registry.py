@@ -88,7 +88,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         section: the config section that names it, such as `LOSS`.
         library: returns the library's own parts by class name; called on the first look-up that
             needs it.
-        has_addons: whether the parts of this kind that add-ons add belong to it.
+        has_declared: whether the declared parts of this kind, of the core and of add-ons, belong to
+            it.
 
     Example:
         >>> LOSSES: Registry[torch.nn.Module] = Registry("loss", "LOSS")
@@ -102,13 +103,13 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         section: str,
         *,
         library: Callable[[], Mapping[str, Factory[T]]] | None = None,
-        has_addons: bool = True,
+        has_declared: bool = True,
     ) -> None:
         self.kind = kind
         self.section = section
         self._own: dict[str, Factory[T]] = {}
         self._bridges: dict[str, Bridge[T]] = {}
-        self._has_addons = has_addons
+        self._has_declared = has_declared
         # Called on first use, since listing the classes of a library imports it.
         self._library = lru_cache(maxsize=1)(library or dict)
 
@@ -325,13 +326,13 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 raise ConfigError(f"{error}; {advice}", code=error.code) from error
             raise
 
-    def _list_added(self) -> Mapping[str, str]:
-        """Return the parts of add-ons: name -> module whose import registers it."""
-        return list_parts(self.kind) if self._has_addons else {}
+    def _list_declared(self) -> Mapping[str, str]:
+        """Return the declared parts: name -> module whose import registers it."""
+        return list_parts(self.kind) if self._has_declared else {}
 
     def _list_bridges(self) -> Mapping[str, str]:
         """Return the bridges of add-ons: library -> module whose import registers it."""
-        return list_bridges(self.kind) if self._has_addons else {}
+        return list_bridges(self.kind) if self._has_declared else {}
 
     def _load_bridge(self, library: str) -> None:
         """Import the bridge of a library that an add-on has, if there is one."""
@@ -343,7 +344,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         """Return where another part of this name comes from; empty if there is none."""
         if name in self._own:
             return source_of(self._own[name])
-        module = self._list_added().get(name)
+        module = self._list_declared().get(name)
         # A package may register its parts in modules of its own.
         if module is None or f"{factory.__module__}.".startswith(f"{module}."):
             return ""
@@ -351,24 +352,24 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
 
     def __getitem__(self, name: str) -> Factory[T]:
         if name not in self._own:
-            module = self._list_added()[name]
+            module = self._list_declared()[name]
             import_module(module)
             if name not in self._own:
                 raise ConfigError(
-                    f"the module {module!r} of an add-on does not register the {self.kind} "
-                    f"{name!r}; update or uninstall the package of {module.partition('.')[0]!r}",
+                    f"the module {module!r} does not register the {self.kind} {name!r}, which is "
+                    f"declared; update or uninstall the package of {module.partition('.')[0]!r}",
                     code="addon.failed",
                 )
         return self._own[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._own, *self._list_added()}))
+        return iter(sorted({*self._own, *self._list_declared()}))
 
     def __len__(self) -> int:
-        return len({*self._own, *self._list_added()})
+        return len({*self._own, *self._list_declared()})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._list_added()
+        return name in self._own or name in self._list_declared()
 
 
 def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -1,15 +1,21 @@
 """Optimizers, schedules, scalers and the update (section OPTIMIZER)."""
 
-from phasetrain.config.moved import import_moved_name
-from phasetrain.optim.multi_optimizer import MultiOptimizer
-from phasetrain.optim.optimizers import OPTIMIZERS, fusable
-from phasetrain.optim.schedules.param_schedules import Schedules
-from phasetrain.optim.schedules.schedules import SCHEDULES
-from phasetrain.optim.update.gradients import GradientSettings
-from phasetrain.optim.update.nonfinite import CLEAN_DATA, GuardSettings, NonFinite
-from phasetrain.optim.update.sam import SamSettings
-from phasetrain.optim.update.scalers import SCALERS
-from phasetrain.optim.update.updater import Updater
+from typing import TYPE_CHECKING
+
+from phasetrain.config.exports import export_lazily
+
+if TYPE_CHECKING:
+    from phasetrain.optim.multi_optimizer import MultiOptimizer
+    from phasetrain.optim.optimizers import OPTIMIZERS, fusable
+    from phasetrain.optim.schedules.param_schedules import Schedules
+    from phasetrain.optim.schedules.schedules import SCHEDULES
+    from phasetrain.optim.update.gradients import GradientSettings
+    from phasetrain.optim.update.nonfinite import CLEAN_DATA, GuardSettings, NonFinite
+    from phasetrain.optim.update.sam import SamSettings
+    from phasetrain.optim.update.scalers import SCALERS
+    from phasetrain.optim.update.updater import Updater
+else:
+    __getattr__, __dir__ = export_lazily(__name__)
 
 __all__ = [
     "CLEAN_DATA",
@@ -25,8 +31,3 @@ __all__ = [
     "Updater",
     "fusable",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Return a name that has moved to an add-on, with a warning."""
-    return import_moved_name(__name__, name)

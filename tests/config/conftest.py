@@ -71,7 +71,9 @@ WATCHING = ("ledger", "metrics", "numerics", "report", "stragglers", "watchdog")
 
 
 def registry(kind: str, section: str, **parts: Callable[..., Any]) -> Registry[Any]:
-    made: Registry[Any] = Registry(kind, section, library=lambda: {"Free": free}, has_addons=False)
+    made: Registry[Any] = Registry(
+        kind, section, library=lambda: {"Free": free}, has_declared=False
+    )
     for name, part in parts.items():
         made.register(name)(part)
     return made

@@ -33,7 +33,7 @@ class Library:
 @pytest.fixture
 def losses() -> Registry[Any]:
     made: Registry[Any] = Registry(
-        "loss", "LOSS", library=lambda: {"LibraryLoss": Library}, has_addons=False
+        "loss", "LOSS", library=lambda: {"LibraryLoss": Library}, has_declared=False
     )
     made.register("focal")(Focal)
     made.register("mean")(lambda: "mean")
@@ -173,7 +173,7 @@ def test_bad_parameters_are_rejected(
 
 def test_part_of_a_library_that_fails_points_to_the_registered_one() -> None:
     made: Registry[Any] = Registry(
-        "loss", "LOSS", library=lambda: {"Focal": Focal, "Other": Focal}, has_addons=False
+        "loss", "LOSS", library=lambda: {"Focal": Focal, "Other": Focal}, has_declared=False
     )
     made.register("focal")(Focal)
 
@@ -226,7 +226,7 @@ def test_unknown_parameter_of_a_part_without_parameters() -> None:
 def test_class_without_init_takes_no_parameters() -> None:
     import torch
 
-    losses: Registry[torch.nn.Module] = Registry("loss", "LOSS", has_addons=False)
+    losses: Registry[torch.nn.Module] = Registry("loss", "LOSS", has_declared=False)
 
     @losses.register("plain")
     class Plain(torch.nn.Module):
@@ -304,7 +304,7 @@ def test_part_that_exhausts_the_memory_is_not_called_wrong(error: Exception) -> 
     def make_huge() -> None:
         raise error
 
-    parts: Registry[Any] = Registry("loss", "LOSS", has_addons=False)
+    parts: Registry[Any] = Registry("loss", "LOSS", has_declared=False)
     parts.register("huge")(make_huge)
     with pytest.raises(type(error)) as caught:
         parts.build("huge")

@@ -1,9 +1,15 @@
 """Strategies: how the ranks of a run share an update (`DISTRIBUTED.strategy`)."""
 
-from phasetrain.config.moved import import_moved_name
-from phasetrain.distributed.strategies.base import STRATEGIES, AsyncMean, Strategy
-from phasetrain.distributed.strategies.ddp import DataParallel
-from phasetrain.distributed.strategies.ordered import Ordered
+from typing import TYPE_CHECKING
+
+from phasetrain.config.exports import export_lazily
+
+if TYPE_CHECKING:
+    from phasetrain.distributed.strategies.base import STRATEGIES, AsyncMean, Strategy
+    from phasetrain.distributed.strategies.ddp import DataParallel
+    from phasetrain.distributed.strategies.ordered import Ordered
+else:
+    __getattr__, __dir__ = export_lazily(__name__)
 
 __all__ = [
     "STRATEGIES",
@@ -12,8 +18,3 @@ __all__ = [
     "Ordered",
     "Strategy",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Return a name that has moved to an add-on, with a warning."""
-    return import_moved_name(__name__, name)
