@@ -28,7 +28,6 @@ from phasetrain.data.loading.collate import (
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.single_samples import Sample, SingleSamples
 from phasetrain.data.loading.substitutes import BadSampleReplacer
-from phasetrain.data.protocols import HasSize
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline
@@ -340,9 +339,8 @@ def _have_one_form(inputs: Sequence[Any]) -> bool:
 
 def _advise_size(error: Exception, dataset: Any, where: str) -> Exception:
     """Return the error, with advice for a dataset that resizes images if `size` is set."""
-    if not isinstance(error, UnequalShapesError) or not isinstance(dataset, HasSize):
-        return error
-    if dataset.size is not None:
+    keeps_sizes = hasattr(dataset, "size") and dataset.size is None
+    if not isinstance(error, UnequalShapesError) or not keeps_sizes:
         return error
     return UnequalShapesError(error.difference, f"set {where}.size=..., or ")
 
