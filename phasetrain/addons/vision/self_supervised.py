@@ -21,12 +21,13 @@ from phasetrain.addons.vision.self_supervised_losses.multi_view import (
 from phasetrain.data import SampleReader, SourcesReader
 from phasetrain.data.batch_transforms import EachView
 from phasetrain.data.loading.per_stage import PerStageReader
-from phasetrain.engine.batch import Batch, StepOutput, mapped
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.runtime.machine import seed_of
+from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.distillation import MakeModel, Teacher, build_teacher
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
@@ -179,8 +180,8 @@ class SelfSupervised(Task):
             ) from error
         if batch.mask is not None:
             # Padding must not take part in comparisons within the batch.
-            embeddings = mapped(embeddings, lambda e: e[batch.mask])
-            targets = mapped(targets, lambda e: e[batch.mask])
+            embeddings = map_tensors(embeddings, lambda e: e[batch.mask])
+            targets = map_tensors(targets, lambda e: e[batch.mask])
         if self.model.training:
             for part in self._memory_losses:
                 part.select_samples(self._find_places(batch))

@@ -19,7 +19,7 @@ from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.preflight.validate import list_unused, report_all_problems
 from phasetrain.app.setup import Setup, describe_dropped, world_size_of
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.compose.merge import leaves
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.derive import list_non_defaults
 from phasetrain.config.sections.checkpoint import list_epoch_intervals, list_update_intervals

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from phasetrain.config.registry import Registry
 from phasetrain.data.bad_samples import SampleError
@@ -16,10 +15,11 @@ from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.protocols import Resumable
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
+from phasetrain.runtime.nested import list_tensors
 
 log = logging.getLogger(__name__)
 
@@ -268,13 +268,7 @@ class CustomLoader(PhaseLoader):
         """Return a batch in the form of the task; its ids are the positions of its samples on this
         rank."""
         inputs, targets = self._selection.split_sample(found, place)
-        sizes: list[int] = []
-
-        def record_size(tensor: Tensor) -> Tensor:
-            sizes.append(len(tensor) if tensor.ndim else 0)
-            return tensor
-
-        mapped(inputs, record_size)
+        sizes = [len(tensor) if tensor.ndim else 0 for tensor in list_tensors(inputs)]
         samples = self.spec.samples
         if not sizes or sizes[0] != samples:
             raise SampleError(

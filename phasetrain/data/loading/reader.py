@@ -31,7 +31,7 @@ from phasetrain.data.loading.substitutes import BadSampleReplacer
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import is_out_of_memory
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import (
@@ -40,6 +40,7 @@ from phasetrain.runtime.machine import (
     reseed_all,
     seed_of,
 )
+from phasetrain.runtime.nested import map_tensors
 
 log = logging.getLogger(__name__)
 
@@ -310,7 +311,7 @@ class SampleReader(Dataset[Batch]):
         if isinstance(batch, Tensor) and not batch.numel():
             return None
         # As stacked samples are: kernels may choose their algorithm by the memory layout.
-        return mapped(batch, Tensor.contiguous)
+        return map_tensors(batch, Tensor.contiguous)
 
 
 def is_reading_here(frame: FrameType | None) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from phasetrain.config.nested import to_plain
 from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.reader import SampleReader
@@ -325,15 +326,7 @@ def _select_indices(reader: SampleReader) -> list[int]:
 
 def is_identical(sample: Any, other: Any) -> bool:
     """Return whether two samples are equal bit for bit; a list equals a tuple."""
-    return is_equal(_to_tuples(sample), _to_tuples(other))
-
-
-def _to_tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _to_tuples(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(map(_to_tuples, value))
-    return value
+    return is_equal(to_plain(sample), to_plain(other))
 
 
 def _read_samples(reader: SampleReader, indices: list[int]) -> Sequence[Any]:
