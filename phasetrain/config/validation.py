@@ -8,8 +8,9 @@ from typing import Any
 from phasetrain.config.addons import explain_missing
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.folders import EXPERIMENT
-from phasetrain.config.compose.merge import leaves, lookup
+from phasetrain.config.compose.merge import lookup
 from phasetrain.config.engines import list_engines
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import make_problem, raise_all
 from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
 from phasetrain.config.schema import (

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS, locate_part
-from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Mixture, Samples
+from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
 from phasetrain.data.samplers.epoch_stream import EpochStream
 from phasetrain.data.samplers.named import DrawOrder, Draws
 from phasetrain.data.samplers.permutation import Indices
@@ -348,12 +348,12 @@ def make_proportional(
         ValueError: the dataset has no sources or none with such a label, or a share is not positive
             or below 1/10,000.
     """
-    if not isinstance(source.dataset, Mixture) or source.chosen is not None:
+    lengths = getattr(source.dataset, "source_lengths", None)
+    if lengths is None or source.chosen is not None:
         raise ValueError(
             "the sampler needs a dataset with several sources (`source_lengths`), such as mixed, "
             "and no `subset`"
         )
-    lengths = source.dataset.source_lengths
     for label in proportions:
         if label not in lengths:
             names = ", ".join(lengths)

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
 from phasetrain.distributed.world import World
 from phasetrain.errors import OrderError
+from phasetrain.runtime.nested import list_tensors
 
 
 class Collective(NamedTuple):
@@ -190,7 +190,7 @@ def _describe_call(method: str, args: tuple[Any, ...], options: Any) -> str:
     name, line = _find_caller(collective.name)
     of = ""
     if collective.tensors is not None and collective.tensors < len(args):
-        tensors = _flatten_tensors(args[collective.tensors])
+        tensors = list_tensors(args[collective.tensors])
         of = " of " + ", ".join(
             f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
             for tensor in tensors
@@ -222,11 +222,3 @@ def _describe_options(options: Any) -> str:
     if isinstance(options, dist.BroadcastOptions | dist.ScatterOptions | dist.GatherOptions):
         return f" root {options.rootRank}"
     return ""
-
-
-def _flatten_tensors(nested: Any) -> Iterator[Tensor]:
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, list | tuple):
-        for item in nested:
-            yield from _flatten_tensors(item)

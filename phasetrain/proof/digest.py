@@ -60,17 +60,6 @@ def digest_leaves(value: Any, path: str) -> dict[str, str]:
     return digests
 
 
-def list_tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and dicts, in their order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    return [tensor for item in value for tensor in list_tensors(item)]
-
-
 def to_plain_key(value: Any) -> Any:
     """Return a key of a value that is no tensor or array, equal exactly for the same bits."""
     # A NumPy scalar and a Python number are the same after a checkpoint.

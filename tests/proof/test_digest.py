@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.models.digest import hash_state
-from phasetrain.proof.digest import digest_leaves, hash_tensors, list_tensors, view_bytes
+from phasetrain.proof.digest import digest_leaves, hash_tensors, view_bytes
 
 MATRIX = torch.arange(6.0).view(2, 3)
 
@@ -37,11 +37,6 @@ def test_values_of_a_release_stay() -> None:
     state = {"b": torch.tensor(3), "a": MATRIX}
     assert hash_state(state)[:16] == "8a588a336a577865"
     assert hash_tensors(MATRIX, torch.tensor(3))[:16] == "8f17d0e313376b67"
-
-
-def test_tensors_of_an_output_are_listed_in_their_order() -> None:
-    first, second = torch.zeros(1), torch.ones(1)
-    assert list_tensors({"a": [first, "text"], "b": (second, None)}) == [first, second]
 
 
 def test_digests_name_every_leaf() -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from phasetrain.distributed import World
 from phasetrain.distributed.strategies.state import StateAdapter, Target
 from phasetrain.errors import ConfigError
+from phasetrain.runtime.nested import map_tensors
 
 
 class ShardedOptimizerState(StateAdapter):
@@ -64,7 +65,8 @@ class ShardedOptimizerState(StateAdapter):
         """Return the state of all parameters on rank 0, nothing on others; a collective call."""
         numbers = self._parameter_numbers()
         local = {
-            numbers[parameter]: _to_cpu(state) for parameter, state in self._inner.state.items()
+            numbers[parameter]: map_tensors(state, lambda tensor: tensor.detach().cpu())
+            for parameter, state in self._inner.state.items()
         }
         parts = self._world.gather(local)
         if parts is None:
@@ -152,13 +154,3 @@ def silence_import() -> Iterator[None]:
             yield
     finally:
         root.removeHandler(placeholder)
-
-
-def _to_cpu(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.detach().cpu()
-    if isinstance(state, Mapping):
-        return {name: _to_cpu(value) for name, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_to_cpu(value) for value in state)
-    return state

@@ -19,12 +19,12 @@ from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.preflight.validate import list_unused, report_all_problems
 from phasetrain.app.setup import Setup, describe_dropped, world_size_of
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.compose.merge import leaves
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.derive import list_non_defaults
 from phasetrain.config.sections.checkpoint import list_epoch_intervals, list_update_intervals
 from phasetrain.config.stages import STAGE_KEYS
-from phasetrain.data.samplers.phase_sampler import SplitsBatches
+from phasetrain.data.samplers.phase_sampler import splits_batches
 from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
@@ -454,8 +454,7 @@ def _count_micro_batches(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | No
     """Return the numbers of micro-batches of the first updates on this rank, if the order of the
     samples splits batches by their tokens; else None."""
     phase = next((phase for phase, _ in run_plan.plan.phases.kinds if phase.is_train), None)
-    order = run_plan.data[TRAIN].order if phase is not None else None
-    if phase is None or not isinstance(order, SplitsBatches) or not order.splits:
+    if phase is None or not splits_batches(run_plan.data[TRAIN].order):
         return None
     steps = islice(parts.loaders[TRAIN].sampler.steps(phase), min(phase.steps, COUNTED_UPDATES))
     counts = [len(draws) for draws in steps]

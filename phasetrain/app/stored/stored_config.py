@@ -13,8 +13,9 @@ from typing import Any
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.promised import checkpoint_root, read_promised
 from phasetrain.config.compose.folders import is_file_word
-from phasetrain.config.compose.merge import leaves, lookup
+from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.override_text import format_literal, key_of, quote_value
+from phasetrain.config.nested import leaves
 from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.records import EnvironmentRecord

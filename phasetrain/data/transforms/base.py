@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from phasetrain.config.registry import Registry
-from phasetrain.engine.batch import mapped
+from phasetrain.runtime.nested import map_tensors
 
 TRANSFORMS: Registry[Callable[..., Any]] = Registry("transform", "DATA.*.transforms")
 
@@ -233,7 +233,7 @@ class Pipeline:
             if not isinstance(transform, BatchTransform):
                 return transform(value)
             if isinstance(value, Tensor):
-                return mapped(transform(value[None], key.fork(position)), itemgetter(0))
+                return map_tensors(transform(value[None], key.fork(position)), itemgetter(0))
             raise TypeError(_describe_non_tensor(position, transform, value))
 
         return self.apply_in_turn(apply, sample, begin, end)

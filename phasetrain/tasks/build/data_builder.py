@@ -30,15 +30,13 @@ from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.mixture import SourceOrder
-from phasetrain.data.protocols import HasClasses, HasClassNames
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import (
-    HasPassLength,
     SampleOrder,
-    SplitsBatches,
     pass_length,
+    splits_batches,
 )
 from phasetrain.data.samplers.source import SampleView
 from phasetrain.data.transforms import FieldPipeline, OnFields, Pipeline, TargetTransform
@@ -309,7 +307,7 @@ def build_split(
     windows: tuple[int, ...] = ()
     if isinstance(dataset, WindowedDataset):
         windows = tuple(dataset.window_lengths)
-    if windows and isinstance(order, HasPassLength):
+    if windows and hasattr(order, "samples"):
         raise ConfigError(
             f"{where}.dataset = {section.dataset!r}: each pass covers one window of this dataset; "
             "use a sampler that draws each sample once, such as shuffled, without PHASES.overfit"
@@ -489,7 +487,7 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
 
 def _build_sampler(context: BuildContext, split: SplitData) -> PhaseSampler:
     fixed = split.train and context.config.DISTRIBUTED.reduction == "ordered"
-    if fixed and isinstance(split.order, SplitsBatches) and split.order.splits:
+    if fixed and splits_batches(split.order):
         raise ConfigError(
             f"DATA.TRAIN.sampler = {split.section.sampler!r} and DISTRIBUTED.reduction = "
             "'ordered': max_tokens makes micro-batches that depend on the world size, and ordered "
@@ -561,12 +559,7 @@ def read_class_attributes(dataset: Any) -> dict[str, Any]:
     """Return the facts `classes` and `class_names` of a dataset without `facts()`: its attribute
     `class_names`, or `classes`, which in torchvision is the list of names."""
     facts: dict[str, Any] = {}
-    values = []
-    if isinstance(dataset, HasClasses):
-        values.append(dataset.classes)
-    if isinstance(dataset, HasClassNames):
-        values.append(dataset.class_names)
-    for value in values:
+    for value in (getattr(dataset, "classes", None), getattr(dataset, "class_names", None)):
         if isinstance(value, int) and not isinstance(value, bool):
             facts["classes"] = value
         elif (

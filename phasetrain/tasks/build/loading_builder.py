@@ -26,11 +26,9 @@ from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.mixture import SourceBatches
-from phasetrain.data.protocols import HasFieldKinds
-from phasetrain.data.samplers.phase_sampler import BatchOrder, SampleOrder, make_sequential
+from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
 from phasetrain.data.samplers.source import (
     Subset,
-    SubsetBatchOrder,
     SubsetOrder,
     select_subset,
 )
@@ -101,8 +99,6 @@ def build_order(
         )
     if source.chosen is None:
         return order
-    if isinstance(order, BatchOrder):
-        return SubsetBatchOrder(order, source.chosen, order.batch_size)
     return SubsetOrder(order, source.chosen)
 
 
@@ -229,14 +225,11 @@ def find_field_kinds(where: str, section: AttrDict, dataset: Any) -> FieldKinds 
         ConfigError: a kind or an option does not exist.
     """
     field_kinds = section.fields
-    if field_kinds is None and isinstance(dataset, HasFieldKinds):
-        field_kinds = dataset.field_kinds
+    if field_kinds is None:
+        field_kinds = getattr(dataset, "field_kinds", None)
     if field_kinds is None and isinstance(dataset, MixedDataset):
         # Only if all agree: transforms see the samples of all sources.
-        declared = [
-            source.field_kinds if isinstance(source, HasFieldKinds) else None
-            for source in dataset.sources.values()
-        ]
+        declared = [getattr(source, "field_kinds", None) for source in dataset.sources.values()]
         if all(kinds == declared[0] for kinds in declared):
             field_kinds = declared[0]
     if not field_kinds:

@@ -32,6 +32,7 @@ from phasetrain.optim.averaging.averages import (
     ScheduleFree,
     ScheduleFreeOptimizer,
     copy_model,
+    is_schedule_free,
 )
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
@@ -301,7 +302,7 @@ def _list_schedule_free(updaters: Iterable[Updater]) -> list[ScheduleFreeOptimiz
         several = [optimizer]
         if isinstance(optimizer, MultiOptimizer):
             several = list(optimizer.optimizers.values())
-        optimizers += [inner for inner in several if isinstance(inner, ScheduleFreeOptimizer)]
+        optimizers += [inner for inner in several if is_schedule_free(inner)]
     return optimizers
 
 

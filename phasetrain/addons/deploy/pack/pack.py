@@ -47,7 +47,6 @@ from phasetrain.config.schema import default_schema
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.data import DATASETS, SampleReader
-from phasetrain.data.protocols import HasFieldKinds
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
@@ -243,9 +242,7 @@ def _find_fields(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
     any."""
     fields = section.get("fields")
     if fields is None and not is_object_name(str(section["dataset"])):
-        dataset = DATASETS.find(section["dataset"], "DATA")
-        if isinstance(dataset, HasFieldKinds):
-            fields = dataset.field_kinds
+        fields = getattr(DATASETS.find(section["dataset"], "DATA"), "field_kinds", None)
     return fields
 
 

@@ -17,6 +17,7 @@ from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadabl
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.load import find_test_split, load, read_data_facts
 from phasetrain.app.stored.stored_config import read_checkpoint_config
+from phasetrain.config.nested import to_plain
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.data.datasets.images import import_pillow
 from phasetrain.data.loading.collate import UnequalShapesError
@@ -429,23 +430,20 @@ def _split_output(inputs: Sequence[RawInput], output: Any) -> Iterator[Predictio
 def _take_sample(output: Any, row: int) -> Any:
     """Return the output of one sample as JSON data."""
     if isinstance(output, Tensor):
-        return _to_plain(output[row])
+        return _to_json_output(output[row])
     if isinstance(output, Mapping):
         return {str(key): _take_sample(value, row) for key, value in output.items()}
     # Detection models return a list with an entry per sample, others a tuple of batches.
     if isinstance(output, tuple):
         return [_take_sample(value, row) for value in output]
-    return _to_plain(output[row])
+    return _to_json_output(output[row])
 
 
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float().cpu().tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain(item) for item in value]
-    return to_json_value(value)
+def _to_json_output(value: Any) -> Any:
+    def convert_leaf(leaf: Any) -> Any:
+        return leaf.float().cpu().tolist() if isinstance(leaf, Tensor) else to_json_value(leaf)
+
+    return to_plain(value, convert_leaf, text_keys=True)
 
 
 def format_rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:

@@ -9,7 +9,7 @@ from typing import Any
 from phasetrain.app.setup import SLOTS
 from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.config.changes import ABSENT, Change, compare_configs
-from phasetrain.config.compose.merge import leaves
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import DEFAULT_NAMES, PARTS, default_schema, matches, part_pattern

@@ -10,10 +10,11 @@ from torch import Tensor
 from phasetrain.addons.observe.recheck.findings import Difference, count_changed, sum_bits
 from phasetrain.data import CustomLoader, PhaseLoader
 from phasetrain.data.datasets.forward import ForwardDataset
-from phasetrain.engine.batch import Batch, StepOutput, mapped
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.phases import Phase
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.machine import preserve_generators
+from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import StepEvents, Task
 
 
@@ -99,9 +100,9 @@ def clone_batches(batches: Sequence[Batch]) -> list[Batch]:
     return [
         replace(
             batch,
-            input=mapped(batch.input, Tensor.clone),
-            target=mapped(batch.target, Tensor.clone),
-            mask=mapped(batch.mask, Tensor.clone),
+            input=map_tensors(batch.input, Tensor.clone),
+            target=map_tensors(batch.target, Tensor.clone),
+            mask=map_tensors(batch.mask, Tensor.clone),
             ids=batch.ids.clone(),
         )
         for batch in batches
@@ -140,19 +141,8 @@ def compare_batches(batches: Sequence[Batch], again: Sequence[Batch]) -> list[Di
             ("mask", one.mask, other.mask),
         )
         for name, value, other_value in fields:
-            tensors, others = _list_tensors(value), _list_tensors(other_value)
+            tensors, others = list_tensors(value), list_tensors(other_value)
             for tensor, second in zip(tensors, others, strict=False):
                 if changed := count_changed(tensor, second):
                     return [Difference("batch content", name, changed, tensor.numel())]
     return []
-
-
-def _list_tensors(value: Any) -> list[Tensor]:
-    tensors: list[Tensor] = []
-
-    def add(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    mapped(value, add)
-    return tensors

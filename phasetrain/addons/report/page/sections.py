@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from phasetrain.addons.report.page.charts import metric_names
-from phasetrain.addons.report.page.reading import Curve, RunReport, flatten
+from phasetrain.addons.report.page.reading import Curve, RunReport
 from phasetrain.addons.report.page.tiles import badge
+from phasetrain.config.nested import leaves
 from phasetrain.runs.history import Best
 from phasetrain.runs.records import StatusRecord, parse_number
 from phasetrain.runtime.clock import KINDS, goodput
@@ -122,7 +123,7 @@ def steps_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
 def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the keys in which a run differs from the defaults, or several runs from each other."""
     if len(runs) > 1:
-        configs = [flatten(run.config) for run in runs]
+        configs = [leaves(run.config) for run in runs]
         return _compare_table(configs, names, "The configs are equal.", skip=FOLDER_KEYS)
     run = runs[0]
     parts = []
@@ -140,7 +141,7 @@ def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
         parts.append(element("p", "Nothing was given on the command line.", cls="note"))
     if run.config:
         rows = [
-            (_make_code(key), _format_value(value)) for key, value in flatten(run.config).items()
+            (_make_code(key), _format_value(value)) for key, value in leaves(run.config).items()
         ]
         parts.append(_fold(f"all {len(rows)} keys", table(("key", "value"), rows)))
     return "".join(parts)
@@ -159,7 +160,7 @@ def deviations_section(run: RunReport) -> str:
 def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the environment of a run, or the differences between several."""
     if len(runs) > 1:
-        environments = [flatten(run.environment.content) for run in runs]
+        environments = [leaves(run.environment.content) for run in runs]
         return _compare_table(environments, names, "The environments are equal.")
     environment = runs[0].environment.content
     first = {
@@ -178,7 +179,7 @@ def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     for key, value in rest.items():
         entries: Iterable[tuple[Any, Any]] = enumerate(value)
         if isinstance(value, Mapping):
-            entries = flatten(value).items()
+            entries = leaves(value).items()
         rows = [(escape_text(name), _format_value(entry)) for name, entry in entries]
         parts.append(_fold(key, table(("", ""), rows, cls="plain")))
     return "".join(parts)
