@@ -18,7 +18,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError, CorruptionError
 from phasetrain.hooks.base import HOOKS, Hook, Run, overrides
-from phasetrain.hooks.recheck.findings import Difference, describe_findings, sort_findings
+from phasetrain.hooks.recheck.findings import ChangedValue, describe_findings, sort_findings
 from phasetrain.hooks.recheck.moments import Moments
 from phasetrain.hooks.recheck.state_copy import StateCopy
 from phasetrain.hooks.recheck.step_trace import (
@@ -262,7 +262,7 @@ class Recheck(Hook):
             task.generators = generators
         return trace
 
-    def _report(self, run: Run, step: CheckedStep, every: list[list[Difference]]) -> Exception:
+    def _report(self, run: Run, step: CheckedStep, every: list[list[ChangedValue]]) -> Exception:
         """Record a mismatch, and return the error that ends the run; all ranks call it."""
         world = run.world
         number = step.at.updates + 1
