@@ -1,0 +1,79 @@
+"""Options of the commands that write tokens, packs and clusters; no module here imports torch."""
+
+from dataclasses import MISSING, dataclass
+from typing import Literal
+
+from phasetrain.cli.options import option
+from phasetrain.cli.parsing import TRUST
+from phasetrain.config.sections.model import WhichWeights
+from phasetrain.errors import ConfigError
+
+DEFAULT_WEIGHTS = (
+    "trained weights (model), or an average of them (default: schedule_free for a run with "
+    "MODEL.schedule_free, else model)"
+)
+"""Help of flags that choose weights."""
+
+
+@dataclass(frozen=True)
+class TokenizeOptions:
+    """How texts become tokens.
+
+    Raises:
+        ConfigError: two tokenizers, or a size below 1.
+    """
+
+    tokenizer: str | None = option(
+        None, "a tokenizer.json, or a folder with one (default: a token per byte)", metavar="FILE"
+    )
+    train_bpe: int | None = option(
+        None, "train a byte-level BPE with this number of tokens on the inputs", metavar="SIZE"
+    )
+    field: str = option("text", "key of the text in .jsonl (default: text)", metavar="KEY")
+    end: str | None = option(
+        None, "token of the tokenizer at the end of a document", metavar="TOKEN"
+    )
+    shard_tokens: int = option(
+        2**25, "tokens after which a shard ends (default: 33,554,432)", metavar="N"
+    )
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None and self.train_bpe is not None:
+            raise ConfigError(
+                "--tokenizer and --train-bpe: a tokenizer is read or trained; set one of them",
+                code="cli.usage",
+            )
+        if self.shard_tokens < 1:
+            raise ConfigError(
+                f"--shard-tokens {self.shard_tokens}: expected at least 1", code="cli.usage"
+            )
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """The selection for a pack, see the arguments of `pack`."""
+
+    checkpoint: str = option("latest", "latest, best or name", metavar="NAME")
+    weights: WhichWeights | None = option(None, DEFAULT_WEIGHTS)
+    example: tuple[str, ...] = option(
+        (), "samples of the example (default: the first two of the test split)", metavar="FILE"
+    )
+    license_name: str | None = option(
+        None, "license of the model, for its card", flag="--license", metavar="NAME"
+    )
+    certificate: str | None = option(
+        None, "certificate.json of phasetrain certify, for the card", metavar="FILE"
+    )
+    trust: bool = option(False, TRUST)
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Settings of a clustering of extracted features."""
+
+    layer: str = option(MISSING, "name of the layer, or scores")
+    clusters: int = option(MISSING, "number of clusters")
+    iterations: int = option(50, "iterations of k-means")
+    samples: int | None = option(None, "samples that k-means uses; default: all")
+    seed: int = option(0, "selects samples and first centroids")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", None)
