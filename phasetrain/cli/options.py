@@ -11,8 +11,9 @@ parsed flags.
 import argparse
 from collections.abc import Collection
 from dataclasses import MISSING, field, fields
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
+
+from phasetrain.config.sections.value_types import read_shape
 
 T = TypeVar("T")
 
@@ -73,16 +74,16 @@ def read_options(options: type[T], flags: argparse.Namespace) -> T:
 
 def _describe_type(annotation: Any) -> dict[str, Any]:
     """Return the arguments of `add_argument` that follow from the type of a field."""
-    if annotation is bool:
-        return {"action": "store_true"}
-    members = get_args(annotation)
-    if get_origin(annotation) is tuple:
+    form, plain, args = read_shape(annotation)
+    if form == "union":  # with None
+        return _describe_type(args[0])
+    if form == "choice":
+        return {"choices": args}
+    if form == "list":
         return {"action": "append"}
-    if NoneType in members:
-        return _describe_type(members[0])
-    if members:  # of a Literal
-        return {"choices": members}
-    return {} if annotation is str else {"type": annotation}
+    if form == "number":
+        return {"type": plain}
+    return {"action": "store_true"} if plain is bool else {}
 
 
 def _describe_default(default: Any) -> dict[str, Any]:
