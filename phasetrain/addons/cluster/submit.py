@@ -84,6 +84,7 @@ def submit(setup: "Setup") -> str:
 
 def _job_words(setup: "Setup") -> list[str]:
     """Return the words of the command of the job."""
+    from phasetrain.app.stored.stored_config import OF_FOLDER
     from phasetrain.config.compose.override_text import key_of
 
     stored = setup.stored
@@ -92,9 +93,10 @@ def _job_words(setup: "Setup") -> list[str]:
         return job_overrides(setup)
     # The records of a folder have no secrets, and config.yaml has them.
     engine = setup.config.RUN.engine
-    own = ("RUN.dir", "RUN.engine", "RUN.checkpoint")
     changes = [
-        word for word in stored.changes if key_of(word) not in own and _OWN.match(word) is None
+        word
+        for word in stored.changes
+        if key_of(word) not in OF_FOLDER and _OWN.match(word) is None
     ]
     words = ["resume" if engine == "train" else engine, stored.path, *changes]
     if setup.config.RUN.checkpoint != "latest" and engine != "train":

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from phasetrain.addons.deploy.options import DEFAULT_WEIGHTS, PackOptions
+from phasetrain.cli.options import add_options, read_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import TRUST, Call
 from phasetrain.config.sections.model import WhichWeights
@@ -16,11 +18,6 @@ from phasetrain.runtime.format import format_count
 if TYPE_CHECKING:
     from phasetrain.addons.deploy.predict.predict import Prediction
     from phasetrain.addons.deploy.predict.raw_inputs import OnUnreadable
-
-DEFAULT_WEIGHTS = (
-    "trained weights (model), or an average of them (default: schedule_free for a run with "
-    "MODEL.schedule_free, else model)"
-)
 
 # The modules of the commands are imported in the functions that run them, as in
 # phasetrain.cli.train_commands.
@@ -123,22 +120,7 @@ def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare run, file and the entries of the card."""
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, or one of its checkpoints")
     parser.add_argument("out", metavar="MODEL.zip", help="file to write; it must not exist")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
-    )
-    parser.add_argument("--weights", choices=get_args(WhichWeights), help=DEFAULT_WEIGHTS)
-    parser.add_argument(
-        "--example",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="samples of the example (default: the first two of the test split)",
-    )
-    parser.add_argument("--license", metavar="NAME", help="license of the model, for its card")
-    parser.add_argument(
-        "--certificate", metavar="FILE", help="certificate.json of phasetrain certify, for the card"
-    )
-    parser.add_argument("--trust", action="store_true", help=TRUST)
+    add_options(parser, PackOptions)
 
 
 def run_pack(call: Call) -> Outcome:
@@ -146,16 +128,8 @@ def run_pack(call: Call) -> Outcome:
     from phasetrain.addons.deploy.pack.pack import pack
 
     flags = call.flags
-    made = pack(
-        flags.run_folder,
-        flags.out,
-        checkpoint=flags.checkpoint,
-        weights=flags.weights,
-        example=flags.example,
-        license_name=flags.license,
-        certificate=flags.certificate,
-        trust=flags.trust,
-    )
+    options = read_options(PackOptions, flags)
+    made = pack(flags.run_folder, flags.out, **vars(options))
     lines = [f"{made.out}: {made.size:,} bytes, sha256 {made.digest}"]
     which = made.card["weights"]
     if which != "model":

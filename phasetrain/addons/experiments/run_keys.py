@@ -13,6 +13,7 @@ class RunKeys(Section):
         None,
         "number of the update to replay with RUN.engine=replay, as in metrics.jsonl",
         resume="free",
+        scope="command",
         ge=1,
     )
     # Free, since a fork ends with the bits of the run from scratch.
@@ -21,4 +22,5 @@ class RunKeys(Section):
         "start from a checkpoint of a run next to RUN.dir whose first updates are the same for "
         "certain; a sweep trains updates that its runs share once",
         resume="free",
+        scope="run",
     )

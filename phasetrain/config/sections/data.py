@@ -87,6 +87,7 @@ class SplitSection(Section):
         "data loading processes per rank; 0: load in the main process; auto: number of cores minus "
         "one, at most 8, and 0 for data in memory",
         resume="free",
+        scope="machine",
         ge=0,
     )
     drop_last: bool = key(
@@ -120,27 +121,33 @@ class SplitSection(Section):
         False,
         "on resume, replay the epoch from its start if the custom loader cannot save its position",
         resume="free",
+        scope="machine",
     )
-    prefetch: int = key(2, "batches that each worker loads in advance", resume="free", ge=1)
+    prefetch: int = key(
+        2, "batches that each worker loads in advance", resume="free", scope="machine", ge=1
+    )
     start_method: Literal["fork", "spawn", "forkserver"] | None = key(
-        None, "start method of the workers; null: torch's default", resume="free"
+        None, "start method of the workers; null: torch's default", resume="free", scope="machine"
     )
     timeout_seconds: float = key(
         0,
         "seconds to wait for a batch from a worker before the run fails; 0: no timeout",
         resume="free",
+        scope="machine",
         ge=0,
     )
     pin_memory: bool = key(
         False,
         "copy batches to page-locked memory, for faster transfer to CUDA devices",
         resume="free",
+        scope="machine",
     )
     prefetch_to_device: bool = key(
         False,
         "copy the next step's batches to the CUDA device on a separate stream during the current "
         "step; needs memory for one more step, and pays off with pin_memory",
         resume="free",
+        scope="machine",
     )
     # Adjustable, so that a run which has met an unreadable sample can resume and skip it.
     on_bad_sample: Literal["raise", "substitute", "drop"] = key(

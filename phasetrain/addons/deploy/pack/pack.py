@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.addons.deploy.export import remove_partial
+from phasetrain.addons.deploy.options import PackOptions
 from phasetrain.addons.deploy.pack.archive import encode_archive, encode_json, parse_archive
 from phasetrain.addons.deploy.pack.card import format_page, make_card
 from phasetrain.addons.deploy.pack.example import TOLERANCES, Example, to_plain_output
@@ -67,18 +68,6 @@ HERE = frozenset({"world", "device", "precision"})
 
 
 @dataclass(frozen=True)
-class PackOptions:
-    """The selection for a pack, see the arguments of `pack`."""
-
-    checkpoint: str
-    weights: WhichWeights | None
-    example: Sequence[str]
-    license_name: str | None
-    certificate: str | None
-    trust: bool
-
-
-@dataclass(frozen=True)
 class Packed:
     """The result of packing.
 
@@ -130,7 +119,7 @@ def pack(  # noqa: PLR0913 - the keyword arguments are those of the command
     Example:
         >>> phasetrain.pack("runs/adamw", "model.zip", checkpoint="best").digest
     """
-    options = PackOptions(checkpoint, weights, example, license_name, certificate, trust)
+    options = PackOptions(checkpoint, weights, tuple(example), license_name, certificate, trust)
     folder = str(run).rstrip("/")
     target = str(out)
     storage = open_storage(target)

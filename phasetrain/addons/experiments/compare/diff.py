@@ -54,9 +54,6 @@ COMPUTING = (
 )
 """Entries of environment.json that may change results bit by bit."""
 
-OF_A_FOLDER = ("RUN.dir", "RUN.name", "RUN.engine", "RUN.step", "RUN.resume")
-"""Keys that differ between any two runs."""
-
 OF_PROCESSES = ("DATA.TRAIN.micro_batch_size", "OPTIMIZER.accumulate")
 """Keys that follow from the world size."""
 
@@ -183,23 +180,25 @@ def diff(one: str, other: str) -> RunComparison:
     a = read_side(one)
     b = read_side(other)
     updates, components, verdict, notes = _find_difference(a, b)
+    schema = default_schema()
     changes: Sequence[Change] = ()
     # A ledger alone has no config: every key would seem to differ from it.
     if a.config and b.config:
-        changes = compare_configs(
-            a.config, b.config, classify_hooks(default_schema(), a.config, b.config)
-        )
-    own: tuple[str, ...] = OF_A_FOLDER
+        changes = compare_configs(a.config, b.config, classify_hooks(schema, a.config, b.config))
     # the settings of a rank follow from the world size
-    if a.environment.get("processes") != b.environment.get("processes"):
-        own = (*OF_A_FOLDER, *OF_PROCESSES)
+    has_same_size = a.environment.get("processes") == b.environment.get("processes")
+    ignored = () if has_same_size else OF_PROCESSES
     return RunComparison(
         one=a,
         other=b,
         updates=updates,
         components=components,
         verdict=verdict,
-        config=tuple(change for change in changes if change.path not in own),
+        config=tuple(
+            change
+            for change in changes
+            if change.path not in ignored and not schema.is_of_one_run(change.path)
+        ),
         environment=_compare_leaves(
             _select_environment(a.environment, b.environment),
             _select_environment(b.environment, a.environment),

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.addons.experiments.sweep.groups import ComparisonSettings, ConfigGroup, group_runs
+from phasetrain.addons.experiments.options import ComparisonSettings
+from phasetrain.addons.experiments.sweep.groups import ConfigGroup, group_runs
 from phasetrain.addons.experiments.sweep.jobs import JobRecord, read_job_records
 from phasetrain.addons.experiments.sweep.override_text import hash_overrides, split_words
 from phasetrain.addons.experiments.sweep.prune_record import PruneRecord, describe_spent

@@ -12,7 +12,11 @@ from typing import Any, Literal
 
 import torch
 
-from phasetrain.addons.observe.recheck.findings import Difference, describe_findings, sort_findings
+from phasetrain.addons.observe.recheck.findings import (
+    ChangedValue,
+    describe_findings,
+    sort_findings,
+)
 from phasetrain.addons.observe.recheck.moments import Moments
 from phasetrain.addons.observe.recheck.state_copy import StateCopy
 from phasetrain.addons.observe.recheck.step_trace import (
@@ -262,7 +266,7 @@ class Recheck(Hook):
             task.generators = generators
         return trace
 
-    def _report(self, run: Run, step: CheckedStep, every: list[list[Difference]]) -> Exception:
+    def _report(self, run: Run, step: CheckedStep, every: list[list[ChangedValue]]) -> Exception:
         """Record a mismatch, and return the error that ends the run; all ranks call it."""
         world = run.world
         number = step.at.updates + 1

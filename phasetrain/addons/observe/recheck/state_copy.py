@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from phasetrain.addons.observe.recheck.findings import Difference, count_changed
+from phasetrain.addons.observe.recheck.findings import ChangedValue
 from phasetrain.checkpoint.codec import assemble_state, flatten_state
 from phasetrain.checkpoint.snapshot import Snapshot, parse_safetensors
-from phasetrain.proof.compare import differences
+from phasetrain.proof.compare import count_changed, differences
 from phasetrain.tasks import SavedTask, Task
 
 SHARED = "shared"
@@ -44,7 +44,7 @@ class StateCopy:
             ranks[world.rank] = state[OWN]
         task.restore(SavedTask(state[SHARED], ranks), "computed")
 
-    def compare(self, task: Task) -> list[Difference]:
+    def compare(self, task: Task) -> list[ChangedValue]:
         """Return the differences between this copy and the state of a task."""
         tree, tensors = flatten_state(_read_state(task))
         now = dict(tensors)
@@ -57,12 +57,12 @@ class StateCopy:
         for path in {**self._tensors, **now}:
             component, name = _name_component(path, path in weights)
             if path not in now or path not in self._tensors:
-                found.append(Difference(component, name))
+                found.append(ChangedValue(component, name))
             elif changed := count_changed(self._tensors[path], now[path]):
-                found.append(Difference(component, name, changed, now[path].numel()))
+                found.append(ChangedValue(component, name, changed, now[path].numel()))
         if tree != self._tree and not found:
             paths = differences(json.loads(self._tree), json.loads(tree), "state")
-            found += [Difference("other state", path) for path in paths]
+            found += [ChangedValue("other state", path) for path in paths]
         return found
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasetrain.addons.observe.recheck.findings import Difference, count_changed, sum_bits
+from phasetrain.addons.observe.recheck.findings import ChangedValue
 from phasetrain.data import CustomLoader, PhaseLoader
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.phases import Phase
 from phasetrain.models.prepare import CompiledModel
+from phasetrain.proof.compare import count_changed
+from phasetrain.proof.digest import sum_bits
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import StepEvents, Task
@@ -62,7 +64,7 @@ class StepTrace(StepEvents):
             if isinstance(norm, Tensor):
                 self._norms[label] = norm.detach().clone()
 
-    def compare(self, other: "StepTrace") -> list[Difference]:
+    def compare(self, other: "StepTrace") -> list[ChangedValue]:
         """Return the differences to another computation of the same update."""
         differences = []
         losses = {str(number): loss for number, loss in enumerate(self._losses)}
@@ -87,9 +89,9 @@ class StepTrace(StepEvents):
 
 def _compare_values(
     component: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], form: str
-) -> list[Difference]:
+) -> list[ChangedValue]:
     return [
-        Difference(component, form.format(name))
+        ChangedValue(component, form.format(name))
         for name in {**one, **other}
         if name not in one or name not in other or count_changed(one[name], other[name])
     ]
@@ -128,13 +130,13 @@ def read_again(loader: PhaseLoader, phase: Phase, step: int) -> list[Batch] | No
         return [loader.read(draw) for draw in draws]
 
 
-def compare_batches(batches: Sequence[Batch], again: Sequence[Batch]) -> list[Difference]:
+def compare_batches(batches: Sequence[Batch], again: Sequence[Batch]) -> list[ChangedValue]:
     """Return the differences between the micro-batches of a step and the same, read again."""
     if any(batch.bad for batch in (*batches, *again)) or len(batches) != len(again):
         return []  # dropped samples have changed the batches after they were read
     for number, (one, other) in enumerate(zip(batches, again, strict=True)):
         if count_changed(one.ids, other.ids):
-            return [Difference("samples", f"of micro-batch {number}")]
+            return [ChangedValue("samples", f"of micro-batch {number}")]
         fields = (
             ("input", one.input, other.input),
             ("target", one.target, other.target),
@@ -144,5 +146,5 @@ def compare_batches(batches: Sequence[Batch], again: Sequence[Batch]) -> list[Di
             tensors, others = list_tensors(value), list_tensors(other_value)
             for tensor, second in zip(tensors, others, strict=False):
                 if changed := count_changed(tensor, second):
-                    return [Difference("batch content", name, changed, tensor.numel())]
+                    return [ChangedValue("batch content", name, changed, tensor.numel())]
     return []

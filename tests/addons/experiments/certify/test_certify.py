@@ -14,7 +14,7 @@ from forks import launch_fork
 from phasetrain.addons.experiments.certify.certify import (
     NOT_EQUAL,
     Certified,
-    Options,
+    CertifyOptions,
     certify,
     check,
 )
@@ -40,7 +40,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str, is_quick: bool = False, forks: bool = True) -> Certified:
-    options = Options(is_quick=is_quick, launch=launch_fork if forks else None)
+    options = CertifyOptions(is_quick=is_quick, launch=launch_fork if forks else None)
     silent = Terminal(io.StringIO(), live=False)
     return certify([*SMALL, *words], options, terminal=silent)
 
