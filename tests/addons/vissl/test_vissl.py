@@ -320,7 +320,7 @@ def test_every_key_of_vissl_has_an_entry_in_the_table_and_on_the_page():
 
 
 def test_page_of_the_docs_is_up_to_date(request):
-    path = request.config.rootpath / "docs" / "vissl_keys.md"
+    path = request.config.rootpath / "docs" / "addons" / "vissl_keys.md"
     assert path.read_text("utf-8") == key_page(), "run `make reference`"
 
 
