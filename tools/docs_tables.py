@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+from feature_table import list_features
+
 from phasetrain.app.setup import SLOTS
 from phasetrain.config.addons import AddOn, import_object, load_addons
 from phasetrain.config.problems import format_value
@@ -20,7 +22,7 @@ from phasetrain.config.registry import parameters
 from phasetrain.config.sections import HooksSection, own_keys
 from phasetrain.config.validation import Slot
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -36,9 +38,11 @@ def fill_tables(page: str) -> str:
 
 @cache
 def list_tables() -> dict[str, partial[str]]:
-    """Return the functions that write the tables, by name: `hooks`, `add-ons`, `add-on NAME`."""
+    """Return the functions that write the tables, by name."""
     own = {addon.name: addon for addon in list_own_addons()}
     tables = {
+        "features": partial(_render_features, is_numbered=True),
+        "further features": partial(_render_features, is_numbered=False),
         "hooks": partial(_render_hooks),
         "add-ons": partial(_render_addons, list(own.values())),
     }
@@ -48,6 +52,13 @@ def list_tables() -> dict[str, partial[str]]:
 def list_own_addons() -> list[AddOn]:
     """Return the add-ons that come with phasetrain."""
     return [addon for addon in load_addons() if addon.package == "phasetrain"]
+
+
+def _render_features(*, is_numbered: bool) -> str:
+    """Return the table of the features with a number, or of all others."""
+    features = [item for item in list_features(ROOT) if item.is_numbered == is_numbered]
+    heads = ("row" if is_numbered else "name", "feature", "key or API", "test")
+    return _format_table(heads, [feature.row for feature in features])
 
 
 def _render_hooks() -> str:
@@ -161,7 +172,7 @@ def _format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def main() -> None:
     """Write the tables of all pages again."""
-    for path in sorted(DOCS.rglob("*.md")):
+    for path in sorted((ROOT / "docs").rglob("*.md")):
         page = path.read_text("utf-8")
         filled = fill_tables(page)
         if filled != page:

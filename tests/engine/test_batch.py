@@ -26,6 +26,7 @@ def test_mapped_keeps_the_structure() -> None:
     assert value["a"][0].tolist() == [1.0]
 
 
+@pytest.mark.feature("10", "everything runs on CPU; nested batches are moved", "`MACHINE.device`")
 def test_batch_moves_to_the_device_and_its_ids_stay() -> None:
     batch = Batch(
         {"x": torch.ones(2)}, torch.zeros(2), torch.tensor([5, 6]), 2, torch.tensor([True, False])
@@ -37,6 +38,7 @@ def test_batch_moves_to_the_device_and_its_ids_stay() -> None:
     assert (moved.ids.tolist(), moved.size) == ([5, 6], 2)
 
 
+@pytest.mark.feature("67")
 def test_batch_of_a_device_is_complete_when_it_is_on_the_cpu() -> None:
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([3, 4])
     moved = Batch({"x": FakeCuda(x)}, FakeCuda(y), torch.tensor([5, 6]), 2).to(torch.device("cpu"))

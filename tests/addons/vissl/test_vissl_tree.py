@@ -6,6 +6,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from phasetrain.addons.vissl.compose import VisslConfig
 from phasetrain.addons.vissl.vissl import Migration, convert_vissl
 
@@ -20,6 +22,7 @@ def convert_all() -> dict[str, Migration]:
     return {name: convert_vissl(VisslConfig(given)) for name, given in configs.items()}
 
 
+@pytest.mark.feature("vissl")
 def test_complete_configs_convert(request) -> None:
     found = convert_all()
     assert len(found) == 211
