@@ -65,10 +65,11 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/profiling.py
 
-reference: $(VENV)/core  ## write docs/reference.md and docs/vissl_keys.md, the tables of all keys, and those of docs/recipes
+reference: $(VENV)/core  ## write the generated pages and tables of docs/
 	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
-	$(BIN)/python -m phasetrain.addons.vissl.key_page > docs/vissl_keys.md
+	$(BIN)/python -m phasetrain.addons.vissl.key_page > docs/addons/vissl_keys.md
 	$(BIN)/python -m phasetrain.addons.experiments.recipes.pages docs/recipes
+	$(BIN)/python tools/docs_tables.py
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(PYTEST) $(BY_TEST) -m "" tests/rules/test_docs.py $(ARGS)

@@ -32,7 +32,7 @@ LoadedFile = tuple[str, str, LoadReport]
 
 @HOOKS.register("reload_weights")
 class ReloadWeights(Hook):
-    """Polls a folder and loads the newest file if it is newer than the last one.
+    """Loads the newest weights of a folder at each interval, if they are newer than the last ones.
 
     Files are ordered by name, with numbers in names compared as numbers, and never by time: each
     file needs a new name, and should be renamed to it when it is complete. Files between the last

@@ -85,6 +85,11 @@ def test_result_of_a_call_is_that_of_a_run(unbroken: tuple[Path, RunResult, nn.M
     assert hash_model(model) == result.digest != hash_model(make_net())
 
 
+@pytest.mark.feature(
+    "python.fit",
+    "training with objects of Python; classes as names",
+    '`phasetrain.fit`, `phasetrain.run({"MODEL": Net})`',
+)
 @pytest.mark.parametrize("steps", [1, 6, 8, 11])
 def test_killed_call_resumes_with_equal_bits_although_the_new_weights_differ(
     steps: int, unbroken: tuple[Path, RunResult, nn.Module], tmp_path: Path
@@ -365,6 +370,7 @@ class Wide(nn.Module):
         return self.layer(inputs)
 
 
+@pytest.mark.feature("python.fit")
 def test_classes_in_a_config_are_names() -> None:
     words = overrides_of(
         {

@@ -97,6 +97,7 @@ class TestSummary:
 
 
 class TestList:
+    @pytest.mark.feature("runs", "runs listed, followed and compared", "`phasetrain runs`")
     def test_every_kind_of_folder(self, tmp_path: Path) -> None:
         write(tmp_path / "sweep" / "b")
         write(tmp_path / "a", "running")

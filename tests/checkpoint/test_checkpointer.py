@@ -161,6 +161,11 @@ class TestRetention:
         save(tmp_path, [1, 2, 3, 4, 5], keep_last=keep_last)
         assert steps(tmp_path) == kept
 
+    @pytest.mark.feature(
+        "90",
+        "retention never deletes the last good checkpoint",
+        "`CHECKPOINT.keep_last`, `keep_every`, `best`",
+    )
     def test_a_new_attempt_deletes_nothing_before_it_has_verified_two(self, tmp_path: Path) -> None:
         save(tmp_path, [1, 2, 3])
         made = checkpointer(tmp_path, keep_last=2)  # verifies nothing: it never loads

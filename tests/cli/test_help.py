@@ -53,6 +53,7 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
     assert f"schedules ({each})" in lines
 
 
+@pytest.mark.feature("help", "help on sections, keys and parts", "`phasetrain help`")
 @pytest.mark.parametrize(
     ("topic", "first", "second"),
     [

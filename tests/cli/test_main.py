@@ -227,6 +227,7 @@ def test_log_is_printed_only_during_the_run(capsys: pytest.CaptureFixture[str]) 
     ) == before
 
 
+@pytest.mark.feature("1")
 def test_experiment_file_is_given_by_its_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -163,9 +163,16 @@ class TestAfterwards:
 
 
 class TestExact:
+    @pytest.mark.feature("model.ema_statistics")
+    @pytest.mark.feature(
+        "63",
+        "EMA and SWA: tested, saved, exact, exported",
+        "`MODEL.ema`, `MODEL.swa`, `test@ema`, `MODEL.weights.which`",
+    )
     def test_killed_run_resumes_exactly(self) -> None:
         assert_exact_resume([*CUT, *AVERAGED], steps=[10], workers=None)
 
+    @pytest.mark.feature("63")
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("task", "split"), [("WithoutEMA", "test@ema"), ("WithoutCount", "test@swa")]

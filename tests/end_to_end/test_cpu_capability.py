@@ -63,6 +63,11 @@ def read_capability(folder: Path) -> str:
     return str(content["switches"]["cpu_capability"])
 
 
+@pytest.mark.feature(
+    "machine.cpu_capability",
+    "equal bits on CPUs with AVX2 and with AVX-512; a resume on another CPU is a warning",
+    "`MACHINE.cpu_capability`",
+)
 @pytest.mark.skipif("avx2" not in FLAGS, reason="needs an x86 CPU with AVX2")
 def test_limited_run_has_the_bits_of_a_cpu_with_avx2(tmp_path: Path, socket: str) -> None:
     train(

@@ -55,6 +55,9 @@ def tensor_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("checkpoints/*/tensors.safetensors"))
 
 
+@pytest.mark.feature(
+    "checkpoint.exclude", "frozen weights left out of checkpoints", "`CHECKPOINT.exclude`"
+)
 def test_killed_run_resumes_exactly_without_frozen_weights_in_its_checkpoints(
     tmp_path: Path, path: Path
 ) -> None:
@@ -105,6 +108,7 @@ def test_folder_is_enough_to_load_export_and_test(tmp_path: Path, path: Path) ->
         consolidate(str(next(tmp_path.glob("run/checkpoints/p*"))), str(tmp_path / "one"))
 
 
+@pytest.mark.feature("checkpoint.exclude")
 def test_weights_file_altered_by_one_bit_is_an_error(tmp_path: Path, path: Path) -> None:
     excluding = (*words(path), EXCLUDE, "CHECKPOINT.every_updates=1")
     run_until_killed(tmp_path / "run", *excluding, hooks={"kill": KillAfter(2)})

@@ -91,6 +91,11 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Watch:
 
 
 class TestFreeze:
+    @pytest.mark.feature(
+        "64",
+        "freezing for the run, a stage, or the first n updates",
+        "`MODEL.freeze`, `MODEL.freeze_updates`",
+    )
     def test_frozen_weights_and_buffers_stay_and_the_rest_learns(
         self, plain: Watch, frozen: Watch
     ) -> None:
@@ -130,6 +135,7 @@ class TestFreeze:
 
 
 class TestFreezeUpdates:
+    @pytest.mark.feature("64")
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         "optimizer",

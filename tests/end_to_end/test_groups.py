@@ -25,6 +25,7 @@ RULES = (
 )
 
 
+@pytest.mark.feature("53")
 @pytest.mark.slow
 def test_run_with_parameter_groups_resumes_exactly(tmp_path: Path) -> None:
     train(tmp_path / "whole", *RULES)

@@ -101,6 +101,7 @@ def test_same_command_again_gives_the_same_result(whole: tuple[Path, RunResult])
     assert (again.digest, again.loaded_checkpoint) == (whole[1].digest, whole[1].loaded_checkpoint)
 
 
+@pytest.mark.feature("96", "best weights at the end", "`CHECKPOINT.load_best`")
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "steps", [12, 14, 17]

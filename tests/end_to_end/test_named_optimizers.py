@@ -70,6 +70,11 @@ def _installed(request: pytest.FixtureRequest) -> None:
             pytest.importorskip(library)
 
 
+@pytest.mark.feature(
+    "optimizer.schedule_free",
+    "schedule-free optimizers; SOAP, Shampoo and 8-bit optimizers of other libraries",
+    "`MODEL.schedule_free`, `OPTIMIZER.name=schedulefree.AdamWScheduleFree`",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("words", EACH)
@@ -88,6 +93,7 @@ def test_killed_run_resumes_exactly(tmp_path: Path, words: tuple[str, ...], prec
 @pytest.mark.slow
 @pytest.mark.parametrize("words", WHOLE_STATE)
 class TestTwoRanks:
+    @pytest.mark.feature("optimizer.muon")
     def test_killed_run_resumes_exactly_and_has_the_bits_of_sharded_state(
         self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
     ) -> None:
@@ -112,6 +118,7 @@ class TestTwoRanks:
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.feature("optimizer.schedule_free")
 @pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp"])
@@ -131,6 +138,7 @@ def test_sharded_state_of_libraries_has_the_bits_of_ddp(
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
+@pytest.mark.feature("optimizer.schedule_free")
 @LIBRARY
 @pytest.mark.addon("sharding")
 @pytest.mark.slow

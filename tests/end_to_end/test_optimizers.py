@@ -74,6 +74,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature("55")
 def test_run_with_several_optimizers_resumes_exactly(several: Path, tmp_path: Path) -> None:
     run_until_killed(
         tmp_path / "run", *SEVERAL, hooks={"save": SaveEachStep(), "kill": KillAfter(9)}
@@ -157,6 +158,11 @@ def test_logged_loss_of_sam_is_that_of_the_first_pass(tmp_path: Path) -> None:
     assert one[1:] != other[1:]
 
 
+@pytest.mark.feature(
+    "61",
+    "custom scalers; sharpness-aware minimization",
+    "`OPTIMIZER.scaler`, `SCALERS`, `OPTIMIZER.sam`",
+)
 def test_custom_scaler_resumes_with_its_scale(tmp_path: Path) -> None:
     words = (PARTS, "PHASES.epochs=2", "OPTIMIZER.scaler={name: halving, start: 256.0}")
     train(tmp_path / "whole", *words)
@@ -167,6 +173,7 @@ def test_custom_scaler_resumes_with_its_scale(tmp_path: Path) -> None:
 
 
 class TestThreeProcesses:
+    @pytest.mark.feature("56")
     @pytest.mark.parametrize(
         "words",
         [

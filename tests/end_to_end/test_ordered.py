@@ -59,6 +59,9 @@ def two_ranks_native(launcher: Launcher, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
+@pytest.mark.feature(
+    "69", "logged losses are global means; data time is the slowest rank's", "`metrics.jsonl`"
+)
 def test_weights_and_losses_of_two_ranks_are_those_of_one(alone: Path, two_ranks: Path) -> None:
     assert differences(trained_state(alone), trained_state(two_ranks), "task") == []
     assert len(losses(alone)) == UPDATES
@@ -74,6 +77,7 @@ def test_weights_and_losses_of_four_ranks_are_those_of_one(
     assert losses(tmp_path / "run") == losses(alone)
 
 
+@pytest.mark.feature("B2")
 def test_weights_are_equal_if_the_world_size_changes_on_the_way(
     launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:

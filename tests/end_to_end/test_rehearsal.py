@@ -17,6 +17,7 @@ def plan_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.feature("B4")
 @pytest.mark.slow
 def test_rehearsal_of_three_ranks_changes_no_bit(launcher: Launcher, tmp_path: Path) -> None:
     words = (*SMALL, "MACHINE.threads=1", "PHASES.epochs=1")

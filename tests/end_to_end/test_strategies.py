@@ -78,6 +78,7 @@ class TestLossThatTrains:
     ],
 )
 class TestNonfiniteValueOnOneRank:
+    @pytest.mark.feature("67")
     @pytest.mark.by_default(1)
     def test_nonfinite_value_stops_all_ranks_before_the_update(
         self, launcher: Launcher, tmp_path: Path, strategy: str, gradient: bool

@@ -53,6 +53,7 @@ class TestStragglers:
 
 
 class TestOrder:
+    @pytest.mark.feature("71")
     def test_collective_called_by_one_rank_only_is_found_at_once(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:

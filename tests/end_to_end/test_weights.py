@@ -65,6 +65,11 @@ class TestStart:
         train(tmp_path / "control", *STILL)
         assert parameters(newest(tmp_path / "control").state["task"]["model"]) != parameters(one)
 
+    @pytest.mark.feature(
+        "101",
+        "pretrained weights from torch, safetensors, phasetrain, VISSL, timm and Hugging Face",
+        "`MODEL.weights`",
+    )
     def test_resume_needs_no_weights_file(self, tmp_path: Path, path: Path) -> None:
         words = (f"MODEL.weights={path}", "PHASES.epochs=1")
         train(tmp_path / "unbroken", *words)
@@ -143,6 +148,7 @@ class TestStart:
             MemoryHandler.objects.clear()
         assert parameters(newest(tmp_path / "run").state["task"]["model"]) == parameters(weights(7))
 
+    @pytest.mark.feature("101")
     def test_all_ranks_get_weights_that_rank_0_reads(
         self, launcher: Launcher, tmp_path: Path, path: Path
     ) -> None:
@@ -253,6 +259,9 @@ class TestReload:
         train(made.folder, *made.words, "OPTIMIZER.lr=0", hooks=made.hooks())
         assert parameters(newest(made.folder).state["task"]["model"]) == parameters(weights(2))
 
+    @pytest.mark.feature(
+        "103", "weights reloaded from a folder during training", "`HOOKS.reload_weights`"
+    )
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("step", [12, 1, 5, 11, 13, 15, 19])
     def test_killed_and_resumed_with_newer_files_in_the_folder(

@@ -10,6 +10,7 @@ from phasetrain.engine.batch import Batch, StepOutput, entry
 from phasetrain.optim.update.nonfinite import list_nonfinite_ids
 
 
+@pytest.mark.feature("10", "everything runs on CPU; nested batches are moved", "`MACHINE.device`")
 def test_batch_moves_to_the_device_and_its_ids_stay() -> None:
     batch = Batch(
         {"x": torch.ones(2)}, torch.zeros(2), torch.tensor([5, 6]), 2, torch.tensor([True, False])
@@ -21,6 +22,7 @@ def test_batch_moves_to_the_device_and_its_ids_stay() -> None:
     assert (moved.ids.tolist(), moved.size) == ([5, 6], 2)
 
 
+@pytest.mark.feature("67")
 def test_batch_of_a_device_is_complete_when_it_is_on_the_cpu() -> None:
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([3, 4])
     moved = Batch({"x": FakeCuda(x)}, FakeCuda(y), torch.tensor([5, 6]), 2).to(torch.device("cpu"))

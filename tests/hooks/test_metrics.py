@@ -50,6 +50,7 @@ def test_metrics_have_a_line_for_each_step_and_phase(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.feature("69")
 def test_every_n_updates_over_phases(tmp_path: Path) -> None:
     train(tmp_path, "HOOKS.metrics.every_updates=3", "PHASES.epochs=2")
     steps = [record["updates"] for record in records(tmp_path) if record["kind"] == "step"]

@@ -356,6 +356,7 @@ class TestClaims:
         yield
         MemoryHandler.objects.clear()
 
+    @pytest.mark.feature("remote.run_folder")
     def test_processes_that_start_at_the_same_moment(self) -> None:
         winners = []
         for number in range(20):

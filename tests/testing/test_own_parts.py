@@ -475,6 +475,9 @@ def assert_parts_save_all(words: list[str]) -> None:
     assert_state_round_trip(Steps(words), lambda steps: steps(), fresh=lambda: Steps(words))
 
 
+@pytest.mark.feature(
+    "B11", "proof kit for custom parts; all built-in parts pass it", "`phasetrain.testing`"
+)
 @pytest.mark.by_default("transformer")  # with dropout, heads and tied embeddings
 @pytest.mark.parametrize("name", cases(own(MODELS), model))
 def test_models_save_all_they_learn(name: str, tmp_path: Path) -> None:
@@ -510,6 +513,7 @@ def test_unsaved_state_is_detected(forgetful: str) -> None:
         assert_parts_save_all([*VIEWS, "RUN.imports=[self_supervised_parts]", forgetful])
 
 
+@pytest.mark.feature("B11")
 @pytest.mark.parametrize("name", own(METERS))
 def test_meters_save_their_counts(name: str) -> None:
     def step(meter: Any) -> Any:

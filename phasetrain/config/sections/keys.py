@@ -180,8 +180,9 @@ def fits_section(section: Any, values: Mapping[str, Any]) -> bool:
 
 
 def read_section(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Return a section of a checked config as its dataclass; keys that it lacks have their default,
-    and parameters of the part that the section names are left out."""
+    """Return a section of a checked config as its dataclass, or the keys of a section that have the
+    names of another dataclass's fields; keys that it lacks have their default, and parameters of
+    the part that the section names are left out."""
     read: dict[str, Any] = {}
     for definition in fields(kind):  # type: ignore[arg-type]
         name = key_name(definition)

@@ -32,6 +32,8 @@ CLEAN_DATA = "remove or replace these values in the dataset or by a transform"
 class GuardSettings:
     """How updates that are not finite are handled.
 
+    The builder reads the fields that have the name of a key of OPTIMIZER.
+
     Attributes:
         on_nonfinite: stop the run, skip the update, or ignore it without checking.
         skip_budget: maximum number of updates skipped in a row before the run fails; includes

@@ -32,7 +32,12 @@ from phasetrain.tasks.build.optimizer_factory import (
     make_factory,
     reject_own_limits,
 )
-from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, BuildContext, parameters_of
+from phasetrain.tasks.build.sections import (
+    DISTRIBUTED_KEYS,
+    OPTIMIZER_KEYS,
+    BuildContext,
+    parameters_of,
+)
 from phasetrain.tasks.build.weights_builder import describe_freezes, tabulate_frozen
 from phasetrain.tasks.base import TASKS, Task, makes_several_passes
 
@@ -168,10 +173,11 @@ def _build_updater(
 ) -> Updater:
     section = context.config.OPTIMIZER
     shards = {"shards": strategy.shards_optimizer}
-    limits = {**section, **specs[0].limits}
+    settings = {key: value for key, value in section.items() if key in OPTIMIZER_KEYS}
+    settings |= specs[0].limits
     # The scaler comes first: whether there is one decides about the kernels of SGD, see `fusable`.
     scaler = context.named(
-        SCALERS, limits["scaler"], f"{specs[0].where}.scaler", {**facts, **shards}
+        SCALERS, settings["scaler"], f"{specs[0].where}.scaler", {**facts, **shards}
     )
     sparse = find_sparse_weights(*modules)
     groups = [group for spec in specs for group in spec.groups]
@@ -211,14 +217,12 @@ def _build_updater(
             ],
             by_group,
         ),
-        gradients=GradientSettings(
-            limits["clip_norm"],
-            limits["clip_value"],
-            [weight for weight in sparse if id(weight) in own],
+        gradients=replace(
+            read_section(GradientSettings, settings),
+            sparse=[weight for weight in sparse if id(weight) in own],
         ),
-        guard=GuardSettings(
-            section.on_nonfinite,
-            section.skip_budget,
+        guard=replace(
+            read_section(GuardSettings, settings),
             names=[weight.name for group in groups for weight in group.weights],
             buffers=buffer_lookup(*modules),
         ),

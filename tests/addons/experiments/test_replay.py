@@ -47,6 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature("B6")
 @pytest.mark.parametrize(("step", "since"), [(1, 0), (4, 0), (5, 4), (6, 5), (12, 10), (15, 12)])
 def test_an_update_from_the_checkpoint_before_it(trained: Path, step: int, since: int) -> None:
     code, shown = replayed(trained, step)
@@ -87,6 +88,9 @@ def test_update_is_replayed_with_other_settings(tmp_path: Path, words: list[str]
     assert code == 0, shown
 
 
+@pytest.mark.feature(
+    "B6", "replay of any update; analysis of non-finite steps", "`phasetrain replay`, `RUN.step`"
+)
 @pytest.mark.slow
 def test_100_random_updates(tmp_path: Path) -> None:
     words = (

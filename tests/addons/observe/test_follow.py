@@ -16,6 +16,7 @@ from phasetrain.addons.observe.follow import follow_run, watch_run
 from phasetrain.errors import ConfigError
 
 
+@pytest.mark.feature("runs")
 def test_until_the_end(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", "running")
     log = folder / "log.txt"

@@ -27,6 +27,9 @@ def moved(make: type[LARS] | type[LAMB], updates: int, **options: object) -> tup
 
 
 class TestLars:
+    @pytest.mark.feature(
+        "57", "LARS, LARC, LAMB; torch's and timm's optimizers", "`OPTIMIZER.name`"
+    )
     def test_step_of_a_matrix_is_proportional_to_its_norm(self) -> None:
         weight, bias = moved(LARS, 1, lr=0.5, momentum=0.0, weight_decay=0.1, trust=0.02)
         local = 0.02 * 5 / (10 + 0.1 * 5)
@@ -68,6 +71,7 @@ class TestLamb:
         _, bias = moved(LAMB, 1, lr=0.01, eps=0.0, weight_decay=0.1)
         assert torch.allclose(bias, BIAS - 0.01 * BIAS_G.sign(), rtol=0, atol=1e-12)
 
+    @pytest.mark.feature("57")
     def test_three_steps_follow_the_formula(self) -> None:
         weight, _ = moved(LAMB, 3, lr=0.01, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1)
         expected, mean, square = W.clone(), torch.zeros_like(W), torch.zeros_like(W)

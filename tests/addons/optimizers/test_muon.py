@@ -59,6 +59,11 @@ def make(net: nn.Module, **params: Any) -> Any:
 
 
 class TestRouting:
+    @pytest.mark.feature(
+        "optimizer.muon",
+        "Muon for hidden matrices with AdamW for all other weights, also with sharded state",
+        "`OPTIMIZER.name=muon`",
+    )
     def test_only_matrices_of_hidden_layers_go_to_muon(self) -> None:
         assert names(Net())["muon"] == ["hidden.weight"]
 
@@ -119,6 +124,7 @@ class TestRouting:
 
 @needs_muon
 class TestAgainstTorch:
+    @pytest.mark.feature("optimizer.muon")
     def test_updates_are_those_of_torchs_muon_and_adamw(self) -> None:
         net, other = Net(), Net()
         one = make(net, adamw_lr_scale=0.5)

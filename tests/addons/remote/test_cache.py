@@ -211,6 +211,7 @@ def start(url: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.feature("remote")
 def test_killed_download_continues(server: WebServer, folder: Path) -> None:
     os.environ["PHASETRAIN_STALL_SECONDS"] = "20"  # restored by quick_transfers
     server.faults["/a.tar"] = deque(["none", "none", "stall"])
@@ -226,6 +227,7 @@ def test_killed_download_continues(server: WebServer, folder: Path) -> None:
     assert server.gets() == ["bytes=2000-2999", "bytes=3000-3999", "bytes=4000-4095"]
 
 
+@pytest.mark.feature("remote")
 @pytest.mark.slow
 def test_processes_download_once(server: WebServer) -> None:
     processes = [start(f"{server.url}/a.tar") for _ in range(3)]

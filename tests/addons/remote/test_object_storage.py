@@ -61,6 +61,11 @@ def below(folder: str) -> list[str]:
     ]
 
 
+@pytest.mark.feature(
+    "106",
+    "object stores without rename; sharded checkpoints",
+    "`RUN.dir=PREFIX://...`, `DISTRIBUTED.strategy=fsdp`",
+)
 @pytest.mark.by_default("6")
 @pytest.mark.parametrize("step", [0, 3, 5, 6, 12])
 def test_killed_run_resumes_exactly(step: int) -> None:

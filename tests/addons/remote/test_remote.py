@@ -88,6 +88,12 @@ def lines_of(files: str) -> tuple[str, ...]:
     return tuple(data)
 
 
+@pytest.mark.feature(
+    "remote",
+    "shards and text from HTTP, S3 and memory, through a verified cache; changed shards are "
+    "refused on resume",
+    "`files: https://...`, `URL#sha256=...`, [remote.md](remote.md)",
+)
 def test_run_on_shards_of_a_failing_server_equals_one_on_local_files(
     tmp_path: Path, server: WebServer
 ) -> None:
@@ -113,6 +119,7 @@ def test_run_on_shards_of_a_failing_server_equals_one_on_local_files(
     assert set(kept) <= {"config.yaml", "overrides.yaml"}
 
 
+@pytest.mark.feature("remote")
 def test_changed_shard_is_refused_on_resume(tmp_path: Path, server: WebServer) -> None:
     for number in range(SHARDS):
         server.files[f"/{number}.jsonl"] = shard(number)
@@ -174,6 +181,11 @@ class TestWeights:
         torch.manual_seed(7)
         return save(SmallCNN(10, width=4).state_dict())
 
+    @pytest.mark.feature(
+        "remote.weights",
+        "weights from a URL, with their digest",
+        "`MODEL.weights: {path: https://..., sha256: ...}`",
+    )
     def test_weights_from_a_url_are_verified(
         self, tmp_path: Path, server: WebServer, content: bytes
     ) -> None:
@@ -193,6 +205,7 @@ class TestWeights:
         assert plans[0]["digest"] == plans[1]["digest"]
         assert plans[1]["path"] == url
 
+    @pytest.mark.feature("remote.weights")
     @pytest.mark.parametrize("place", ["url", "file"])
     def test_changed_weights_are_refused(
         self, tmp_path: Path, server: WebServer, content: bytes, place: str
@@ -258,6 +271,9 @@ class TestRunFolder:
         assert {"status.json", "metrics.jsonl", "plan.json", *REPORT_FILES} <= set(names)
         assert [name for name in names if ".tmp-" in name or "owner" in name] == []
 
+    @pytest.mark.feature(
+        "remote.run_folder", "run folders in S3 and other stores of fsspec", "`RUN.dir=s3://...`"
+    )
     @pytest.mark.by_default("40")
     @pytest.mark.parametrize("uploads", [25, 30, 35, 40, 45])
     def test_run_killed_during_an_upload_resumes_exactly(

@@ -65,6 +65,7 @@ def newest(folder: str) -> LoadedCheckpoint:
     return loaded
 
 
+@pytest.mark.feature("remote.run_folder")
 def test_killed_run_resumes_exactly(bucket: str, tmp_path: Path) -> None:
     train(tmp_path / "local", "CHECKPOINT.keep_last=2")
     with pytest.raises(Killed):

@@ -227,6 +227,11 @@ SHORT = (
 )
 
 
+@pytest.mark.feature(
+    "report.masks",
+    "report with masks of segmentation and boxes of detection, target and prediction side by side",
+    "hook `report`",
+)
 @pytest.mark.addon("vision")
 def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
     train(tmp_path, *segment_parts.WORDS, *SHORT)
@@ -246,6 +251,7 @@ def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
     assert "Masks of the test" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.feature("report.masks")
 @pytest.mark.addon("libraries")
 def test_samples_of_detection_have_both_boxes(tmp_path: Path) -> None:
     train(tmp_path, *detection_parts.WORDS, *SHORT)

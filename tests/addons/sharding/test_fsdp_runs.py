@@ -170,6 +170,7 @@ def test_run_resumes_without_fsdp_and_then_with_it(
         torch.testing.assert_close(weights(tmp_path / "run")[name], tensor, rtol=0, atol=1e-6)
 
 
+@pytest.mark.feature("106")
 @pytest.mark.slow
 def test_run_resumes_under_every_other_strategy(
     launcher: Launcher, unbroken: Path, tmp_path: Path

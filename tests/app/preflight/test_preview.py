@@ -180,6 +180,9 @@ def test_a_long_plan_is_shortened(tmp_path: Path) -> None:
     assert table[-1].split()[:3] == ["99", "test", "50"]
 
 
+@pytest.mark.feature(
+    "11", "limits; plan; rehearsal", "`PHASES.limit`, `phasetrain plan`, `RUN.rehearse`"
+)
 def test_plan_describes_data_model_and_memory(tmp_path: Path) -> None:
     content, text = planned(tmp_path, "PHASES.epochs=1", "OPTIMIZER.momentum=0.9")
     assert content["data"]["train"] == {

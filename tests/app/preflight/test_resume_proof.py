@@ -172,6 +172,11 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phasetrain.app.preflight.rehearsal.QUICK_SECONDS", 1000.0)
 
 
+@pytest.mark.feature(
+    "resume.proof",
+    "a resume is proved before the first step; inexact parts are rejected or recorded",
+    "`RUN.rehearse`, `RUN.exact`",
+)
 @pytest.mark.parametrize(
     ("words", "key", "names"),
     [
@@ -204,6 +209,7 @@ def test_kernels_are_blamed_on_a_device_where_they_may_differ(
         train(tmp_path / "run", SHORT, REHEARSED, *words)
 
 
+@pytest.mark.feature("resume.proof")
 def test_inexact_part_is_accepted_and_recorded_on_request(tmp_path: Path) -> None:
     words = (*MODEL, f"MODEL.name={HERE}.Counting", REHEARSED, "RUN.exact=false")
     assert train(tmp_path, SHORT, *words).updates == 10

@@ -75,6 +75,11 @@ class TestRestart:
         assert differences_of_runs(unbroken, base) == []
         assert leftovers(tmp_path) == []
 
+    @pytest.mark.feature(
+        "restart",
+        "runs start over, and the old folder is kept; finished runs notice changed code",
+        "`--restart`, `RUN.resume=restart`",
+    )
     def test_killed_restart_is_resumed_by_the_same_command(
         self, unbroken: Path, tmp_path: Path
     ) -> None:
@@ -137,6 +142,7 @@ class TestRestart:
             assert status(base)["state"] == "finished"
             assert leftovers(base) == []
 
+    @pytest.mark.feature("restart")
     @pytest.mark.parametrize("moment", ["rename_folder", "release_at", "open"])
     def test_kill_at_any_moment_leaves_the_old_or_the_new_state(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -239,6 +245,7 @@ class TestChangedCode:
         promised: dict[str, Any] = {"code": {}, "config": {"RUN": {"imports": ["other"]}}}
         assert list_source_changes(setup, promised) == ["RUN.imports was [other]"]
 
+    @pytest.mark.feature("restart")
     def test_finished_run_names_the_file_and_the_flag(self, package: Path) -> None:
         words = [*SMALL, *SHORT, "RUN.imports=[own_parts]", "RUN.dir=run"]
         run(words, terminal=Terminal(io.StringIO(), live=False))
@@ -255,6 +262,7 @@ class TestChangedCode:
 
 
 class TestRefusal:
+    @pytest.mark.feature("refused", "refused commands leave no attempt", "")
     def test_refused_command_leaves_a_run_as_it_was(self, tmp_path: Path) -> None:
         hooks = {"save": SaveEachStep(), "kill": KillAfter(1)}
         for _ in range(2):

@@ -88,6 +88,9 @@ def rejected(error: ChangedError) -> dict[str, tuple[str, str, str]]:
 
 
 class TestForbidden:
+    @pytest.mark.feature(
+        "5", "config saved with the run and compared on resume", "`config.yaml`, `RUN.allow`"
+    )
     def test_both_values_are_shown(self, killed: Path) -> None:
         before = newest(killed).path
         words = ("RUN.seed=1", "MODEL.width=8", "OPTIMIZER.momentum=0.5")
@@ -138,6 +141,9 @@ class TestFree:
 
 
 class TestAdjustable:
+    @pytest.mark.feature(
+        "B10", "a resume that reports changes; every key has a resume class", "`RUN.allow`"
+    )
     def test_it_needs_consent(self, killed: Path) -> None:
         with pytest.raises(ChangedError) as caught:
             train(killed, "PHASES.epochs=5", "DATA.TRAIN.batch_size=40", "OPTIMIZER.lr=0.5")
@@ -245,6 +251,7 @@ class TestAdjustable:
             train(tmp_path / name, *words)
         assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
+    @pytest.mark.feature("phases.extend")
     @pytest.mark.parametrize(
         ("extend", "rate"),
         [("stretch", 0.0654508), pytest.param("cycle", 0.1, marks=pytest.mark.slow)],
@@ -384,6 +391,7 @@ class TestEnvironment:
         (found,) = [line for line in run_and_capture(killed).splitlines() if "warning: " in line]
         assert re.search(r"torch 2\.\S+ -> 9\.9\.9$", found)
 
+    @pytest.mark.feature("machine.cpu_capability")
     def test_another_cpu_is_a_warning(self, killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = describe_platform("cpu")
         other = {**before, "cpu": "Other 9000", "cpu_capability": "DEFAULT"}

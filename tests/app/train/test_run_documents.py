@@ -182,6 +182,9 @@ class TestCommand:
         )
 
 
+@pytest.mark.feature(
+    "B12", "scripts that reproduce the weights", "`reproduce.sh`, `phasetrain rerun RUN_FOLDER`"
+)
 def test_reproducing_gives_the_same_weights(folder: Path, tmp_path: Path) -> None:
     # The script calls a Python that prints its arguments, and the command line of this process
     # runs them: importing torch again would take longer than the run.

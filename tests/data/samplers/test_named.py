@@ -119,6 +119,11 @@ class TestEveryOrder:
         for begin, end in pairwise(cuts):  # backwards ones are empty
             assert made[begin:end].tolist() == whole[begin:end]
 
+    @pytest.mark.feature(
+        "82-84",
+        "weighted, stratified, power-law, bucketed, repeated and infinite samplers; mixed datasets",
+        "`DATA.*.sampler`, `DATA.*.dataset=mixed`",
+    )
     @settings(max_examples=20, deadline=None)
     @given(batch_size=st.integers(1, 33), start=st.integers(0, 40))
     def test_resuming_at_any_step_is_slicing(self, name: str, batch_size: int, start: int) -> None:
@@ -135,6 +140,7 @@ class TestEveryOrder:
 
         assert ids(sampler(ORDERS[name]()), start) == ids(sampler(order), 0)[start:]
 
+    @pytest.mark.feature("82-84")
     @settings(max_examples=15, deadline=None)
     @given(batch_size=st.integers(1, 33), size=st.integers(2, 5), micro=st.integers(1, 9))
     def test_ranks_together_draw_what_a_single_process_draws(
@@ -358,6 +364,11 @@ class TestLengthBucketed:
         order = LengthBuckets(10, np.arange(2_000_000) % 1000, 5)
         assert len(set(order(2_000_000, 0)[1_000_000:1_000_100].tolist())) == 100
 
+    @pytest.mark.feature(
+        "data.length_bucketed",
+        "batches of similar length within a number of tokens",
+        "`DATA.TRAIN.sampler={name: length_bucketed, max_tokens: 4000}`",
+    )
     def test_micro_batches_stay_within_the_tokens(self) -> None:
         order = make_length_bucketed(BATCH, SOURCE, max_tokens=250)
         phase = phase_of(order, BATCH)
@@ -376,6 +387,7 @@ class TestLengthBucketed:
                 )
         assert {1, 2, 3, 4, 8} <= sizes
 
+    @pytest.mark.feature("data.length_bucketed")
     def test_ranks_have_equally_many_micro_batches_of_unequal_lengths(self) -> None:
         order = make_length_bucketed(BATCH, SOURCE, max_tokens=110)
         phase = phase_of(order, BATCH)

@@ -49,6 +49,11 @@ class TestSelectSubset:
         if not balanced:
             assert sorted([*first, *second, *rest]) == list(range(1442))
 
+    @pytest.mark.feature(
+        "78",
+        "loading options; label types; subsets and folds",
+        "`DATA.*.workers`, `subset`, `label_type`, `prefetch_to_device`",
+    )
     @pytest.mark.parametrize(("samples", "skip"), [(100, 0), (104, 0), (50, 57), (3, 18)])
     def test_balanced_subset_has_equally_many_samples_per_class(
         self, samples: int, skip: int
@@ -96,6 +101,7 @@ class TestSelectSubset:
             chosen(**given)
         assert str(caught.value).startswith(message)
 
+    @pytest.mark.feature("78")
     def test_folds_divide_the_dataset_into_parts_of_equal_size(self) -> None:
         parts = [chosen(folds=5, fold=fold) or [] for fold in range(5)]
         assert [len(part) for part in parts] == [288, 288, 289, 288, 289]

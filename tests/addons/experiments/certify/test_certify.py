@@ -45,6 +45,12 @@ def run(*words: str, is_quick: bool = False, forks: bool = True) -> Certified:
     return certify([*SMALL, *words], options, terminal=silent)
 
 
+@pytest.mark.feature(
+    "certify",
+    "the promise is proved on the user's machine for a config: kills, resumes, comparison of "
+    "every bit, cost of deterministic kernels",
+    "`phasetrain certify`",
+)
 def test_sound_run_is_certified_and_leaves_only_the_certificate(tmp_path: Path) -> None:
     found = run("RUN.dir=runs/mine", is_quick=True)
     assert (found.exit_code, found.content["verdict"]) == (0, "yes"), found.text
@@ -59,6 +65,7 @@ def test_sound_run_is_certified_and_leaves_only_the_certificate(tmp_path: Path) 
     assert (same.exit_code, same.content["differences"]) == (0, {})
 
 
+@pytest.mark.feature("certify")
 def test_generator_that_is_not_restored_is_caught() -> None:
     found = run(*FAULTY, "MODEL.name=faults.OwnGenerator", is_quick=True)
     assert (found.exit_code, found.content["verdict"]) == (NOT_EQUAL, "no")
@@ -68,6 +75,7 @@ def test_generator_that_is_not_restored_is_caught() -> None:
     assert f"phasetrain runs diff {folder.absolute()}/deterministic/reference" in found.text
 
 
+@pytest.mark.feature("certify")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "update", "component", "path"),
@@ -108,6 +116,7 @@ def test_a_run_that_fails_without_a_kill_has_no_verdict() -> None:
     assert "this loss fails" in found.text
 
 
+@pytest.mark.feature("certify")
 @pytest.mark.slow
 def test_both_settings_are_tried_with_all_kills_and_the_cost_is_measured() -> None:
     found = run("MODEL.dropout=0.3", "MODEL.width=4")

@@ -100,6 +100,9 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.feature(
+    "B9", "the first update and component at which two runs diverge", "`phasetrain runs diff A B`"
+)
 @pytest.mark.by_default("another order", "another learning rate")
 @pytest.mark.parametrize(
     ("words", "expected"), [case[1:] for case in CONFIGS], ids=[case[0] for case in CONFIGS]
@@ -158,6 +161,7 @@ class TestFaultsInCode:
         assert (found.updates, found.components) == (6, ("loss", "weights"))
         assert found.config == ()
 
+    @pytest.mark.feature("B9")
     def test_lost_momentum_is_located(
         self, unbroken: Path, to_resume: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -37,6 +37,12 @@ def finish_run(runs: FakeRuns, folder: str, *words: str) -> None:
 
 
 class TestIdentical:
+    @pytest.mark.feature(
+        "judge",
+        "a change is proved harmless by a short run, or judged better, worse or no different by "
+        "paired seeds and a sequential test with a stated error rate; runs, configs, revisions",
+        "`phasetrain judge`",
+    )
     def test_short_runs_prove_as_many_updates_as_they_have(self, runs: FakeRuns) -> None:
         found = judge_quietly(runs, "digits", WORKERS)
         (trial,) = found.trials
@@ -78,6 +84,7 @@ class TestIdentical:
 
 
 class TestPairs:
+    @pytest.mark.feature("judge")
     def test_worse_candidate(self, runs: FakeRuns) -> None:
         found = judge_quietly(runs, "digits", WORSE)
         (trial,) = found.trials

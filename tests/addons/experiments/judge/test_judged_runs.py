@@ -60,6 +60,7 @@ def test_harmless_changes_are_identical_and_others_are_not(
     assert len(found.trials[2].pairs) == 2
 
 
+@pytest.mark.feature("judge")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_judgement_resumes_to_the_same_evidence(

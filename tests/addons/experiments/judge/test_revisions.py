@@ -40,6 +40,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.feature("judge")
 def test_folder_has_the_revision_and_links_to_ignored_files(project: Path) -> None:
     with open_revision("main", str(project)) as revision:
         folder = Path(revision.place.path)

@@ -65,6 +65,11 @@ def read_difference(results: Results, place: int = 1) -> Comparison:
     return difference
 
 
+@pytest.mark.feature(
+    "sweep.pairs",
+    "paired differences between configs with the same seeds, and seeds needed",
+    "`phasetrain sweep --baseline --detect`",
+)
 def test_differences_are_paired_by_seed() -> None:
     results = make_results(FIRST, SECOND)
     assert [group.is_baseline for group in results.groups] == [True, False]

@@ -40,6 +40,7 @@ def watched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.feature("110")
 @pytest.mark.slow
 def test_three_watched_ranks_are_bit_identical(
     launcher: Launcher, watched: Path, tmp_path: Path

@@ -88,6 +88,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestNoEffect:
+    @pytest.mark.feature("recheck")
     def test_run_with_rechecks_of_all_updates_has_the_same_bits(
         self, plain: Path, tmp_path: Path
     ) -> None:
@@ -146,6 +147,12 @@ class TestNoEffect:
 
 
 class TestFlips:
+    @pytest.mark.feature(
+        "recheck",
+        "silent corruption: random updates are computed twice; a flipped bit ends the run, names "
+        "update, component and device, and later checkpoints are not used",
+        "`HOOKS.recheck`",
+    )
     @pytest.mark.parametrize(
         ("event", "where", "component"),
         [
@@ -215,6 +222,7 @@ class TestFlips:
 
 
 class TestTrust:
+    @pytest.mark.feature("recheck")
     def test_checkpoints_since_the_last_good_recheck_are_not_used(
         self, plain: Path, tmp_path: Path
     ) -> None:

@@ -12,6 +12,7 @@ EACH = "HOOKS.recheck={every_minutes: 1e-9}"
 FAULTY = ("RUN.imports=[recheck_parts]", "HOOKS.disturb={rank: 1, update: 6}")
 
 
+@pytest.mark.feature("recheck")
 def test_rank_whose_gradient_was_wrong_is_named_and_the_resume_is_exact(
     launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def test_masks_stand_next_to_their_image(tmp_path: Path) -> None:
     assert [name in text for name in ("sky", "cat", "dog")] == [True, False, True]
 
 
+@pytest.mark.feature("report.masks")
 def test_boxes_are_drawn_over_the_image_in_the_colors_of_the_legend(tmp_path: Path) -> None:
     text = draw(tmp_path, boxes=[BOXES])
     assert text.count('viewBox="0 0 16 12"') == 2

@@ -105,6 +105,7 @@ def later_version(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({**content, "version": 2}))
 
 
+@pytest.mark.feature("data.tokens")
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
