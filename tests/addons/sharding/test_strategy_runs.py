@@ -36,6 +36,11 @@ class TestFiftyUpdates:
     """Batch norm, dropout, augmentation, accumulation without sync, clipping of the whole gradient,
     tests between."""
 
+    @pytest.mark.feature(
+        "58",
+        "sharded gradients, optimizer state and weights",
+        "`DISTRIBUTED.strategy: zero, sharded_ddp, fsdp`",
+    )
     @pytest.mark.slow  # in the quick tests those that change the strategy on the way show it
     @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp"])
     def test_strategy_has_the_bits_of_ddp(
@@ -57,6 +62,7 @@ class TestFiftyUpdates:
         assert differences_of_runs(tmp_path / "ddp", tmp_path / "zero") == []
         assert differences_of_runs(tmp_path / "ddp", tmp_path / "sharded_ddp") == []
 
+    @pytest.mark.feature("58")
     @pytest.mark.slow
     def test_fairscale_buckets_are_silently_wrong(
         self, launcher: Launcher, fifty: Path, tmp_path: Path
