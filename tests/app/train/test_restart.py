@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from harness import (
-    REPORT_FILES,
+    REPORT,
     SMALL,
     KillAfter,
     SaveEachStep,
@@ -37,7 +37,6 @@ from phasetrain.testing import Killed
 
 RESTART = "RUN.resume=restart"
 SHORT = ("PHASES.epochs=1", "PHASES.limit.train=3", "PHASES.limit.test=1")
-REPORT = ("HOOKS.report={}",) if REPORT_FILES else ()
 
 
 @pytest.fixture(scope="module")
