@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import REPORT_FILES, SMALL, KillAfter, Killed, SaveEachStep, differences
+from harness import REPORT, REPORT_FILES, SMALL, KillAfter, Killed, SaveEachStep, differences
 from raising import raises
 
 from phasetrain.app.api import run
@@ -36,7 +36,7 @@ def stored(objects: dict[str, bytes]) -> Iterator[None]:
 
 
 def train(folder: str, *overrides: str, hooks: dict[str, Hook] | None = None) -> RunResult:
-    words = [*SMALL, "RUN.imports=[phasetrain.testing]", f"RUN.dir={folder}", *overrides]
+    words = [*SMALL, *REPORT, "RUN.imports=[phasetrain.testing]", f"RUN.dir={folder}", *overrides]
     return run(words, hooks=hooks, terminal=Terminal(io.StringIO(), live=False))
 
 

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 from harness import (
+    REPORT,
     REPORT_FILES,
     SMALL,
     KillAfter,
@@ -227,7 +228,7 @@ class TestWeights:
 
 
 def run_in(folder: str, hooks: dict[str, Hook] | None = None) -> RunResult:
-    words = [*SMALL, f"RUN.dir={folder}", "CHECKPOINT.keep_last=2"]
+    words = [*SMALL, *REPORT, f"RUN.dir={folder}", "CHECKPOINT.keep_last=2"]
     return run(words, hooks=hooks, terminal=Terminal(io.StringIO(), live=False))
 
 

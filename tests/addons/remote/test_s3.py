@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from harness import REPORT_FILES, SMALL, KillAfter, Killed, SaveEachStep, differences, train
+from harness import REPORT, REPORT_FILES, SMALL, KillAfter, Killed, SaveEachStep, differences, train
 from raising import raises
 from web_server import quick_transfers
 
@@ -55,7 +55,7 @@ def bucket(service: str, tmp_path: Path) -> Iterator[str]:
 
 
 def run_in(folder: str, hooks: dict[str, Hook] | None = None) -> RunResult:
-    words = [*SMALL, f"RUN.dir={folder}", "CHECKPOINT.keep_last=2"]
+    words = [*SMALL, *REPORT, f"RUN.dir={folder}", "CHECKPOINT.keep_last=2"]
     return run(words, hooks=hooks, terminal=Terminal(io.StringIO(), live=False))
 
 
