@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from phasetrain.engine.batch import mapped
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.generation import Sampling, TextGenerator, TextSource, check_argument
-from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
-from phasetrain.tasks.raw_inputs import InputReader
+
+if TYPE_CHECKING:
+    from phasetrain.tasks.generation import Sampling, TextSource
+    from phasetrain.tasks.input_transform import InputTransform
+    from phasetrain.tasks.raw_inputs import InputReader
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +36,10 @@ class Predictor:
     """
 
     parts: Parts
-    transform: InputTransform | None = None
+    transform: "InputTransform | None" = None
     class_names: tuple[str, ...] = ()
-    reader: InputReader | None = None
-    text_source: TextSource | None = None
+    reader: "InputReader | None" = None
+    text_source: "TextSource | None" = None
 
     def predict(
         self, inputs: Any, *, transform: bool | None = None, batch_size: int | None = None
@@ -109,7 +111,7 @@ class Predictor:
         *,
         tokens: int = 100,
         samples: int = 1,
-        sampling: Sampling | None = None,
+        sampling: "Sampling | None" = None,
         tokenizer: str | None = None,
         cache: bool = True,
     ) -> list[list[str]]:
@@ -132,6 +134,9 @@ class Predictor:
             ConfigError: there is no tokenizer, it is not the one of the training, a value is of a
                 wrong type or outside its range, or the model returns no scores of tokens.
         """
+        # A training generates no text, and needs no tokenizers.
+        from phasetrain.tasks.generation import Sampling, TextGenerator, TextSource, check_argument
+
         check_argument("tokens", tokens, int, ge=1)
         check_argument("samples", samples, int, ge=1)
         check_argument("prompts", prompts, str | list[str])
