@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import Literal
 
-from phasetrain.app.preflight.preview import preview
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import Setup, is_started_here, is_submitted, resolve_config
 from phasetrain.app.stored.stored_config import StoredConfig
-from phasetrain.app.test import evaluate
 from phasetrain.app.train.train import Loop, train
 from phasetrain.config.addons import find_service, import_object, require_service
 from phasetrain.config.engines import list_engines
@@ -200,11 +198,15 @@ def run_train(setup: Setup, extras: Extras) -> RunResult:
 
 def run_test(setup: Setup, extras: Extras) -> RunResult:
     """Test a checkpoint on every test split (RUN.engine=test)."""
+    from phasetrain.app.test import evaluate
+
     return evaluate(setup, extras.hooks)
 
 
 def run_plan(setup: Setup, extras: Extras) -> RunResult:
     """Print the plan (RUN.engine=plan)."""
+    from phasetrain.app.preflight.preview import preview
+
     return RunResult("planned", folder=setup.config.RUN.dir, details=preview(setup))
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from phasetrain.config.parts import PARTS
+from phasetrain.config.exports import find_public
+from phasetrain.config.parts import DECLARED_PARTS
 from phasetrain.errors import ConfigError, did_you_mean
 
 GROUP = "phasetrain.addons"
@@ -102,7 +103,7 @@ class AddOn:
     is_deleted: bool = False
     commands: list[Command] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
-    parts: dict[str, dict[str, str]] = field(default_factory=dict)
+    parts: dict[str, Mapping[str, str]] = field(default_factory=dict)
     bridges: dict[str, dict[str, str]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class AddOn:
             ValueError: there is no such kind.
         """
         _check_kind(kind)
-        self.parts.setdefault(kind, {}).update(modules)
+        self.parts[kind] = {**self.parts.get(kind, {}), **modules}
 
     def add_bridges(self, kind: str, modules: Mapping[str, str]) -> None:
         """Add bridges to the parts of libraries, see `phasetrain.config.registry.Registry.bridge`.
@@ -254,8 +255,9 @@ def _sort_key(point: EntryPoint) -> tuple[bool, str]:
 
 
 def _reject_conflicts(addons: Sequence[AddOn]) -> None:
+    core = AddOn("core", "phasetrain", parts=dict(DECLARED_PARTS))
     owners: dict[tuple[str, str], AddOn] = {}
-    for addon in addons:
+    for addon in (core, *addons):
         for thing in _list_names(addon):
             other = owners.setdefault(thing, addon)
             if other is not addon:
@@ -295,17 +297,10 @@ def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:
 @cache
 def list_parts(kind: str) -> Mapping[str, str]:
     """Return the declared parts of a kind, of the core and of add-ons: name -> module whose import
-    registers it.
-
-    Raises:
-        ConfigError: an add-on adds a part that the core has.
-    """
-    parts = dict(PARTS.get(kind, {}))
+    registers it."""
+    parts = dict(DECLARED_PARTS.get(kind, {}))
     for addon in load_addons():
-        for name, module in addon.parts.get(kind, {}).items():
-            if name in PARTS.get(kind, {}):
-                raise make_conflict_error(addon, f"the {kind} {name!r}")
-            parts[name] = module
+        parts |= addon.parts.get(kind, {})
     return parts
 
 
@@ -362,14 +357,14 @@ def import_object(path: str) -> Any:
         ConfigError: there is none.
     """
     module, _, name = path.partition(":")
-    names = vars(import_module(module))
-    if name not in names:
+    value = find_public(import_module(module), name)
+    if value is None:
         raise ConfigError(
             f"an add-on names {path!r}, and the module {module!r} has no {name!r}; update or "
             f"uninstall the package of {module.partition('.')[0]!r}",
             code="addon.failed",
         )
-    return names[name]
+    return value
 
 
 def import_module(name: str) -> ModuleType:

@@ -2,10 +2,12 @@
 
 import ast
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from phasetrain.config.moved import import_moved_name
 
@@ -27,8 +29,7 @@ def export_lazily(package: str) -> tuple[Callable[[str], object], Callable[[], l
     """
 
     def get_attribute(name: str) -> object:
-        # Python asks for names that no package has, such as `__path__`.
-        module = None if name.startswith("__") else find_exports(package).get(name)
+        module = find_exports(package).get(name)
         if module is None:
             return import_moved_name(package, name)
         value = vars(importlib.import_module(module))[name]
@@ -41,13 +42,24 @@ def export_lazily(package: str) -> tuple[Callable[[str], object], Callable[[], l
     return get_attribute, list_names
 
 
+def find_public(module: ModuleType, name: str) -> object | None:
+    """Return what a module has under a name, which a package of phasetrain may import now; None if
+    it has nothing of this name."""
+    load: Any = vars(module).get("__getattr__")
+    # Not that of another module, which may import anything.
+    is_lazy = load is not None and load.__module__ == __name__
+    if is_lazy and name in find_exports(module.__name__):
+        load(name)
+    return vars(module).get(name)
+
+
 @cache
 def find_exports(package: str) -> Mapping[str, str]:
     """Return name -> module of the imports of a package below `if TYPE_CHECKING`."""
-    tree = ast.parse(inspect.getsource(sys.modules[package]))
+    source = Path(str(sys.modules[package].__file__)).read_text("utf-8")
     return {
         alias.name: statement.module
-        for block in tree.body
+        for block in ast.parse(source).body
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for statement in block.body
         if isinstance(statement, ast.ImportFrom) and statement.module is not None

@@ -1,9 +1,10 @@
-"""The parts of the core: which module registers a name, so that it is imported when it is used."""
+"""The parts of the core: the registry of each kind, and which module registers a name, so that it
+is imported when it is used."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "adapter": {
             "lora": "phasetrain.models.adapters.lora",
@@ -13,9 +14,6 @@ PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "list": "phasetrain.data.loading.collate",
             "pad": "phasetrain.data.loading.collate",
             "stack": "phasetrain.data.loading.collate",
-        },
-        "completion of weights": {
-            "run": "phasetrain.app.complete_weights",
         },
         "dataset": {
             "digits": "phasetrain.data.datasets.digits",
@@ -141,3 +139,42 @@ PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """Kind of parts -> name of a part -> module whose import registers it; add-ons declare theirs with
 `phasetrain.config.addons.AddOn.add_parts`."""
+
+REGISTRIES: Mapping[str, str] = MappingProxyType(
+    {
+        "adapter": "phasetrain.models.adapters.base:ADAPTERS",
+        "batch transform": "phasetrain.data.batch_transforms.base:BATCH_TRANSFORMS",
+        "collate function": "phasetrain.data.loading.collate:COLLATES",
+        "dataset": "phasetrain.data.datasets.base:DATASETS",
+        "format of weights": "phasetrain.models.sources.base:FORMATS",
+        "head": "phasetrain.models.heads:HEADS",
+        "hook": "phasetrain.hooks.base:HOOKS",
+        "loader": "phasetrain.data.loading.custom_loader:LOADERS",
+        "loss": "phasetrain.losses.base:LOSSES",
+        "meter": "phasetrain.meters.base:METERS",
+        "model": "phasetrain.models.base:MODELS",
+        "optimizer": "phasetrain.optim.optimizers:OPTIMIZERS",
+        "sampler": "phasetrain.data.samplers.phase_sampler:SAMPLERS",
+        "scaler": "phasetrain.optim.update.scalers:SCALERS",
+        "schedule": "phasetrain.optim.schedules.schedules:SCHEDULES",
+        "strategy": "phasetrain.distributed.strategies.base:STRATEGIES",
+        "task": "phasetrain.tasks.base:TASKS",
+        "transform": "phasetrain.data.transforms.base:TRANSFORMS",
+    }
+)
+"""Kind of parts -> `module:name` of its registry."""
+
+RUN_FACTS = frozenset(
+    {
+        *("train_samples", "test_samples", "train_batches", "test_batches", "batch_size"),
+        *("epochs", "updates", "updates_per_epoch", "world", "device", "precision", "shards"),
+        *("dimensions", "make_model", "make_loss"),
+    }
+)
+"""Names of the values about the run that parts may ask for; hardly any config sets them."""
+
+FACTS = RUN_FACTS | {
+    *("classes", "class_names", "channels", "input_shape", "vocabulary", "context"),
+    *("tokenizer_digest", "token_bytes", "end_token"),
+}
+"""Names of the values that parts may ask for; a dataset may add more by its `facts()`."""

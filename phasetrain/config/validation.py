@@ -5,14 +5,21 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from phasetrain.config.addons import explain_missing
+from phasetrain.config.addons import explain_missing, list_parts
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.folders import EXPERIMENT
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.engines import list_engines
 from phasetrain.config.nested import leaves
+from phasetrain.config.parts import RUN_FACTS
 from phasetrain.config.problems import make_problem, raise_all
-from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
+from phasetrain.config.registry import (
+    Registry,
+    find_registry,
+    free_parameters,
+    parameter_types,
+    parameters,
+)
 from phasetrain.config.schema import (
     DEFAULT_NAMES,
     DEFAULTS,
@@ -37,20 +44,23 @@ class Slot:
 
     Attributes:
         path: dotted path; `*` is one label or data split, a name with `[]` each item of a list.
-        registry: registry in which the name is looked up.
+        kind: kind of parts, whose registry has the name.
         provided: parameters that the program passes and a config must not set.
-        facts: parameters that the program passes unless a config sets them; not in messages.
         other_keys: keys of the place that are no parameters of the part; their reader checks them.
         only: a part and its name; the place exists only within parts of this name. The part is
             given by its slot's path, the beginning of `path`.
     """
 
     path: str
-    registry: Registry[Any]
+    kind: str
     provided: frozenset[str] = frozenset()
-    facts: frozenset[str] = frozenset()
     other_keys: tuple[str, ...] = ()
     only: tuple[str, str] | None = None
+
+    @property
+    def registry(self) -> Registry[Any]:
+        """The registry of the kind, whose module is imported when it is first asked for."""
+        return find_registry(self.kind)
 
     @property
     def key(self) -> str:
@@ -76,6 +86,17 @@ class Slot:
     def takes_bare_name(self) -> bool:
         """Whether a plain name is short for a mapping with the name."""
         return self.path in WORDS or self.path.endswith("[]")
+
+
+@dataclass(frozen=True)
+class _NamedPart:
+    """A place that names a part, which is not looked up yet."""
+
+    path: str
+    name: str
+    section: Mapping[str, Any]
+    named_by: str
+    """Key with the name, for messages."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +164,15 @@ def find_part_names(
     """
     report = _Report(composed)
     finder = _PartFinder(composed.config, schema, report)
-    names = {slot.path: [part.name for part in finder.find_parts(slot)] for slot in slots}
+    names = {
+        slot.path: [
+            named.name
+            for named in finder.name_parts(slot)
+            # Declared parts exist: their modules need not be imported.
+            if named.name in list_parts(slot.kind) or finder.look_up(slot, named)
+        ]
+        for slot in slots
+    }
     raise_all(report.problems)
     return names
 
@@ -323,7 +352,12 @@ class _PartFinder:
 
     def find_parts(self, slot: Slot) -> list[_Part]:
         """Return the parts that are named in a slot; a name that does not exist is reported."""
-        parts = [self._find_part(slot, path, value) for path, value in self._list_places(slot)]
+        parts = [self.look_up(slot, named) for named in self.name_parts(slot)]
+        return [part for part in parts if part is not None]
+
+    def name_parts(self, slot: Slot) -> list[_NamedPart]:
+        """Return what names the parts of a slot; a place that names none is reported."""
+        parts = [self._name_part(slot, path, value) for path, value in self._list_places(slot)]
         return [part for part in parts if part is not None]
 
     def _list_places(self, slot: Slot) -> Iterator[tuple[str, Any]]:
@@ -336,7 +370,7 @@ class _PartFinder:
             if isinstance(value, Mapping) and value.get(PARTS.get(outer, "name")) == name:
                 yield from _expand(value, path, inner)
 
-    def _find_part(self, slot: Slot, path: str, value: Any) -> _Part | None:
+    def _name_part(self, slot: Slot, path: str, value: Any) -> _NamedPart | None:
         if isinstance(value, Mapping):
             section = value
         elif slot.takes_bare_name and isinstance(value, str):
@@ -360,6 +394,11 @@ class _PartFinder:
                 wrong = section.get(slot.key, value)
                 self._report.add("config.missing_part", named_by, wrong, sentence)
             return None
+        return _NamedPart(path, name, section, named_by)
+
+    def look_up(self, slot: Slot, named: _NamedPart) -> _Part | None:
+        """Return a part; None if there is none of this name, which is reported."""
+        name, named_by = named.name, named.named_by
         try:
             factory = slot.registry.find(name, named_by)
         except ConfigError as error:
@@ -374,8 +413,9 @@ class _PartFinder:
             factory = slot.registry.find(name, named_by)
         takes = {n: p for n, p in parameters(factory).items() if n not in slot.provided}
         types = parameter_types(factory)
-        is_guess = name != section.get(slot.key, default)
-        return _Part(path, name, slot, section, takes, types, free_parameters(factory), is_guess)
+        takes_any = free_parameters(factory)
+        is_guess = name != named.name
+        return _Part(named.path, name, slot, named.section, takes, types, takes_any, is_guess)
 
 
 def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
@@ -398,13 +438,13 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
         elif part.is_guess and (key in part.takes or not nearest(key, part.takes, likeness=0.8)):
             continue
         elif key not in part.takes:
-            listed = [name for name in part.takes if name not in part.slot.facts]
+            listed = [name for name in part.takes if name not in RUN_FACTS]
             accepted = ", ".join([*listed, *own, *part.slot.other_keys]) or "no parameters"
             if part.takes_any:
                 accepted = f"{accepted}, and others in one mapping `params`"
             sentence = f"{part.name!r} has no such parameter"
             if key in part.slot.registry and (value is None or isinstance(value, Mapping)):
-                noun = part.slot.registry.kind
+                noun = part.slot.kind
                 sentence += f" (a {noun} is named by {part.path}.{part.slot.key}={key})"
             report.unknown.append(
                 _Unknown("config.unknown_parameter", here, value, sentence, f"It takes: {accepted}")
@@ -488,7 +528,7 @@ def _show_form_of_text(key: Key, text: str) -> str:
 
 def _describe_expected(slot: Slot, path: str, value: Any) -> str:
     names = ", ".join(slot.registry)
-    noun = slot.registry.kind
+    noun = slot.kind
     if isinstance(value, str):
         return f"expected a mapping of parameters; a {noun} is named by {path}.{slot.key}={value}"
     if isinstance(value, Mapping):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from phasetrain.config.sections.data import SOURCE_KEYS
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS, locate_part
 from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
@@ -25,9 +26,6 @@ from phasetrain.runtime.machine import seed_of
 
 PERIOD = 10_000
 """Maximum number of draws after which the turns repeat; shares are multiples of 1 / PERIOD."""
-
-SOURCE_KEYS = ("batch_size", "transforms", "collate", "inputs", "targets", "label_type")
-"""Keys of a dataset in a mixture with a batch size per source; the rest are parameters."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from phasetrain.config.addons import require_service
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.nested import map_tensors
-from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
+
+if TYPE_CHECKING:
+    from phasetrain.tasks.input_transform import InputTransform
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ class Predictor:
     """
 
     parts: Parts
-    transform: InputTransform | None = None
+    transform: "InputTransform | None" = None
     class_names: tuple[str, ...] = ()
     reader: Any = None
     text_source: Any = None

@@ -117,4 +117,4 @@ def register(addon: AddOn) -> None:
         "read_certificate",
         f"{PACKAGE}.certify.certificate:read_certificate",
     )
-    addon.add_service("prepare_training", f"{PACKAGE}.fork.reuse_prefix:prepare_training")
+    addon.add_service("prepare_training", f"{PACKAGE}.run_keys:prepare_training")

@@ -1,8 +1,12 @@
 """Keys of section RUN for experiments."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from phasetrain.config.sections.keys import Section, key
+
+if TYPE_CHECKING:
+    from phasetrain.app.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +28,12 @@ class RunKeys(Section):
         resume="free",
         scope="run",
     )
+
+
+def prepare_training(setup: "Setup") -> None:
+    """Fork the run of a config if RUN.reuse_prefix asks for it."""
+    keys: RunKeys = setup.config["RUN"]
+    if keys.reuse_prefix:
+        from phasetrain.addons.experiments.fork.reuse_prefix import reuse_prefix
+
+        reuse_prefix(setup)

@@ -22,7 +22,7 @@ from phasetrain.addons.remote.systems import (
     stat_url,
 )
 from phasetrain.errors import ConfigError
-from phasetrain.runtime.storage.elsewhere import CachedFile, RemoteStat
+from phasetrain.runtime.storage.elsewhere import CachedFile, RemoteStat, cache_folder
 from phasetrain.runtime.storage.urls import redact_url, split_digest, strip_secrets
 
 log = logging.getLogger(__name__)
@@ -37,14 +37,6 @@ RECENT_SECONDS = 60.0
 """A file that was used less than this ago is not deleted: its user may be about to open it."""
 
 POLL_SECONDS = 0.05
-
-
-def cache_folder() -> Path:
-    """Return PHASETRAIN_CACHE, or `phasetrain` in the cache folder of the user."""
-    if folder := os.environ.get("PHASETRAIN_CACHE"):
-        return Path(folder).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "phasetrain"
 
 
 def fetch(url: str, digest: str = "") -> CachedFile:

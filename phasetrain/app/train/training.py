@@ -27,7 +27,6 @@ from phasetrain.app.train.given_objects import (
     list_other_weights,
 )
 from phasetrain.app.train.longer import warn_of_low_lr
-from phasetrain.app.train.optimizer_state import load_optimizer_state
 from phasetrain.app.train.restart import describe_restart
 from phasetrain.app.train.resume import (
     add_deviations,
@@ -40,7 +39,6 @@ from phasetrain.app.train.resume import (
     match_machine,
     restore_position,
 )
-from phasetrain.app.train.resume_fork import is_forked, resume_fork
 from phasetrain.app.train.run_documents import (
     record_sample_shapes,
     update_page,
@@ -148,6 +146,8 @@ class Training:
         task = self.builder.task(parts)
         source = setup.config.OPTIMIZER.state_from
         if loaded is None and source is not None and parts.updater is not None:
+            from phasetrain.app.train.optimizer_state import load_optimizer_state
+
             name = setup.config.OPTIMIZER.name
             self._optimizer_state = load_optimizer_state(task, source, name)
         world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal, state))
@@ -283,6 +283,8 @@ class Training:
             plan = self.builder.plan(self.data)
             state = RunState()
         else:
+            from phasetrain.app.train.resume_fork import is_forked, resume_fork
+
             notes: list[str] = []
             if is_forked(loaded):
                 plan = self.builder.plan(self.data)

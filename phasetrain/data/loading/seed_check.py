@@ -15,8 +15,7 @@ from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import TooSmallError
-from phasetrain.data.transforms.joint.kinds import FieldFormError, to_fields
-from phasetrain.data.transforms.joint.pipeline import FieldPipeline
+from phasetrain.data.transforms.joint.kinds import FieldFormError
 from phasetrain.errors import ConfigError
 from phasetrain.proof.compare import is_equal
 from phasetrain.runtime.machine import GLOBAL_GENERATORS, GeneratorWatch
@@ -290,8 +289,7 @@ def _check_fields(reader: SampleReader) -> None:
             )
             continue
         try:
-            if isinstance(reader.pipeline, FieldPipeline):
-                to_fields(sample, reader.pipeline.kinds, reader.selection.where)
+            reader.pipeline.check_fields(sample, reader.selection.where)
             reader.selection.split_sample(sample, index)
         except (ValueError, TypeError) as error:
             wrong.append(error)

@@ -169,6 +169,17 @@ class Pipeline:
         """Whether a sample is transformed before its input and target are selected."""
         return False
 
+    def check_fields(self, sample: Any, where: str) -> None:
+        """Reject a sample without the fields that the pipeline takes; this one takes any sample.
+
+        Args:
+            sample: a sample of the dataset.
+            where: config path of the split, for messages.
+
+        Raises:
+            ValueError: the form of the sample is wrong.
+        """
+
     @property
     def makes_targets(self) -> bool:
         """Whether a transform makes the targets."""

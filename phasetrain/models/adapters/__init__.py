@@ -1,22 +1,15 @@
 """Adapters: small trainable additions to the layers of a frozen model (MODEL.adapters)."""
 
-from typing import TYPE_CHECKING
-
-from phasetrain.config.exports import export_lazily
-
-if TYPE_CHECKING:
-    from phasetrain.models.adapters.base import (
-        ADAPTERS,
-        Adapter,
-        attach_adapters,
-        list_adapted,
-        list_base_parameters,
-    )
-    from phasetrain.models.adapters.lora import LoRA
-    from phasetrain.models.adapters.merge import merge_adapters, remove_adapters
-    from phasetrain.models.adapters.peft import make_peft_files
-else:
-    __getattr__, __dir__ = export_lazily(__name__)
+from phasetrain.models.adapters.base import (
+    ADAPTERS,
+    Adapter,
+    attach_adapters,
+    list_adapted,
+    list_base_parameters,
+)
+from phasetrain.models.adapters.lora import LoRA
+from phasetrain.models.adapters.merge import merge_adapters, remove_adapters
+from phasetrain.models.adapters.peft import make_peft_files
 
 __all__ = [
     "ADAPTERS",

@@ -1,7 +1,9 @@
 """Files elsewhere: the add-on `remote` reads and writes what a URL such as `s3://...` names."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from iopath.common.file_io import PathHandler
@@ -37,6 +39,14 @@ class RemoteError(PhasetrainError):
     was tried, and what to do (exit code 1)."""
 
     default_code = "remote.unreachable"
+
+
+def cache_folder() -> Path:
+    """Return PHASETRAIN_CACHE, or `phasetrain` in the cache folder of the user."""
+    if folder := os.environ.get("PHASETRAIN_CACHE"):
+        return Path(folder).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "phasetrain"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import TensorDataset
@@ -15,7 +15,6 @@ from phasetrain.data import (
     TRANSFORMS,
     CustomLoader,
     LoaderSettings,
-    MixedDataset,
     PerStageReader,
     PerStageSampler,
     PhaseLoader,
@@ -29,7 +28,6 @@ from phasetrain.data.datasets import Described, Fingerprinted, Samples
 from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
-from phasetrain.data.mixture import SourceOrder
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.permutation import Indices
@@ -39,7 +37,7 @@ from phasetrain.data.samplers.phase_sampler import (
     splits_batches,
 )
 from phasetrain.data.samplers.source import SampleView
-from phasetrain.data.transforms import FieldPipeline, OnFields, Pipeline, TargetTransform
+from phasetrain.data.transforms import Pipeline, TargetTransform
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
 from phasetrain.errors import ConfigError
@@ -58,10 +56,14 @@ from phasetrain.tasks.build.loading_builder import (
     check_sources,
     count_workers,
     find_field_kinds,
+    find_mixture,
 )
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.input_transform import InputTransform, describe_transform
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+
+if TYPE_CHECKING:
+    from phasetrain.data.mixture import MixedDataset, SourceOrder
+    from phasetrain.tasks.input_transform import InputTransform
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
 """Functions of a `phasetrain.engine.plan.Progress` that return whether to test at this point."""
@@ -290,8 +292,9 @@ def build_split(
     source = build_source(context, where, section, dataset)
     reader: SampleReader | SourcesReader
     order: SampleOrder
-    if isinstance(dataset, MixedDataset) and dataset.batches is not None:
-        reader, order = build_sources(context, name, section, dataset)
+    mixture = find_mixture(dataset)
+    if mixture is not None and mixture.batches is not None:
+        reader, order = build_sources(context, name, section, mixture)
         pipeline = list_sample_readers(reader)[0].pipeline
     else:
         reader = build_reader(context, where, section, source, context.seed)
@@ -352,6 +355,8 @@ def build_reader(
     transforms = _build_transforms(context, where, section)
     pipeline = Pipeline(transforms)
     if kinds:
+        from phasetrain.data.transforms import FieldPipeline
+
         try:
             pipeline = FieldPipeline(transforms, kinds, where)
         except ConfigError:
@@ -370,8 +375,8 @@ def build_reader(
 
 
 def build_sources(
-    context: BuildContext, name: str, section: AttrDict, dataset: MixedDataset
-) -> tuple[SourcesReader, SourceOrder]:
+    context: BuildContext, name: str, section: AttrDict, dataset: "MixedDataset"
+) -> "tuple[SourcesReader, SourceOrder]":
     """Return reader and order of a mixture with a number of samples of each source per batch.
 
     Raises:
@@ -392,6 +397,8 @@ def build_sources(
         # Sources may share a dataset, and equal positions must not draw equal numbers.
         seed = seed_of(context.seed, "source", label)
         readers[label] = build_reader(context, f"{where}.datasets.{label}", own, source, seed)
+    from phasetrain.data.mixture import SourceOrder
+
     reader = SourcesReader(dataset, readers, batches.shares, section.on_bad_sample)
     return reader, SourceOrder(dataset, batches)
 
@@ -406,13 +413,16 @@ def _build_transforms(context: BuildContext, where: str, section: AttrDict) -> l
     return transforms
 
 
-def build_input_transform(context: BuildContext, split: str) -> InputTransform:
+def build_input_transform(context: BuildContext, split: str) -> "InputTransform":
     """Return the transforms of a split for inputs from outside of its dataset, which is not opened.
 
     Args:
         context: config and machine.
         split: key of the split in DATA, such as `TEST`.
     """
+    from phasetrain.data.transforms import OnFields
+    from phasetrain.tasks.input_transform import InputTransform, describe_transform
+
     where = f"DATA.{split}"
     section = context.config.DATA[split]
     transforms = _build_transforms(context, where, section)

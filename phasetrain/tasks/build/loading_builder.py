@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from inspect import Parameter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.distributed import DistributedSampler
 
@@ -15,7 +15,6 @@ from phasetrain.data import (
     LOADERS,
     SAMPLERS,
     Collate,
-    MixedDataset,
     SampleReader,
     SampleSource,
     ShardedDataset,
@@ -25,7 +24,6 @@ from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.sources_reader import SourcesReader
-from phasetrain.data.mixture import SourceBatches
 from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
 from phasetrain.data.samplers.source import (
     Subset,
@@ -36,6 +34,9 @@ from phasetrain.data.samplers.torch_sampler import to_order
 from phasetrain.data.transforms import FieldKinds, parse_field_kinds
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.sections import BuildContext, parameters_of
+
+if TYPE_CHECKING:
+    from phasetrain.data.mixture import MixedDataset, SourceBatches
 
 MOST_WORKERS = 8
 """Maximum number of loader workers per rank with `auto`."""
@@ -102,7 +103,16 @@ def build_order(
     return SubsetOrder(order, source.chosen)
 
 
-def check_sources(where: str, section: AttrDict, batches: SourceBatches, *, is_train: bool) -> None:
+def find_mixture(dataset: Any) -> "MixedDataset | None":
+    """Return the dataset if it is `mixed`; None for any other one."""
+    if getattr(dataset, "source_lengths", None) is None:
+        return None
+    from phasetrain.data.mixture import MixedDataset
+
+    return dataset if isinstance(dataset, MixedDataset) else None
+
+
+def check_sources(where: str, section: AttrDict, batches: "SourceBatches", *, is_train: bool) -> None:
     """Check the section of a mixture with a number of samples of each source per batch.
 
     Raises:
@@ -149,11 +159,12 @@ def check_excludable(where: str, section: AttrDict, dataset: Any) -> None:
             each source, or unreadable samples are replaced by others.
     """
     misfit = ""
+    mixture = find_mixture(dataset)
     if isinstance(dataset, ForwardDataset):
         misfit = "a dataset that is read forward has no ids of samples; filter them out in it"
     elif section.loader is not None:
         misfit = f"{where}.loader makes whole batches; leave the samples out there"
-    elif isinstance(dataset, MixedDataset) and dataset.batches is not None:
+    elif mixture is not None and mixture.batches is not None:
         misfit = (
             f"with {where}.datasets.*.batch_size each batch has a fixed number of samples of each "
             "source; leave the batch sizes out"
@@ -227,9 +238,10 @@ def find_field_kinds(where: str, section: AttrDict, dataset: Any) -> FieldKinds 
     field_kinds = section.fields
     if field_kinds is None:
         field_kinds = getattr(dataset, "field_kinds", None)
-    if field_kinds is None and isinstance(dataset, MixedDataset):
+    mixture = find_mixture(dataset)
+    if field_kinds is None and mixture is not None:
         # Only if all agree: transforms see the samples of all sources.
-        declared = [getattr(source, "field_kinds", None) for source in dataset.sources.values()]
+        declared = [getattr(source, "field_kinds", None) for source in mixture.sources.values()]
         if all(kinds == declared[0] for kinds in declared):
             field_kinds = declared[0]
     if not field_kinds:

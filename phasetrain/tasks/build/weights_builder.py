@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from phasetrain.distributed import Strategy
 from phasetrain.errors import ConfigError
-from phasetrain.models.adapters import list_base_parameters
 from phasetrain.models.freeze import (
     NOTHING,
     UPDATES,
@@ -52,6 +51,8 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
     configs = context.stage_configs
     base = NOTHING
     if (section := context.config.MODEL.adapters) is not None:
+        from phasetrain.models.adapters import list_base_parameters
+
         base = freeze_names(model, list_base_parameters(model, section))
     frozen = []
     for number, config in enumerate(configs):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from phasetrain.app.setup import SLOTS
+from phasetrain.app.slots import SLOTS
 from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.config.changes import ABSENT, Change, compare_configs
 from phasetrain.config.nested import leaves

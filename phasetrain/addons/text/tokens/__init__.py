@@ -1,26 +1,19 @@
 """Text as tokens in files: tokenizers, the files, their packing into windows, and the dataset."""
 
-from typing import TYPE_CHECKING
-
-from phasetrain.config.exports import export_lazily
-
-if TYPE_CHECKING:
-    from phasetrain.addons.text.byte_counts import ByteCounts
-    from phasetrain.addons.text.tokens.dataset import Tokens
-    from phasetrain.addons.text.tokens.token_files import (
-        MANIFEST,
-        Manifest,
-        ShardRecord,
-        TokenFiles,
-    )
-    from phasetrain.addons.text.tokens.tokenizers import (
-        ByteCodec,
-        LibraryCodec,
-        TextCodec,
-        load_codec,
-    )
-else:
-    __getattr__, __dir__ = export_lazily(__name__)
+from phasetrain.addons.text.byte_counts import ByteCounts
+from phasetrain.addons.text.tokens.dataset import Tokens
+from phasetrain.addons.text.tokens.token_files import (
+    MANIFEST,
+    Manifest,
+    ShardRecord,
+    TokenFiles,
+)
+from phasetrain.addons.text.tokens.tokenizers import (
+    ByteCodec,
+    LibraryCodec,
+    TextCodec,
+    load_codec,
+)
 
 __all__ = [
     "MANIFEST",
