@@ -42,6 +42,7 @@ MOVED = MappingProxyType(
         },
         "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
         "phasetrain.data.datasets.text": f"{TEXT}.blocks",
+        "phasetrain.data.datasets.file_list": f"{ADDONS}.vision.file_list",
         "phasetrain.data.tokens": f"{TEXT}.tokens",
         **{
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
@@ -53,6 +54,11 @@ MOVED = MappingProxyType(
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
         "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
+        "phasetrain.models.adapters.peft": f"{DEPLOY}.peft",
+        "phasetrain.models.heads": f"{ADDONS}.vision.trunk_head",
+        "phasetrain.models.layers": f"{DEPLOY}.extract.layers",
+        "phasetrain.models.resnet": f"{ADDONS}.vision.resnet",
+        "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
         "phasetrain.tasks.generation": f"{TEXT}.generation",
         "phasetrain.tasks.raw_inputs": f"{DEPLOY}.predict.raw_inputs",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
@@ -86,6 +92,7 @@ NAMES = MappingProxyType(
         },
         "phasetrain.data.datasets": {
             "ByteTokenizer": f"{TEXT}.blocks",
+            "FileList": f"{ADDONS}.vision.file_list",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
             "IGNORED": "phasetrain.engine.batch",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
@@ -154,11 +161,14 @@ NAMES = MappingProxyType(
             "SeriesFCN": f"{ADDONS}.text.models",
             "SeriesResNet": f"{ADDONS}.text.models",
             "Transformer": f"{ADDONS}.text.transformer",
+            "TrunkHead": f"{ADDONS}.vision.trunk_head",
             "UNet": f"{ADDONS}.vision.unet",
             "find_timm_model": f"{ADDONS}.libraries.models",
             "find_torchvision_model": f"{ADDONS}.libraries.models",
             "find_transformers_model": f"{ADDONS}.libraries.models",
+            "make_resnet": f"{ADDONS}.vision.resnet",
         },
+        "phasetrain.models.adapters": {"make_peft_files": f"{DEPLOY}.peft"},
         "phasetrain.tasks": {
             "GAN": f"{ADDONS}.vision.gan",
             "LanguageModel": f"{ADDONS}.text.language_model",

@@ -1,10 +1,8 @@
 """Models by name (section MODEL)."""
 
 from phasetrain.config.moved import import_moved_name
-from phasetrain.models.base import MODELS
-from phasetrain.models.heads import HEADS, Embedding, TrunkHead
+from phasetrain.models.base import HEADS, MODELS, Embedding
 from phasetrain.models.mlp import MLP
-from phasetrain.models.resnet import make_resnet
 from phasetrain.models.resnet_cifar import ResNetCifar
 from phasetrain.models.small_cnn import SmallCNN
 from phasetrain.models.trunk_heads import TrunkHeads
@@ -16,9 +14,7 @@ __all__ = [
     "Embedding",
     "ResNetCifar",
     "SmallCNN",
-    "TrunkHead",
     "TrunkHeads",
-    "make_resnet",
 ]
 
 

@@ -3,7 +3,6 @@
 from phasetrain.config.moved import import_moved_name
 from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
 from phasetrain.data.datasets.digits import load_digits
-from phasetrain.data.datasets.file_list import FileList
 from phasetrain.data.datasets.idx import load_idx, read_idx
 from phasetrain.data.datasets.image_folder import ImageFolder
 from phasetrain.data.datasets.lines import Lines
@@ -14,7 +13,6 @@ from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Sample
 __all__ = [
     "DATASETS",
     "Described",
-    "FileList",
     "Fingerprinted",
     "ImageFolder",
     "Labelled",

@@ -8,11 +8,11 @@ from harness import SMALL
 from raising import raises
 from torch import nn
 
+from phasetrain.addons.observe.profiling import flops
+from phasetrain.addons.observe.profiling.flops import PEAKS, device_name, peak_flops, train_flops
 from phasetrain.errors import ConfigError
 from phasetrain.models.digest import hash_model
 from phasetrain.runtime.machine import Machine
-from phasetrain.tasks import flops
-from phasetrain.tasks.flops import PEAKS, device_name, peak_flops, train_flops
 from phasetrain.testing.build import BuiltRun, build_run
 
 

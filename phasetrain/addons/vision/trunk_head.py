@@ -3,35 +3,16 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import groupby
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.config.registry import Registry
 from phasetrain.errors import is_out_of_memory
-from phasetrain.models.base import MODELS
+from phasetrain.models.base import HEADS, MODELS
 from phasetrain.models.trunk_heads import MakeModel, build_trunk
-
-HEADS: Registry[nn.Module] = Registry("head", "MODEL.head")
-
-
-@runtime_checkable
-class Embedding(Protocol):
-    """A model that returns embeddings: `(N, dimensions)` for a batch, and a list of them for a list
-    of views.
-
-    Attributes:
-        dimensions: size of an embedding.
-    """
-
-    dimensions: int
-
-    def as_teacher(self) -> nn.Module:
-        """Return a copy whose outputs serve as targets for a student."""
-        ...
 
 
 @HEADS.register("projection")
