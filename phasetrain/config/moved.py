@@ -48,6 +48,7 @@ MOVED = MappingProxyType(
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
             for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
         },
+        "phasetrain.data.transforms.joint.torchvision": f"{ADDONS}.libraries.torchvision_fields",
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
