@@ -54,6 +54,7 @@ MOVED = MappingProxyType(
         },
         "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
         "phasetrain.data.datasets.text": f"{TEXT}.blocks",
+        "phasetrain.data.datasets.file_list": f"{ADDONS}.vision.file_list",
         "phasetrain.data.tokens": f"{TEXT}.tokens",
         **{
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
@@ -63,6 +64,7 @@ MOVED = MappingProxyType(
             f"phasetrain.distributed.strategies.{name}": f"{SHARDING}.{name}"
             for name in ("fsdp", "sharded_ddp", "sharded_state", "zero")
         },
+        "phasetrain.data.transforms.joint.torchvision": f"{ADDONS}.libraries.torchvision_fields",
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
@@ -70,6 +72,11 @@ MOVED = MappingProxyType(
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
         "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
+        "phasetrain.models.adapters.peft": f"{DEPLOY}.peft",
+        "phasetrain.models.heads": f"{ADDONS}.vision.trunk_head",
+        "phasetrain.models.layers": f"{DEPLOY}.extract.layers",
+        "phasetrain.models.resnet": f"{ADDONS}.vision.resnet",
+        "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
         "phasetrain.tasks.generation": f"{TEXT}.generation",
         "phasetrain.tasks.raw_inputs": f"{DEPLOY}.predict.raw_inputs",
         "phasetrain.optim.large_batch": f"{ADDONS}.optimizers.large_batch",
@@ -81,7 +88,6 @@ MOVED = MappingProxyType(
         "phasetrain.runtime.storage.objects": f"{ADDONS}.remote.objects",
         "phasetrain.runtime.storage.remote": f"{ADDONS}.remote.systems",
         "phasetrain.runtime.storage.remote_handler": f"{ADDONS}.remote.handler",
-        "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
         "phasetrain.testing.memory": f"{ADDONS}.remote.memory",
     }
 )
@@ -116,6 +122,7 @@ NAMES = MappingProxyType(
         },
         "phasetrain.data.datasets": {
             "ByteTokenizer": f"{TEXT}.blocks",
+            "FileList": f"{ADDONS}.vision.file_list",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
             "IGNORED": "phasetrain.engine.batch",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
@@ -189,16 +196,19 @@ NAMES = MappingProxyType(
             "SeriesFCN": f"{ADDONS}.text.models",
             "SeriesResNet": f"{ADDONS}.text.models",
             "Transformer": f"{ADDONS}.text.transformer",
+            "TrunkHead": f"{ADDONS}.vision.trunk_head",
             "UNet": f"{ADDONS}.vision.unet",
             "find_timm_model": f"{ADDONS}.libraries.models",
             "find_torchvision_model": f"{ADDONS}.libraries.models",
             "find_transformers_model": f"{ADDONS}.libraries.models",
+            "make_resnet": f"{ADDONS}.vision.resnet",
         },
         "phasetrain.optim": {
             "LAMB": f"{ADDONS}.optimizers.large_batch",
             "LARS": f"{ADDONS}.optimizers.large_batch",
             "Muon": f"{ADDONS}.optimizers.muon",
         },
+        "phasetrain.models.adapters": {"make_peft_files": f"{DEPLOY}.peft"},
         "phasetrain.tasks": {
             "GAN": f"{ADDONS}.vision.gan",
             "LanguageModel": f"{ADDONS}.text.language_model",

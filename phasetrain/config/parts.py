@@ -17,7 +17,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "dataset": {
             "digits": "phasetrain.data.datasets.digits",
-            "file_list": "phasetrain.data.datasets.file_list",
             "idx": "phasetrain.data.datasets.idx",
             "image_folder": "phasetrain.data.datasets.image_folder",
             "lines": "phasetrain.data.datasets.lines",
@@ -33,10 +32,7 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "torch": "phasetrain.models.sources.layouts",
             "vissl": "phasetrain.models.sources.layouts",
         },
-        "head": {
-            "projection": "phasetrain.models.heads",
-            "prototypes": "phasetrain.models.heads",
-        },
+        "head": {},
         "hook": {
             "console": "phasetrain.hooks.progress.console",
             "early_stopping": "phasetrain.hooks.monitors.early_stopping",
@@ -73,10 +69,8 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "model": {
             "mlp": "phasetrain.models.mlp",
-            "resnet": "phasetrain.models.resnet",
             "resnet_cifar": "phasetrain.models.resnet_cifar",
             "small_cnn": "phasetrain.models.small_cnn",
-            "trunk_head": "phasetrain.models.heads",
             "trunk_heads": "phasetrain.models.trunk_heads",
         },
         "optimizer": {

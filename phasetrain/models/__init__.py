@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 from phasetrain.config.exports import export_lazily
 
 if TYPE_CHECKING:
-    from phasetrain.models.base import MODELS, Embedding
-    from phasetrain.models.heads import HEADS, TrunkHead
+    from phasetrain.models.base import HEADS, MODELS, Embedding
     from phasetrain.models.mlp import MLP
-    from phasetrain.models.resnet import make_resnet
     from phasetrain.models.resnet_cifar import ResNetCifar
     from phasetrain.models.small_cnn import SmallCNN
     from phasetrain.models.trunk_heads import TrunkHeads
@@ -22,7 +20,5 @@ __all__ = [
     "Embedding",
     "ResNetCifar",
     "SmallCNN",
-    "TrunkHead",
     "TrunkHeads",
-    "make_resnet",
 ]

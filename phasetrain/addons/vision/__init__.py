@@ -12,7 +12,16 @@ def register(addon: AddOn) -> None:
         {
             "alexnet": f"{PACKAGE}.alexnet",
             "conditional_gan": f"{PACKAGE}.conditional_gan",
+            "resnet": f"{PACKAGE}.resnet",
+            "trunk_head": f"{PACKAGE}.trunk_head",
             "unet": f"{PACKAGE}.unet",
+        },
+    )
+    addon.add_parts(
+        "head",
+        {
+            "projection": f"{PACKAGE}.trunk_head",
+            "prototypes": f"{PACKAGE}.trunk_head",
         },
     )
     addon.add_parts(
@@ -50,6 +59,7 @@ def register(addon: AddOn) -> None:
     addon.add_parts(
         "dataset",
         {
+            "file_list": f"{PACKAGE}.file_list",
             "image_mask_folder": f"{PACKAGE}.masks.folder",
             "stamps": f"{PACKAGE}.masks.stamps",
         },

@@ -7,7 +7,6 @@ from phasetrain.config.exports import export_lazily
 if TYPE_CHECKING:
     from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
     from phasetrain.data.datasets.digits import load_digits
-    from phasetrain.data.datasets.file_list import FileList
     from phasetrain.data.datasets.idx import load_idx, read_idx
     from phasetrain.data.datasets.image_folder import ImageFolder
     from phasetrain.data.datasets.lines import Lines
@@ -20,7 +19,6 @@ else:
 __all__ = [
     "DATASETS",
     "Described",
-    "FileList",
     "Fingerprinted",
     "ImageFolder",
     "Labelled",

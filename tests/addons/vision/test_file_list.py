@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from phasetrain.data.datasets import DATASETS, FileList
+from phasetrain.addons.vision.file_list import FileList
+from phasetrain.data.datasets import DATASETS
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.testing import assert_exact_resume
 

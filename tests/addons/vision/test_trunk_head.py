@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from phasetrain.addons.vision.trunk_head import ProjectionHead, PrototypeHead, TrunkHead
 from phasetrain.errors import ConfigError
-from phasetrain.models import HEADS, MODELS, Embedding, TrunkHead
-from phasetrain.models.heads import ProjectionHead, PrototypeHead
+from phasetrain.models import HEADS, MODELS, Embedding
 
 CNN = {"name": "small_cnn", "width": 4, "cut": "head"}
 HEAD = {"name": "projection", "hidden": [6], "dimensions": 5}

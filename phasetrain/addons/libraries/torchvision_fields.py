@@ -1,6 +1,5 @@
 """Transforms of `torchvision.transforms.v2` on fields, as tv_tensors."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,6 @@ from phasetrain.data.transforms.joint.placement import clip_boxes, hide_points
 
 CENTER = 0.5
 """The center of the first pixel is at 0.5 for boxes and here, and at 0 for key points there."""
-
-
-def is_torchvision_transform(transform: Callable[..., Any]) -> bool:
-    """Return whether a transform is one of `torchvision.transforms.v2`, without importing it."""
-    v2 = sys.modules.get("torchvision.transforms.v2")
-    return v2 is not None and isinstance(transform, v2.Transform)
 
 
 def transform_with_torchvision(
