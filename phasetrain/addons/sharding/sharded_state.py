@@ -63,9 +63,7 @@ class ShardedOptimizerState(StateAdapter):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of all parameters on rank 0, nothing on others; a collective call."""
         numbers = self._parameter_numbers()
-        local = {
-            numbers[parameter]: _to_cpu(state) for parameter, state in self._inner.state.items()
-        }
+        local = {numbers[parameter]: state for parameter, state in self._inner.state.items()}
         parts = self._world.gather(local)
         if parts is None:
             return {}
@@ -152,13 +150,3 @@ def silence_import() -> Iterator[None]:
             yield
     finally:
         root.removeHandler(placeholder)
-
-
-def _to_cpu(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.detach().cpu()
-    if isinstance(state, Mapping):
-        return {name: _to_cpu(value) for name, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_to_cpu(value) for value in state)
-    return state

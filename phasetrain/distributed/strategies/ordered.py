@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phasetrain.distributed.buffers import buffer_lookup
-from phasetrain.distributed.strategies.base import AsyncMean, Strategy
-from phasetrain.distributed.strategies.per_pass import set_aside_gradients
+from phasetrain.distributed.strategies.base import AsyncMean, Strategy, set_aside_gradients
 from phasetrain.distributed.world import World
 from phasetrain.errors import ConfigError
 
