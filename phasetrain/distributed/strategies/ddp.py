@@ -121,16 +121,13 @@ class DataParallel(GradientAveraging):
         return {"broadcast_buffers": self.sync_buffers}
 
     @contextmanager
-    def _reduce_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+    def gradient_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        """Return the context of a gradient pass; at its end gradients are averaged."""
         with set_aside_gradients(parameters):
             if self.sync_buffers:
                 self.prepare_test(*self._modules)
             yield
             average_gradients(parameters, self.world, SENT[self.communication])
-
-    def gradient_pass(self, parameters: Sequence[Tensor]) -> AbstractContextManager[object]:
-        """Return the context of a gradient pass; at its end gradients are averaged."""
-        return self._reduce_pass(parameters)
 
     def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
         """Return the context of a micro-batch; gradients are reduced in the last one."""
