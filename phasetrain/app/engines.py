@@ -162,15 +162,17 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
         result: RunResult = run(setup, extras)
         return result
     section = setup.config.DISTRIBUTED
-    timeout = section.timeout_seconds
     # torchrun with one process still expects a process group, because hooks and user code of a
     # multi-process run may call torch.distributed directly
     is_launched = "WORLD_SIZE" in os.environ
     with (
         join_process_group(
-            setup.place, setup.machine.device, timeout_seconds=timeout, alone=is_launched
+            setup.place,
+            setup.machine.device,
+            timeout_seconds=section.timeout_seconds,
+            alone=is_launched,
         ) as world,
-        check_collective_order(world, timeout_seconds=timeout, debug=section.debug),
+        check_collective_order(world, debug=section.debug),
     ):
         finished: RunResult = run(replace(setup, world=world), extras)
     return finished

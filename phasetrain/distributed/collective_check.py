@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,14 +73,12 @@ class _CollectiveChecker:
     Attributes:
         world: the ranks.
         group: group over which descriptions are exchanged.
-        timeout_seconds: how long one rank waits for the others.
         thread: id of the thread whose calls are compared; other threads have their own order.
         all_gather: the original ProcessGroup.allgather.
     """
 
     world: World
     group: Any
-    timeout_seconds: float
     thread: int
     all_gather: Callable[..., Any]
 
@@ -125,7 +122,7 @@ class _CollectiveChecker:
             places.append(f"missing: {', '.join(missing)}")
         return OrderError(
             f"DISTRIBUTED.debug: not all {self.world.size} ranks have reached the same collective "
-            f"call within DISTRIBUTED.timeout_seconds = {self.timeout_seconds:g} "
+            f"call within DISTRIBUTED.timeout_seconds = {self.world.timeout_seconds:g} "
             f"({'; '.join(places)}): the missing ranks wait for something else or are stopped; "
             "look for a collective call that only some ranks make",
             code="distributed.collective_timeout",
@@ -133,9 +130,7 @@ class _CollectiveChecker:
 
 
 @contextmanager
-def check_collective_order(
-    world: World, *, timeout_seconds: float, debug: bool = True
-) -> Iterator[None]:
+def check_collective_order(world: World, *, debug: bool = True) -> Iterator[None]:
     """Compare each collective call of the main thread over all ranks before it is made.
 
     Without the check, torch reduces tensors that do not belong together, or waits for the timeout.
@@ -144,7 +139,6 @@ def check_collective_order(
 
     Args:
         world: the ranks.
-        timeout_seconds: how long one rank waits for the others.
         debug: `DISTRIBUTED.debug`; nothing is changed without it.
 
     Raises:
@@ -159,8 +153,7 @@ def check_collective_order(
     originals = {name: method for name, method in methods.items() if method is not None}
     checker = _CollectiveChecker(
         world,
-        dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)),
-        timeout_seconds,
+        world.new_group(),
         threading.get_ident(),
         dist.ProcessGroup.allgather,
     )

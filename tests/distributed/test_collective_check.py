@@ -2,6 +2,7 @@
 line of code."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def checked(
     """Return the function, called with the check switched on."""
 
     def call(world: World) -> Any:
-        with check_collective_order(world, timeout_seconds=timeout_seconds, debug=debug):
+        with check_collective_order(replace(world, timeout_seconds=timeout_seconds), debug=debug):
             return function(world)
 
     return call
@@ -144,9 +145,9 @@ def test_waiting_and_missing_ranks_are_named_at_the_timeout() -> None:
 def test_torch_is_unchanged_afterwards_and_when_the_check_is_off() -> None:
     def compare(world: World) -> list[bool]:
         before = dict(vars(dist.ProcessGroup))
-        with check_collective_order(world, timeout_seconds=5.0, debug=False):
+        with check_collective_order(world, debug=False):
             off = dict(vars(dist.ProcessGroup)) == before
-        with check_collective_order(world, timeout_seconds=5.0):
+        with check_collective_order(world):
             on = dict(vars(dist.ProcessGroup)) == before
         # Rank 0 serves the store of the ranks: it may end when all have created their group.
         world.all_gather(None)

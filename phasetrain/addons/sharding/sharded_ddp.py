@@ -2,7 +2,7 @@
 ShardedDataParallel)."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -91,7 +91,8 @@ class ShardedDataParallel(GradientAveraging):
         return wrapped
 
     @contextmanager
-    def _micro_batch(self, *, last: bool) -> Iterator[None]:
+    def micro_batch(self, *, last: bool, counts: bool = True) -> Iterator[None]:
+        """Return the context of a micro-batch; gradients are reduced in the last one."""
         if self._is_first_micro_batch and self._sync_buffers:
             self.prepare_test(*self._modules)
         self._is_first_micro_batch = last
@@ -100,10 +101,6 @@ class ShardedDataParallel(GradientAveraging):
             return
         with self._wrapped.no_sync():
             yield
-
-    def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a micro-batch; gradients are reduced in the last one."""
-        return self._micro_batch(last=last)
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the Euclidean norm of the whole gradient, 0-d, bit-identical to one process."""

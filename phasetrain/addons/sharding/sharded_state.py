@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from phasetrain.distributed import World
 from phasetrain.distributed.strategies.state import StateAdapter, Target
 from phasetrain.errors import ConfigError
-from phasetrain.runtime.nested import map_tensors
 
 
 class ShardedOptimizerState(StateAdapter):
@@ -64,10 +63,7 @@ class ShardedOptimizerState(StateAdapter):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of all parameters on rank 0, nothing on others; a collective call."""
         numbers = self._parameter_numbers()
-        local = {
-            numbers[parameter]: map_tensors(state, lambda tensor: tensor.detach().cpu())
-            for parameter, state in self._inner.state.items()
-        }
+        local = {numbers[parameter]: state for parameter, state in self._inner.state.items()}
         parts = self._world.gather(local)
         if parts is None:
             return {}
