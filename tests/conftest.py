@@ -20,7 +20,7 @@ from phasetrain.config.addons import load_addons
 
 OWN_ADDONS = (
     *("authoring", "cluster", "deploy", "experiments", "libraries", "observe", "optimizers"),
-    *("remote", "report", "text", "vision", "vissl"),
+    *("reload", "remote", "report", "text", "vision", "vissl"),
 )
 """The add-ons of phasetrain, each of which may be deleted."""
 

@@ -12,7 +12,6 @@ from phasetrain.hooks.monitors.stragglers import Stragglers
 from phasetrain.hooks.numerics import Numerics
 from phasetrain.hooks.progress.console import ConsoleView
 from phasetrain.hooks.watchdog import Watchdog
-from phasetrain.hooks.weights import ReloadWeights
 
 __all__ = [
     "HOOKS",
@@ -25,7 +24,6 @@ __all__ = [
     "Metrics",
     "Numerics",
     "Plateau",
-    "ReloadWeights",
     "Run",
     "Stragglers",
     "Watchdog",
