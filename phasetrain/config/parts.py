@@ -40,7 +40,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "metrics": "phasetrain.hooks.metrics",
             "numerics": "phasetrain.hooks.numerics",
             "plateau": "phasetrain.hooks.monitors.plateau",
-            "reload_weights": "phasetrain.hooks.weights",
             "stragglers": "phasetrain.hooks.monitors.stragglers",
             "watchdog": "phasetrain.hooks.watchdog",
         },

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from phasetrain.hooks.numerics import Numerics
     from phasetrain.hooks.progress.console import ConsoleView
     from phasetrain.hooks.watchdog import Watchdog
-    from phasetrain.hooks.weights import ReloadWeights
 else:
     __getattr__, __dir__ = export_lazily(__name__)
 
@@ -31,7 +30,6 @@ __all__ = [
     "Metrics",
     "Numerics",
     "Plateau",
-    "ReloadWeights",
     "Run",
     "Stragglers",
     "Watchdog",
