@@ -18,8 +18,10 @@
     on_exception                              instead of on_end, after an exception
     close                                     at the very end, in every case
 
-Opening events (on_start, on_load, on_phase_start, on_step_start, on_batch) are called in the order
-of the keys under HOOKS, all other events in reverse order.
+`OPENING_EVENTS` are called in the order of the keys under HOOKS, all other events in reverse order.
+
+A new event is a method of `Hook`. The engine calls it by its name (`Hooks.call`); an event within a
+step is also a method of `phasetrain.tasks.StepEvents`, which a step calls.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,6 +42,9 @@ from phasetrain.runtime.clock import Clock
 from phasetrain.tasks import Task
 
 R = TypeVar("R")
+
+OPENING_EVENTS = frozenset({"on_start", "on_load", "on_phase_start", "on_step_start", "on_batch"})
+"""Events that are called in the order of the keys under HOOKS, all others in the reverse order."""
 
 
 class Run(Protocol):
