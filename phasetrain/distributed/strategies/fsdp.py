@@ -45,6 +45,9 @@ ELEMENTWISE_OPTIMIZERS = frozenset(
 )
 """Torch's optimizers that update each element independently, so a shard of a weight is enough."""
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Modules whose kernels need weights in the dtype of their running statistics, fp32."""
+
 
 class DTensorState(StateAdapter):
     """State of modules whose weights are DTensors, and of an optimizer over their local shards.
@@ -122,7 +125,7 @@ class FullyShard(GradientAveraging):
         reshard_after_forward: free gathered weights after the forward pass and gather them again
             for the backward pass, which saves memory; weights outside of `wrap` are kept.
         param_dtype: dtype in which weights are gathered and computed; null: as
-            MACHINE.precision.
+            MACHINE.precision. Those of batch norms stay fp32, as their running statistics.
         reduce_dtype: dtype in which gradients are reduced; null: fp32.
         cpu_offload: keep weights, gradients and the optimizer's state in CPU memory; no effect on
             a CPU.
@@ -189,11 +192,12 @@ class FullyShard(GradientAveraging):
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         }
         casts = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-        for name, module in self._modules_to_wrap(model):
+        keeps_fp32 = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+        for name, module in self._modules_to_wrap(model, splits_norms=param_dtype is not None):
             try:
                 fully_shard(
                     module,
-                    mp_policy=casts,
+                    mp_policy=keeps_fp32 if isinstance(module, BATCH_NORMS) else casts,
                     reshard_after_forward=self.reshard_after_forward,
                     **options,
                 )
@@ -228,10 +232,15 @@ class FullyShard(GradientAveraging):
         self._shard_group = mesh.get_group("shard")
         return mesh
 
-    def _modules_to_wrap(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the modules that match a pattern, inner ones before outer ones."""
+    def _modules_to_wrap(
+        self, model: nn.Module, *, splits_norms: bool
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules that match a pattern, and batch norms if `splits_norms`; inner ones
+        before outer ones."""
         modules = {name: module for name, module in model.named_modules() if name}
-        chosen = {
+        norms = [name for name, module in modules.items() if isinstance(module, BATCH_NORMS)]
+        chosen = set(norms if splits_norms else ())
+        chosen |= {
             name
             for pattern in self.wrap or ()
             for name in match_modules(

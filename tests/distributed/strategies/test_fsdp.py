@@ -64,6 +64,22 @@ def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
     assert strategy.state.local_optimizer_state(state)[0]["momentum_buffer"].shape == (5, 3)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_batch_norms_compute_with_fp32_weights(world: World, precision: str) -> None:
+    dtypes = []
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    for module in network:
+        module.register_forward_hook(
+            lambda module, _, output: dtypes.append((module.weight.dtype, output.dtype))
+        )
+    strategy = FullyShard(world, precision=precision)
+    strategy.prepare(network, nn.CrossEntropyLoss())
+    network(torch.randn(8, 3)).square().sum().backward()
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert dtypes == [(half, half), (torch.float32, half), (half, half)]
+    assert not network[1].running_mean.eq(0).any()
+
+
 def test_whole_weights_are_loaded_into_pieces(strategy: FullyShard) -> None:
     network = model()
     strategy.prepare(network, nn.CrossEntropyLoss())
