@@ -90,21 +90,26 @@ def _sort_key(feature: Feature) -> tuple[int, int, str]:
     return int(bool(number[1])), int(number[2]), ""
 
 
-def _list_marks(module: ast.Module) -> Iterator[tuple[str, str, str, str]]:
-    """Yield test, name, text and keys of each mark of a test function."""
+def list_test_functions(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the tests of a file, those of a class as `Class::test`."""
     # Read from the source: pytest would import every file, which takes minutes.
     for node in module.body:
         members = [(node, "")]
         if isinstance(node, ast.ClassDef):
             members = [(member, f"{node.name}::") for member in node.body]
         for member, prefix in members:
-            if not isinstance(member, ast.FunctionDef):
-                continue
-            for decorator in member.decorator_list:
-                if isinstance(decorator, ast.Call) and _is_mark(decorator.func):
-                    arguments = [ast.literal_eval(argument) for argument in decorator.args]
-                    name, text, keys = (*arguments, "", "")[:3]
-                    yield f"{prefix}{member.name}", name, text, keys
+            if isinstance(member, ast.FunctionDef) and member.name.startswith("test"):
+                yield f"{prefix}{member.name}", member
+
+
+def _list_marks(module: ast.Module) -> Iterator[tuple[str, str, str, str]]:
+    """Yield test, name, text and keys of each mark of a test function."""
+    for test, function in list_test_functions(module):
+        for decorator in function.decorator_list:
+            if isinstance(decorator, ast.Call) and _is_mark(decorator.func):
+                arguments = [ast.literal_eval(argument) for argument in decorator.args]
+                name, text, keys = (*arguments, "", "")[:3]
+                yield test, name, text, keys
 
 
 def _is_mark(node: ast.AST) -> bool:
