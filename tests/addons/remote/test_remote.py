@@ -93,7 +93,7 @@ def lines_of(files: str) -> tuple[str, ...]:
     "remote",
     "shards and text from HTTP, S3 and memory, through a verified cache; changed shards are "
     "refused on resume",
-    "`files: https://...`, `URL#sha256=...`, [remote.md](remote.md)",
+    "`files: https://...`, `URL#sha256=...`, [remote.md](addons/remote.md)",
 )
 def test_run_on_shards_of_a_failing_server_equals_one_on_local_files(
     tmp_path: Path, server: WebServer
