@@ -8,15 +8,15 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.config.attrdict import AttrDict
-from phasetrain.errors import ConfigError
-from phasetrain.models.model_calls import (
+from phasetrain.addons.libraries.models.model_calls import (
     MappingSpreader,
     OutputSelector,
     PositionalSelector,
     check_params,
     to_plain_containers,
 )
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.errors import ConfigError
 
 Both = namedtuple("Both", ["first", "second"])
 ONE, OTHER = torch.zeros(1), torch.ones(2)
