@@ -76,6 +76,7 @@ MOVED = MappingProxyType(
         "phasetrain.models.adapters.peft": f"{DEPLOY}.peft",
         "phasetrain.models.heads": f"{ADDONS}.vision.trunk_head",
         "phasetrain.models.layers": f"{DEPLOY}.extract.layers",
+        "phasetrain.models.model_calls": f"{ADDONS}.libraries.models.model_calls",
         "phasetrain.models.resnet": f"{ADDONS}.vision.resnet",
         "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
         "phasetrain.tasks.generation": f"{TEXT}.generation",

@@ -24,7 +24,6 @@ from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES, FunctionLoss, find_ignore_index
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS, Embedding
-from phasetrain.models.model_calls import spread_mapping
 from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.models.prepare import (
     CompiledModel,
@@ -34,6 +33,7 @@ from phasetrain.models.prepare import (
     convert_sync_batchnorm,
     copy_expanded_buffers,
     require_shapes,
+    spread_mapping,
 )
 from phasetrain.models.sources import parse_sources
 from phasetrain.optim import Updater

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from phasetrain.config.nested import leaves
-from phasetrain.config.registry import Factory, UnknownNameError
-from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.models.base import MODELS
-from phasetrain.models.model_calls import (
+from phasetrain.addons.libraries.models.model_calls import (
     MappingSpreader,
     OutputSelector,
     PositionalSelector,
     check_params,
     list_input_names,
 )
+from phasetrain.config.registry import Factory, UnknownNameError
+from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.models.base import MODELS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

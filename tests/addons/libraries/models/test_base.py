@@ -8,15 +8,15 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.nested import to_plain
-from phasetrain.errors import ConfigError
-from phasetrain.models.model_calls import (
+from phasetrain.addons.libraries.models.model_calls import (
     MappingSpreader,
     OutputSelector,
     PositionalSelector,
     check_params,
 )
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.nested import to_plain
+from phasetrain.errors import ConfigError
 
 Both = namedtuple("Both", ["first", "second"])
 ONE, OTHER = torch.zeros(1), torch.ones(2)

@@ -139,21 +139,3 @@ class PositionalSelector:
         if inputs:
             return self.select(module, inputs, output)
         return output
-
-
-def spread_mapping(
-    _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a call, with mappings spread over keyword arguments.
-
-    Raises:
-        ValueError: two of them have the same name.
-    """
-    # A batch has one input and one target, and models may take their entries by name.
-    named: dict[str, Any] = dict(keywords)
-    for mapping in inputs:
-        if isinstance(mapping, Mapping):
-            if twice := named.keys() & mapping.keys():
-                raise ValueError(f"input and target both have an entry {min(twice)!r}")
-            named |= mapping
-    return tuple(value for value in inputs if not isinstance(value, Mapping)), named
