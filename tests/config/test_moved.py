@@ -26,10 +26,11 @@ from phasetrain.config.moved import MOVED, NAMES, find_new_name
             *("phasetrain.app.runs.diff", "diff", "phasetrain.addons.experiments.compare.diff"),
             marks=pytest.mark.addon("experiments"),
         ),
-        (
+        pytest.param(
             "phasetrain.losses.self_supervised.clustering",
             "find_clusters",
             "phasetrain.losses.clustering",
+            marks=pytest.mark.addon("vision"),
         ),
         pytest.param(
             *("phasetrain.hooks.trackers.csv", "CSV", "phasetrain.addons.observe.trackers.csv"),
