@@ -42,6 +42,7 @@ MOVED = MappingProxyType(
         "phasetrain.commands.migrate": "phasetrain.addons.vissl",
         "phasetrain.commands.new": "phasetrain.addons.authoring.new",
         "phasetrain.commands.plan": "phasetrain.app.preflight",
+        "phasetrain.distributed.collective_check": f"{ADDONS}.observe.collective_check",
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",

@@ -1,7 +1,6 @@
 """Ranks of a run, their collectives and strategies (section DISTRIBUTED)."""
 
 from phasetrain.distributed.buffers import BufferSnapshot, buffer_lookup, find_buffers, load_buffers
-from phasetrain.distributed.collective_check import check_collective_order
 from phasetrain.distributed.collectives import (
     gather_rows,
     gather_with_gradient,
@@ -27,7 +26,6 @@ __all__ = [
     "Strategy",
     "World",
     "buffer_lookup",
-    "check_collective_order",
     "find_buffers",
     "find_placement",
     "gather_rows",

@@ -52,6 +52,7 @@ class TestStragglers:
         assert "slows down all others" not in done.outputs[0]
 
 
+@pytest.mark.addon("observe")
 class TestOrder:
     def test_collective_called_by_one_rank_only_is_found_at_once(
         self, launcher: Launcher, tmp_path: Path
