@@ -4,7 +4,7 @@ import io
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import Literal
@@ -15,8 +15,9 @@ from phasetrain.app.stored.stored_config import StoredConfig
 from phasetrain.app.train.train import Loop, train
 from phasetrain.config.addons import find_service, import_object, require_service
 from phasetrain.config.engines import list_engines
+from phasetrain.config.sections import DistributedSection
 from phasetrain.config.trust import trust_only
-from phasetrain.distributed import check_collective_order, find_placement, join_process_group
+from phasetrain.distributed import World, find_placement, join_process_group
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, PhasetrainError, needs_traceback
 from phasetrain.hooks import Hook
@@ -172,10 +173,20 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
             timeout_seconds=section.timeout_seconds,
             alone=is_launched,
         ) as world,
-        check_collective_order(world, debug=section.debug),
+        _check_collectives(world, section),
     ):
         finished: RunResult = run(replace(setup, world=world), extras)
     return finished
+
+
+def _check_collectives(world: World, section: DistributedSection) -> AbstractContextManager[None]:
+    """Return the context in which the collective calls of all ranks are compared, if
+    DISTRIBUTED.debug is set."""
+    if world.is_single_process or not section.debug:
+        return nullcontext()
+    check = require_service("check_collective_order", "observe", "DISTRIBUTED.debug = true:")
+    context: AbstractContextManager[None] = check(world)
+    return context
 
 
 def _failed_result(setup: Setup, error: Exception) -> RunResult:

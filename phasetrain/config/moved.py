@@ -65,6 +65,7 @@ MOVED = MappingProxyType(
             for name in ("fsdp", "sharded_ddp", "sharded_state", "zero")
         },
         "phasetrain.data.transforms.joint.torchvision": f"{ADDONS}.libraries.torchvision_fields",
+        "phasetrain.distributed.collective_check": f"{ADDONS}.observe.collective_check",
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
         "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",

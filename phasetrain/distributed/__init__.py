@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         find_buffers,
         load_buffers,
     )
-    from phasetrain.distributed.collective_check import check_collective_order
     from phasetrain.distributed.collectives import (
         gather_rows,
         gather_with_gradient,
@@ -40,7 +39,6 @@ __all__ = [
     "Strategy",
     "World",
     "buffer_lookup",
-    "check_collective_order",
     "find_buffers",
     "find_placement",
     "gather_rows",

@@ -104,7 +104,10 @@ def test_usage_error_is_reported_with_code_and_suggestion(
         (["resume", "empty"], "the folder is empty; expected the folder of a run"),
         (["resume", "emty"], "did you mean 'empty'? expected the folder of a run"),
         (["resume", "run/files"], "did you mean 'run'? expected the folder of a run"),
-        (["runs", "diff", "empty", "empty"], "'empty': the folder is empty"),
+        pytest.param(
+            *(["runs", "diff", "empty", "empty"], "'empty': the folder is empty"),
+            marks=pytest.mark.addon("experiments"),
+        ),
     ],
 )
 def test_wrong_file_folder_or_flag_says_what_is_there_and_what_is_meant(
@@ -195,6 +198,7 @@ class TestCommands:
         assert (command.name, others) == (name, rest)
 
 
+@pytest.mark.addon("experiments", "observe")
 @pytest.mark.parametrize("words", [["runs"], ["runs", "--help"], ["runs", "-h"], ["help", "runs"]])
 def test_group_of_commands_prints_the_usage_of_each(
     words: list[str], capsys: pytest.CaptureFixture[str]

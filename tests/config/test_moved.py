@@ -23,7 +23,7 @@ FORMER_PLACES = (
         "phasetrain.losses.self_supervised.clustering",
         "find_clusters",
         "phasetrain.losses.clustering",
-        None,
+        "vision",
     ),
     ("phasetrain.commands.sweep", "Results", "phasetrain.addons.experiments.sweep", "experiments"),
     ("phasetrain.commands.export", "export", "phasetrain.addons.deploy.export", "deploy"),

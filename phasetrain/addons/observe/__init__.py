@@ -1,4 +1,5 @@
-"""Observing a run: trackers, profilers, rechecks, and a view of its log and progress."""
+"""Observing a run: trackers, profilers, rechecks, checks of collective calls, and a view of its log
+and progress."""
 
 from phasetrain.config.addons import AddOn, Command
 
@@ -17,6 +18,9 @@ def register(addon: AddOn) -> None:
             f"{PACKAGE}.follow_command:run_follow",
             arguments=f"{PACKAGE}.follow_command:add_follow_arguments",
         )
+    )
+    addon.add_service(
+        "check_collective_order", f"{PACKAGE}.collective_check:check_collective_order"
     )
     addon.add_parts(
         "hook",

@@ -14,6 +14,7 @@ from phasetrain.addons.libraries.models.model_calls import (
     check_params,
     list_input_names,
 )
+from phasetrain.config.nested import leaves
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.base import MODELS

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from forked import together
 
-from phasetrain.distributed import World, check_collective_order
+from phasetrain.addons.observe.collective_check import check_collective_order
+from phasetrain.distributed import World
 
 MISMATCH = "OrderError: DISTRIBUTED.debug: the ranks do not make the same collective call next ("
 

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
-from phasetrain.distributed.world import World
+from phasetrain import distributed
+from phasetrain.distributed import World
 from phasetrain.errors import OrderError
 from phasetrain.runtime.nested import list_tensors
 
@@ -62,7 +63,11 @@ DESCRIPTION_BYTES = 1024
 
 _COLLECTIVE_FILE = str(Path(dist.__file__).parent / "distributed_c10d.py")
 
-_LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_LIBRARY_CODE = (
+    str(Path(torch.__file__).parent),
+    str(Path(distributed.__file__).parent),
+    __file__,
+)
 """Code that makes collective calls on behalf of others; the line to report is the caller's."""
 
 
@@ -201,7 +206,7 @@ def _find_caller(name: str) -> tuple[str, str]:
         if file == _COLLECTIVE_FILE:
             name = frame.f_code.co_name
         line = f"{file}:{frame.f_lineno}"
-        if not file.startswith(_LIBRARY_FOLDERS):
+        if not file.startswith(_LIBRARY_CODE):
             break
         frame = frame.f_back  # type: ignore[assignment]
     return name, line
