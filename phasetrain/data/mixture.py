@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from phasetrain.config.sections.data import SOURCE_KEYS
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS, locate_part
-from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
+from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples, read_facts
 from phasetrain.data.samplers.epoch_stream import EpochStream
 from phasetrain.data.samplers.named import DrawOrder, Draws
 from phasetrain.data.samplers.permutation import Indices
@@ -75,9 +75,7 @@ class SubsetView(SampleView):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the dataset."""
-        if isinstance(self.dataset, Described):
-            return self.dataset.facts()
-        return {}
+        return read_facts(self.dataset)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample in use, int64 `(N,)`."""
@@ -167,10 +165,7 @@ class MixedDataset(Dataset[Any]):
             ConfigError: they have different tokenizers.
         """
         if self.batches is not None:
-            source = next(iter(self.sources.values()))
-            if isinstance(source, Described):
-                return source.facts()
-            return {}
+            return read_facts(next(iter(self.sources.values())))
         facts_by_label = {
             label: dict(source.facts())
             for label, source in self.sources.items()

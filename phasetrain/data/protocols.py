@@ -45,6 +45,11 @@ class Described(Protocol):
         ...
 
 
+def read_facts(dataset: object) -> Mapping[str, Any]:
+    """Return the facts of a dataset; none if it is not `Described`."""
+    return dataset.facts() if isinstance(dataset, Described) else {}
+
+
 @runtime_checkable
 class Fingerprinted(Protocol):
     """A dataset that can detect that its content has changed."""

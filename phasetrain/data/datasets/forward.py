@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from phasetrain.data.protocols import Described, Fingerprinted, Resumable
+from phasetrain.data.protocols import Fingerprinted, Resumable, read_facts
 from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 
 log = logging.getLogger(__name__)
@@ -170,9 +170,7 @@ class ForwardDataset(Dataset[Any]):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the dataset, if it has any."""
-        if isinstance(self.dataset, Described):
-            return self.dataset.facts()
-        return {}
+        return read_facts(self.dataset)
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset, or the name of its class; for shards also the
