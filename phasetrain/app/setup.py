@@ -61,6 +61,15 @@ LOSS_FACTS = frozenset({"input", "output", "target", "world", "make_loss"})
 LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 """Parameters of custom loaders that the program passes."""
 
+_SCALED = frozenset({"base_value"})
+
+
+def _list_schedule_slots(path: str) -> tuple[Slot, Slot]:
+    """Return the slots of a schedule, and of the parts of a composite one."""
+    parts = Slot(f"{path}.parts[]", SCHEDULES, provided=_SCALED, only=(path, "composite"))
+    return Slot(path, SCHEDULES, provided=_SCALED), parts
+
+
 _SLOTS = (
     Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
     Slot("TASK.teacher", MODELS, only=("TASK", "distillation")),
@@ -86,21 +95,9 @@ _SLOTS = (
     Slot("LOSS.losses.*", LOSSES, provided=LOSS_FACTS, only=("LOSS", "weighted_sum")),
     Slot("METERS.*", METERS),
     Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
-    Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
-    Slot(
-        "OPTIMIZER.SCHEDULES.*.parts[]",
-        SCHEDULES,
-        provided=frozenset({"base_value"}),
-        only=("OPTIMIZER.SCHEDULES.*", "composite"),
-    ),
+    *_list_schedule_slots("OPTIMIZER.SCHEDULES.*"),
     Slot("OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"})),
-    Slot("OPTIMIZER.others.*.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
-    Slot(
-        "OPTIMIZER.others.*.SCHEDULES.*.parts[]",
-        SCHEDULES,
-        provided=frozenset({"base_value"}),
-        only=("OPTIMIZER.others.*.SCHEDULES.*", "composite"),
-    ),
+    *_list_schedule_slots("OPTIMIZER.others.*.SCHEDULES.*"),
     Slot("OPTIMIZER.scaler", SCALERS),
     Slot("DATA.*", DATASETS),
     Slot(
