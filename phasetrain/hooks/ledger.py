@@ -21,7 +21,6 @@ from phasetrain.hooks.ledger_content import (
     copy_entries,
     copy_scalars,
     copy_weights,
-    find_tensors,
     finish_hash,
     hash_bytes,
     select_entries,
@@ -30,6 +29,7 @@ from phasetrain.hooks.ledger_content import (
 )
 from phasetrain.models.digest import hash_state
 from phasetrain.optim import NonFinite, Updater
+from phasetrain.proof.digest import list_tensors
 from phasetrain.runs.ledger import (
     FILE,
     FULL,
@@ -137,7 +137,7 @@ class LedgerHook(Hook):
         self._ids.append(copy_all(batch.ids))
         if self.content == "none":
             return
-        tensors = find_tensors((batch.input, batch.target, batch.mask))
+        tensors = list_tensors((batch.input, batch.target, batch.mask))
         if self.content == "full":
             self._flags |= FULL
             self._hasher = self._hasher or blake2b(digest_size=8)

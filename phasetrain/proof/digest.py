@@ -86,7 +86,14 @@ def list_tensors(value: Any) -> list[Tensor]:
         value = value.values()
     elif not isinstance(value, list | tuple):
         return []
-    return [tensor for item in value for tensor in list_tensors(item)]
+    tensors = []
+    for item in value:
+        # Without a call for tensors and for what is absent: the ledger asks at every update.
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        elif item is not None:
+            tensors += list_tensors(item)
+    return tensors
 
 
 def to_plain_key(value: Any) -> Any:

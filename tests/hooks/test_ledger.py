@@ -22,7 +22,6 @@ from phasetrain.hooks.ledger_content import (
     copy_all,
     copy_entries,
     copy_weights,
-    find_tensors,
     hash_bytes,
     select_entries,
     select_weights,
@@ -31,6 +30,7 @@ from phasetrain.hooks.ledger_content import (
 )
 from phasetrain.models.digest import hash_model
 from phasetrain.optim.update import updater
+from phasetrain.proof.digest import list_tensors
 from phasetrain.runs.ledger import (
     FILE,
     FULL,
@@ -358,7 +358,7 @@ class TestPartOf:
     def test_nested_inputs(self) -> None:
         one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
         assert [
-            len(found) for found in find_tensors({"a": one, "b": [two, (three, "text")], "c": None})
+            len(found) for found in list_tensors({"a": one, "b": [two, (three, "text")], "c": None})
         ] == [1, 2, 3]
         assert hash_bytes(b"") == int.from_bytes(
             hashlib.blake2b(b"", digest_size=8).digest(), "little"
