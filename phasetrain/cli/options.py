@@ -30,6 +30,10 @@ def option(default: Any, meaning: str | None, *, flag: str = "", **settings: Any
         flag: the flag; by default the name of the field, `--batch-size` for `batch_size`.
         settings: further arguments of `ArgumentParser.add_argument`, such as `metavar`.
     """
+    if default is MISSING:
+        settings["required"] = True
+    else:  # argparse appends to a copy of a list
+        settings["default"] = list(default) if isinstance(default, tuple) else default
     return field(default=default, metadata={"flag": flag, "help": meaning, **settings})
 
 
@@ -47,27 +51,26 @@ def add_options(
     group = parser.add_mutually_exclusive_group() if exclusive else parser
     types = get_type_hints(options)
     for definition in fields(options):
+        name = definition.name
         settings = dict(definition.metadata)
-        if not settings:
-            continue
-        flag = settings.pop("flag") or f"--{definition.name.replace('_', '-')}"
-        (group if definition.name in exclusive else parser).add_argument(
-            flag,
-            dest=definition.name,
-            **_describe_type(types[definition.name]),
-            **_describe_default(definition.default),
-            **settings,
-        )
+        if settings:
+            flag = settings.pop("flag") or f"--{name.replace('_', '-')}"
+            settings |= {"dest": name, **_describe_type(types[name])}
+            (group if name in exclusive else parser).add_argument(flag, **settings)
 
 
 def read_options(options: type[T], flags: argparse.Namespace) -> T:
     """Return the options that a command line gives; others have their default."""
-    given = vars(flags)
+    names = {
+        definition.name
+        for definition in fields(options)  # type: ignore[arg-type]
+        if definition.metadata
+    }
     return options(
         **{
-            definition.name: _freeze(given[definition.name])
-            for definition in fields(options)  # type: ignore[arg-type]
-            if definition.metadata and definition.name in given
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in vars(flags).items()
+            if name in names
         }
     )
 
@@ -84,14 +87,3 @@ def _describe_type(annotation: Any) -> dict[str, Any]:
     if form == "number":
         return {"type": plain}
     return {"action": "store_true"} if plain is bool else {}
-
-
-def _describe_default(default: Any) -> dict[str, Any]:
-    if default is MISSING:
-        return {"required": True}
-    # argparse appends to a copy of the default.
-    return {"default": list(default) if isinstance(default, tuple) else default}
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -218,22 +218,26 @@ class _Report:
         return max(below, key=self._layers.index, default="")
 
 
-class _KeyChecker:
-    """Checks the keys of the sections, without parameters of parts."""
+@dataclass(frozen=True)
+class _Checker:
+    """Checks a config, and adds its problems to a report."""
 
-    def __init__(self, config: Mapping[str, Any], schema: Schema, report: _Report) -> None:
-        self._config = config
-        self._schema = schema
-        self._report = report
+    config: Mapping[str, Any]
+    schema: Schema
+    report: _Report
+
+
+class _KeyChecker(_Checker):
+    """Checks the keys of the sections, without parameters of parts."""
 
     def check_section(self, values: Mapping[str, Any], path: str) -> None:
         """Check the keys below a path, which is empty for the whole config."""
         for name, value in values.items():
             here = join_path(path, name)
-            key = self._schema.key(here)
+            key = self.schema.key(here)
             if key is not None:
                 self._check_key(key, here, value)
-            elif self._schema.children(here):
+            elif self.schema.children(here):
                 self._check_group(here, value)
             # Below a part, a key that is not of the section may be a parameter of the part: only
             # the part's signature can tell, in `_check_parameters`.
@@ -245,7 +249,7 @@ class _KeyChecker:
             return  # already among the problems of the composition
         if not key.type.fits(value):
             sentence = f"expected {key.type.text}{self._show_form(path, value)}"
-            self._report.add("config.wrong_type", path, value, sentence)
+            self.report.add("config.wrong_type", path, value, sentence)
         elif key.fields is not None and isinstance(value, Mapping):
             self._check_mapping(section_keys(key.fields, path), path, value)
 
@@ -259,10 +263,10 @@ class _KeyChecker:
             if path == "OPTIMIZER.SCHEDULES":
                 entry = f"lr: {first}"
             return f" from labels to parameters, as in {path}: {{{entry}}}"
-        key = self._schema.key(path)
+        key = self.schema.key(path)
         if key is None:
             return ""
-        is_in_file = self._report.layer_of(path).endswith((".yaml", ".yml"))
+        is_in_file = self.report.layer_of(path).endswith((".yaml", ".yml"))
         if isinstance(value, bool) and is_in_file and key.type.fits("text"):
             return "; YAML reads yes, no, on and off as true and false, unless in quotes"
         if isinstance(value, str):
@@ -287,16 +291,16 @@ class _KeyChecker:
                 unknown = _Unknown(
                     "config.unknown_key", f"{path}.{name}", value, "no such key", listed
                 )
-                self._report.unknown.append(unknown)
+                self.report.unknown.append(unknown)
 
     def _check_group(self, path: str, value: Any) -> None:
         if not isinstance(value, Mapping):
-            children = ", ".join(self._schema.children(path))
+            children = ", ".join(self.schema.children(path))
             form = self._show_form(path, value) or f" of keys: {children}"
             pattern = part_pattern(path)
             if isinstance(value, str) and pattern is not None:
                 form = f", as in {path}: {{{PARTS[pattern]}: {value}}}"
-            self._report.add("config.wrong_type", path, value, f"expected mapping{form}")
+            self.report.add("config.wrong_type", path, value, f"expected mapping{form}")
             return
         if matches(path, "DATA.*") and value.get("dataset") is None:
             self._check_missing_dataset(path)
@@ -306,7 +310,7 @@ class _KeyChecker:
         name = path.partition(".")[2]
         if name != "TRAIN":
             # A split without a dataset is rather a misspelt key of DATA.
-            near = did_you_mean(name, [other for other in self._config["DATA"] if other != name])
+            near = did_you_mean(name, [other for other in self.config["DATA"] if other != name])
             sentence = (
                 "each upper-case key of DATA except TRAIN is a test split, and this one has no "
                 f"dataset; set {path}.dataset{near}"
@@ -318,16 +322,16 @@ class _KeyChecker:
                 "no dataset is set; set DATA.TRAIN.dataset, or start from an experiment, as in "
                 "experiment=digits"
             )
-            if self._report.layer_of(f"{path}.dataset") != DEFAULTS:
+            if self.report.layer_of(f"{path}.dataset") != DEFAULTS:
                 # The default experiment has one, see `Merged.drop_assumed_datasets`.
                 sentence = (
                     "no dataset is set, and that of the default experiment does not go with the "
                     "dataset of the other splits; set DATA.TRAIN.dataset"
                 )
-        self._report.add_sentence("config.missing_dataset", path, sentence)
+        self.report.add_sentence("config.missing_dataset", path, sentence)
 
     def _needs_training_data(self) -> bool:
-        engine = list_engines().get(str(lookup(self._config, "RUN.engine")))
+        engine = list_engines().get(str(lookup(self.config, "RUN.engine")))
         return engine is None or engine.needs_training_data
 
     def _add_unknown(self, path: str, value: Any, parent: str) -> None:
@@ -336,19 +340,14 @@ class _KeyChecker:
         if len(below) == 1:
             path, value = next(iter(below.items()))
         word = "keys" if parent else "sections"
-        advice = f"Known {word}: {', '.join(self._schema.children(parent))}{explain_missing()}"
+        advice = f"Known {word}: {', '.join(self.schema.children(parent))}{explain_missing()}"
         is_section = not parent and path.partition(".")[0].isupper()
         code = "config.unknown_section" if is_section else "config.unknown_key"
-        self._report.unknown.append(_Unknown(code, path, value, "no such key", advice))
+        self.report.unknown.append(_Unknown(code, path, value, "no such key", advice))
 
 
-class _PartFinder:
+class _PartFinder(_Checker):
     """Looks up the parts that the config names."""
-
-    def __init__(self, config: Mapping[str, Any], schema: Schema, report: _Report) -> None:
-        self._config = config
-        self._schema = schema
-        self._report = report
 
     def find_parts(self, slot: Slot) -> list[_Part]:
         """Return the parts that are named in a slot; a name that does not exist is reported."""
@@ -362,11 +361,11 @@ class _PartFinder:
 
     def _list_places(self, slot: Slot) -> Iterator[tuple[str, Any]]:
         if slot.only is None:
-            yield from _expand(self._config, "", slot.path.split("."))
+            yield from _expand(self.config, "", slot.path.split("."))
             return
         outer, name = slot.only
         inner = slot.path.removeprefix(f"{outer}.").split(".")
-        for path, value in _expand(self._config, "", outer.split(".")):
+        for path, value in _expand(self.config, "", outer.split(".")):
             if isinstance(value, Mapping) and value.get(PARTS.get(outer, "name")) == name:
                 yield from _expand(value, path, inner)
 
@@ -377,9 +376,9 @@ class _PartFinder:
             section = {slot.key: value}
         else:
             # A checked place is reported by `_KeyChecker`, and one mistake must not appear twice.
-            if not self._schema.has(path):
+            if not self.schema.has(path):
                 sentence = _describe_expected(slot, path, value)
-                self._report.add("config.missing_part", path, value, sentence)
+                self.report.add("config.missing_part", path, value, sentence)
             return None
         default = slot.default_name
         if slot.path in DEFAULT_NAMES:
@@ -389,10 +388,10 @@ class _PartFinder:
         if section is value and slot.key in section:
             named_by = f"{path}.{slot.key}"
         if not isinstance(name, str):
-            if not self._schema.has(f"{path}.{slot.key}"):
+            if not self.schema.has(f"{path}.{slot.key}"):
                 sentence = _describe_expected(slot, path, value)
                 wrong = section.get(slot.key, value)
-                self._report.add("config.missing_part", named_by, wrong, sentence)
+                self.report.add("config.missing_part", named_by, wrong, sentence)
             return None
         return _NamedPart(path, name, section, named_by)
 
@@ -404,7 +403,7 @@ class _PartFinder:
         except ConfigError as error:
             sentence = str(error).removeprefix(f"{named_by} = {name!r}: ")
             problem = error.problems[0]
-            self._report.add(problem.code, named_by, name, sentence, problem.suggestion)
+            self.report.add(problem.code, named_by, name, sentence, problem.suggestion)
             # So that its misspelt parameters are in the same report. The suggestion for a part of
             # another library is without the name of the library, and would not be found.
             if "." in name or not problem.suggestion:

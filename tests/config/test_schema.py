@@ -112,6 +112,12 @@ def test_keys_in_which_any_two_runs_may_differ() -> None:
     assert own == [f"RUN.{name}" for name in names]
 
 
+def test_a_key_about_the_result_has_to_say_what_a_resume_does() -> None:
+    assert key(1, "number of jobs", scope="machine").metadata["resume"] == "free"
+    with pytest.raises(AssertionError, match="number of samples"):
+        key(1, "number of samples")
+
+
 def test_a_key_that_says_nothing_about_results_is_free() -> None:
     keys = [key for key in SCHEMA.keys.values() if key.scope != "result"]
     # What a change of the length means is decided on a resume.

@@ -1,4 +1,4 @@
-"""Options of the commands that write packs and clusters; no module here imports torch."""
+"""Options of the commands that use models; nothing here imports torch."""
 
 from dataclasses import MISSING, dataclass
 from typing import Literal
@@ -12,6 +12,40 @@ DEFAULT_WEIGHTS = (
     "MODEL.schedule_free, else model)"
 )
 """Help of flags that choose weights."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How the model of a run or of a pack is loaded."""
+
+    # None, and not "latest": a packed model rejects the options that only a run has.
+    checkpoint: str | None = option(None, "latest (default), best or name", metavar="NAME")
+    weights: WhichWeights | None = option(None, DEFAULT_WEIGHTS)
+    device: str = option("auto", "see MACHINE.device (default: auto)")
+    imports: tuple[str, ...] = option(
+        (), "custom code that a packed model needs", metavar="FILE.py"
+    )
+    trust: bool = option(False, TRUST)
+
+
+@dataclass(frozen=True)
+class PredictOptions(ModelOptions):
+    """How to predict."""
+
+    top: int = option(3, "classes per sample", metavar="N")
+    batch_size: int = option(64, "samples at once", metavar="N")
+
+
+@dataclass(frozen=True)
+class ExportedWeights:
+    """Which weights are exported, as in an entry of MODEL.weights."""
+
+    checkpoint: Literal["latest", "best"] = option(
+        "latest", "checkpoint of a run folder (default: latest)"
+    )
+    which: WhichWeights | None = option(None, DEFAULT_WEIGHTS)
+    include: tuple[str, ...] = option((), "tensors to write", metavar="PATTERN")
+    exclude: tuple[str, ...] = option((), "tensors to omit", metavar="PATTERN")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ class RunKeys(Section):
     step: int | None = key(
         None,
         "number of the update to replay with RUN.engine=replay, as in metrics.jsonl",
-        resume="free",
         scope="command",
         ge=1,
     )
@@ -25,7 +24,6 @@ class RunKeys(Section):
         False,
         "start from a checkpoint of a run next to RUN.dir whose first updates are the same for "
         "certain; a sweep trains updates that its runs share once",
-        resume="free",
         scope="run",
     )
 

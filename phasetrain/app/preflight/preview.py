@@ -39,6 +39,7 @@ from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.terminal import KEY_WIDTH
 from phasetrain.tasks import Parts, SplitData
 from phasetrain.tasks.build.data_builder import count_left_out
+from phasetrain.tasks.build.sections import split_item
 from phasetrain.tasks.inspection import (
     Inspection,
     ModuleRow,
@@ -453,7 +454,7 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
 def _count_micro_batches(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | None:
     """Return the numbers of micro-batches of the first updates on this rank, if the order of the
     samples splits batches by their tokens; else None."""
-    phase = next((phase for phase, _ in run_plan.plan.phases.kinds if phase.is_train), None)
+    phase = run_plan.plan.first_training
     if phase is None or not splits_batches(run_plan.data[TRAIN].order):
         return None
     steps = islice(parts.loaders[TRAIN].sampler.steps(phase), min(phase.steps, COUNTED_UPDATES))
@@ -471,19 +472,11 @@ def _describe_split(split: SplitData, workers: int, phases: Mapping[str, Any]) -
         "drop_last": section.drop_last,
         "left_out": count_left_out(split, phases),
         "workers": workers,
-        "sampler": _name_of_part(section.sampler),
-        "transforms": list(map(_name_of_part, section.transforms)),
-        "batch_transforms": list(map(_name_of_part, section.get("batch_transforms", ()))),
+        "sampler": split_item(section.sampler)[0],
+        "transforms": [split_item(item)[0] for item in section.transforms],
+        "batch_transforms": [split_item(item)[0] for item in section.get("batch_transforms", ())],
         "facts": to_json_value(split.facts),
     }
-
-
-def _name_of_part(entry: str | Mapping[str, Any]) -> str:
-    """Return the name of a part, given as a name or as a mapping with its parameters."""
-    if isinstance(entry, str):
-        return entry
-    name: str = entry["name"]
-    return name
 
 
 def _describe_stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:

@@ -195,7 +195,7 @@ class Training:
     ) -> None:
         world = self.setup.world
         updates = engine.state.updates
-        trained = next((phase for phase, _ in run_plan.plan.phases.kinds if phase.is_train), None)
+        trained = run_plan.plan.first_training
         try:
             with run_plan.machine.apply_settings():
                 # DistributedDataParallel rebuilds its buckets after its first backward pass, with

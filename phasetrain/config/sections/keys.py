@@ -83,7 +83,7 @@ def key(
     default: Any,
     meaning: str,
     *,
-    resume: Resume,
+    resume: Resume | None = None,
     scope: Scope = "result",
     fields: type | None = None,
     **bounds: Unpack[Bounds],
@@ -93,15 +93,17 @@ def key(
     Args:
         default: value unless the config gives one.
         meaning: one sentence with the unit, for the reference and `--help`.
-        resume: effect of a changed value on resume.
+        resume: effect of a changed value on resume; only keys about the result have to say it,
+            others are free.
         scope: what the key is about.
         fields: dataclass of the keys below if the value is a mapping with known keys.
         bounds: bounds of numbers (`ge=1`).
     """
+    assert resume or scope != "result", f"{meaning}: the effect of a change on a resume is missing"
     metadata = {
         "default": default,
         "meaning": meaning,
-        "resume": resume,
+        "resume": resume or "free",
         "scope": scope,
         "fields": fields,
         "bounds": bounds,

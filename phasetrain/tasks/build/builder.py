@@ -241,7 +241,7 @@ def build_parts(
         machine=context.machine,
         world=context.world,
         seed=context.seed,
-        facts=dict(context.used),
+        facts=context.list_facts(),
         train_meters=context.config.PHASES.train_meters,
         groups=groups,
         strategy=strategy,
@@ -462,12 +462,8 @@ def make_model(
         )
     values = {**facts, **own, "make_model": partial(make_model, context, facts=facts)}
     name = section["name"]
-    used = dict[str, Any]()
     model = MODELS.build(
-        name, parameters_of(section, {"name"}), where=where, facts=values, used=used
-    )
-    context.used.update(
-        {key: value for key, value in used.items() if not key.endswith(".make_model")}
+        name, parameters_of(section, {"name"}), where=where, facts=values, used=context.used
     )
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -512,7 +508,6 @@ def make_loss(
     """Return the loss that a section of the config describes, see `make_model`."""
     params = parameters_of(section, {"name"})
     name = section["name"]
-    used = dict[str, Any]()
     factory = LOSSES.find(name, f"{where}.name")
     # YAML has no tensors: class weights are written as lists.
     params |= {
@@ -528,10 +523,7 @@ def make_loss(
         "make_loss": partial(make_loss, context, facts=facts),
         "world": context.world,
     }
-    loss = LOSSES.build(name, params, where=where, facts=values, used=used)
-    context.used.update(
-        {key: value for key, value in used.items() if not key.endswith((".make_loss", ".world"))}
-    )
+    loss = LOSSES.build(name, params, where=where, facts=values, used=context.used)
     _check_class_weights(loss, where, facts)
     # With `sum`, the gradient of an update would depend on how its batch is cut into micro-batches.
     if isinstance(loss, _Loss) and loss.reduction not in ("mean", "batchmean"):

@@ -118,6 +118,11 @@ class SplitData:
             return np.empty(0, dtype=np.int64)
         return self.excluded.ids
 
+    @property
+    def shared_facts(self) -> dict[str, Any]:
+        """The facts that test splits get from this one, the training data."""
+        return {key: self.facts[key] for key in SHARED_FACTS if key in self.facts}
+
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset and of the excluded samples."""
         fingerprint = find_fingerprint(self.section, self.reader.dataset)
@@ -147,7 +152,7 @@ def build_data(context: BuildContext) -> dict[str, SplitData]:
     if sections.TRAIN.dataset is not None:
         train = build_split(context, TRAIN, sections.TRAIN, {})
         splits[TRAIN] = train
-        names = {key: train.facts[key] for key in SHARED_FACTS if key in train.facts}
+        names = train.shared_facts
     splits |= {
         key.lower(): build_split(context, key.lower(), sections[key], names)
         for key in sections
@@ -431,9 +436,10 @@ def build_input_transform(context: BuildContext, split: str) -> "InputTransform"
     inputs = build_selection(context, where, section, kinds).inputs
     # Inference has no targets: a transform that makes them would change inputs for nothing.
     kept = [
-        (transform.as_input_transform(), describe_transform(item))
-        if isinstance(transform, OnFields)
-        else (transform, describe_transform(item))
+        (
+            transform.as_input_transform() if isinstance(transform, OnFields) else transform,
+            describe_transform(item),
+        )
         for transform, item in zip(transforms, section.transforms, strict=True)
         if not isinstance(transform, TargetTransform)
         and not (isinstance(transform, OnFields) and inputs not in transform.fields)

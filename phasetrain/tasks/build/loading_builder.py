@@ -33,7 +33,7 @@ from phasetrain.data.samplers.source import (
 from phasetrain.data.samplers.torch_sampler import to_order
 from phasetrain.data.transforms import FieldKinds, parse_field_kinds
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.sections import BuildContext, parameters_of
+from phasetrain.tasks.build.sections import BuildContext, split_item
 
 if TYPE_CHECKING:
     from phasetrain.data.mixture import MixedDataset, SourceBatches
@@ -306,10 +306,7 @@ def check_callable(where: str, found: object, of_what: str) -> None:
 
 
 def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
-    if isinstance(item, str):
-        item = {"name": item}
-    name = item["name"]
-    params = parameters_of(item, {"name"})
+    name, params = split_item(item)
     factory = COLLATES.find(name, where)
     first = next(iter(parameters(factory).values()), None)
     if (
@@ -317,9 +314,8 @@ def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
         or isinstance(factory, type)
         or first is None
         or first.default is not Parameter.empty
+        or first.name in params
     ):
-        return COLLATES.build(name, params, where=where)
-    if first.name in params:
         return COLLATES.build(name, params, where=where)
     if params:
         return partial(factory, **params)

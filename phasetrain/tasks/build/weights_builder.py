@@ -96,14 +96,8 @@ def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -
             f"{EXCLUDE} = [{pattern}]: patterns cover whole names, such as trunk.*, and this one "
             "matches no name in the model's state_dict",
         )
-    always = intersect_frozen(find_frozen(context, model))
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    changing = [
-        name
-        for name in matches
-        if (name not in always.parameters if name in parameters else not _is_inside(name, always))
-    ]
-    if changing:
+    constant = _list_base(context, model)
+    if changing := [name for name in matches if name not in constant]:
         raise ConfigError(
             f"{where}: {join_first(changing, 3)} may change during the run, so every checkpoint "
             "needs it; exclude only weights that MODEL.freeze freezes in all stages, and buffers "

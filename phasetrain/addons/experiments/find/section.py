@@ -9,19 +9,17 @@ from phasetrain.config.sections.keys import Section, key
 class FindSection(Section):
     """Candidates of RUN.engine=find_lr and find_batch_size."""
 
-    lr_from: float = key(1.0e-6, "first learning rate", resume="free", scope="run", gt=0)
-    lr_to: float = key(10.0, "last learning rate", resume="free", scope="run", gt=0)
+    lr_from: float = key(1.0e-6, "first learning rate", scope="run", gt=0)
+    lr_to: float = key(10.0, "last learning rate", scope="run", gt=0)
     updates: int = key(
         100,
         "number of updates, and of learning rates, which grow by a constant factor",
-        resume="free",
         scope="run",
         ge=10,
     )
     smoothing: float = key(
         0.9,
         "decay of the exponential moving average of the loss",
-        resume="free",
         scope="run",
         ge=0,
         lt=1,
@@ -29,14 +27,12 @@ class FindSection(Section):
     stop_at: float = key(
         4.0,
         "stop once the smoothed loss exceeds this multiple of its minimum",
-        resume="free",
         scope="run",
         gt=1,
     )
     batch_size_from: int = key(
         8,
         "first batch size in samples; each further one is twice as large",
-        resume="free",
         scope="run",
         ge=1,
     )
@@ -44,10 +40,9 @@ class FindSection(Section):
         4096,
         "largest batch size to try; null: until memory or data run out, which on the CPU uses all "
         "memory of the machine",
-        resume="free",
         scope="run",
         ge=1,
     )
     batch_updates: int = key(
-        4, "updates per batch size; the first one is not timed", resume="free", scope="run", ge=2
+        4, "updates per batch size; the first one is not timed", scope="run", ge=2
     )
