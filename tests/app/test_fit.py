@@ -23,7 +23,6 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from torchmetrics.classification import MulticlassRecall
 
 import phasetrain
 from phasetrain.app.api import overrides_of
@@ -85,6 +84,8 @@ def test_result_of_a_call_is_that_of_a_run(unbroken: tuple[Path, RunResult, nn.M
     assert hash_model(model) == result.digest != hash_model(make_net())
 
 
+# In a train phase, and in a test.
+@pytest.mark.by_default("1", "6")
 @pytest.mark.parametrize("steps", [1, 6, 8, 11])
 def test_killed_call_resumes_with_equal_bits_although_the_new_weights_differ(
     steps: int, unbroken: tuple[Path, RunResult, nn.Module], tmp_path: Path
@@ -279,6 +280,8 @@ def test_optimizer_that_no_config_describes_is_refused(
 
 @pytest.mark.addon("libraries")
 def test_function_lambda_and_metrics_of_torchmetrics(tmp_path: Path) -> None:
+    from torchmetrics.classification import MulticlassRecall  # slow: not for all files
+
     result = fit(
         tmp_path,
         loss=lambda output, labels: nn.functional.cross_entropy(output, labels),
@@ -366,6 +369,8 @@ class Wide(nn.Module):
 
 
 def test_classes_in_a_config_are_names() -> None:
+    from torchmetrics.classification import MulticlassRecall
+
     words = overrides_of(
         {
             "MODEL": {"name": Wide, "width": 4},
