@@ -143,10 +143,17 @@ def mark_other_cases_slow(members: list[pytest.Item]) -> None:
         item.add_marker("slow")
 
 
-def pytest_collection_finish() -> None:
-    """Take what was imported and collected out of the collector's sight: a run that collects looks
-    at all it sees."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import and collect without collecting garbage, which takes a fifth of the time and finds
+    next to nothing; then take all of it out of the collector's sight: a run that collects looks at
+    all it sees."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,6 +27,7 @@ step is also a method of `phasetrain.tasks.StepEvents`, which a step calls.
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from operator import attrgetter
+from types import MethodType
 from typing import Any, Protocol, TypeVar
 
 from phasetrain.config.registry import Registry
@@ -217,7 +218,7 @@ def check_signatures(label: str, hook: Any) -> None:
         if name.startswith("_") or not callable(declared):
             continue
         method = attrgetter(name)(hook)
-        if getattr(method, "__func__", None) is declared:  # not overridden
+        if isinstance(method, MethodType) and method.__func__ is declared:  # not overridden
             continue
         expected = list(signature(declared).parameters.values())[1:]
         try:
