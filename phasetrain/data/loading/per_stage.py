@@ -9,7 +9,8 @@ from phasetrain.data.bad_samples import OnBadSample
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.samplers.excluded import ExcludedSamples
-from phasetrain.data.samplers.phase_sampler import Draw, Pass, PhaseSampler
+from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from phasetrain.data.samplers.locate import Pass
 from phasetrain.data.samplers.permutation import CHUNK, KEPT, Indices, Permutation
-from phasetrain.data.samplers.phase_sampler import LARGEST_TABLE, Pass
+from phasetrain.data.samplers.phase_sampler import LARGEST_TABLE
 from phasetrain.data.transforms.base import GOLDEN, Keys, mix64
 from phasetrain.runtime.machine import seed_of
 

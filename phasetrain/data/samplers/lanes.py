@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from phasetrain.config.checks import check_at_least
+from phasetrain.data.samplers.locate import Pass
 from phasetrain.data.samplers.permutation import Indices
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
 from phasetrain.runtime.format import join_first
 
 

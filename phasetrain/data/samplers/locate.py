@@ -12,27 +12,27 @@ BLOCK = 2**18
 """Positions that a search computes together."""
 
 
-class SlicedPass(Protocol):
-    """A pass as `phasetrain.data.samplers.phase_sampler.Pass` defines it."""
+class Pass(Protocol):
+    """The indices of one epoch: an int64 array, or an object that computes any slice on access."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
         ...
 
     def __getitem__(self, ordinals: slice, /) -> Indices:
-        """Return the indices at `[begin:end]`."""
+        """Return the indices at `[begin:end]`, int64 `(end - begin,)`, always the same ones."""
         ...
 
 
 class PassFinder(Protocol):
     """A sampler that knows the pass of a phase."""
 
-    def find_pass(self, phase: Phase, /) -> SlicedPass:
+    def find_pass(self, phase: Phase, /) -> Pass:
         """Return the indices of the epoch of a phase."""
         ...
 
 
-def find_positions(found: SlicedPass, indices: Indices) -> Indices:
+def find_positions(found: Pass, indices: Indices) -> Indices:
     """Return all positions of some samples in a pass, ascending, int64.
 
     A pass that can be inverted takes constant time per sample: its method `find(indices)` returns

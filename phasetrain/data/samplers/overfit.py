@@ -1,6 +1,7 @@
 """Overfit a few batches: checks whether a model and its loss can learn at all (PHASES.overfit)."""
 
-from phasetrain.data.samplers.phase_sampler import Pass, SampleOrder, draw_pass, pass_length
+from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.phase_sampler import SampleOrder, draw_pass, pass_length
 
 
 class OverfitOrder:

@@ -11,7 +11,7 @@ import numpy as np
 
 from phasetrain.config.registry import Registry, parameters
 from phasetrain.data.samplers.excluded import ExcludedSamples
-from phasetrain.data.samplers.locate import find_positions
+from phasetrain.data.samplers.locate import Pass, find_positions
 from phasetrain.data.samplers.permutation import Identity, Indices, Permutation
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Phase
@@ -20,18 +20,6 @@ from phasetrain.runtime.machine import seed_of
 
 LARGEST_TABLE = 2**20
 """Maximum length of a pass that is shuffled as a whole; longer ones are computed in chunks."""
-
-
-class Pass(Protocol):
-    """The indices of one epoch: an int64 array, or an object that computes any slice on access."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        ...
-
-    def __getitem__(self, ordinals: slice, /) -> Indices:
-        """Return the indices at `[begin:end]`, int64 `(end - begin,)`, always the same ones."""
-        ...
 
 
 class SampleOrder(Protocol):

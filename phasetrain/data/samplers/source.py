@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from phasetrain.data.protocols import Labelled
+from phasetrain.data.samplers.locate import Pass
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import (
     MappedPass,
-    Pass,
     SampleOrder,
     draw_pass,
     pass_length,

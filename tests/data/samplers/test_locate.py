@@ -7,10 +7,10 @@ import pytest
 
 from phasetrain.data.samplers.lanes import LaneOrder
 from phasetrain.data.samplers.length_buckets import LengthBuckets
-from phasetrain.data.samplers.locate import find_positions, find_updates
+from phasetrain.data.samplers.locate import Pass, find_positions, find_updates
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.permutation import Identity, Indices, Permutation
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, PhaseSampler, SampleOrder
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, PhaseSampler, SampleOrder
 from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.interleave import interleave
