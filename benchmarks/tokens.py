@@ -19,8 +19,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from phasetrain.data import Tokens
-from phasetrain.data.tokens import ByteCodec, Manifest, ShardRecord
+from phasetrain.addons.text.tokens import ByteCodec, Manifest, ShardRecord
+from phasetrain.addons.text.tokens.dataset import Tokens
 
 
 def write_sparse(folder: Path, tokens: int, documents: int) -> None:

@@ -14,7 +14,7 @@ import subprocess
 from itertools import groupby
 from pathlib import Path
 
-from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
 
 EACH = 20
 FIRST = 9

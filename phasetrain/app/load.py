@@ -17,7 +17,8 @@ from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.promised import find_checkpoints
 from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.checkpoint.weights import find_checkpoint
-from phasetrain.config.compose.merge import leaves
+from phasetrain.config.addons import find_service
+from phasetrain.config.nested import leaves
 from phasetrain.config.objects import (
     GivenObject,
     GivenObjects,
@@ -30,15 +31,13 @@ from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.models.sources import WeightSource, parse_sources
+from phasetrain.models.sources import WeightSource
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.view import RunView
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
 from phasetrain.tasks.build.data_builder import build_input_transform
-from phasetrain.tasks.generation import TextSource
-from phasetrain.tasks.raw_inputs import InputReader
 
 log = logging.getLogger(__name__)
 
@@ -153,11 +152,7 @@ def load_task(
     with provide_objects(objects), trust_only(setup.trusted_paths):
         task = _build_task(setup, loaded)
         _add_transform(task, setup, loaded.path)
-    task.text_source = _find_text_source(stored.values, _run_folder(loaded.path))
-    split = find_test_split(stored.values["DATA"])
-    if split is not None:
-        facts = read_data_facts(_run_folder(loaded.path), split)
-        task.reader = InputReader(stored.values["DATA"][split], facts)
+    _add_services(task, stored.values, _run_folder(loaded.path))
     _use_weights(task, weights, loaded.path)
     return task
 
@@ -190,18 +185,15 @@ def resolve_for_inference(
     )
 
 
-def _find_text_source(config: Mapping[str, Any], folder: str) -> TextSource:
-    """Return where the tokenizer of a run is, with the digest of its training."""
-    data = config["DATA"]
-    names = sorted((name for name in data if is_split(name)), key=lambda name: name == "TRAIN")
-    recorded = [read_data_facts(folder, name) for name in ("TRAIN", *names)]
-    facts = next((facts for facts in recorded if "tokenizer_digest" in facts), {})
-    return TextSource(
-        sections=tuple(data[name] for name in names if isinstance(data[name], Mapping)),
-        folders=tuple(source.path for source in parse_sources(config["MODEL"]["weights"])),
-        digest=facts.get("tokenizer_digest"),
-        end=facts.get("end_token"),
-    )
+def _add_services(task: Task, config: Mapping[str, Any], folder: str) -> None:
+    """Let a task read files and continue texts, if the add-ons that do it are installed."""
+    find_text_source = find_service("find_text_source")
+    if find_text_source is not None:
+        task.text_source = find_text_source(config, folder)
+    split = find_test_split(config["DATA"])
+    make_input_reader = find_service("make_input_reader")
+    if split is not None and make_input_reader is not None:
+        task.reader = make_input_reader(config["DATA"][split], read_data_facts(folder, split))
 
 
 class _LostLoss(nn.Module):

@@ -11,10 +11,25 @@ REMOVED_IN = "0.4"
 ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
+TEXT = "phasetrain.addons.text"
+BATCH_TRANSFORMS = "phasetrain.addons.vision.batch_transforms"
+TRANSFORMS = "phasetrain.addons.vision.transforms"
+SHARDING = "phasetrain.addons.sharding"
 SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
     {
+        **{
+            f"phasetrain.{former}.{name}": present
+            for former in ("app", "commands")
+            for name, present in (
+                ("runs", "phasetrain.app"),
+                ("runs.diff", f"{EXPERIMENTS}.compare.diff"),
+                ("runs.follow", f"{ADDONS}.observe.follow"),
+            )
+        },
+        "phasetrain.app.submit": f"{ADDONS}.cluster.submit",
+        "phasetrain.checkpoint.sharded": f"{SHARDING}.checkpoint",
         "phasetrain.commands": "phasetrain.app",
         **{
             f"phasetrain.commands.{name}": f"{EXPERIMENTS}.{name}"
@@ -25,20 +40,58 @@ MOVED = MappingProxyType(
         },
         **{
             f"phasetrain.commands.{name}": f"{DEPLOY}.{name}"
-            for name in ("consolidate", "export", "extract", "pack", "predict", "tokenize")
+            for name in ("consolidate", "export", "extract", "pack", "predict")
         },
         "phasetrain.commands.cli": "phasetrain.cli",
         "phasetrain.commands.editor": "phasetrain.addons.authoring.editor",
         "phasetrain.commands.migrate": "phasetrain.addons.vissl",
         "phasetrain.commands.new": "phasetrain.addons.authoring.new",
         "phasetrain.commands.plan": "phasetrain.app.preflight",
+        "phasetrain.commands.tokenize": f"{TEXT}.tokenize",
+        **{
+            f"phasetrain.data.batch_transforms.{name}": f"{BATCH_TRANSFORMS}.{name}"
+            for name in ("cutmix", "each_view", "mixing", "mixup", "one_of")
+        },
+        "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
+        "phasetrain.data.datasets.text": f"{TEXT}.blocks",
+        "phasetrain.data.datasets.file_list": f"{ADDONS}.vision.file_list",
+        "phasetrain.data.tokens": f"{TEXT}.tokens",
+        **{
+            f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
+            for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
+        },
+        **{
+            f"phasetrain.distributed.strategies.{name}": f"{SHARDING}.{name}"
+            for name in ("fsdp", "sharded_ddp", "sharded_state", "zero")
+        },
+        "phasetrain.data.transforms.joint.torchvision": f"{ADDONS}.libraries.torchvision_fields",
+        "phasetrain.distributed.collective_check": f"{ADDONS}.observe.collective_check",
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
+        "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
+        "phasetrain.hooks.weights": f"{ADDONS}.reload.reload_weights",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
+        "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
+        "phasetrain.models.adapters.peft": f"{DEPLOY}.peft",
+        "phasetrain.models.heads": f"{ADDONS}.vision.trunk_head",
+        "phasetrain.models.layers": f"{DEPLOY}.extract.layers",
+        "phasetrain.models.model_calls": f"{ADDONS}.libraries.models.model_calls",
+        "phasetrain.models.resnet": f"{ADDONS}.vision.resnet",
+        "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
+        "phasetrain.tasks.generation": f"{TEXT}.generation",
+        "phasetrain.tasks.raw_inputs": f"{DEPLOY}.predict.raw_inputs",
+        "phasetrain.optim.large_batch": f"{ADDONS}.optimizers.large_batch",
+        "phasetrain.optim.muon": f"{ADDONS}.optimizers.muon",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
+        "phasetrain.runtime.images": f"{ADDONS}.report.images",
+        "phasetrain.runtime.storage.cache": f"{ADDONS}.remote.cache",
+        "phasetrain.runtime.storage.objects": f"{ADDONS}.remote.objects",
+        "phasetrain.runtime.storage.remote": f"{ADDONS}.remote.systems",
+        "phasetrain.runtime.storage.remote_handler": f"{ADDONS}.remote.handler",
+        "phasetrain.testing.memory": f"{ADDONS}.remote.memory",
     }
 )
 """Former name of a module or package -> its present name; the longest match counts."""
@@ -52,31 +105,59 @@ NAMES = MappingProxyType(
             "MLflow": f"{ADDONS}.observe.trackers.mlflow",
             "Memory": f"{ADDONS}.observe.profiling.memory",
             "Profiler": f"{ADDONS}.observe.profiling.profiler",
+            "Recheck": f"{ADDONS}.observe.recheck.recheck",
             "Record": f"{ADDONS}.observe.trackers.base",
+            "ReloadWeights": f"{ADDONS}.reload.reload_weights",
             "Report": f"{ADDONS}.report.hook",
             "TensorBoard": f"{ADDONS}.observe.trackers.tensorboard",
             "Tracker": f"{ADDONS}.observe.trackers.base",
             "WandB": f"{ADDONS}.observe.trackers.wandb",
         },
+        "phasetrain.data": {"Tokens": f"{TEXT}.tokens.dataset"},
+        "phasetrain.data.batch_transforms": {
+            "CutMix": f"{BATCH_TRANSFORMS}.cutmix",
+            "EachView": f"{BATCH_TRANSFORMS}.each_view",
+            "Mixup": f"{BATCH_TRANSFORMS}.mixup",
+            "OneOf": f"{BATCH_TRANSFORMS}.one_of",
+            "PairMixing": f"{BATCH_TRANSFORMS}.mixing",
+        },
+        "phasetrain.checkpoint": {
+            "SaveGroup": f"{SHARDING}.checkpoint",
+        },
         "phasetrain.data.datasets": {
+            "ByteTokenizer": f"{TEXT}.blocks",
+            "FileList": f"{ADDONS}.vision.file_list",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
+            "IGNORED": "phasetrain.engine.batch",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
             "NumberSamples": f"{ADDONS}.libraries.scikit_learn",
+            "PackedTokens": f"{TEXT}.blocks",
             "Series": f"{ADDONS}.text.sequences",
             "Stamps": f"{ADDONS}.vision.masks.stamps",
             "TokenPairs": f"{ADDONS}.text.sequences",
             "TorchvisionSamples": f"{ADDONS}.libraries.torchvision",
             "WebDataset": f"{ADDONS}.libraries.webdataset",
             "find_torchvision_dataset": f"{ADDONS}.libraries.torchvision",
+            "load_alice": f"{TEXT}.blocks",
             "load_cmudict": f"{ADDONS}.text.sequences",
+            "load_text": f"{TEXT}.blocks",
             "load_sklearn": f"{ADDONS}.libraries.scikit_learn",
             "load_ucr": f"{ADDONS}.text.sequences",
         },
         "phasetrain.data.transforms": {
             "MultiCrop": f"{ADDONS}.vision.multi_crop",
             "MultiCropOfSamples": f"{ADDONS}.vision.multi_crop",
+            "RandomErase": f"{TRANSFORMS}.random_erase",
+            "RandomResizedCrop": f"{TRANSFORMS}.random_resized_crop",
+            "RandomRotate": f"{TRANSFORMS}.random_rotate",
+            "Rotate": f"{TRANSFORMS}.rotate",
             "find_albumentations_transform": f"{ADDONS}.libraries.albumentations",
             "find_torchvision_transform": f"{ADDONS}.libraries.torchvision_transforms",
+        },
+        "phasetrain.distributed.strategies": {
+            "FullyShard": f"{SHARDING}.fsdp",
+            "ShardedDataParallel": f"{SHARDING}.sharded_ddp",
+            "Zero": f"{SHARDING}.zero",
         },
         "phasetrain.losses": {
             "BYOL": f"{SELF_SUPERVISED_LOSSES}.byol",
@@ -98,8 +179,12 @@ NAMES = MappingProxyType(
         },
         "phasetrain.meters": {
             "BitsPerByte": f"{ADDONS}.text.perplexity",
+            "Dice": f"{ADDONS}.vision.meters.pixels",
             "FrechetDistance": f"{ADDONS}.vision.frechet_distance",
+            "MeanAveragePrecision": f"{ADDONS}.vision.meters.detection",
+            "MeanIoU": f"{ADDONS}.vision.meters.pixels",
             "Perplexity": f"{ADDONS}.text.perplexity",
+            "PixelAccuracy": f"{ADDONS}.vision.meters.pixels",
             "SequenceErrorRate": f"{ADDONS}.text.sequence_errors",
             "SequenceErrors": f"{ADDONS}.text.sequence_errors",
             "TokenErrorRate": f"{ADDONS}.text.sequence_errors",
@@ -115,11 +200,19 @@ NAMES = MappingProxyType(
             "SeriesFCN": f"{ADDONS}.text.models",
             "SeriesResNet": f"{ADDONS}.text.models",
             "Transformer": f"{ADDONS}.text.transformer",
+            "TrunkHead": f"{ADDONS}.vision.trunk_head",
             "UNet": f"{ADDONS}.vision.unet",
             "find_timm_model": f"{ADDONS}.libraries.models",
             "find_torchvision_model": f"{ADDONS}.libraries.models",
             "find_transformers_model": f"{ADDONS}.libraries.models",
+            "make_resnet": f"{ADDONS}.vision.resnet",
         },
+        "phasetrain.optim": {
+            "LAMB": f"{ADDONS}.optimizers.large_batch",
+            "LARS": f"{ADDONS}.optimizers.large_batch",
+            "Muon": f"{ADDONS}.optimizers.muon",
+        },
+        "phasetrain.models.adapters": {"make_peft_files": f"{DEPLOY}.peft"},
         "phasetrain.tasks": {
             "GAN": f"{ADDONS}.vision.gan",
             "LanguageModel": f"{ADDONS}.text.language_model",
@@ -137,7 +230,7 @@ def import_moved_name(package: str, name: str) -> object:
     Raises:
         AttributeError: it had nothing of this name.
     """
-    module = NAMES[package].get(name)
+    module = NAMES.get(package, {}).get(name)
     if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     _warn(f"{package}.{name}", f"{module}.{name}", stacklevel=4)

@@ -1,4 +1,4 @@
-"""Preparation of a model for training: SyncBatchNorm, activation checkpointing, compilation."""
+"""Preparation of a model: its inputs, SyncBatchNorm, activation checkpointing, compilation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -49,6 +49,24 @@ def require_shapes(module: nn.Module, where: str) -> None:
             "model once when it is built",
             code="model.lazy_layer",
         )
+
+
+def spread_mapping(
+    _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of a call, with mappings spread over keyword arguments.
+
+    Raises:
+        ValueError: two of them have the same name.
+    """
+    # A batch has one input and one target, and models may take their entries by name.
+    named: dict[str, Any] = dict(keywords)
+    for mapping in inputs:
+        if isinstance(mapping, Mapping):
+            if twice := named.keys() & mapping.keys():
+                raise ValueError(f"input and target both have an entry {min(twice)!r}")
+            named |= mapping
+    return tuple(value for value in inputs if not isinstance(value, Mapping)), named
 
 
 def copy_expanded_buffers(module: nn.Module) -> None:

@@ -5,19 +5,20 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phasetrain.engine.batch import mapped
+from phasetrain.config.addons import require_service
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.generation import Sampling, TextGenerator, TextSource, check_argument
-from phasetrain.tasks.input_transform import InputTransform
+from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
-from phasetrain.tasks.raw_inputs import InputReader
+
+if TYPE_CHECKING:
+    from phasetrain.tasks.input_transform import InputTransform
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +30,16 @@ class Predictor:
         transform: transforms of the test split, for raw inputs; None for a task that
             `phasetrain.load` has not made, or of a run without a test split.
         class_names: name of each class, if the dataset has names.
-        reader: reads files as samples of the test split; None like `transform`.
-        text_source: where the tokenizer is; None like `transform`.
+        reader: reads files as samples of the test split, an `InputReader` of the add-on deploy;
+            None like `transform`, or without the add-on.
+        text_source: where the tokenizer is, a `TextSource` of the add-on text; None like `reader`.
     """
 
     parts: Parts
-    transform: InputTransform | None = None
+    transform: "InputTransform | None" = None
     class_names: tuple[str, ...] = ()
-    reader: InputReader | None = None
-    text_source: TextSource | None = None
+    reader: Any = None
+    text_source: Any = None
 
     def predict(
         self, inputs: Any, *, transform: bool | None = None, batch_size: int | None = None
@@ -86,12 +88,12 @@ class Predictor:
                 self.transform.split,
                 ", ".join(self.transform.described),
             )
-        tensors = _tensors(inputs)
+        tensors = map_tensors(inputs, torch.from_numpy, np.ndarray, any_mapping=True)
         size = _samples(tensors)
         each = max(1, size if batch_size is None else batch_size)
         with (
             torch.no_grad(),
-            _eval_mode(self.parts.model),
+            eval_mode(self.parts.model),
             self.parts.machine.autocast(train=False),
         ):
             outputs = [
@@ -109,7 +111,7 @@ class Predictor:
         *,
         tokens: int = 100,
         samples: int = 1,
-        sampling: Sampling | None = None,
+        sampling: Any = None,
         tokenizer: str | None = None,
         cache: bool = True,
     ) -> list[list[str]]:
@@ -123,27 +125,28 @@ class Predictor:
             prompts: texts to continue; an empty one begins a document.
             tokens: maximum number of tokens; a text ends earlier with its document.
             samples: texts per prompt.
-            sampling: how tokens are drawn; by default with temperature 1 and seed 0.
+            sampling: how tokens are drawn, a `Sampling` of the add-on text; by default with
+                temperature 1 and seed 0.
             tokenizer: path of a `tokenizer.json`; by default that of the data of the run.
             cache: keep keys and values of earlier tokens, if the model can; the scores are the same
                 up to rounding.
 
         Raises:
             ConfigError: there is no tokenizer, it is not the one of the training, a value is of a
-                wrong type or outside its range, or the model returns no scores of tokens.
+                wrong type or outside its range, the model returns no scores of tokens, or the
+                add-on text is not installed.
         """
-        check_argument("tokens", tokens, int, ge=1)
-        check_argument("samples", samples, int, ge=1)
-        check_argument("prompts", prompts, str | list[str])
-        texts = [prompts] if isinstance(prompts, str) else prompts
-        codec = (self.text_source or TextSource(())).open_codec(tokenizer)
-        model = self.parts.model
-        generator = TextGenerator(model, codec, self.parts.machine.device, uses_cache=cache)
-        with torch.no_grad(), _eval_mode(model), self.parts.machine.autocast(train=False):
-            return [
-                generator.generate(prompt, tokens, samples, sampling or Sampling())
-                for prompt in texts
-            ]
+        generate_text = require_service("generate_text", "text", "generate")
+        texts: list[list[str]] = generate_text(
+            self,
+            prompts,
+            tokens=tokens,
+            samples=samples,
+            sampling=sampling,
+            tokenizer=tokenizer,
+            cache=cache,
+        )
+        return texts
 
     @classmethod
     def predicts_by_itself(cls) -> bool:
@@ -166,7 +169,7 @@ class Predictor:
         model = self.parts.model
         device = self.parts.machine.device
         try:
-            return model(mapped(tensors, lambda one: one[part].to(device)))
+            return model(map_tensors(tensors, lambda one: one[part].to(device)))
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(
@@ -175,7 +178,7 @@ class Predictor:
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode, and restore the mode of every module afterwards."""
     # Module by module: frozen parts may be in test mode while the rest trains.
     modes = [(module, module.training) for module in model.modules()]
@@ -197,17 +200,6 @@ def _find_pictures(inputs: Any) -> list[Any]:
     if all(isinstance(item, module.Image) for item in items):
         return items
     return []
-
-
-def _tensors(value: Any) -> Any:
-    """Return arrays as tensors; mappings, lists and tuples keep their form."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    if isinstance(value, Mapping):
-        return {key: _tensors(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_tensors, value))
-    return value
 
 
 def _samples(value: Any) -> int:

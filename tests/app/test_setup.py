@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from raising import raises
 
-from phasetrain.app.setup import SLOTS, describe_dropped, resolve_config
+from phasetrain.app.setup import describe_dropped, resolve_config
+from phasetrain.app.slots import SLOTS
 from phasetrain.config.schema import PARTS
 from phasetrain.engine.plan import PhaseSettings
 from phasetrain.errors import ConfigError
@@ -161,13 +162,14 @@ def test_what_follows_from_a_mistake_is_not_reported(words: list[str], key: str)
             },
             marks=pytest.mark.addon("vision"),
         ),
-        (
+        pytest.param(
             "DATA.TRAIN.batch_transforms=[{name: one_of, transforms: [mixip]}, "
             "{name: each_view, transforms: [{name: cutmix, alhpa: 1}]}]",
             {
                 "DATA.TRAIN.batch_transforms[0].transforms[0]",
                 "DATA.TRAIN.batch_transforms[1].transforms[0].alhpa",
             },
+            marks=pytest.mark.addon("vision"),
         ),
         (
             "DATA.TRAIN={dataset: mixed, datasets: {a: {dataset: digts}, b: {dataset: idx, "

@@ -1,4 +1,4 @@
-"""A batch transform with its own random generator, and a loss that records its targets."""
+"""Batch transforms, and a loss that records its targets."""
 
 from dataclasses import replace
 
@@ -7,9 +7,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, PairTransform
+from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, PairTransform, make_soft_target
 from phasetrain.engine.batch import Batch
 from phasetrain.losses import LOSSES
+
+
+@BATCH_TRANSFORMS.register("blended")
+class Blended(PairTransform):
+    """Blends each sample and its target with the one before it, by one random share.
+
+    Args:
+        classes: number of classes.
+        least: smallest share of the sample itself.
+
+    Raises:
+        ValueError: `least` is not in (0, 1].
+    """
+
+    def __init__(self, classes: int, least: float = 0.5) -> None:
+        if not 0 < least <= 1:
+            raise ValueError(f"least = {least}: expected a number in (0, 1]")
+        self.classes = classes
+        self.least = least
+
+    def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
+        """Return the blended batch."""
+        share = random.uniform(self.least, 1)
+        target = make_soft_target(batch, self.classes)
+        return replace(
+            batch,
+            input=torch.lerp(batch.input.roll(1, 0), batch.input, share),
+            target=torch.lerp(target.roll(1, 0), target, share),
+        )
 
 
 @BATCH_TRANSFORMS.register("unkeyed")

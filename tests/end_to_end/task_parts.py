@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets import IGNORED, TensorSamples
+from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.digits import load_digits
+from phasetrain.engine.batch import IGNORED
 from phasetrain.losses import LoggingLoss
 from phasetrain.models import MODELS
 

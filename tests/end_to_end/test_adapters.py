@@ -26,6 +26,10 @@ from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models import SmallCNN
 
 LORA = "MODEL.adapters={match: 'features.*', rank: 2, dropout: 0.1, train: [head]}"
+SHARDED = [
+    pytest.param(strategy, marks=pytest.mark.addon("sharding"))
+    for strategy in ("zero", "sharded_ddp", "fsdp")
+]
 SHORT = ("PHASES.epochs=1", "PHASES.limit.test=1", "HOOKS.report=null")
 
 
@@ -166,7 +170,7 @@ class TestWhole:
         program = torch.export.load(tmp_path / "model.pt2")
         assert program.state_dict.keys() == SmallCNN(10, width=4).state_dict().keys()
 
-    @pytest.mark.parametrize("strategy", ["ddp", "zero", "sharded_ddp", "fsdp"])
+    @pytest.mark.parametrize("strategy", ["ddp", *SHARDED])
     def test_two_ranks_resume_exactly(
         self, launcher: Launcher, tmp_path: Path, base: Path, strategy: str
     ) -> None:

@@ -332,6 +332,7 @@ class TestSeveralProcesses:
         for name in ("model", "ema", "swa"):
             assert differences(one[name], other[name], name) == []
 
+    @pytest.mark.addon("sharding")
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
     def test_every_strategy_resumes_exactly(

@@ -23,6 +23,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.testing import differences
 
 ONE = "MACHINE.threads=1"
+SHARDED = [pytest.param(name, marks=pytest.mark.addon("sharding")) for name in ("zero", "fsdp")]
 AOT = "MACHINE.compile=aot_eager"
 AGAIN = "MACHINE.activation_checkpointing=[features]"
 
@@ -131,7 +132,7 @@ class TestThreeProcesses:
         )
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("strategy", ["ddp", "zero", "fsdp"])
+    @pytest.mark.parametrize("strategy", ["ddp", *SHARDED])
     def test_killed_compiled_run_resumes_exactly(
         self, launcher: Launcher, tmp_path: Path, strategy: str
     ) -> None:
@@ -161,6 +162,7 @@ class TestThreeProcesses:
 
 
 @pytest.mark.feature("66")
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 def test_under_fsdp_activations_computed_again_leave_the_bits_alone(
     launcher: Launcher, tmp_path: Path

@@ -181,9 +181,7 @@ def test_what_may_change_is_rejected_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_ranks_resume_exactly_and_fsdp_is_rejected(
-    launcher: Launcher, tmp_path: Path, path: Path
-) -> None:
+def test_ranks_resume_exactly(launcher: Launcher, tmp_path: Path, path: Path) -> None:
     given = (*SMALL, ONE, "MODEL.width=4", *words(path))
     assert launcher.run(tmp_path / "whole", 2, *given).codes == [0, 0]
     run = tmp_path / "run"
@@ -194,5 +192,11 @@ def test_ranks_resume_exactly_and_fsdp_is_rejected(
         shutil.rmtree(one)
     assert launcher.run(run, 2, *excluding).codes == [0, 0]
     assert status(run)["digest"] == status(tmp_path / "whole")["digest"]
-    sharded = launcher.run(tmp_path / "sharded", 2, *excluding, "DISTRIBUTED.strategy=fsdp")
+
+
+@pytest.mark.addon("sharding")
+@pytest.mark.slow
+def test_sharded_weights_are_rejected(launcher: Launcher, tmp_path: Path, path: Path) -> None:
+    given = (*SMALL, ONE, "MODEL.width=4", *words(path), EXCLUDE)
+    sharded = launcher.run(tmp_path / "run", 2, *given, "DISTRIBUTED.strategy=fsdp")
     assert sharded.codes == [2, 2]

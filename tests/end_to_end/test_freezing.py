@@ -143,7 +143,10 @@ class TestFreezeUpdates:
             "OPTIMIZER={name: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
             "OPTIMIZER={name: adamw, lr: 0.01, weight_decay: 0.1}",
             "OPTIMIZER={name: RMSprop, lr: 0.01, weight_decay: 0.1}",
-            "OPTIMIZER={name: lars, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
+            pytest.param(
+                "OPTIMIZER={name: lars, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
+                marks=pytest.mark.addon("optimizers"),
+            ),
         ],
     )
     def test_frozen_part_stays_and_then_learns(self, tmp_path: Path, optimizer: str) -> None:

@@ -186,7 +186,8 @@ def test_load_best_without_a_test_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "size"), [("ddp", 2), pytest.param("fsdp", 3, marks=pytest.mark.slow)]
+    ("strategy", "size"),
+    [("ddp", 2), pytest.param("fsdp", 3, marks=[pytest.mark.slow, pytest.mark.addon("sharding")])],
 )
 def test_ranks_agree_on_the_best_checkpoint_and_on_the_plateau(
     tmp_path: Path, launcher: Launcher, strategy: str, size: int

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from harness import (
+    REPORT,
     SMALL,
     KillAfter,
     SaveEachStep,
@@ -92,7 +93,7 @@ PARTLY_LABELLED = (
 @pytest.fixture(scope="module")
 def partly_labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("partly_labelled") / "run"
-    assert train(folder, *PARTLY_LABELLED).state == "finished"
+    assert train(folder, *PARTLY_LABELLED, *REPORT).state == "finished"
     return folder
 
 

@@ -48,7 +48,10 @@ LIBRARIES = {
     "8 bit": "bitsandbytes",
     "schedule free": "schedulefree",
 }
-WHOLE_STATE = [pytest.param(MUON, id="muon"), pytest.param(ADAFACTOR, id="adafactor")]
+WHOLE_STATE = [
+    pytest.param(MUON, id="muon", marks=pytest.mark.addon("optimizers")),
+    pytest.param(ADAFACTOR, id="adafactor"),
+]
 LIBRARY = pytest.mark.addon("libraries")
 EACH = [
     *WHOLE_STATE,
@@ -86,6 +89,7 @@ def test_killed_run_resumes_exactly(tmp_path: Path, words: tuple[str, ...], prec
         assert differences_of_runs(tmp_path / "whole", folder) == []
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("words", WHOLE_STATE)
 class TestTwoRanks:
@@ -115,6 +119,7 @@ class TestTwoRanks:
 
 
 @pytest.mark.feature("optimizer.schedule_free")
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp"])
 @pytest.mark.parametrize("words", EACH[2:4])
@@ -135,6 +140,7 @@ def test_sharded_state_of_libraries_has_the_bits_of_ddp(
 
 @pytest.mark.feature("optimizer.schedule_free")
 @LIBRARY
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "strategy"),
@@ -171,6 +177,7 @@ def test_two_ranks_resume_exactly(
 
 
 @LIBRARY
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "code"), [("zero", 2), ("fsdp", 2)])
 def test_schedule_free_is_rejected_with_sharded_state(

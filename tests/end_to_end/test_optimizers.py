@@ -53,8 +53,7 @@ SPOILT = ("LOSS={name: spoilt, update: 6}", "OPTIMIZER.on_nonfinite=skip")
 # What a sample contributes does not depend on the process that it falls to.
 PLAIN = (*SMALL[:5], *SMALL[-2:], PARTS, "METERS.loss=null")
 
-PIECES = ("strategy=zero", "strategy=sharded_ddp", "strategy=fsdp")
-WAYS = (*PIECES, "reduction=ordered")
+SHARDED = ("strategy=zero", "strategy=sharded_ddp", "strategy=fsdp")
 
 
 def model_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -205,13 +204,18 @@ class TestThreeProcesses:
         assert launcher.run(tmp_path / "run", 3, *words).codes == [0, 0, 0]
         assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
+    @pytest.mark.addon("sharding")
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("words", "what", "ways"),
         [
-            (SEVERAL[:2], "OPTIMIZER.others = head", PIECES),
-            (SAM, "OPTIMIZER.sam = {'rho': 0.1}", PIECES),
-            ((*ROWS[:1], "OPTIMIZER={name: sgd}"), "an embedding with sparse=True", WAYS),
+            (SEVERAL[:2], "OPTIMIZER.others = head", SHARDED),
+            (SAM, "OPTIMIZER.sam = {'rho': 0.1}", SHARDED),
+            (
+                (*ROWS[:1], "OPTIMIZER={name: sgd}"),
+                "an embedding with sparse=True",
+                (*SHARDED, "reduction=ordered"),
+            ),
         ],
         ids=["several", "sam", "rows"],
     )

@@ -9,7 +9,6 @@ from processes import Launcher
 from raising import raises
 from test_processes import ONE, STRIKE
 
-from phasetrain.app.runs.diff import diff
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.errors import ConfigError
 from phasetrain.testing import differences
@@ -105,6 +104,8 @@ def test_weights_depend_on_the_world_size_with_native_reduction(
 def test_comparison_and_replay_ignore_the_world_size(
     alone: Path, two_ranks: Path, tmp_path: Path
 ) -> None:
+    from phasetrain.addons.experiments.compare.diff import diff
+
     found = diff(str(alone), str(two_ranks))
     # Sums of meters over processes: the last bit of a mean loss.
     assert found.components == ("metrics",)
@@ -129,7 +130,10 @@ def test_replay_of_a_sum_over_ranks_compares_the_shared_part(
     ("words", "key"),
     [
         ("OPTIMIZER.accumulate=2", "OPTIMIZER.accumulate"),
-        ("DISTRIBUTED.strategy=zero", "DISTRIBUTED.reduction"),
+        pytest.param(
+            *("DISTRIBUTED.strategy=zero", "DISTRIBUTED.reduction"),
+            marks=pytest.mark.addon("sharding"),
+        ),
     ],
 )
 def test_conflicting_setting_is_rejected(tmp_path: Path, words: str, key: str) -> None:

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from phasetrain.app.api import run
+from phasetrain.app.list_runs import list_runs
 from phasetrain.app.result import RunResult
-from phasetrain.app.runs.list_runs import compare_runs, list_runs
 from phasetrain.cli import main
 from phasetrain.runs.history import read_history
 from phasetrain.runs.ledger import FILE, list_differences, parse_ledger
@@ -112,7 +112,10 @@ def test_runs_are_listed(runs: Path) -> None:
     }
 
 
+@pytest.mark.addon("experiments")
 def test_runs_are_compared(runs: Path) -> None:
+    from phasetrain.addons.experiments.compare.compare_runs import compare_runs
+
     text = compare_runs(str(runs / "finished"), str(runs / "resumed"))
     assert "PHASES.epochs" in text
     assert "test/accuracy" in text

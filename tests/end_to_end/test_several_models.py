@@ -227,6 +227,7 @@ class TestSeveralRanks:
         assert ended.codes == [0] * size, ended.outputs
         assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
+    @pytest.mark.addon("sharding")
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
     def test_sharding_strategies_are_rejected(

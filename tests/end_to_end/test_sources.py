@@ -172,7 +172,7 @@ def test_batch_size_is_the_sum_and_may_not_contradict_it() -> None:
         ("OPTIMIZER.accumulate=16", "config.indivisible"),
         ("DATA.TRAIN.sampler=sequential", "config.conflict"),
         ("DATA.TRAIN.on_bad_sample=drop", "config.conflict"),
-        ("DATA.TRAIN.batch_transforms=[mixup]", "config.conflict"),
+        ("DATA.TRAIN.batch_transforms=[mixing_parts.Blended]", "config.conflict"),
         ("DATA.TRAIN.epoch=labeled", "config.rejected_by_part"),
         ("DATA.TRAIN.datasets.labelled.batch_size=0", "config.rejected_by_part"),
     ],

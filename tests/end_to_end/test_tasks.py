@@ -75,6 +75,7 @@ class TestSeveralHeads:
         assert_exact_resume(HEADS, steps=[2], workers=None)
 
     @pytest.mark.slow
+    @pytest.mark.addon("observe")
     def test_metrics_of_three_ranks_are_those_of_one(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:

@@ -1,29 +1,13 @@
-"""Batches keep their structure when their tensors are mapped or moved."""
+"""Batches keep their structure when their tensors are moved."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from phasetrain.engine.batch import Batch, StepOutput, entry, mapped
+from phasetrain.engine.batch import Batch, StepOutput, entry
 from phasetrain.optim.update.nonfinite import list_nonfinite_ids
-
-
-class Pair(NamedTuple):
-    image: torch.Tensor
-    name: str
-
-
-def test_mapped_keeps_the_structure() -> None:
-    value = {"a": [torch.ones(1), (torch.ones(2), "x")], "b": Pair(torch.ones(3), "n"), "c": None}
-    found = mapped(value, lambda tensor: tensor * 2)
-    assert found["a"][0].tolist() == [2.0]
-    assert found["a"][1][0].tolist() == [2.0, 2.0]
-    assert (found["a"][1][1], found["c"]) == ("x", None)
-    assert isinstance(found["b"], Pair)
-    assert found["b"].image.tolist() == [2.0, 2.0, 2.0]
-    assert value["a"][0].tolist() == [1.0]
 
 
 @pytest.mark.feature("10", "everything runs on CPU; nested batches are moved", "`MACHINE.device`")

@@ -16,7 +16,7 @@ from harness import SMALL, KillAfter, newest, records, run_until_killed, status,
 from raising import raises
 
 import phasetrain
-from phasetrain.app.runs.list_runs import summarize_run
+from phasetrain.app.list_runs import summarize_run
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Metrics

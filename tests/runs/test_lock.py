@@ -224,6 +224,7 @@ class TestFiles:
         folder.close()
 
 
+@pytest.mark.addon("remote")
 class TestObjects:
     """On an object store the record is all there is: no kernel drops a lock there."""
 
@@ -345,6 +346,7 @@ def test_the_age_of_a_process() -> None:
     assert process_age() >= before
 
 
+@pytest.mark.addon("remote")
 class TestClaims:
     """Processes that start at the same moment in an object store, which has no locks."""
 

@@ -100,7 +100,7 @@ def text(folder: Path, pictures: Pictures) -> None:
 
 def tokens(folder: Path, pictures: Pictures) -> None:
     """Write a folder of byte tokens, from 30 documents."""
-    tokenizing = pytest.importorskip("phasetrain.addons.deploy.tokenize.tokenize")
+    tokenizing = pytest.importorskip("phasetrain.addons.text.tokenize.tokenize")
     for at, rows in enumerate(pictures.reshape(30, -1)):
         (folder / f"{at:02}.txt").write_bytes(bytes(97 + rows[: 60 + at] % 26))
     texts = sorted(map(str, folder.glob("*.txt")))

@@ -385,7 +385,8 @@ def own(registry: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[st
 
 def list_marks(words: Iterable[str]) -> list[Any]:
     """Return the marks of a case with these words: the add-ons of the experiment and files."""
-    addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "deploy"}
+    addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "text"}
+    addons |= {f"OPTIMIZER.name={name}": "optimizers" for name in ("lamb", "lars", "muon")}
     needed = [name for part, name in addons.items() if any(part in word for word in words)]
     return [pytest.mark.addon(*needed)] if needed else []
 
@@ -484,7 +485,7 @@ def test_models_save_all_they_learn(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.by_default("adamw", "lars")  # one of torch's and one of our own
-@pytest.mark.parametrize("name", OPTIMIZER_WORDS)
+@pytest.mark.parametrize("name", cases(OPTIMIZER_WORDS, optimizer))
 def test_optimizers_save_their_state(name: str) -> None:
     assert_parts_save_all(["MODEL.width=4", *optimizer(name)])
 
@@ -675,7 +676,7 @@ def test_many_parts_resume_exactly_together() -> None:
     ]
     words += ["OPTIMIZER.accumulate=5", schedule("cosine"), "METERS={accuracy: {}, loss: {}}"]
     words += [
-        "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, random_erase, {name: noise, std: 0.1}]"
+        "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, random_flip, {name: noise, std: 0.1}]"
     ]
     words += ["HOOKS.csv={}"] if "csv" in HOOKS else []
     assert_exact_resume([*BATCHES, *words], steps=[2, 4], workers=(0, 1))

@@ -1,4 +1,4 @@
-"""Deployment: predictions, packed models, exports, extracted features, tokens."""
+"""Deployment: predictions, packed models, exports, extracted features."""
 
 from phasetrain.config.addons import AddOn, Command, Engine
 
@@ -75,13 +75,6 @@ def register(addon: AddOn) -> None:
             f"{FEATURE_COMMANDS}:run_consolidate",
             arguments=f"{FEATURE_COMMANDS}:add_consolidate_arguments",
         ),
-        Command(
-            "tokenize",
-            "OUT INPUT...",
-            "write texts as token files for the dataset tokens",
-            f"{TEXT_COMMANDS}:run_tokenize",
-            arguments=f"{TEXT_COMMANDS}:add_tokenize_arguments",
-        ),
     )
     addon.add_engines(
         Engine(
@@ -92,6 +85,9 @@ def register(addon: AddOn) -> None:
         )
     )
     addon.add_section("EXTRACT", "phasetrain.addons.deploy.extract.section:ExtractSection")
+    addon.add_service(
+        "make_input_reader", "phasetrain.addons.deploy.predict.raw_inputs:InputReader"
+    )
     addon.add_service("read_pack", "phasetrain.addons.deploy.pack.weights:read_pack")
     addon.add_name("PackedModel", "phasetrain.addons.deploy.pack.load_pack:PackedModel")
     addon.add_name("load_pack", "phasetrain.addons.deploy.pack.load_pack:load_pack")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.addons.deploy.native_folder import is_native, make_native_files
+from phasetrain.addons.deploy.peft import make_peft_files
 from phasetrain.app.complete_weights import choose_split, complete_weights, read_batch
 from phasetrain.app.load import choose_weights, find_test_split, load_task, resolve_for_inference
 from phasetrain.app.setup import Setup
@@ -30,7 +31,6 @@ from phasetrain.config.trust import trust_only
 from phasetrain.data import SampleReader
 from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 from phasetrain.hooks.observers import classify_hooks
-from phasetrain.models.adapters import make_peft_files
 from phasetrain.models.sources import WeightSource, parse_sources
 from phasetrain.models.sources.files import flatten_tensors, without_tied
 from phasetrain.runs.paths import make_parent

@@ -1,75 +1,10 @@
-"""The commands for text: tokens from files, and text from a model."""
+"""The command `generate`: text from a model."""
 
 import argparse
-from typing import Any
 
 from phasetrain.addons.deploy.model_commands import add_model_arguments, reject_run_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call
-
-
-def add_tokenize_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare folder, inputs and tokenizer."""
-    parser.add_argument("out", metavar="OUT", help="folder to write, for the dataset tokens")
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="INPUT",
-        help="text files (a document each), .jsonl (a document per line), or folders; also .gz",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="a tokenizer.json, or a folder with one (default: a token per byte)",
-    )
-    parser.add_argument(
-        "--train-bpe",
-        type=int,
-        metavar="SIZE",
-        help="train a byte-level BPE with this number of tokens on the inputs",
-    )
-    parser.add_argument(
-        "--field", default="text", metavar="KEY", help="key of the text in .jsonl (default: text)"
-    )
-    parser.add_argument(
-        "--end", metavar="TOKEN", help="token of the tokenizer at the end of a document"
-    )
-    parser.add_argument(
-        "--shard-tokens",
-        type=int,
-        default=2**25,
-        metavar="N",
-        help="tokens after which a shard ends (default: 33,554,432)",
-    )
-
-
-def run_tokenize(call: Call) -> Outcome:
-    """Write texts as token files."""
-    from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
-
-    flags = call.flags
-    options = TokenizeOptions(
-        flags.tokenizer, flags.train_bpe, flags.field, flags.end, flags.shard_tokens
-    )
-    made = tokenize(flags.out.rstrip("/") or "/", flags.inputs, options)
-    content: dict[str, Any] = {
-        "out": flags.out,
-        "documents": made.documents,
-        "tokens": made.tokens,
-        "bytes": made.bytes,
-        "vocabulary": made.vocabulary,
-        "dtype": made.dtype,
-        "shards": len(made.shards),
-        "tokenizer": made.tokenizer,
-        "digest": made.digest(),
-        "exact_bytes": made.bytes_table is not None,
-    }
-    per_token = made.bytes / made.tokens
-    text = (
-        f"{flags.out}: {made.documents:,} documents, {made.tokens:,} tokens of {made.vocabulary:,} "
-        f"({per_token:.2f} bytes each), {len(made.shards)} shards, digest {made.digest()[:12]}"
-    )
-    return Outcome(text=text, content=content)
 
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,11 +44,12 @@ def run_generate(call: Call) -> Outcome:
     from phasetrain.addons.deploy.pack.archive import names_archive
     from phasetrain.addons.deploy.pack.load_pack import load_pack
     from phasetrain.app.load import load
-    from phasetrain.tasks.generation import Sampling
+    from phasetrain.config.addons import require_service
     from phasetrain.tasks.inference import Predictor
 
     flags = call.flags
-    sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.seed)
+    make_sampling = require_service("make_sampling", "text", "generate")
+    sampling = make_sampling(flags.temperature, flags.top_k, flags.top_p, flags.seed)
     task: Predictor
     if names_archive(flags.run_folder):
         reject_run_options(call, call.overrides)

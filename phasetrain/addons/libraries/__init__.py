@@ -58,4 +58,7 @@ def register(addon: AddOn) -> None:
             "torchvision": f"{PACKAGE}.torchvision",
         },
     )
+    addon.add_service(
+        "transform_with_torchvision", f"{PACKAGE}.torchvision_fields:transform_with_torchvision"
+    )
     addon.add_service("wrap_metric", f"{PACKAGE}.torchmetrics:TorchMetric")

@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phasetrain.addons.libraries.torchvision_fields import CENTER
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys
 from phasetrain.data.transforms.joint.geometric import JointTransform, Values, drop_small_boxes
 from phasetrain.data.transforms.joint.kinds import FieldKind, FieldKinds
 from phasetrain.data.transforms.joint.placement import clip_boxes, hide_points, select_rows
-from phasetrain.data.transforms.joint.torchvision import CENTER
 
 ROWS = "rows"
 """Label field of boxes: which row of the sample a box was."""

@@ -7,24 +7,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.meters.dense.detection import Boxes, split_boxes
-from phasetrain.runtime.images import (
+from phasetrain.addons.report.images import (
     Array,
     blend_classes,
     make_data_url,
     normalize_pixels,
     resize_nearest,
 )
+from phasetrain.config.addons import find_service
+from phasetrain.engine.batch import Batch, StepOutput
 
 MAX_BOXES = 20
 """Number of predicted boxes that are kept per image, the ones with the highest scores."""
 
 DenseKind = Literal["masks", "boxes"]
+Boxes = Mapping[str, Tensor]
+"""Boxes `(K, 4)` of an image, with `labels` `(K,)` and for predictions `scores` `(K,)`."""
 
 
 def find_dense_kind(out: StepOutput) -> DenseKind | None:
-    """Return what a model of segmentation or detection predicts; None for other models."""
+    """Return what a model of segmentation or detection predicts; None for other models, and for
+    boxes without the add-on vision."""
     output = out.output
     target = out.target
     if isinstance(output, Tensor) and isinstance(target, Tensor):
@@ -34,7 +37,7 @@ def find_dense_kind(out: StepOutput) -> DenseKind | None:
     elif _has_boxes(output, ("boxes", "labels", "scores")) and _has_boxes(
         target, ("boxes", "labels")
     ):
-        return "boxes"
+        return "boxes" if find_service("split_boxes") else None
     return None
 
 
@@ -59,6 +62,7 @@ def select_dense_samples(
     places = select_evenly(is_counted.nonzero()[:, 0].tolist(), count)
     if kind == "masks":
         return [_describe_masks(batch, out, index, pixels) for index in places]
+    split_boxes = find_service("split_boxes")
     predicted = split_boxes(out.output, "mask", "outputs")
     true = split_boxes(out.target, "mask", "targets")
     return [

@@ -1,12 +1,21 @@
 """Text and sequences: language models, translation between sequences, time series."""
 
-from phasetrain.config.addons import AddOn
+from phasetrain.config.addons import AddOn, Command
 
 PACKAGE = "phasetrain.addons.text"
 
 
 def register(addon: AddOn) -> None:
     """Declare what this add-on adds."""
+    addon.add_commands(
+        Command(
+            "tokenize",
+            "OUT INPUT...",
+            "write texts as token files for the dataset tokens",
+            f"{PACKAGE}.tokenize.command:run_tokenize",
+            arguments=f"{PACKAGE}.tokenize.command:add_tokenize_arguments",
+        )
+    )
     addon.add_parts(
         "task",
         {
@@ -36,7 +45,16 @@ def register(addon: AddOn) -> None:
     addon.add_parts(
         "dataset",
         {
+            "alice": f"{PACKAGE}.blocks",
+            "text": f"{PACKAGE}.blocks",
+            "tokens": f"{PACKAGE}.tokens.dataset",
             "cmudict": f"{PACKAGE}.sequences.cmudict",
             "ucr": f"{PACKAGE}.sequences.ucr",
         },
     )
+    generation = f"{PACKAGE}.generation"
+    addon.add_service("find_text_source", f"{generation}.services:find_text_source")
+    addon.add_service("generate_text", f"{generation}.services:generate_text")
+    addon.add_service("make_sampling", f"{generation}.sampling:Sampling")
+    addon.add_service("open_dataset_codec", f"{generation}.find_codec:open_dataset_codec")
+    addon.add_service("read_tokenizer", f"{PACKAGE}.tokens.tokenizers:LibraryCodec")

@@ -9,8 +9,7 @@ from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.addons.text.models.search import Decodes, decode_beam, decode_greedy, split_inputs
 from phasetrain.addons.text.sequence_errors import SequenceErrors
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.datasets import IGNORED
-from phasetrain.engine.batch import Batch, SequenceOutput, StepOutput
+from phasetrain.engine.batch import IGNORED, Batch, SequenceOutput, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit

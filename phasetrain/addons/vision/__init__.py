@@ -1,4 +1,4 @@
-"""Vision beyond classification: segmentation, self-supervised learning, GANs."""
+"""Vision: augmentation, segmentation, detection, self-supervised learning, GANs."""
 
 from phasetrain.config.addons import AddOn
 
@@ -12,7 +12,16 @@ def register(addon: AddOn) -> None:
         {
             "alexnet": f"{PACKAGE}.alexnet",
             "conditional_gan": f"{PACKAGE}.conditional_gan",
+            "resnet": f"{PACKAGE}.resnet",
+            "trunk_head": f"{PACKAGE}.trunk_head",
             "unet": f"{PACKAGE}.unet",
+        },
+    )
+    addon.add_parts(
+        "head",
+        {
+            "projection": f"{PACKAGE}.trunk_head",
+            "prototypes": f"{PACKAGE}.trunk_head",
         },
     )
     addon.add_parts(
@@ -34,6 +43,10 @@ def register(addon: AddOn) -> None:
         "meter",
         {
             "frechet_distance": f"{PACKAGE}.frechet_distance",
+            "mean_average_precision": f"{PACKAGE}.meters.detection",
+            "dice": f"{PACKAGE}.meters.pixels",
+            "mean_iou": f"{PACKAGE}.meters.pixels",
+            "pixel_accuracy": f"{PACKAGE}.meters.pixels",
         },
     )
     addon.add_parts(
@@ -46,13 +59,26 @@ def register(addon: AddOn) -> None:
     addon.add_parts(
         "dataset",
         {
+            "file_list": f"{PACKAGE}.file_list",
             "image_mask_folder": f"{PACKAGE}.masks.folder",
             "stamps": f"{PACKAGE}.masks.stamps",
+        },
+    )
+    addon.add_parts(
+        "batch transform",
+        {
+            name: f"{PACKAGE}.batch_transforms.{name}"
+            for name in ("mixup", "cutmix", "one_of", "each_view")
         },
     )
     addon.add_parts(
         "transform",
         {
             "multi_crop": f"{PACKAGE}.multi_crop",
+            **{
+                name: f"{PACKAGE}.transforms.{name}"
+                for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
+            },
         },
     )
+    addon.add_service("split_boxes", f"{PACKAGE}.meters.detection:split_boxes")

@@ -1,5 +1,6 @@
 """Adapters: small trainable additions to the layers of a frozen model (MODEL.adapters)."""
 
+from phasetrain.config.moved import import_moved_name
 from phasetrain.models.adapters.base import (
     ADAPTERS,
     Adapter,
@@ -9,7 +10,6 @@ from phasetrain.models.adapters.base import (
 )
 from phasetrain.models.adapters.lora import LoRA
 from phasetrain.models.adapters.merge import merge_adapters, remove_adapters
-from phasetrain.models.adapters.peft import make_peft_files
 
 __all__ = [
     "ADAPTERS",
@@ -18,7 +18,11 @@ __all__ = [
     "attach_adapters",
     "list_adapted",
     "list_base_parameters",
-    "make_peft_files",
     "merge_adapters",
     "remove_adapters",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name that has moved to an add-on, with a warning."""
+    return import_moved_name(__name__, name)

@@ -37,6 +37,7 @@ from phasetrain.tasks.build.sections import (
     OPTIMIZER_KEYS,
     BuildContext,
     parameters_of,
+    split_item,
 )
 from phasetrain.tasks.build.weights_builder import describe_freezes, tabulate_frozen
 from phasetrain.tasks.base import TASKS, Task, makes_several_passes
@@ -184,20 +185,16 @@ def _build_updater(
     sparse = find_sparse_weights(*modules)
     groups = [group for spec in specs for group in spec.groups]
     own = {id(weight.parameter) for group in groups for weight in group.weights}
-    used: dict[str, Any] = {}
     make = make_factory(
         specs,
         facts,
         scaled=scaler is not None,
         averaged=context.config.MODEL.schedule_free is not None,
         sparse={id(weight) for weight in sparse},
-        used=used,
+        used=context.used,
     )
     # Through the strategy, which hands its own tensors (shards, flat buffers) to the optimizer.
     optimizer = strategy.make_optimizer(make, [group.to_param_group() for group in groups])
-    context.used.update(
-        {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
-    )
     if specs[0].label:  # all of its groups follow the schedules of its entry
         by_group: GroupSchedules = dict.fromkeys(
             range(len(groups)),
@@ -281,8 +278,7 @@ def _build_unheld(
     Raises:
         ConfigError: it cannot be built, or a value of it is not a finite number.
     """
-    params = {} if isinstance(item, str) else parameters_of(item, {"name"})
-    name = item if isinstance(item, str) else item["name"]
+    name, params = split_item(item)
     factory = SCHEDULES.find(name, f"{where}.name")
     schedule: Any
     if "where" in parameters(factory) and params.keys() <= parameters(factory).keys() - {"where"}:

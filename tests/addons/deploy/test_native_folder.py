@@ -9,8 +9,8 @@ import torch
 
 import phasetrain
 from phasetrain.addons.deploy.export import export
+from phasetrain.addons.text.generation import Sampling
 from phasetrain.cli import main
-from phasetrain.tasks.generation import Sampling
 from phasetrain.testing.kills import run_quietly
 
 transformers = pytest.importorskip("transformers", reason="`transformers` is not installed")

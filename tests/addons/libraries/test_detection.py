@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from detection_parts import WORDS
 from harness import (
+    REPORT,
     SMALL,
     KillAfter,
     SaveEachStep,
@@ -22,6 +23,7 @@ from phasetrain.runs.records import PREDICTIONS
 
 RUN = (
     *WORDS,
+    *REPORT,
     "MACHINE.threads=1",
     "PHASES.epochs=1",
     "PHASES.limit.train=6",

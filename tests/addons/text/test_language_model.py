@@ -10,10 +10,10 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
+from phasetrain.addons.text.blocks import IGNORED
 from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.addons.text.transformer import Transformer
 from phasetrain.data import SampleError
-from phasetrain.data.datasets import IGNORED
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase

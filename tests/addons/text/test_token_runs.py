@@ -12,15 +12,13 @@ from processes import Launcher
 from raising import raises
 
 import phasetrain
+from phasetrain.addons.text.blocks import load_alice
+from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.text.tokens import LibraryCodec, Tokens
 from phasetrain.app.api import run
 from phasetrain.cli.main import main
-from phasetrain.data import Tokens
-from phasetrain.data.datasets import load_alice
-from phasetrain.data.tokens import LibraryCodec
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.testing import Killed, assert_exact_resume, assert_world_size_invariant
-
-pytestmark = pytest.mark.addon("deploy")  # which writes the tokens
 
 QUIET = ("HOOKS.console=null", "HOOKS.metrics.every_updates=1", "MACHINE.threads=1")
 
@@ -28,8 +26,6 @@ QUIET = ("HOOKS.console=null", "HOOKS.metrics.every_updates=1", "MACHINE.threads
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with tokens of a trained BPE, of other text with it, and of bytes."""
-    from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
-
     folder = tmp_path_factory.mktemp("tokens")
     alice = bytes(load_alice("test").inputs.flatten().clamp(max=255).byte().tolist()).decode(
         errors="replace"

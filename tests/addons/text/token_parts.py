@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from phasetrain.addons.text.blocks import IGNORED
 from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.addons.text.transformer import Transformer
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets import IGNORED, TensorSamples
+from phasetrain.data.datasets import TensorSamples
 from phasetrain.engine.batch import Batch
 from phasetrain.models import MODELS
 from phasetrain.tasks import TASKS

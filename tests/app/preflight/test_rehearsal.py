@@ -23,7 +23,7 @@ MUCH = (  # stages, averages, own batches, skipped updates, several optimizers' 
     "MODEL.swa={start: 0.5}",
     "OPTIMIZER={name: adamw, lr: 0.01}",
     "OPTIMIZER.clip_norm=1.0",
-    "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 0.4}]",
+    "DATA.TRAIN.batch_transforms=[mixing_parts.Blended]",
 )
 PARTS = """
 import torch

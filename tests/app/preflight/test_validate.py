@@ -159,6 +159,7 @@ def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() ->
     assert not any(one.code == "config.missing_parameter" for one in found)
 
 
+@pytest.mark.addon("text")
 def test_values_that_were_set_for_other_datasets_are_named_for_all_splits_at_once(
     tmp_path: Path,
 ) -> None:

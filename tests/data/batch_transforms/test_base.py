@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,6 @@ from raising import raises
 
 from phasetrain.data.batch_transforms import (
     BATCH_TRANSFORMS,
-    Mixup,
     PairPipeline,
     PairTransform,
     make_soft_target,
@@ -36,6 +37,13 @@ def test_each_transform_has_its_own_generator_seeded_by_the_batch() -> None:
         assert pipeline(batch, seed) is batch
     assert one.drawn[0] == one.drawn[1] != one.drawn[2]
     assert one.drawn[0] != other.drawn[0] == other.drawn[1]
+
+
+class Softened(PairTransform):
+    """Gives the classes as probabilities."""
+
+    def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
+        return replace(batch, target=make_soft_target(batch, 2))
 
 
 class TestSoftTarget:
@@ -72,9 +80,12 @@ class TestSoftTarget:
 
     def test_batch_without_a_target_is_rejected(self) -> None:
         with raises(ConfigError, key="DATA.TRAIN.batch_transforms[1]"):
-            PairPipeline([Drawn(), Mixup()])(Batch(torch.zeros(2, 1), None, torch.arange(2), 2), 0)
+            PairPipeline([Drawn(), Softened()])(
+                Batch(torch.zeros(2, 1), None, torch.arange(2), 2), 0
+            )
 
 
+@pytest.mark.addon("vision")
 def test_unknown_name_gets_a_suggestion() -> None:
     with raises(
         ConfigError,

@@ -609,6 +609,8 @@ TRANSFORMS_OF_BATCHES: dict[str, dict[str, Any]] = {
         ]
     },
 }
+OF_VISION = ("random_resized_crop", "random_erase", "multi_crop")
+"""Transforms of the add-on vision."""
 
 
 class TestStackedTransforms:
@@ -622,7 +624,7 @@ class TestStackedTransforms:
     @pytest.mark.parametrize(
         "name",
         [
-            pytest.param(name, marks=pytest.mark.addon("vision") if name == "multi_crop" else ())
+            pytest.param(name, marks=pytest.mark.addon("vision") if name in OF_VISION else ())
             for name in TRANSFORMS_OF_BATCHES
         ],
     )

@@ -28,12 +28,11 @@ from phasetrain.data.samplers.named import (
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import (
     SAMPLERS,
-    BatchOrder,
     PhaseSampler,
     SampleOrder,
     pass_length,
 )
-from phasetrain.data.samplers.source import SampleSource, SubsetBatchOrder, SubsetOrder
+from phasetrain.data.samplers.source import SampleSource, SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import Phase, PhaseSettings, Split, Stage
@@ -129,7 +128,7 @@ class TestEveryOrder:
     @given(batch_size=st.integers(1, 33), start=st.integers(0, 40))
     def test_resuming_at_any_step_is_slicing(self, name: str, batch_size: int, start: int) -> None:
         order = ORDERS[name]()
-        batch_size = order.batch_size if isinstance(order, BatchOrder) else batch_size
+        batch_size = getattr(order, "batch_size", None) or batch_size
         phase = phase_of(order, batch_size)
         start = min(start, phase.steps)
 
@@ -148,7 +147,7 @@ class TestEveryOrder:
         self, name: str, batch_size: int, size: int, micro: int
     ) -> None:
         order = ORDERS[name]()
-        batch_size = order.batch_size if isinstance(order, BatchOrder) else batch_size
+        batch_size = getattr(order, "batch_size", None) or batch_size
         phase = phase_of(order, batch_size)
         shares = [
             sampler(ORDERS[name](), micro=micro, world=World(rank, size)).steps(phase)
@@ -402,7 +401,7 @@ class TestLengthBucketed:
     def test_subset_is_split_like_its_samples(self) -> None:
         chosen = np.arange(1, 100, 2)
         inner = make_length_bucketed(BATCH, SampleSource(Known(), chosen), max_tokens=200)
-        order = SubsetBatchOrder(inner, chosen, BATCH)
+        order = SubsetOrder(inner, chosen)
         drawn_indices = order(100, 5)[0:BATCH]
         sizes = order.split(drawn_indices, 99)
         assert sum(sizes) == BATCH

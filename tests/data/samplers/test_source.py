@@ -9,11 +9,10 @@ from torch.utils.data import DataLoader
 
 from phasetrain.data.datasets import TensorSamples, load_digits
 from phasetrain.data.samplers.lanes import LaneOrder
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, BatchOrder
+from phasetrain.data.samplers.phase_sampler import SAMPLERS
 from phasetrain.data.samplers.source import (
     SampleSource,
     Subset,
-    SubsetBatchOrder,
     SubsetOrder,
     select_subset,
 )
@@ -157,9 +156,9 @@ class TestSubsetOrder:
 
     def test_batch_size_of_the_order_is_kept(self) -> None:
         inner = LaneOrder(4, [10], 2)
-        order = SubsetBatchOrder(inner, np.arange(0, 20, 2), 4)
-        assert isinstance(order, BatchOrder)
-        assert not isinstance(SubsetOrder(inner, np.arange(10)), BatchOrder)
+        order = SubsetOrder(inner, np.arange(0, 20, 2))
+        assert order.batch_size == 4
+        assert SubsetOrder(SAMPLERS["shuffled"](), np.arange(10)).batch_size is None
         assert sorted(order(20, 0)[0:10].tolist()) == list(range(0, 20, 2))
 
 

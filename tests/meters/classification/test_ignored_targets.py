@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -77,8 +78,28 @@ CASES: list[tuple[str, dict[str, Any], Any, dict[str, float]]] = [
     ("torchmetrics.Accuracy", {"task": "multiclass", "top_k": 2}, CLASSES, {"m": 1}),
     ("torchmetrics.AUROC", {"task": "multiclass"}, CLASSES, {"m": 11 / 12}),
 ]
-IDS = [f"{name}-{number}" for number, (name, *_) in enumerate(CASES)]
+OF_ADDONS = {
+    "mean_iou": "vision",
+    "dice": "vision",
+    "pixel_accuracy": "vision",
+    "bits_per_byte": "text",
+    "torchmetrics.Accuracy": "libraries",
+    "torchmetrics.AUROC": "libraries",
+}
+"""Meter -> the add-on that has it."""
 OWN = [case for case in CASES if not case[0].startswith("torchmetrics.")]
+
+
+def as_params(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return cases that are skipped without the add-on of their meter."""
+    return [
+        pytest.param(
+            *case,
+            id=f"{case[0]}-{number}",
+            marks=[pytest.mark.addon(OF_ADDONS[case[0]])] if case[0] in OF_ADDONS else [],
+        )
+        for number, case in enumerate(cases)
+    ]
 
 
 def measure(meter: Meter, output: Tensor, target: Any) -> dict[str, float]:
@@ -89,6 +110,7 @@ def measure(meter: Meter, output: Tensor, target: Any) -> dict[str, float]:
     return compute_metrics(meters, World())
 
 
+@pytest.mark.addon
 def test_each_meter_of_classes_is_in_the_table() -> None:
     own = {
         name
@@ -105,7 +127,7 @@ def test_each_meter_of_classes_is_in_the_table() -> None:
     "an error",
     "`METERS.x.ignore_index`, by default that of the loss",
 )
-@pytest.mark.parametrize(("name", "params", "seen", "expected"), CASES, ids=IDS)
+@pytest.mark.parametrize(("name", "params", "seen", "expected"), as_params(CASES))
 def test_ignored_targets_do_not_count(
     name: str, params: dict[str, Any], seen: tuple[Tensor, Any], expected: dict[str, float]
 ) -> None:
@@ -116,10 +138,15 @@ def test_ignored_targets_do_not_count(
 
 @pytest.mark.parametrize(
     ("name", "metric"),
-    [
-        *(("accuracy", "m"), ("present_accuracy", "m_accuracy"), ("per_class_accuracy", "m_mean")),
-        *(("mean_iou", "m_mean"), ("pixel_accuracy", "m")),
-    ],
+    as_params(
+        [
+            ("accuracy", "m"),
+            ("present_accuracy", "m_accuracy"),
+            ("per_class_accuracy", "m_mean"),
+            ("mean_iou", "m_mean"),
+            ("pixel_accuracy", "m"),
+        ]
+    ),
 )
 def test_uint8_targets_count_like_int64(name: str, metric: str) -> None:
     scores = torch.eye(256)[[156, 255, 0, 3]]
@@ -135,9 +162,7 @@ def test_uint8_targets_count_like_int64(name: str, metric: str) -> None:
 
 
 @pytest.mark.feature("meters.ignored_targets")
-@pytest.mark.parametrize(
-    ("name", "params", "seen"), [case[:3] for case in OWN], ids=IDS[: len(OWN)]
-)
+@pytest.mark.parametrize(("name", "params", "seen"), as_params(case[:3] for case in OWN))
 def test_other_targets_outside_the_classes_are_rejected(
     name: str, params: dict[str, Any], seen: tuple[Tensor, Any]
 ) -> None:
@@ -151,7 +176,8 @@ def test_other_targets_outside_the_classes_are_rejected(
 
 
 @pytest.mark.parametrize(
-    ("name", "params", "seen"), [case[:3] for case in OWN if case[0] != "bits_per_byte"]
+    ("name", "params", "seen"),
+    as_params(case[:3] for case in OWN if case[0] != "bits_per_byte"),
 )
 def test_phase_of_ignored_targets_has_no_metric(
     name: str, params: dict[str, Any], seen: tuple[Tensor, Any]

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import mixing_parts  # noqa: F401 - registers `blended`
 import pytest
 import torch
 from harness import train
@@ -54,7 +55,7 @@ def test_loss_of_mappings_is_accepted_without_a_counted_call() -> None:
 
 
 def test_run_is_rejected_before_training(tmp_path: Path) -> None:
-    words = ("DATA.TRAIN.batch_transforms=[mixup]", "LOSS.name=MultiMarginLoss")
+    words = ("DATA.TRAIN.batch_transforms=[blended]", "LOSS.name=MultiMarginLoss")
     with pytest.raises(
         ConfigError,
         match=r"^DATA\.TRAIN\.batch_transforms and LOSS: MultiMarginLoss ",
@@ -67,18 +68,18 @@ def test_run_is_rejected_before_training(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (
-            "DATA.TRAIN.batch_transforms=[mixip]",
-            r"DATA.TRAIN.batch_transforms\[0\] = 'mixip' .*'mixup'",
+            "DATA.TRAIN.batch_transforms=[blendid]",
+            r"DATA.TRAIN.batch_transforms\[0\] = 'blendid' .*'blended'",
         ),
         (
-            "DATA.TRAIN.batch_transforms=[{name: mixup, alhpa: 1}]",
-            r"batch_transforms\[0\]\.alhpa .*\.alpha\b",
+            "DATA.TRAIN.batch_transforms=[{name: blended, laest: 1}]",
+            r"batch_transforms\[0\]\.laest .*\.least\b",
         ),
         (
-            "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 0}]",
-            r"batch_transforms\[0\] .*alpha = 0:",
+            "DATA.TRAIN.batch_transforms=[{name: blended, least: 0}]",
+            r"batch_transforms\[0\] .*least = 0:",
         ),
-        ("DATA.TEST.batch_transforms=[mixup]", r"DATA\.TEST\.batch_transforms"),
+        ("DATA.TEST.batch_transforms=[blended]", r"DATA\.TEST\.batch_transforms"),
     ],
 )
 def test_bad_batch_transforms_are_rejected(tmp_path: Path, words: str, message: str) -> None:
@@ -107,7 +108,7 @@ class Parted(Hook):
 def test_draws_depend_on_update_micro_batch_and_rank(tmp_path: Path) -> None:
     hook = Parted()
     words = (
-        "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 1}]",
+        "DATA.TRAIN.batch_transforms=[blended]",
         "PHASES.updates=1",
         "PHASES.epochs=null",
     )

@@ -16,6 +16,7 @@ from phasetrain.distributed import Strategy, World
 from phasetrain.engine.plan import Plan, Split
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
+from phasetrain.meters import METERS, Accuracy
 from phasetrain.models import SmallCNN
 from phasetrain.models.digest import hash_model
 from phasetrain.models.prepare import CompiledModel
@@ -25,6 +26,14 @@ from phasetrain.tasks.build.data_builder import list_splits
 from phasetrain.testing.build import build_run as built_whole
 
 WORDS = ("DATA.TRAIN.batch_size=64", "PHASES.epochs=2", "MODEL.name=mlp")
+
+
+@METERS.register("ignoring")
+class Ignoring(Accuracy):
+    """Ignores a class also if the loss ignores none."""
+
+    def __init__(self, ignore_index: int | None = -100) -> None:
+        super().__init__(ignore_index=ignore_index)
 
 
 PLAIN = """
@@ -128,8 +137,8 @@ class TestData:
                 "DATA.TRAIN (dataset 'synthetic'): ",
             ),
             (
-                ["DATA.TRAIN.transforms=[{name: random_erase, probability: 3}]"],
-                "DATA.TRAIN.transforms[0] (transform 'random_erase'): probability = 3",
+                ["DATA.TRAIN.transforms=[{name: random_flip, probability: 3}]"],
+                "DATA.TRAIN.transforms[0] (transform 'random_flip'): probability = 3",
             ),
             (
                 ["DATA.TRAIN.transforms=[flatten, {name: center_crop, size: 4}]"],
@@ -176,33 +185,33 @@ class TestParts:
     @pytest.mark.parametrize(
         ("words", "ignored"),
         [
-            ([], {"accuracy": -100, "mean_iou": -100, "digit": -100}),
-            (["LOSS.ignore_index=255"], {"accuracy": 255, "mean_iou": 255, "digit": 255}),
-            (["LOSS.name=MSELoss"], {"accuracy": None, "mean_iou": -100, "digit": None}),
+            ([], {"accuracy": -100, "own": -100, "digit": -100}),
+            (["LOSS.ignore_index=255"], {"accuracy": 255, "own": 255, "digit": 255}),
+            (["LOSS.name=MSELoss"], {"accuracy": None, "own": -100, "digit": None}),
             (
                 ["LOSS.ignore_index=255", "METERS.accuracy.ignore_index=null"],
-                {"accuracy": None, "mean_iou": 255, "digit": 255},
+                {"accuracy": None, "own": 255, "digit": 255},
             ),
             (
                 [
                     "LOSS={name: weighted_sum, losses: {a: {name: cross_entropy, ignore_index: 7, "
                     "target: digit}, b: {name: NLLLoss, target: other}}}"
                 ],
-                {"accuracy": None, "mean_iou": -100, "digit": 7},
+                {"accuracy": None, "own": -100, "digit": 7},
             ),
             (
                 [
                     "PHASES.epochs=null",
                     "PHASES.stages=[{epochs: 1}, {epochs: 1, LOSS: {ignore_index: 7}}]",
                 ],
-                {"accuracy": None, "mean_iou": -100, "digit": None},
+                {"accuracy": None, "own": -100, "digit": None},
             ),
         ],
     )
     def test_meters_ignore_the_targets_that_the_loss_ignores(
         self, words: list[str], ignored: dict[str, int | None]
     ) -> None:
-        meters = "METERS={loss: null, mean_iou: {}, digit: {name: f1, target: digit}}"
+        meters = "METERS={loss: null, own: {name: ignoring}, digit: {name: f1, target: digit}}"
         parts = built_whole([*WORDS, meters, *words]).task.parts
         assert {
             label: vars(meter)["ignore_index"] for label, meter in parts.meters.items()
@@ -474,7 +483,7 @@ class TestPrepare:
         assert not any("forward" in vars(module) for module in parts.model.modules())
 
     def test_communication_precision_is_rejected_by_other_strategies(self) -> None:
-        setup = resolve_config([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
+        setup = resolve_config([*WORDS, "DISTRIBUTED={strategy: none, communication: fp16}"])
         joined = World(0, 2, control=object())
         with raises(ConfigError, key="DISTRIBUTED.communication"):
             Builder(setup.config, setup.machine, joined).build_strategy()

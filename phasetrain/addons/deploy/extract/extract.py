@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.addons.deploy.extract.feature_files import LAYER, FeatureFolder, Shard
+from phasetrain.addons.deploy.extract.layers import LayerOutputs
 from phasetrain.addons.deploy.extract.section import ExtractSection
 from phasetrain.app.engines import Extras
 from phasetrain.app.result import RunResult
@@ -29,7 +30,6 @@ from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, PhaseTable, Plan
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.digest import hash_model
-from phasetrain.models.layers import LayerOutputs
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of
 from phasetrain.tasks import SplitData

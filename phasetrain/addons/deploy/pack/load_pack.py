@@ -27,13 +27,14 @@ from phasetrain.addons.deploy.predict.predict import (
     Prediction,
     list_token_names,
 )
+from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadable
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import StoredConfig
 from phasetrain.checkpoint.codec import reject_malformed
 from phasetrain.checkpoint.snapshot import parse_safetensors
+from phasetrain.config.addons import require_service
 from phasetrain.config.objects import GivenObject, GivenObjects, is_object_name, provide_objects
 from phasetrain.config.trust import trust_only
-from phasetrain.data.tokens.tokenizers import TOKENIZER_FILE, LibraryCodec
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError, InvalidCheckpointError
 from phasetrain.models.prepare import copy_expanded_buffers
@@ -42,11 +43,9 @@ from phasetrain.tasks import TASKS
 from phasetrain.tasks.build.builder import build_model
 from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.build.sections import BuildContext, parameters_of
-from phasetrain.tasks.generation import TextSource
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.misfits import shorten_misfit
 from phasetrain.tasks.parts import Parts
-from phasetrain.tasks.raw_inputs import InputReader, OnUnreadable
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,7 @@ CONFIG = "config.json"
 WEIGHTS = "weights.safetensors"
 CARD = "card.json"
 CARD_PAGE = "card.md"
+TOKENIZER_FILE = "tokenizer.json"
 
 OF_TRAINING = frozenset(
     {"weights", "freeze", "freeze_updates", "ema", "swa", "schedule_free", "adapters"}
@@ -143,6 +143,8 @@ class PackedModel(Predictor):
         >>> packed.predict_files(["photos/"], top=1)[0].classes
     """
 
+    reader: InputReader
+
     def __init__(
         self, archive: Archive, parts: Parts, predictor: FilePredictor, verification: Verification
     ) -> None:
@@ -155,7 +157,6 @@ class PackedModel(Predictor):
         self.transform = predictor.transform
         self.reader = predictor.reader
         self.class_names = tuple(predictor.form.class_names)
-        self.text_source = TextSource((predictor.reader.section,), codec=predictor.reader.tokenizer)
         self.verification = verification
         self._files = predictor
 
@@ -192,7 +193,6 @@ class PackedModel(Predictor):
 
     def _read_texts(self, texts: Sequence[str]) -> Sequence[Any]:
         """Return texts as samples or as paths."""
-        assert self.reader is not None, "set in __init__"
         if self.reader.takes_numbers or "channels" in self.reader.facts:
             return [Path(text) for text in texts]
         return self.reader.read_lines(texts, "inputs")
@@ -394,7 +394,8 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
     codec = None
     if TOKENIZER_FILE in archive.members:
         content = bytes(archive.find_member(TOKENIZER_FILE))
-        codec = LibraryCodec(content, description.data.get("end_token"), archive.path)
+        read_tokenizer = require_service("read_tokenizer", "text", archive.path)
+        codec = read_tokenizer(content, description.data.get("end_token"), archive.path)
     reader = InputReader(description.section, description.data, description.takes_numbers, codec)
     form = description.form
     # Tens of thousands of names, which the tokenizer has already.

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from phasetrain.addons.libraries.models.model_calls import check_params
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.models.base import MODELS
-from phasetrain.models.model_calls import check_params
 
 WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path")
 """Parameters of timm that load weights."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from phasetrain.addons.libraries.models.model_calls import OutputSelector, check_params
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.models.base import MODELS
-from phasetrain.models.model_calls import OutputSelector, check_params
 
 WEIGHTS = ("weights", "weights_backbone", "pretrained", "pretrained_backbone")
 """Parameters of torchvision that load weights."""

@@ -12,6 +12,7 @@ from phasetrain.addons.observe.profiling.breakdown_tables import (
     slowest_hooks,
     summarize_steps,
 )
+from phasetrain.addons.observe.profiling.flops import device_name, peak_flops, train_flops
 from phasetrain.addons.observe.profiling.timing import StepTimes, StepTotals, make_cuda_clock
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
@@ -19,7 +20,6 @@ from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import describe_position, record_line
 from phasetrain.runtime.format import format_si
 from phasetrain.runtime.terminal import Terminal, plain_table
-from phasetrain.tasks.flops import device_name, peak_flops, train_flops
 
 log = logging.getLogger(__name__)
 

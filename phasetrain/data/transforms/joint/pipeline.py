@@ -1,18 +1,16 @@
 """The transforms of a split whose samples have fields of declared kinds."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from phasetrain.config.addons import require_service
 from phasetrain.data.transforms.base import BatchTransform, Keys, Pipeline, TargetTransform
 from phasetrain.data.transforms.joint.geometric import JointTransform, Values
 from phasetrain.data.transforms.joint.kinds import FieldKinds, to_fields
-from phasetrain.data.transforms.joint.torchvision import (
-    is_torchvision_transform,
-    transform_with_torchvision,
-)
 
 PLACED = ("mask", "boxes", "keypoints")
 """Kinds of fields that have to move with the pixels of an image."""
@@ -62,6 +60,10 @@ class FieldPipeline(Pipeline):
     def find_batched_end(self) -> int:
         """Return the number of transforms: all of them take single samples."""
         return len(self.transforms)
+
+    def check_fields(self, sample: Any, where: str) -> None:
+        """Reject a sample that lacks a declared field, see `Pipeline.check_fields`."""
+        to_fields(sample, self.kinds, where)
 
     def replace_transforms(self, transforms: Sequence[Callable[..., Any]]) -> "FieldPipeline":
         """Return a pipeline with other transforms of the same fields."""
@@ -139,16 +141,27 @@ def transform_fields(
     Raises:
         ValueError: it only takes images, and has moved the pixels of one away from a mask, boxes or
             key points.
+        ConfigError: it is one of torchvision, and the add-on libraries is not installed.
     """
     if isinstance(transform, JointTransform):
         return transform.transform_fields(values, kinds, key)
-    if is_torchvision_transform(transform):
-        return transform_with_torchvision(transform, values, kinds)
+    if _is_torchvision_transform(transform):
+        transform_values = require_service(
+            "transform_with_torchvision", "libraries", "a transform of torchvision on fields"
+        )
+        transformed: Values = transform_values(transform, values, kinds)
+        return transformed
     return {
         name: _transform_image(transform, values[name], kinds, key)
         for name, field_kind in kinds.items()
         if field_kind.kind == "image"
     }
+
+
+def _is_torchvision_transform(transform: Callable[..., Any]) -> bool:
+    """Return whether a transform is one of `torchvision.transforms.v2`, without importing it."""
+    v2 = sys.modules.get("torchvision.transforms.v2")
+    return v2 is not None and isinstance(transform, v2.Transform)
 
 
 def _transform_image(

@@ -15,7 +15,8 @@ from raising import raises
 from test_docs import PAGES, Block, blocks
 
 from phasetrain.addons.authoring.editor.schema import make_schema
-from phasetrain.app.setup import SLOTS, import_modules
+from phasetrain.app.setup import import_modules
+from phasetrain.app.slots import SLOTS
 from phasetrain.cli import main
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.merge import Merged

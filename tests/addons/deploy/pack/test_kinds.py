@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 import phasetrain
 from phasetrain.addons.deploy.pack.archive import read_archive
 from phasetrain.addons.deploy.predict.predict import PredictOptions, predict
-from phasetrain.addons.deploy.tokenize.tokenize import TokenizeOptions, tokenize
+from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS, SmallCNN

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from phasetrain import load
 from phasetrain.addons.deploy.predict.predict import PredictOptions, predict
+from phasetrain.addons.deploy.predict.raw_inputs import InputReader, _read_array
 from phasetrain.app.api import run
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.raw_inputs import InputReader, _read_array
 
 NORMALIZE = "[{name: normalize, mean: [0.5], std: [0.25]}]"
 BYTES = (torch.arange(64).reshape(8, 8) * 4).to(torch.uint8)

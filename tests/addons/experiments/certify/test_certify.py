@@ -14,7 +14,7 @@ from forks import launch_fork
 from phasetrain.addons.experiments.certify.certify import (
     NOT_EQUAL,
     Certified,
-    Options,
+    CertifyOptions,
     certify,
     check,
 )
@@ -40,7 +40,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str, is_quick: bool = False, forks: bool = True) -> Certified:
-    options = Options(is_quick=is_quick, launch=launch_fork if forks else None)
+    options = CertifyOptions(is_quick=is_quick, launch=launch_fork if forks else None)
     silent = Terminal(io.StringIO(), live=False)
     return certify([*SMALL, *words], options, terminal=silent)
 
@@ -140,7 +140,10 @@ def test_both_settings_are_tried_with_all_kills_and_the_cost_is_measured() -> No
     "words",
     [
         ["LAUNCH.processes=2", "DATA.TRAIN.batch_size=24"],
-        ["LAUNCH.processes=2", "DISTRIBUTED.strategy=fsdp", "MODEL.name=mlp"],
+        pytest.param(
+            ["LAUNCH.processes=2", "DISTRIBUTED.strategy=fsdp", "MODEL.name=mlp"],
+            marks=pytest.mark.addon("sharding"),
+        ),
         ["MACHINE.precision=bf16", "DATA.TEST=null"],
         ["MACHINE.compile={backend: aot_eager}", "DATA.TRAIN.drop_last=true"],
         ["CHECKPOINT.background=false", "OPTIMIZER=adamw", "OPTIMIZER.accumulate=2"],

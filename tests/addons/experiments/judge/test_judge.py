@@ -11,7 +11,7 @@ from raising import raises
 
 from phasetrain.addons.experiments.judge.contenders import parse_contenders
 from phasetrain.addons.experiments.judge.facts import Order
-from phasetrain.addons.experiments.judge.judge import Settings, judge
+from phasetrain.addons.experiments.judge.judge import JudgeOptions, judge
 from phasetrain.addons.experiments.judge.judgement import UNDECIDED_CODE, WORSE_CODE, Judgement
 from phasetrain.addons.experiments.judge.processes import WorkingFolder
 from phasetrain.errors import ConfigError, PhasetrainError
@@ -22,7 +22,7 @@ WORKERS = "digits DATA.TRAIN.workers=1"
 
 
 def judge_quietly(runs: FakeRuns, *words: str, **settings: Any) -> Judgement:
-    return judge(words, Settings(**{"short": 4} | settings), launch=runs, say=lambda line: None)
+    return judge(words, JudgeOptions(**{"short": 4} | settings), launch=runs, say=lambda line: None)
 
 
 def verdicts(found: Judgement) -> list[str]:

@@ -9,7 +9,7 @@ from fake_runs import FakeRuns
 from raising import raises
 
 from phasetrain.addons.experiments.judge import revisions
-from phasetrain.addons.experiments.judge.judge import Settings, judge
+from phasetrain.addons.experiments.judge.judge import JudgeOptions, judge
 from phasetrain.addons.experiments.judge.revisions import open_revision
 from phasetrain.errors import ConfigError
 
@@ -114,7 +114,7 @@ def test_folder_without_a_repository(tmp_path: Path) -> None:
 def test_revision_and_working_tree_are_judged(runs: FakeRuns, project: Path) -> None:
     found = judge(
         ["experiment=digits"],
-        Settings(revisions=("HEAD",), short=4),
+        JudgeOptions(revisions=("HEAD",), short=4),
         launch=runs,
         say=lambda line: None,
     )

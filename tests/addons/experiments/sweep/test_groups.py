@@ -17,7 +17,12 @@ from phasetrain.addons.experiments.sweep.group_tables import (
     make_mean_table,
     make_needs_table,
 )
-from phasetrain.addons.experiments.sweep.groups import Comparison, ComparisonSettings, find_config
+from phasetrain.addons.experiments.sweep.groups import (
+    Comparison,
+    ComparisonSettings,
+    check_comparison,
+    find_config,
+)
 from phasetrain.addons.experiments.sweep.override_text import SweepOverrides
 from phasetrain.addons.experiments.sweep.results import Results
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
@@ -301,4 +306,4 @@ def test_settings_that_do_not_fit_the_sweep_are_rejected(
     settings: ComparisonSettings, words: list[str], code: str
 ) -> None:
     with raises(ConfigError, code=code):
-        settings.check(SweepOverrides.read(words))
+        check_comparison(settings, SweepOverrides.read(words))

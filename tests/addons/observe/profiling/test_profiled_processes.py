@@ -73,6 +73,7 @@ def test_killed_run_with_profiling_hooks_resumes_exactly(
     assert differences_of_runs(watched, tmp_path / "broken") == []
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 def test_sharded_weights_support_activations_but_not_their_gradients(
     launcher: Launcher, tmp_path: Path

@@ -6,9 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasetrain.addons.report.images import (
+    blend_classes,
+    class_color,
+    make_data_url,
+    resize_nearest,
+)
 from phasetrain.addons.report.page.overlays import draw_pictures
 from phasetrain.addons.report.page.reading import RunReport
-from phasetrain.runtime.images import blend_classes, class_color, make_data_url, resize_nearest
 
 IMAGE = make_data_url(np.zeros((2, 2), np.uint8))
 MASKS = {

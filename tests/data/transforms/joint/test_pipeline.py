@@ -49,6 +49,16 @@ GEOMETRIC = {
     "random_resized_crop": {"size": 8, "interpolation": "nearest"},
     "random_rotate": {"degrees": 180, "interpolation": "nearest"},
 }
+OF_VISION = ("random_resized_crop", "random_rotate", "random_erase")
+"""Transforms of the add-on vision."""
+
+
+def as_params(*names: str) -> list[Any]:
+    """Return names of transforms that are skipped without the add-on that has them."""
+    return [
+        pytest.param(name, marks=[pytest.mark.addon("vision")] if name in OF_VISION else [])
+        for name in names
+    ]
 
 
 def make_pair() -> dict[str, Tensor]:
@@ -76,7 +86,7 @@ def make_blob(top: int, left: int, tall: int, wide: int, size: int = 40) -> dict
     "image, mask, boxes and key points are transformed together, with one draw per sample",
     "`DATA.*.fields`, [fields.md](fields.md)",
 )
-@pytest.mark.parametrize("name", GEOMETRIC)
+@pytest.mark.parametrize("name", as_params(*GEOMETRIC))
 def test_image_and_index_image_agree_in_each_pixel_over_1000_draws(name: str) -> None:
     pipeline = FieldPipeline([TRANSFORMS.build(name, GEOMETRIC[name])], PAIR)
     sample = make_pair()
@@ -99,7 +109,9 @@ def test_fields_with_different_draws_are_found() -> None:
 
 
 @pytest.mark.feature("fields")
-@pytest.mark.parametrize("name", [one for one in GEOMETRIC if one != "random_rotate"])
+@pytest.mark.parametrize(
+    "name", as_params(*(name for name in GEOMETRIC if name != "random_rotate"))
+)
 def test_boxes_and_key_points_agree_with_a_drawn_blob(name: str) -> None:
     params = {**GEOMETRIC[name]} | ({"size": 31} if "size" in GEOMETRIC[name] else {})
     pipeline = FieldPipeline([TRANSFORMS.build(name, params)], ALL)
@@ -119,6 +131,7 @@ def test_boxes_and_key_points_agree_with_a_drawn_blob(name: str) -> None:
                 assert found["mask"][int(py), int(px)] == 1
 
 
+@pytest.mark.addon("vision")
 def test_quarter_turns_move_boxes_and_points_exactly() -> None:
     pipeline = FieldPipeline([TRANSFORMS.build("random_rotate", {"degrees": 180, "step": 90})], ALL)
     seen = set()
@@ -160,14 +173,14 @@ def test_mirrored_key_points_swap_left_and_right() -> None:
     assert found["eyes"].tolist() == [[0, 0, 0], [7.5, 1.5, 2]]
 
 
-def test_image_has_the_bits_of_the_image_alone() -> None:
-    for name, params in {**GEOMETRIC, "noise": {"std": 0.1}, "random_erase": {}}.items():
-        transform = TRANSFORMS.build(name, params)
-        image = torch.rand(3, HEIGHT, WIDTH)
-        joint = FieldPipeline([transform], PAIR)
-        alone = transform(image[None], Keys([5]).fork(0))[0]
-        sample = {"image": image, "mask": make_pair()["mask"]}
-        assert torch.equal(joint.transform_sample(sample, Keys([5]))["image"], alone), name
+@pytest.mark.parametrize("name", as_params(*GEOMETRIC, "noise", "random_erase"))
+def test_image_has_the_bits_of_the_image_alone(name: str) -> None:
+    transform = TRANSFORMS.build(name, {"noise": {"std": 0.1}, **GEOMETRIC}.get(name, {}))
+    image = torch.rand(3, HEIGHT, WIDTH)
+    joint = FieldPipeline([transform], PAIR)
+    alone = transform(image[None], Keys([5]).fork(0))[0]
+    sample = {"image": image, "mask": make_pair()["mask"]}
+    assert torch.equal(joint.transform_sample(sample, Keys([5]))["image"], alone)
 
 
 def test_transforms_within_apply_see_all_fields_or_none() -> None:

@@ -1,0 +1,1 @@
+"""Mixing of the samples of a micro-batch: mixup, cutmix, and choices among them."""

@@ -1,0 +1,1 @@
+"""Further transforms of images: random crops, rotations and erased rectangles."""
