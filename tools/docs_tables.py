@@ -62,14 +62,23 @@ def _render_features(*, is_numbered: bool) -> str:
 
 
 def _render_hooks() -> str:
-    """Return the table of the hooks of the core."""
-    rows = []
+    """Return the table of the hooks of phasetrain and its add-ons."""
     slot = _find_slot("hook")
+    owners = {
+        name: addon.name for addon in list_own_addons() for name in addon.parts.get("hook", ())
+    }
+    defaults = own_keys(HooksSection).union(
+        *(_list_keys(addon, "HOOKS") for addon in list_own_addons())
+    )
+    rows = []
     for name, factory in slot.registry.items():
-        if factory.__module__.startswith("phasetrain.hooks."):
-            mark = " *" if name in own_keys(HooksSection) else ""
-            rows.append((f"`{name}`{mark}", _list_parameters(slot, name), _summarize(factory)))
-    return _format_table(("name", "parameters", "effect"), rows)
+        if factory.__module__.startswith("phasetrain."):
+            mark = " *" if name in defaults else ""
+            link = f"[{owners[name]}](addons/{owners[name]}.md)" if name in owners else ""
+            rows.append(
+                (f"`{name}`{mark}", _list_parameters(slot, name), _summarize(factory), link)
+            )
+    return _format_table(("name", "parameters", "effect", "add-on"), rows)
 
 
 def _render_addons(addons: Sequence[AddOn]) -> str:
@@ -96,7 +105,7 @@ def _render_addon(addon: AddOn) -> str:
         (("command", "effect"), commands),
         (("part", "kind", "effect"), parts),
         (("names of a library", "kinds"), list(_list_bridges(addon))),
-        (("config and Python", "names"), list(_list_rest(addon))),
+        (("more", "names"), list(_list_rest(addon))),
     ]
     return "\n\n".join(_format_table(heads, rows) for heads, rows in tables if rows)
 
@@ -109,23 +118,29 @@ def _list_bridges(addon: AddOn) -> Iterator[tuple[str, str]]:
 
 
 def _list_rest(addon: AddOn) -> Iterator[tuple[str, str]]:
-    """Yield rows of sections, keys, engines and names of the Python API."""
+    """Yield rows of sections, keys, engines, services and names of the Python API."""
     sections = [f"[`{name}`](../reference.md#{name.lower()})" for name in addon.sections]
     keys = {
-        section: [f"{section}.{key}" for path in paths for key in own_keys(import_object(path))]
-        for section, paths in addon.keys.items()
+        section: [f"{section}.{key}" for key in _list_keys(addon, section)]
+        for section in addon.keys
     }
     rows = {
         "section": sections,
         "on by default": map(_quote, sorted(keys.pop("HOOKS", ()))),
         "keys": map(_quote, sorted(key for names in keys.values() for key in names)),
         "values of `RUN.engine`": (_quote(engine.name) for engine in addon.engines),
+        "services": map(_quote, sorted(addon.services)),
         "Python": (_quote(f"phasetrain.{name}") for name in sorted(addon.names)),
     }
     for head, names in rows.items():
         text = ", ".join(names)
         if text:
             yield head, text
+
+
+def _list_keys(addon: AddOn, section: str) -> list[str]:
+    """Return the keys that an add-on adds to a section of the core."""
+    return [key for path in addon.keys.get(section, ()) for key in own_keys(import_object(path))]
 
 
 def _quote(text: str) -> str:

@@ -40,6 +40,7 @@ def test_table_of_an_addon_has_all_that_it_adds(monkeypatch: pytest.MonkeyPatch)
     addon.add_bridges("schedule", {"timm": "m"})
     addon.add_section("EXTRACT", "m:Section")
     addon.add_keys("RUN", "phasetrain.config.sections.optimizer:SamSection")
+    addon.add_service("verify", "m:verify")
     addon.add_name("pack", "m:pack")
     monkeypatch.setattr(docs_tables, "load_addons", lambda: (addon,))
     docs_tables.list_tables.cache_clear()
@@ -59,6 +60,7 @@ def test_table_of_an_addon_has_all_that_it_adds(monkeypatch: pytest.MonkeyPatch)
         "| `timm.NAME` | [model](../model.md), [schedule](../optimizer.md) |",
         "| section | [`EXTRACT`](../reference.md#extract) |",
         "| keys | `RUN.adaptive`, `RUN.rho` |",
+        "| services | `verify` |",
         "| Python | `phasetrain.pack` |",
     ]
 

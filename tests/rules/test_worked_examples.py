@@ -132,6 +132,7 @@ def test_examples_pass_their_tests_in_a_copy(tmp_path: Path) -> None:
         "docs/addons/experiments.md",
         "docs/addons/observe.md",
         "docs/features.md",
+        "docs/hooks.md",
         "docs/reference.md",
     }
     run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *tests)

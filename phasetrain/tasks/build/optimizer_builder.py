@@ -173,12 +173,14 @@ def _build_updater(
     stages: Sequence[Mapping[str, Any]],
 ) -> Updater:
     section = context.config.OPTIMIZER
-    shards = {"shards": strategy.shards_optimizer}
     settings = {key: value for key, value in section.items() if key in OPTIMIZER_KEYS}
     settings |= specs[0].limits
     # The scaler comes first: whether there is one decides about the kernels of SGD, see `fusable`.
     scaler = context.named(
-        SCALERS, settings["scaler"], f"{specs[0].where}.scaler", {**facts, **shards}
+        SCALERS,
+        settings["scaler"],
+        f"{specs[0].where}.scaler",
+        {**facts, "shards": strategy.shards_optimizer},
     )
     sparse = find_sparse_weights(*modules)
     groups = [group for spec in specs for group in spec.groups]
