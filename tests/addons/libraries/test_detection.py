@@ -20,6 +20,8 @@ from processes import Launcher
 
 from phasetrain.runs.records import PREDICTIONS
 
+pytestmark = pytest.mark.addon("vision")
+
 RUN = (
     *WORDS,
     "MACHINE.threads=1",

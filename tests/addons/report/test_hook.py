@@ -246,7 +246,7 @@ def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
     assert "Masks of the test" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.addon("libraries")
+@pytest.mark.addon("libraries", "vision")
 def test_samples_of_detection_have_both_boxes(tmp_path: Path) -> None:
     train(tmp_path, *detection_parts.WORDS, *SHORT)
     found = predictions(tmp_path)["test"]
