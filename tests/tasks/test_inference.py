@@ -72,3 +72,9 @@ def test_bad_arguments_are_rejected() -> None:
     for nothing in ([], {}, "text", 3):
         with pytest.raises(ConfigError, match="batch"):
             task.predict(nothing)
+
+
+def test_generation_without_its_add_on_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phasetrain.config.addons.load_addons", tuple)
+    with raises(ConfigError, code="addon.missing"):
+        asked(Doubled()).generate("a")

@@ -9,7 +9,6 @@ import torch
 
 import phasetrain
 from phasetrain.addons.deploy.export import export
-from phasetrain.addons.text.generation import Sampling
 from phasetrain.cli import main
 from phasetrain.testing.kills import run_quietly
 
@@ -111,6 +110,8 @@ def test_loaded_model_generates(gpt2: Path) -> None:
 @pytest.mark.feature("generate")
 @pytest.mark.addon("libraries", "text")
 def test_texts_of_a_model_of_transformers_are_those_of_its_library(gpt2: Path) -> None:
+    from phasetrain.addons.text.generation import Sampling
+
     task = phasetrain.load(gpt2, device="cpu")
     model: Any = task.model.double()
     start = torch.tensor([list(b"Alice")])

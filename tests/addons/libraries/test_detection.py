@@ -21,6 +21,8 @@ from processes import Launcher
 
 from phasetrain.runs.records import PREDICTIONS
 
+pytestmark = pytest.mark.addon("vision")
+
 RUN = (
     *WORDS,
     *REPORT,

@@ -261,7 +261,7 @@ def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("report.masks")
-@pytest.mark.addon("libraries")
+@pytest.mark.addon("libraries", "vision")
 def test_samples_of_detection_have_both_boxes(tmp_path: Path) -> None:
     train(tmp_path, *detection_parts.WORDS, *SHORT)
     found = predictions(tmp_path)["test"]

@@ -22,7 +22,6 @@ from torch.utils.data import TensorDataset
 import phasetrain
 from phasetrain.addons.deploy.pack.archive import read_archive
 from phasetrain.addons.deploy.predict.predict import PredictOptions, predict
-from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS, SmallCNN
@@ -61,6 +60,8 @@ def test_language_model_continues_lines_of_standard_input(
 )
 @pytest.mark.addon("text")
 def test_tokenizer_is_part_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
+
     lines = [json.dumps({"text": f"the rabbit number {number} ran away"}) for number in range(9)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
     tokens = tmp_path / "tokens"
@@ -233,6 +234,7 @@ def test_weights_for_use_of_a_schedule_free_optimizer_are_the_default(
             assert model.eval()(inputs).allclose(expected)
 
 
+@pytest.mark.addon("libraries", "vision")
 def test_detector_collates_inputs_without_boxes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

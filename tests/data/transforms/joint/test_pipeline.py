@@ -314,6 +314,15 @@ def read_draws(transforms: list[Any], draws: list[list[int]]) -> dict[int, Any]:
     return found
 
 
+def test_transform_of_torchvision_without_the_add_on_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    monkeypatch.setattr("phasetrain.config.addons.load_addons", tuple)
+    with raises(ConfigError, code="addon.missing"):
+        FieldPipeline([v2.RandomHorizontalFlip()], PAIR).transform_sample(make_pair(), Keys([0]))
+
+
 TORCHVISION = [
     ("torchvision.RandomHorizontalFlip", {"p": 0.5}),
     ("torchvision.RandomCrop", {"size": 20}),
