@@ -41,7 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.feature("new", "new projects: experiment, parts, test, schema", "`phasetrain new`")
 def test_project_trains_and_its_experiment_is_valid(project: Path) -> None:
-    assert {one.name for one in project.iterdir()} == set(FILES)
+    assert {path.name for path in project.iterdir()} - {"__pycache__"} == set(FILES)
     text = (project / "my-first.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=phasetrain.json\n")
     validator = Draft7Validator(json.loads((project / "phasetrain.json").read_text()))
