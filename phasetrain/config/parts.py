@@ -170,7 +170,7 @@ REGISTRIES: Mapping[str, str] = MappingProxyType(
         "collate function": "phasetrain.data.loading.collate:COLLATES",
         "dataset": "phasetrain.data.datasets.base:DATASETS",
         "format of weights": "phasetrain.models.sources.base:FORMATS",
-        "head": "phasetrain.models.heads:HEADS",
+        "head": "phasetrain.models.base:HEADS",
         "hook": "phasetrain.hooks.base:HOOKS",
         "loader": "phasetrain.data.loading.custom_loader:LOADERS",
         "loss": "phasetrain.losses.base:LOSSES",

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from phasetrain.config.exports import export_lazily
 
 if TYPE_CHECKING:
-    from phasetrain.models.base import MODELS, Embedding
-    from phasetrain.models.heads import HEADS, TrunkHead
+    from phasetrain.models.base import HEADS, MODELS, Embedding
+    from phasetrain.models.heads import TrunkHead
     from phasetrain.models.mlp import MLP
     from phasetrain.models.resnet import make_resnet
     from phasetrain.models.resnet_cifar import ResNetCifar

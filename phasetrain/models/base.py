@@ -1,4 +1,4 @@
-"""The registry of models (section MODEL), and what a model may be."""
+"""The registries of models and heads, and models of embeddings (section MODEL)."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,6 +7,7 @@ from torch import nn
 from phasetrain.config.registry import Registry
 
 MODELS: Registry[nn.Module] = Registry("model", "MODEL")
+HEADS: Registry[nn.Module] = Registry("head", "MODEL.head")
 
 
 @runtime_checkable

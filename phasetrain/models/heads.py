@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.config.registry import Registry
 from phasetrain.errors import is_out_of_memory
-from phasetrain.models.base import MODELS
+from phasetrain.models.base import HEADS, MODELS
 from phasetrain.models.trunk_heads import MakeModel, build_trunk
-
-HEADS: Registry[nn.Module] = Registry("head", "MODEL.head")
 
 
 @HEADS.register("projection")
