@@ -16,6 +16,8 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 # Tests of a file share runs, so a file stays on one worker; slow tests share little and are moved.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 BY_TEST := --dist worksteal
+# Containers often set it; each worker and each process of a test would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +31,8 @@ recipes: $(VENV)/full  ## repeat the recipes that take less than 10 minutes, and
 # pytest ends with 5 if it has selected no test: ARGS may select tests of one job only, but not of none.
 test: SHELL := bash
 test: $(VENV)/full  ## run the tests of the core, then those of the add-ons, with the time of both
+	@# Each run asks git for changes, which reads the content of files that are as new as the index.
+	@git update-index -q --refresh > /dev/null 2>&1 || true
 ifneq (,$(findstring tests,$(ARGS)))
 	$(PYTEST) $(BY_FILE) $(ARGS)
 else
@@ -65,10 +69,11 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/profiling.py
 
-reference: $(VENV)/core  ## write docs/reference.md and docs/vissl_keys.md, the tables of all keys, and those of docs/recipes
+reference: $(VENV)/core  ## write the generated pages and tables of docs/
 	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
-	$(BIN)/python -m phasetrain.addons.vissl.key_page > docs/vissl_keys.md
+	$(BIN)/python -m phasetrain.addons.vissl.key_page > docs/addons/vissl_keys.md
 	$(BIN)/python -m phasetrain.addons.experiments.recipes.pages docs/recipes
+	$(BIN)/python tools/docs_tables.py
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(PYTEST) $(BY_TEST) -m "" tests/rules/test_docs.py $(ARGS)

@@ -36,6 +36,9 @@ TESTS = (
     "tests/distributed/strategies",
     "tests/end_to_end/test_releases.py",
     "tests/addons/observe/profiling/test_profiler.py",
+    "tests/addons/sharding/test_fsdp.py",
+    "tests/addons/sharding/test_sharded_ddp.py",
+    "tests/addons/sharding/test_zero.py",
 )
 """What uses private parts of torch, or has failed with another version of it before."""
 

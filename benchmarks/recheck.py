@@ -32,14 +32,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from phasetrain.addons.observe.recheck import moments
+from phasetrain.addons.observe.recheck.recheck import Recheck
+from phasetrain.addons.observe.recheck.state_copy import StateCopy
 from phasetrain.app.setup import resolve_config
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.phases import Phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import CorruptionError
-from phasetrain.hooks import Hook, Hooks, Recheck, Run
-from phasetrain.hooks.recheck import moments
-from phasetrain.hooks.recheck.state_copy import StateCopy
+from phasetrain.hooks import Hook, Hooks, Run
 from phasetrain.tasks import Builder
 
 WORDS = (

@@ -8,7 +8,7 @@ from typing import Any
 from phasetrain.app.setup import Setup
 from phasetrain.checkpoint import Checkpointer, Retention
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.compose.merge import leaves
+from phasetrain.config.nested import leaves
 from phasetrain.config.sections import HookSection, own_keys
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook

@@ -15,7 +15,6 @@ from phasetrain.app.setup import Setup
 from phasetrain.app.stored.stored_config import read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
-from phasetrain.checkpoint.weights import COMPLETIONS
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.batch import Batch
@@ -26,7 +25,6 @@ from phasetrain.tasks import Builder, Parts, SplitData, Task
 from phasetrain.tasks.build.data_builder import list_splits
 
 
-@COMPLETIONS.register("run")
 def complete_weights(
     loaded: LoadedCheckpoint, which: WhichWeights, *, trust: bool = False
 ) -> Mapping[str, Any]:

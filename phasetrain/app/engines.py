@@ -4,22 +4,20 @@ import io
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import Literal
 
-from phasetrain.app import complete_weights  # noqa: F401 - registers itself
-from phasetrain.app.preflight.preview import preview
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import Setup, is_started_here, is_submitted, resolve_config
 from phasetrain.app.stored.stored_config import StoredConfig
-from phasetrain.app.test import evaluate
 from phasetrain.app.train.train import Loop, train
-from phasetrain.config.addons import find_service, import_object
+from phasetrain.config.addons import find_service, import_object, require_service
 from phasetrain.config.engines import list_engines
+from phasetrain.config.sections import DistributedSection
 from phasetrain.config.trust import trust_only
-from phasetrain.distributed import check_collective_order, find_placement, join_process_group
+from phasetrain.distributed import World, find_placement, join_process_group
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, PhasetrainError, needs_traceback
 from phasetrain.hooks import Hook
@@ -130,8 +128,9 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         for line in warnings:
             log.warning(line)
         if is_submitted(setup.config):
-            from phasetrain.app.submit import submit
-
+            submit = require_service(
+                "submit", "cluster", f"LAUNCH.cluster = {setup.config.LAUNCH.cluster!r}:"
+            )
             return RunResult(
                 "submitted", folder=setup.config.RUN.dir, reason=f"job {submit(setup)}"
             )
@@ -164,18 +163,30 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
         result: RunResult = run(setup, extras)
         return result
     section = setup.config.DISTRIBUTED
-    timeout = section.timeout_seconds
     # torchrun with one process still expects a process group, because hooks and user code of a
     # multi-process run may call torch.distributed directly
     is_launched = "WORLD_SIZE" in os.environ
     with (
         join_process_group(
-            setup.place, setup.machine.device, timeout_seconds=timeout, alone=is_launched
+            setup.place,
+            setup.machine.device,
+            timeout_seconds=section.timeout_seconds,
+            alone=is_launched,
         ) as world,
-        check_collective_order(world, timeout_seconds=timeout, debug=section.debug),
+        _check_collectives(world, section),
     ):
         finished: RunResult = run(replace(setup, world=world), extras)
     return finished
+
+
+def _check_collectives(world: World, section: DistributedSection) -> AbstractContextManager[None]:
+    """Return the context in which the collective calls of all ranks are compared, if
+    DISTRIBUTED.debug is set."""
+    if world.is_single_process or not section.debug:
+        return nullcontext()
+    check = require_service("check_collective_order", "observe", "DISTRIBUTED.debug = true:")
+    context: AbstractContextManager[None] = check(world)
+    return context
 
 
 def _failed_result(setup: Setup, error: Exception) -> RunResult:
@@ -200,11 +211,15 @@ def run_train(setup: Setup, extras: Extras) -> RunResult:
 
 def run_test(setup: Setup, extras: Extras) -> RunResult:
     """Test a checkpoint on every test split (RUN.engine=test)."""
+    from phasetrain.app.test import evaluate
+
     return evaluate(setup, extras.hooks)
 
 
 def run_plan(setup: Setup, extras: Extras) -> RunResult:
     """Print the plan (RUN.engine=plan)."""
+    from phasetrain.app.preflight.preview import preview
+
     return RunResult("planned", folder=setup.config.RUN.dir, details=preview(setup))
 
 

@@ -18,7 +18,7 @@ from phasetrain.checkpoint.promised import find_checkpoints
 from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.config.addons import find_service
-from phasetrain.config.compose.merge import leaves
+from phasetrain.config.nested import leaves
 from phasetrain.config.objects import (
     GivenObject,
     GivenObjects,

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from phasetrain.app.load import load
 from phasetrain.config.objects import GivenObjects, provide_objects
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook, Run
@@ -77,6 +76,8 @@ class RunResult:
 
     def load(self, checkpoint: str = "latest", **options: Any) -> Task:
         """Return the task of the run with its weights, see `phasetrain.load`."""
+        from phasetrain.app.load import load
+
         with provide_objects(self.objects):
             return load(self.folder, checkpoint, **options)
 

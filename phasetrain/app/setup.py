@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from phasetrain.app.slots import SLOTS
 from phasetrain.app.stored.leftovers import ignore_leftovers, remove_unknown_keys
 from phasetrain.app.stored.stored_config import StoredConfig, list_file_folders
 from phasetrain.app.stored.trust import check_code, describe_code, select_code_folders
@@ -23,21 +24,13 @@ from phasetrain.config.rules.derive import Derived, derive
 from phasetrain.config.schema import Schema, default_schema, is_split
 from phasetrain.config.stages import compose_stages
 from phasetrain.config.trust import trust_only
-from phasetrain.config.validation import Slot, check_config
-from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
-from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
-from phasetrain.data.mixture import SOURCE_KEYS
-from phasetrain.distributed import STRATEGIES, Placement, World
+from phasetrain.config.validation import check_config
+from phasetrain.distributed import Placement, World
 from phasetrain.errors import ConfigError, Problem, did_you_mean
-from phasetrain.hooks import HOOKS
 from phasetrain.hooks.monitors.monitor import first_metric
 from phasetrain.hooks.observers import classify_hooks
-from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS, Meter
-from phasetrain.models import HEADS, MODELS
-from phasetrain.models.adapters import ADAPTERS
 from phasetrain.models.sources import parse_sources
-from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
 from phasetrain.runs.direction import choose_split
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import (
@@ -47,98 +40,9 @@ from phasetrain.runtime.machine import (
     resolve_device,
 )
 from phasetrain.runtime.terminal import Terminal
-from phasetrain.tasks import TASKS, Builder
-from phasetrain.tasks.build.builder import RUN_FACTS
+from phasetrain.tasks import Builder
 
 log = logging.getLogger(__name__)
-
-SAMPLER_FACTS = frozenset({"batch_size", "shard_lengths", "source", "data_source", "dataset"})
-"""Parameters of samplers that the program passes."""
-
-LOSS_FACTS = frozenset({"input", "output", "target", "world", "make_loss"})
-"""Parameters of losses that a config cannot set."""
-
-LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
-"""Parameters of custom loaders that the program passes."""
-
-_SLOTS = (
-    Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
-    Slot("TASK.teacher", MODELS, only=("TASK", "distillation")),
-    Slot("TASK.judge", MODELS, only=("TASK", "gan")),
-    Slot("TASK.teacher", MODELS, only=("TASK", "self_supervised")),
-    Slot("MODEL", MODELS, provided=frozenset({"make_model"})),
-    Slot("MODEL.trunk", MODELS, only=("MODEL", "trunk_heads")),
-    Slot("MODEL.heads.*", MODELS, only=("MODEL", "trunk_heads")),
-    Slot("MODEL.trunk", MODELS, only=("MODEL", "trunk_head")),
-    Slot("MODEL.head", HEADS, provided=frozenset({"features"}), only=("MODEL", "trunk_head")),
-    Slot(
-        "MODEL.predictor",
-        HEADS,
-        provided=frozenset({"features"}),
-        only=("MODEL", "trunk_head"),
-    ),
-    Slot(
-        "MODEL.adapters",
-        ADAPTERS,
-        provided=frozenset({"layer", "layer_name", "generator"}),
-    ),
-    Slot("LOSS", LOSSES, provided=LOSS_FACTS),
-    Slot("LOSS.losses.*", LOSSES, provided=LOSS_FACTS, only=("LOSS", "weighted_sum")),
-    Slot("METERS.*", METERS),
-    Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
-    Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
-    Slot(
-        "OPTIMIZER.SCHEDULES.*.parts[]",
-        SCHEDULES,
-        provided=frozenset({"base_value"}),
-        only=("OPTIMIZER.SCHEDULES.*", "composite"),
-    ),
-    Slot("OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"})),
-    Slot("OPTIMIZER.others.*.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
-    Slot(
-        "OPTIMIZER.others.*.SCHEDULES.*.parts[]",
-        SCHEDULES,
-        provided=frozenset({"base_value"}),
-        only=("OPTIMIZER.others.*.SCHEDULES.*", "composite"),
-    ),
-    Slot("OPTIMIZER.scaler", SCALERS),
-    Slot("DATA.*", DATASETS),
-    Slot(
-        "DATA.*.datasets.*",
-        DATASETS,
-        other_keys=("subset", *SOURCE_KEYS),
-        only=("DATA.*", "mixed"),
-    ),
-    Slot("DATA.*.transforms[]", TRANSFORMS),
-    Slot("DATA.*.transforms[].transforms[]", TRANSFORMS, only=("DATA.*.transforms[]", "apply")),
-    Slot("DATA.*.transforms[].transforms[]", TRANSFORMS, only=("DATA.*.transforms[]", "on_fields")),
-    Slot(
-        "DATA.*.transforms[].groups[].transforms[]",
-        TRANSFORMS,
-        only=("DATA.*.transforms[]", "multi_crop"),
-    ),
-    Slot(
-        "DATA.*.transforms[].groups[].transforms[].transforms[]",
-        TRANSFORMS,
-        only=("DATA.*.transforms[].groups[].transforms[]", "apply"),
-    ),
-    Slot("DATA.TRAIN.batch_transforms[]", BATCH_TRANSFORMS),
-    *(
-        Slot(
-            "DATA.TRAIN.batch_transforms[].transforms[]",
-            BATCH_TRANSFORMS,
-            only=("DATA.TRAIN.batch_transforms[]", name),
-        )
-        for name in ("one_of", "each_view")
-    ),
-    Slot("DATA.*.sampler", SAMPLERS, provided=SAMPLER_FACTS),
-    Slot("DATA.*.collate", COLLATES),
-    Slot("DATA.*.loader", LOADERS, provided=LOADER_FACTS),
-    Slot("DISTRIBUTED", STRATEGIES, provided=frozenset({"world", "communication", "precision"})),
-    Slot("HOOKS.*", HOOKS, provided=frozenset({"terminal", "hparams"})),
-)
-SLOTS = tuple(replace(slot, facts=RUN_FACTS) for slot in _SLOTS)
-"""The registry of each place in the config where a name chooses a part."""
 
 DROPPED = 6
 """Maximum number of dropped parameters that are listed."""

@@ -22,12 +22,14 @@ from phasetrain.checkpoint.commit import (
     delete_leftovers,
     list_checkpoints,
 )
-from phasetrain.checkpoint.contents import WEIGHT_PREFIXES, Draft, LoadedCheckpoint, SaveGroup
-from phasetrain.checkpoint.reader import PROMISED, TENSORS, TREE, CheckpointReader
+from phasetrain.checkpoint.contents import WEIGHT_PREFIXES, Draft, JointWriter, LoadedCheckpoint
+from phasetrain.checkpoint.reader import PROMISED, SHARDING, TENSORS, TREE, CheckpointReader
 from phasetrain.checkpoint.rechecked import read_rechecked, write_rechecked
 from phasetrain.checkpoint.retention import PINNED
 from phasetrain.checkpoint.snapshot import Snapshot, has_nan
-from phasetrain.distributed.dtensors import is_saved_here, local_shard
+from phasetrain.config.addons import require_service
+from phasetrain.distributed import World
+from phasetrain.distributed.dtensors import local_shard
 from phasetrain.engine.position import RunState
 from phasetrain.errors import SaveError
 from phasetrain.runtime.storage import FileRecord
@@ -50,10 +52,20 @@ class Checkpointer(CheckpointReader):
 
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     parent: str | None = None
-    group: SaveGroup | None = None
+    group: JointWriter | None = None
     _sequence: int = 0
     _verified: set[str] = field(default_factory=set)
     _snapshot: Snapshot = field(default_factory=Snapshot)
+
+    def save_together(self, world: World) -> None:
+        """Let all ranks write each checkpoint together, because each has shards of the weights; a
+        collective call.
+
+        Raises:
+            ConfigError: the add-on `sharding` is not installed.
+        """
+        make_group = require_service("make_save_group", SHARDING, "saving sharded weights")
+        self.group = make_group(world)
 
     def load_newest(self) -> LoadedCheckpoint | None:
         """Return the newest valid checkpoint, see `CheckpointReader`, and continue its run."""
@@ -114,10 +126,8 @@ class Checkpointer(CheckpointReader):
         tree, tensors = flatten_state(dict(learned))
         shards = None
         if self.group is not None:
-            is_main = self.group.rank == 0
-            tensors = [pair for pair in tensors if is_saved_here(pair[1], is_main=is_main)]
-            shards = dict(tensors)
-            tensors = [(name, local_shard(tensor)) for name, tensor in tensors]
+            shards = self.group.select_tensors(tensors)
+            tensors = [(name, local_shard(tensor)) for name, tensor in shards.items()]
         copy = self._snapshot.copy_tensors(tensors)
         return Draft(state.state_dict(), copy, {TREE: tree, PROMISED: promised}, facts, shards)
 
@@ -174,13 +184,9 @@ class Checkpointer(CheckpointReader):
             return Manifest(layout, sequence, self.run, self.parent, draft.state, files, facts)
 
         if self.group is not None:
-            # Imported here, since it takes a second and most runs do not need it.
-            from phasetrain.checkpoint.sharded import ShardWriter
-
-            writer = ShardWriter(
-                self.storage, self.root, draft, self.group, describe, give_up, before
+            return self.group.commit(
+                self.storage, self.root, draft, describe, give_up=give_up, before=before
             )
-            return writer.save()
         before()
         # From the copy, not the model: training has gone on since the copy was made.
         healthy = not has_nan(draft.tensors, WEIGHT_PREFIXES)

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from phasetrain.checkpoint.codec import assemble_state
-from phasetrain.checkpoint.commit import Facts, Manifest
+from phasetrain.checkpoint.commit import Facts, Manifest, Saved
+from phasetrain.checkpoint.snapshot import NamedTensors
 from phasetrain.distributed.strategies.state import Target
+from phasetrain.runtime.storage import FileRecord, Storage
 
 WEIGHT_PREFIXES = ("task.model.", "task.loss.")
 """Prefixes of the tensors that make a checkpoint unhealthy if they contain NaN."""
@@ -18,20 +20,8 @@ WEIGHT_PREFIXES = ("task.model.", "task.loss.")
 FindTargets = Callable[[dict[str, Any]], list[Target]]
 """Takes a state with empty tensors, and returns targets for some of them."""
 
-
-@dataclass(frozen=True)
-class SaveGroup:
-    """The ranks that write a sharded checkpoint together.
-
-    Attributes:
-        group: process group, used only by the thread that writes.
-        rank: rank of this process.
-        size: world size.
-    """
-
-    group: Any
-    rank: int
-    size: int
+DescribeFiles = Callable[[dict[str, FileRecord], bool], Manifest]
+"""Makes the manifest from the records of files, and from whether the weights are healthy."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +82,47 @@ def read_with_targets(
             targets[name] = target
     read_into(targets)
     return assemble_state(tree, {**empty, **targets})
+
+
+class JointWriter(Protocol):
+    """The ranks that write a checkpoint together, each its shards of the weights.
+
+    The add-on `sharding` has it.
+    """
+
+    def select_tensors(self, tensors: NamedTensors) -> dict[str, Tensor]:
+        """Return the tensors of a state whose shard this rank writes."""
+        ...
+
+    def commit(
+        self,
+        storage: Storage,
+        root: str,
+        draft: Draft,
+        describe: DescribeFiles,
+        *,
+        give_up: Callable[[], bool],
+        before: Callable[[], None],
+    ) -> Saved | None:
+        """Commit a checkpoint; a collective call, from a thread.
+
+        Args:
+            storage: file access.
+            root: folder of the checkpoints.
+            draft: this rank's part.
+            describe: makes the manifest; called on rank 0.
+            give_up: polled between operations; True stops the write.
+            before: called on rank 0 before anything is written.
+
+        Returns:
+            The checkpoint on rank 0, else None.
+
+        Raises:
+            OSError, SaveError: it failed on one rank, perhaps another one; no trace of it is left.
+            Unfinished: it was given up on one rank; no trace of it is left.
+            RuntimeError: another rank is gone.
+        """
+        ...
 
 
 @dataclass(frozen=True)

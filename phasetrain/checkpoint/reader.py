@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from phasetrain.checkpoint.codec import decode, reject_malformed
@@ -23,7 +22,7 @@ from phasetrain.checkpoint.contents import LoadedCheckpoint
 from phasetrain.checkpoint.rechecked import read_rechecked
 from phasetrain.checkpoint.retention import Retention
 from phasetrain.checkpoint.tensor_file import TensorFile
-from phasetrain.distributed import World
+from phasetrain.config.addons import require_service
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
@@ -31,6 +30,9 @@ from phasetrain.runtime.storage import Storage
 TREE = "state.json"
 TENSORS = "tensors.safetensors"
 PROMISED = "promised.json"
+
+SHARDING = "sharding"
+"""Add-on that writes and reads sharded checkpoints."""
 
 _UNHEALTHY = "its model or loss contains NaN"
 
@@ -47,6 +49,10 @@ class CheckpointReader:
         say: called with a sentence for each checkpoint that is skipped.
         reads_in_place: read tensors only when they are restored, straight into the tensors of the
             run; nobody else may delete the checkpoint until then.
+
+    Attributes:
+        examined: path -> problem or "", of sharded checkpoints that all ranks have verified
+            together.
     """
 
     root: str
@@ -55,8 +61,7 @@ class CheckpointReader:
     verify: Verify = "full"
     say: Callable[[str], None] = lambda sentence: None
     reads_in_place: bool = False
-    # Path -> problem, of sharded checkpoints that all ranks have verified together.
-    _examined: dict[str, str] = field(default_factory=dict)
+    examined: dict[str, str] = field(default_factory=dict, init=False)
 
     def list_checkpoints(self) -> list[Saved]:
         """Return the trusted checkpoints with readable manifests, oldest first."""
@@ -97,9 +102,8 @@ class CheckpointReader:
                 f"checkpoints in {self.root} are not trusted, because they were written between "
                 f"the last good recheck and one that failed (HOOKS.recheck): {names}"
             )
-        healthy = [saved for saved in reversed(checkpoints) if saved.manifest.facts.healthy]
         unhealthy = [saved for saved in reversed(checkpoints) if not saved.manifest.facts.healthy]
-        for saved in (*healthy, *unhealthy):
+        for saved in order_candidates(checkpoints):
             try:
                 loaded = self._load(f"{self.root}/{saved.name}", saved.manifest)
             except InvalidCheckpointError as error:
@@ -165,40 +169,11 @@ class CheckpointReader:
                     ) from error
             time.sleep(0.2)
 
-    def verify_shards(self, world: World) -> None:
-        """Verify the newest sharded checkpoints, each rank some of the files; a collective call.
-
-        Stops at the first valid one; `load_newest` does not verify the examined ones again.
-        """
-        if world.is_single_process:
-            return
-        # Rank 0 lists for all: on a network file system, listings of the ranks may differ.
-        for saved in world.run_on_main(self._list_newest_sharded):
-            problems = world.all_gather(self._find_problem(saved, world))
-            problem = next(filter(None, problems), "")
-            self._examined[f"{self.root}/{saved.name}"] = problem
-            if not problem:
-                return
-
-    def _list_newest_sharded(self) -> list[Saved]:
-        """Return the sharded checkpoints that `load_newest` would try before any other."""
-        newest_first = self.list_checkpoints()[::-1]
-        # The same order as in load_newest: healthy ones first, each kind from newest to oldest.
-        tried = sorted(newest_first, key=lambda saved: not saved.manifest.facts.healthy)
-        return list(takewhile(lambda saved: INDEX in saved.manifest.files, tried))
-
-    def _find_problem(self, saved: Saved, world: World) -> str:
-        """Return the first problem in this rank's part of the files of a checkpoint, or ""."""
-        for name, record in list(saved.manifest.files.items())[world.rank :: world.size]:
-            try:
-                read_file(self.storage, f"{self.root}/{saved.name}", name, record, self.verify)
-            except InvalidCheckpointError as error:
-                return str(error)
-        return ""
-
     def _load(self, path: str, manifest: Manifest) -> LoadedCheckpoint:
         if INDEX in manifest.files:
-            return self._load_sharded(path, manifest)
+            load = require_service("load_sharded_checkpoint", SHARDING, f"reading {path}")
+            loaded: LoadedCheckpoint = load(self, path, manifest)
+            return loaded
         if not manifest.files.keys() >= {TREE, TENSORS}:
             raise InvalidCheckpointError(f"{TREE} or {TENSORS} is missing from its manifest")
         if self.reads_in_place and PROMISED in manifest.files:
@@ -226,35 +201,16 @@ class CheckpointReader:
             raise InvalidCheckpointError(f"{PROMISED} does not contain a mapping")
         return LoadedCheckpoint(path, manifest, promised, partial(file.read_state, texts[TREE]))
 
-    def _load_sharded(self, path: str, manifest: Manifest) -> LoadedCheckpoint:
-        from phasetrain.checkpoint.sharded import ShardedTensors
-
-        if problem := self._examined.get(path):
-            raise InvalidCheckpointError(problem)
-        if not manifest.files.keys() >= {TREE, PROMISED}:
-            raise InvalidCheckpointError(f"{TREE} or {PROMISED} is missing from its manifest")
-        texts = {
-            name: read_file(self.storage, path, name, manifest.files[name], self.verify)
-            for name in (TREE, PROMISED, INDEX)
-        }
-        shards = ShardedTensors(self.storage, path, manifest, self.verify, texts[INDEX])
-        loaded = LoadedCheckpoint(
-            path,
-            manifest,
-            parse_json(texts[PROMISED]),
-            lambda find_targets: shards.read_state(texts[TREE], find_targets),
-        )
-        # Those that verify_shards has examined are not read again: each rank needs only its
-        # shards of them.
-        if path not in self._examined:
-            # Read everything now: a damaged shard must be found while there is still a choice of
-            # another checkpoint.
-            assert loaded.state
-        return loaded
-
     def _report_skipped(self, rejected: Mapping[str, str]) -> None:
         for name, reason in rejected.items():
             self.say(f"checkpoint {self.root}/{name} was skipped: {reason}")
+
+
+def order_candidates(checkpoints: list[Saved]) -> list[Saved]:
+    """Return checkpoints, given from the oldest to the newest, in the order in which a resume tries
+    them: healthy ones first, and the newest of each kind first."""
+    newest_first = checkpoints[::-1]
+    return sorted(newest_first, key=lambda saved: not saved.manifest.facts.healthy)
 
 
 def parse_json(data: bytes | bytearray) -> Any:

@@ -11,7 +11,7 @@ from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.checkpoint.reader import PROMISED, CheckpointReader
 from phasetrain.checkpoint.retention import Retention
-from phasetrain.config.registry import Registry
+from phasetrain.config.addons import import_object
 from phasetrain.errors import (
     ConfigError,
     InvalidCheckpointError,
@@ -25,9 +25,10 @@ from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
 
-COMPLETIONS: Registry[Mapping[str, Any]] = Registry("completion of weights", "MODEL.weights.path")
-"""`run`: takes a checkpoint that does not hold the weights of a plain model, and which of them to
-return, and returns all of them. It builds the model of the run, so it is among the commands."""
+COMPLETION = "phasetrain.app.complete_weights:complete_weights"
+"""Takes a checkpoint that does not hold the weights of a plain model, and which of them to return,
+and returns all of them. It builds the model of the run, so it is on a higher level, and is imported
+when it is called."""
 
 
 def holds_plain_weights(loaded: LoadedCheckpoint) -> bool:
@@ -68,7 +69,7 @@ def _complete_weights(source: WeightSource, loaded: LoadedCheckpoint) -> Mapping
         ConfigError: the run has adapters, and its model cannot be built here.
     """
     try:
-        state = COMPLETIONS.find("run")(loaded, source.which)
+        state: Mapping[str, Any] = import_object(COMPLETION)(loaded, source.which)
     except PhasetrainError as error:
         reason = f"{loaded.path} does not hold all weights, and they cannot be completed: {error}"
         if loaded.promised["config"]["MODEL"].get("adapters") is None:

@@ -3,14 +3,14 @@
 import inspect
 from collections.abc import Iterator
 
-from phasetrain.app.setup import SLOTS
+from phasetrain.app.slots import SLOTS
+from phasetrain.config.parts import FACTS
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import default_schema, matches
 from phasetrain.config.sections.keys import Key
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.tasks.build.builder import FACTS
 
 
 def topic_help(topic: str) -> str:
@@ -56,7 +56,7 @@ def _find_section(topic: str) -> str:
     if topic.upper() in sections:
         return topic.upper()
     for slot in sorted(SLOTS, key=_is_conditional):
-        if topic.lower() in (slot.registry.kind, _plural(slot.registry.kind)):
+        if topic.lower() in (slot.kind, _plural(slot.kind)):
             return slot.path.partition(".")[0]
     return ""
 

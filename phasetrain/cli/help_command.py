@@ -5,6 +5,7 @@ import shutil
 import sys
 import textwrap
 
+from phasetrain.app.code_cache import compute_once
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call, make_parser
 from phasetrain.cli.table import format_commands, list_commands, list_group
@@ -38,15 +39,19 @@ def run_help(call: Call) -> Outcome:
         )
     else:
         if topic:
-            # Imports every registry of parts, and with them torch.
-            from phasetrain.cli.help import topic_help
-
-            text = topic_help(topic)
+            text = compute_once(f"help {topic}", lambda: _explain_topic(topic))
         else:
             text = general_help(f"{USAGE}\n\n{format_commands()}", call.flags.config_dir)
         if sys.stdout.isatty():
             text = wrap_help(text, shutil.get_terminal_size().columns)
     return Outcome(text=text, content={"text": text})
+
+
+def _explain_topic(topic: str) -> str:
+    # Imports all parts, and with them torch.
+    from phasetrain.cli.help import topic_help
+
+    return topic_help(topic)
 
 
 def general_help(usage: str, config_dir: str | None) -> str:

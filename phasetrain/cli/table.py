@@ -52,27 +52,6 @@ CORE_COMMANDS = (
         arguments=f"{RUNS}:add_list_arguments",
     ),
     Command(
-        "runs follow",
-        "RUN",
-        "print log and progress of a run until it ends",
-        f"{RUNS}:run_follow",
-        arguments=f"{RUNS}:add_follow_arguments",
-    ),
-    Command(
-        "runs compare",
-        "A B",
-        "compare states, metrics and configs of two runs, and where they diverge",
-        f"{RUNS}:run_compare",
-        arguments=f"{RUNS}:add_pair_arguments",
-    ),
-    Command(
-        "runs diff",
-        "A B",
-        "find the first update at which two runs differ (exit code 0: identical, 1: different)",
-        f"{RUNS}:run_diff",
-        arguments=f"{RUNS}:add_pair_arguments",
-    ),
-    Command(
         "help",
         "[TOPIC]",
         "show this help, or help on a section, a key, a part or a command",

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from phasetrain.config.exports import find_public
+from phasetrain.config.parts import DECLARED_PARTS
 from phasetrain.errors import ConfigError, did_you_mean
 
 GROUP = "phasetrain.addons"
@@ -101,7 +103,7 @@ class AddOn:
     is_deleted: bool = False
     commands: list[Command] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
-    parts: dict[str, dict[str, str]] = field(default_factory=dict)
+    parts: dict[str, Mapping[str, str]] = field(default_factory=dict)
     bridges: dict[str, dict[str, str]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class AddOn:
             ValueError: there is no such kind.
         """
         _check_kind(kind)
-        self.parts.setdefault(kind, {}).update(modules)
+        self.parts[kind] = {**self.parts.get(kind, {}), **modules}
 
     def add_bridges(self, kind: str, modules: Mapping[str, str]) -> None:
         """Add bridges to the parts of libraries, see `phasetrain.config.registry.Registry.bridge`.
@@ -253,8 +255,9 @@ def _sort_key(point: EntryPoint) -> tuple[bool, str]:
 
 
 def _reject_conflicts(addons: Sequence[AddOn]) -> None:
+    core = AddOn("core", "phasetrain", parts=dict(DECLARED_PARTS))
     owners: dict[tuple[str, str], AddOn] = {}
-    for addon in addons:
+    for addon in (core, *addons):
         for thing in _list_names(addon):
             other = owners.setdefault(thing, addon)
             if other is not addon:
@@ -293,8 +296,9 @@ def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:
 
 @cache
 def list_parts(kind: str) -> Mapping[str, str]:
-    """Return the parts of a kind that add-ons add: name -> module whose import registers it."""
-    parts: dict[str, str] = {}
+    """Return the declared parts of a kind, of the core and of add-ons: name -> module whose import
+    registers it."""
+    parts = dict(DECLARED_PARTS.get(kind, {}))
     for addon in load_addons():
         parts |= addon.parts.get(kind, {})
     return parts
@@ -353,14 +357,14 @@ def import_object(path: str) -> Any:
         ConfigError: there is none.
     """
     module, _, name = path.partition(":")
-    names = vars(import_module(module))
-    if name not in names:
+    value = find_public(import_module(module), name)
+    if value is None:
         raise ConfigError(
             f"an add-on names {path!r}, and the module {module!r} has no {name!r}; update or "
             f"uninstall the package of {module.partition('.')[0]!r}",
             code="addon.failed",
         )
-    return names[name]
+    return value
 
 
 def import_module(name: str) -> ModuleType:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from phasetrain.config.nested import to_plain
 from phasetrain.config.sections import (
     CheckpointSection,
     DataSection,
@@ -50,7 +51,8 @@ class AttrDict(dict[str, Any]):
 
     def plain(self) -> dict[str, Any]:
         """Return a deep copy made of ordinary dicts and lists."""
-        return {key: _plain(value) for key, value in self.items()}
+        content: dict[str, Any] = to_plain(self)
+        return content
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise TypeError(
@@ -94,12 +96,4 @@ def _frozen(value: Any, path: str) -> Any:
         return AttrDict(value, path=path)
     if isinstance(value, list | tuple):
         return tuple(_frozen(v, f"{path}[{i}]") for i, v in enumerate(value))
-    return value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, AttrDict):
-        return value.plain()
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
     return value

@@ -7,8 +7,8 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, Final
 
-from phasetrain.config.compose.merge import leaves
 from phasetrain.config.deprecations import rename_keys, restore_name
+from phasetrain.config.nested import leaves, to_plain
 from phasetrain.config.schema import LABELLED, PARTS, WORDS, Schema, part_pattern
 from phasetrain.config.sections import Resume
 from phasetrain.config.sections.keys import join_path
@@ -124,11 +124,11 @@ def _is_default(path: str, value: Any, schema: Schema) -> bool:
 
 
 def _canonical(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(item) for key, item in value.items()}
     # Tuples of a frozen config equal the lists of a config read from JSON.
-    if isinstance(value, list | tuple):
-        return [_canonical(item) for item in value]
+    return to_plain(value, _to_canonical_number, text_keys=True)
+
+
+def _to_canonical_number(value: Any) -> Any:
     # YAML reads 1 and 1.0 as different types; as the value of a parameter they are equal.
     if isinstance(value, float) and value.is_integer():
         return int(value)

@@ -14,10 +14,22 @@ DEPLOY = "phasetrain.addons.deploy"
 TEXT = "phasetrain.addons.text"
 BATCH_TRANSFORMS = "phasetrain.addons.vision.batch_transforms"
 TRANSFORMS = "phasetrain.addons.vision.transforms"
+SHARDING = "phasetrain.addons.sharding"
 SELF_SUPERVISED_LOSSES = "phasetrain.addons.vision.self_supervised_losses"
 
 MOVED = MappingProxyType(
     {
+        **{
+            f"phasetrain.{former}.{name}": present
+            for former in ("app", "commands")
+            for name, present in (
+                ("runs", "phasetrain.app"),
+                ("runs.diff", f"{EXPERIMENTS}.compare.diff"),
+                ("runs.follow", f"{ADDONS}.observe.follow"),
+            )
+        },
+        "phasetrain.app.submit": f"{ADDONS}.cluster.submit",
+        "phasetrain.checkpoint.sharded": f"{SHARDING}.checkpoint",
         "phasetrain.commands": "phasetrain.app",
         **{
             f"phasetrain.commands.{name}": f"{EXPERIMENTS}.{name}"
@@ -48,10 +60,17 @@ MOVED = MappingProxyType(
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
             for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
         },
+        **{
+            f"phasetrain.distributed.strategies.{name}": f"{SHARDING}.{name}"
+            for name in ("fsdp", "sharded_ddp", "sharded_state", "zero")
+        },
         "phasetrain.data.transforms.joint.torchvision": f"{ADDONS}.libraries.torchvision_fields",
+        "phasetrain.distributed.collective_check": f"{ADDONS}.observe.collective_check",
         "phasetrain.hooks.profiling": "phasetrain.addons.observe.profiling",
+        "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
+        "phasetrain.hooks.weights": f"{ADDONS}.reload.reload_weights",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
         "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
@@ -63,8 +82,16 @@ MOVED = MappingProxyType(
         "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
         "phasetrain.tasks.generation": f"{TEXT}.generation",
         "phasetrain.tasks.raw_inputs": f"{DEPLOY}.predict.raw_inputs",
+        "phasetrain.optim.large_batch": f"{ADDONS}.optimizers.large_batch",
+        "phasetrain.optim.muon": f"{ADDONS}.optimizers.muon",
         "phasetrain.runs.report": "phasetrain.addons.report.page",
         "phasetrain.runs.statistics": f"{EXPERIMENTS}.statistics",
+        "phasetrain.runtime.images": f"{ADDONS}.report.images",
+        "phasetrain.runtime.storage.cache": f"{ADDONS}.remote.cache",
+        "phasetrain.runtime.storage.objects": f"{ADDONS}.remote.objects",
+        "phasetrain.runtime.storage.remote": f"{ADDONS}.remote.systems",
+        "phasetrain.runtime.storage.remote_handler": f"{ADDONS}.remote.handler",
+        "phasetrain.testing.memory": f"{ADDONS}.remote.memory",
     }
 )
 """Former name of a module or package -> its present name; the longest match counts."""
@@ -78,7 +105,9 @@ NAMES = MappingProxyType(
             "MLflow": f"{ADDONS}.observe.trackers.mlflow",
             "Memory": f"{ADDONS}.observe.profiling.memory",
             "Profiler": f"{ADDONS}.observe.profiling.profiler",
+            "Recheck": f"{ADDONS}.observe.recheck.recheck",
             "Record": f"{ADDONS}.observe.trackers.base",
+            "ReloadWeights": f"{ADDONS}.reload.reload_weights",
             "Report": f"{ADDONS}.report.hook",
             "TensorBoard": f"{ADDONS}.observe.trackers.tensorboard",
             "Tracker": f"{ADDONS}.observe.trackers.base",
@@ -91,6 +120,9 @@ NAMES = MappingProxyType(
             "Mixup": f"{BATCH_TRANSFORMS}.mixup",
             "OneOf": f"{BATCH_TRANSFORMS}.one_of",
             "PairMixing": f"{BATCH_TRANSFORMS}.mixing",
+        },
+        "phasetrain.checkpoint": {
+            "SaveGroup": f"{SHARDING}.checkpoint",
         },
         "phasetrain.data.datasets": {
             "ByteTokenizer": f"{TEXT}.blocks",
@@ -121,6 +153,11 @@ NAMES = MappingProxyType(
             "Rotate": f"{TRANSFORMS}.rotate",
             "find_albumentations_transform": f"{ADDONS}.libraries.albumentations",
             "find_torchvision_transform": f"{ADDONS}.libraries.torchvision_transforms",
+        },
+        "phasetrain.distributed.strategies": {
+            "FullyShard": f"{SHARDING}.fsdp",
+            "ShardedDataParallel": f"{SHARDING}.sharded_ddp",
+            "Zero": f"{SHARDING}.zero",
         },
         "phasetrain.losses": {
             "BYOL": f"{SELF_SUPERVISED_LOSSES}.byol",
@@ -170,6 +207,11 @@ NAMES = MappingProxyType(
             "find_transformers_model": f"{ADDONS}.libraries.models",
             "make_resnet": f"{ADDONS}.vision.resnet",
         },
+        "phasetrain.optim": {
+            "LAMB": f"{ADDONS}.optimizers.large_batch",
+            "LARS": f"{ADDONS}.optimizers.large_batch",
+            "Muon": f"{ADDONS}.optimizers.muon",
+        },
         "phasetrain.models.adapters": {"make_peft_files": f"{DEPLOY}.peft"},
         "phasetrain.tasks": {
             "GAN": f"{ADDONS}.vision.gan",
@@ -188,7 +230,7 @@ def import_moved_name(package: str, name: str) -> object:
     Raises:
         AttributeError: it had nothing of this name.
     """
-    module = NAMES[package].get(name)
+    module = NAMES.get(package, {}).get(name)
     if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     _warn(f"{package}.{name}", f"{module}.{name}", stacklevel=4)

@@ -5,7 +5,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from phasetrain.errors import PhasetrainError, Problem, did_you_mean, is_user_file
@@ -47,7 +48,7 @@ def load_plugins() -> list[str]:
         one warning per entry point that failed; a stale package must not block every run.
     """
     warnings = []
-    for point in entry_points(group=PLUGINS):
+    for point in _find_plugins(tuple(sys.path)):
         try:
             point.load()
         except Exception as error:  # noqa: BLE001 - an installed package can raise anything
@@ -55,6 +56,12 @@ def load_plugins() -> list[str]:
             reason = _describe_import_error(point.module, error)
             warnings.append(f"plugin {point.name!r} of {package} is skipped: {reason}")
     return warnings
+
+
+@lru_cache(maxsize=1)  # reading the metadata of all packages takes as long as composing the config
+def _find_plugins(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of the packages in the folders of `sys.path`."""
+    return tuple(entry_points(group=PLUGINS))
 
 
 def _describe_import_error(name: str, error: Exception | SystemExit) -> str:

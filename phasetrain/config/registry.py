@@ -11,8 +11,16 @@ from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from phasetrain.config.addons import explain_missing, import_module, list_bridges, list_parts
+from phasetrain.config.addons import (
+    explain_missing,
+    import_module,
+    import_object,
+    list_bridges,
+    list_parts,
+)
+from phasetrain.config.exports import find_public
 from phasetrain.config.objects import find_object, is_object_name
+from phasetrain.config.parts import REGISTRIES
 from phasetrain.config.problems import raise_all
 from phasetrain.config.trust import (
     is_library_part,
@@ -84,11 +92,11 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
     fifth one for objects, see `phasetrain.config.objects`.
 
     Args:
-        kind: the word for one part in messages, such as `loss`.
+        kind: the word for one part in messages, such as `loss`; parts that are declared for this
+            kind belong to the registry.
         section: the config section that names it, such as `LOSS`.
         library: returns the library's own parts by class name; called on the first look-up that
             needs it.
-        has_addons: whether the parts of this kind that add-ons add belong to it.
 
     Example:
         >>> LOSSES: Registry[torch.nn.Module] = Registry("loss", "LOSS")
@@ -102,13 +110,11 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         section: str,
         *,
         library: Callable[[], Mapping[str, Factory[T]]] | None = None,
-        has_addons: bool = True,
     ) -> None:
         self.kind = kind
         self.section = section
         self._own: dict[str, Factory[T]] = {}
         self._bridges: dict[str, Bridge[T]] = {}
-        self._has_addons = has_addons
         # Called on first use, since listing the classes of a library imports it.
         self._library = lru_cache(maxsize=1)(library or dict)
 
@@ -285,7 +291,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         registered = ", ".join(self) or "none"
         by_class = f", and {len(library)} of the library by class name" if library else ""
         bridged = explain_missing() or "."
-        libraries = sorted({*self._bridges, *self._list_bridges()})
+        libraries = sorted({*self._bridges, *list_bridges(self.kind)})
         if libraries:
             names = " or ".join(f"{library}." for library in libraries)
             bridged = f", and so does a name after {names}{explain_missing()}"
@@ -325,17 +331,9 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 raise ConfigError(f"{error}; {advice}", code=error.code) from error
             raise
 
-    def _list_added(self) -> Mapping[str, str]:
-        """Return the parts of add-ons: name -> module whose import registers it."""
-        return list_parts(self.kind) if self._has_addons else {}
-
-    def _list_bridges(self) -> Mapping[str, str]:
-        """Return the bridges of add-ons: library -> module whose import registers it."""
-        return list_bridges(self.kind) if self._has_addons else {}
-
     def _load_bridge(self, library: str) -> None:
         """Import the bridge of a library that an add-on has, if there is one."""
-        module = self._list_bridges().get(library)
+        module = list_bridges(self.kind).get(library)
         if module is not None and library not in self._bridges:
             import_module(module)
 
@@ -343,7 +341,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         """Return where another part of this name comes from; empty if there is none."""
         if name in self._own:
             return source_of(self._own[name])
-        module = self._list_added().get(name)
+        module = list_parts(self.kind).get(name)
         # A package may register its parts in modules of its own.
         if module is None or f"{factory.__module__}.".startswith(f"{module}."):
             return ""
@@ -351,24 +349,30 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
 
     def __getitem__(self, name: str) -> Factory[T]:
         if name not in self._own:
-            module = self._list_added()[name]
+            module = list_parts(self.kind)[name]
             import_module(module)
             if name not in self._own:
                 raise ConfigError(
-                    f"the module {module!r} of an add-on does not register the {self.kind} "
-                    f"{name!r}; update or uninstall the package of {module.partition('.')[0]!r}",
+                    f"the module {module!r} does not register the {self.kind} {name!r}, which is "
+                    f"declared; update or uninstall the package of {module.partition('.')[0]!r}",
                     code="addon.failed",
                 )
         return self._own[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._own, *self._list_added()}))
+        return iter(sorted({*self._own, *list_parts(self.kind)}))
 
     def __len__(self) -> int:
-        return len({*self._own, *self._list_added()})
+        return len({*self._own, *list_parts(self.kind)})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._list_added()
+        return name in self._own or name in list_parts(self.kind)
+
+
+def find_registry(kind: str) -> Registry[Any]:
+    """Return the registry of a kind of parts."""
+    registry: Registry[Any] = import_object(REGISTRIES[kind])
+    return registry
 
 
 def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -451,17 +455,17 @@ def import_part(path: str, key: str, kind: str) -> Factory[Any]:
     module_name, _, attribute = path.rpartition(".")
     module = _import(module_name, path, key)
     # Not getattr: the `__getattr__` of a module may import further modules and raise anything.
-    value = vars(module).get(attribute)
+    value = find_public(module, attribute)
     if not trusted and not is_library_part(value, kind):
         raise make_trust_error(path, key)
     if not callable(value):
-        near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
+        near = did_you_mean(attribute, [n for n in dir(module) if callable(find_public(module, n))])
         raise ConfigError(
             f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}"
             f"{near}{explain_missing()}",
             code="config.unknown_part",
         )
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _resolve(bridge: Bridge[T], rest: str, name: str, key: str) -> Factory[T] | None:

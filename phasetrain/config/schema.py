@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.sections.extended import complete_config
-from phasetrain.config.sections.keys import Key, Resume, walk_section
+from phasetrain.config.sections.keys import Key, Resume, Scope, walk_section
 
 DEFAULTS = "defaults.yaml"
 """Name of the lowest layer: the defaults of all keys."""
@@ -35,7 +35,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
 )
 """Places where a name chooses a part -> the key of the name. `*` is one label or data split.
 
-The registry of each place is in `phasetrain.app.setup.SLOTS`.
+The registry of each place is in `phasetrain.app.slots.SLOTS`.
 """
 
 WORDS = (
@@ -131,15 +131,31 @@ class Schema:
             return "adjustable"
         if section == "HOOKS":
             return self._resume_of_hook(path)
-        # A path below a key, such as OPTIMIZER.SCHEDULES.lr.end, has the class of the key.
-        while path:
-            key = self.key(path)
-            if key is not None:
-                return key.resume
-            path = path.rpartition(".")[0]
+        key = self._find_key(path)
+        if key is not None:
+            return key.resume
         if section in FREE:
             return "free"
         return "forbidden"
+
+    def scope(self, path: str) -> Scope:
+        """Return what any dotted path is about; parameters of parts are about the result."""
+        key = self._find_key(path)
+        return "result" if key is None else key.scope
+
+    def is_of_one_run(self, path: str) -> bool:
+        """Return whether any two runs may differ in a key: its name, and keys of one command."""
+        return path == "RUN.name" or self.scope(path) == "command"
+
+    def _find_key(self, path: str) -> Key | None:
+        """Return the key at a dotted path, or the key that the path is below, as
+        OPTIMIZER.SCHEDULES.lr.end is; None for parameters of parts."""
+        while path:
+            key = self.key(path)
+            if key is not None:
+                return key
+            path = path.rpartition(".")[0]
+        return None
 
     def _resume_of_hook(self, path: str) -> Resume:
         label = path.split(".")[1:2]

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from phasetrain.config.compose.composed import Composed
-from phasetrain.config.compose.merge import Merged, leaves
+from phasetrain.config.compose.merge import Merged
 from phasetrain.config.compose.sources import Layer
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import raise_all
 from phasetrain.config.schema import Schema, matches
 from phasetrain.errors import Problem, did_you_mean

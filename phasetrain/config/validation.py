@@ -5,13 +5,21 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from phasetrain.config.addons import explain_missing
+from phasetrain.config.addons import explain_missing, list_parts
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.folders import EXPERIMENT
-from phasetrain.config.compose.merge import leaves, lookup
+from phasetrain.config.compose.merge import lookup
 from phasetrain.config.engines import list_engines
+from phasetrain.config.nested import leaves
+from phasetrain.config.parts import RUN_FACTS
 from phasetrain.config.problems import make_problem, raise_all
-from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
+from phasetrain.config.registry import (
+    Registry,
+    find_registry,
+    free_parameters,
+    parameter_types,
+    parameters,
+)
 from phasetrain.config.schema import (
     DEFAULT_NAMES,
     DEFAULTS,
@@ -36,20 +44,23 @@ class Slot:
 
     Attributes:
         path: dotted path; `*` is one label or data split, a name with `[]` each item of a list.
-        registry: registry in which the name is looked up.
+        kind: kind of parts, whose registry has the name.
         provided: parameters that the program passes and a config must not set.
-        facts: parameters that the program passes unless a config sets them; not in messages.
         other_keys: keys of the place that are no parameters of the part; their reader checks them.
         only: a part and its name; the place exists only within parts of this name. The part is
             given by its slot's path, the beginning of `path`.
     """
 
     path: str
-    registry: Registry[Any]
+    kind: str
     provided: frozenset[str] = frozenset()
-    facts: frozenset[str] = frozenset()
     other_keys: tuple[str, ...] = ()
     only: tuple[str, str] | None = None
+
+    @property
+    def registry(self) -> Registry[Any]:
+        """The registry of the kind, whose module is imported when it is first asked for."""
+        return find_registry(self.kind)
 
     @property
     def key(self) -> str:
@@ -75,6 +86,17 @@ class Slot:
     def takes_bare_name(self) -> bool:
         """Whether a plain name is short for a mapping with the name."""
         return self.path in WORDS or self.path.endswith("[]")
+
+
+@dataclass(frozen=True)
+class _NamedPart:
+    """A place that names a part, which is not looked up yet."""
+
+    path: str
+    name: str
+    section: Mapping[str, Any]
+    named_by: str
+    """Key with the name, for messages."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +164,15 @@ def find_part_names(
     """
     report = _Report(composed)
     finder = _PartFinder(composed.config, schema, report)
-    names = {slot.path: [part.name for part in finder.find_parts(slot)] for slot in slots}
+    names = {
+        slot.path: [
+            named.name
+            for named in finder.name_parts(slot)
+            # Declared parts exist: their modules need not be imported.
+            if named.name in list_parts(slot.kind) or finder.look_up(slot, named)
+        ]
+        for slot in slots
+    }
     raise_all(report.problems)
     return names
 
@@ -188,22 +218,26 @@ class _Report:
         return max(below, key=self._layers.index, default="")
 
 
-class _KeyChecker:
-    """Checks the keys of the sections, without parameters of parts."""
+@dataclass(frozen=True)
+class _Checker:
+    """Checks a config, and adds its problems to a report."""
 
-    def __init__(self, config: Mapping[str, Any], schema: Schema, report: _Report) -> None:
-        self._config = config
-        self._schema = schema
-        self._report = report
+    config: Mapping[str, Any]
+    schema: Schema
+    report: _Report
+
+
+class _KeyChecker(_Checker):
+    """Checks the keys of the sections, without parameters of parts."""
 
     def check_section(self, values: Mapping[str, Any], path: str) -> None:
         """Check the keys below a path, which is empty for the whole config."""
         for name, value in values.items():
             here = join_path(path, name)
-            key = self._schema.key(here)
+            key = self.schema.key(here)
             if key is not None:
                 self._check_key(key, here, value)
-            elif self._schema.children(here):
+            elif self.schema.children(here):
                 self._check_group(here, value)
             # Below a part, a key that is not of the section may be a parameter of the part: only
             # the part's signature can tell, in `_check_parameters`.
@@ -215,7 +249,7 @@ class _KeyChecker:
             return  # already among the problems of the composition
         if not key.type.fits(value):
             sentence = f"expected {key.type.text}{self._show_form(path, value)}"
-            self._report.add("config.wrong_type", path, value, sentence)
+            self.report.add("config.wrong_type", path, value, sentence)
         elif key.fields is not None and isinstance(value, Mapping):
             self._check_mapping(section_keys(key.fields, path), path, value)
 
@@ -229,10 +263,10 @@ class _KeyChecker:
             if path == "OPTIMIZER.SCHEDULES":
                 entry = f"lr: {first}"
             return f" from labels to parameters, as in {path}: {{{entry}}}"
-        key = self._schema.key(path)
+        key = self.schema.key(path)
         if key is None:
             return ""
-        is_in_file = self._report.layer_of(path).endswith((".yaml", ".yml"))
+        is_in_file = self.report.layer_of(path).endswith((".yaml", ".yml"))
         if isinstance(value, bool) and is_in_file and key.type.fits("text"):
             return "; YAML reads yes, no, on and off as true and false, unless in quotes"
         if isinstance(value, str):
@@ -257,16 +291,16 @@ class _KeyChecker:
                 unknown = _Unknown(
                     "config.unknown_key", f"{path}.{name}", value, "no such key", listed
                 )
-                self._report.unknown.append(unknown)
+                self.report.unknown.append(unknown)
 
     def _check_group(self, path: str, value: Any) -> None:
         if not isinstance(value, Mapping):
-            children = ", ".join(self._schema.children(path))
+            children = ", ".join(self.schema.children(path))
             form = self._show_form(path, value) or f" of keys: {children}"
             pattern = part_pattern(path)
             if isinstance(value, str) and pattern is not None:
                 form = f", as in {path}: {{{PARTS[pattern]}: {value}}}"
-            self._report.add("config.wrong_type", path, value, f"expected mapping{form}")
+            self.report.add("config.wrong_type", path, value, f"expected mapping{form}")
             return
         if matches(path, "DATA.*") and value.get("dataset") is None:
             self._check_missing_dataset(path)
@@ -276,7 +310,7 @@ class _KeyChecker:
         name = path.partition(".")[2]
         if name != "TRAIN":
             # A split without a dataset is rather a misspelt key of DATA.
-            near = did_you_mean(name, [other for other in self._config["DATA"] if other != name])
+            near = did_you_mean(name, [other for other in self.config["DATA"] if other != name])
             sentence = (
                 "each upper-case key of DATA except TRAIN is a test split, and this one has no "
                 f"dataset; set {path}.dataset{near}"
@@ -288,16 +322,16 @@ class _KeyChecker:
                 "no dataset is set; set DATA.TRAIN.dataset, or start from an experiment, as in "
                 "experiment=digits"
             )
-            if self._report.layer_of(f"{path}.dataset") != DEFAULTS:
+            if self.report.layer_of(f"{path}.dataset") != DEFAULTS:
                 # The default experiment has one, see `Merged.drop_assumed_datasets`.
                 sentence = (
                     "no dataset is set, and that of the default experiment does not go with the "
                     "dataset of the other splits; set DATA.TRAIN.dataset"
                 )
-        self._report.add_sentence("config.missing_dataset", path, sentence)
+        self.report.add_sentence("config.missing_dataset", path, sentence)
 
     def _needs_training_data(self) -> bool:
-        engine = list_engines().get(str(lookup(self._config, "RUN.engine")))
+        engine = list_engines().get(str(lookup(self.config, "RUN.engine")))
         return engine is None or engine.needs_training_data
 
     def _add_unknown(self, path: str, value: Any, parent: str) -> None:
@@ -306,45 +340,45 @@ class _KeyChecker:
         if len(below) == 1:
             path, value = next(iter(below.items()))
         word = "keys" if parent else "sections"
-        advice = f"Known {word}: {', '.join(self._schema.children(parent))}{explain_missing()}"
+        advice = f"Known {word}: {', '.join(self.schema.children(parent))}{explain_missing()}"
         is_section = not parent and path.partition(".")[0].isupper()
         code = "config.unknown_section" if is_section else "config.unknown_key"
-        self._report.unknown.append(_Unknown(code, path, value, "no such key", advice))
+        self.report.unknown.append(_Unknown(code, path, value, "no such key", advice))
 
 
-class _PartFinder:
+class _PartFinder(_Checker):
     """Looks up the parts that the config names."""
-
-    def __init__(self, config: Mapping[str, Any], schema: Schema, report: _Report) -> None:
-        self._config = config
-        self._schema = schema
-        self._report = report
 
     def find_parts(self, slot: Slot) -> list[_Part]:
         """Return the parts that are named in a slot; a name that does not exist is reported."""
-        parts = [self._find_part(slot, path, value) for path, value in self._list_places(slot)]
+        parts = [self.look_up(slot, named) for named in self.name_parts(slot)]
+        return [part for part in parts if part is not None]
+
+    def name_parts(self, slot: Slot) -> list[_NamedPart]:
+        """Return what names the parts of a slot; a place that names none is reported."""
+        parts = [self._name_part(slot, path, value) for path, value in self._list_places(slot)]
         return [part for part in parts if part is not None]
 
     def _list_places(self, slot: Slot) -> Iterator[tuple[str, Any]]:
         if slot.only is None:
-            yield from _expand(self._config, "", slot.path.split("."))
+            yield from _expand(self.config, "", slot.path.split("."))
             return
         outer, name = slot.only
         inner = slot.path.removeprefix(f"{outer}.").split(".")
-        for path, value in _expand(self._config, "", outer.split(".")):
+        for path, value in _expand(self.config, "", outer.split(".")):
             if isinstance(value, Mapping) and value.get(PARTS.get(outer, "name")) == name:
                 yield from _expand(value, path, inner)
 
-    def _find_part(self, slot: Slot, path: str, value: Any) -> _Part | None:
+    def _name_part(self, slot: Slot, path: str, value: Any) -> _NamedPart | None:
         if isinstance(value, Mapping):
             section = value
         elif slot.takes_bare_name and isinstance(value, str):
             section = {slot.key: value}
         else:
             # A checked place is reported by `_KeyChecker`, and one mistake must not appear twice.
-            if not self._schema.has(path):
+            if not self.schema.has(path):
                 sentence = _describe_expected(slot, path, value)
-                self._report.add("config.missing_part", path, value, sentence)
+                self.report.add("config.missing_part", path, value, sentence)
             return None
         default = slot.default_name
         if slot.path in DEFAULT_NAMES:
@@ -354,17 +388,22 @@ class _PartFinder:
         if section is value and slot.key in section:
             named_by = f"{path}.{slot.key}"
         if not isinstance(name, str):
-            if not self._schema.has(f"{path}.{slot.key}"):
+            if not self.schema.has(f"{path}.{slot.key}"):
                 sentence = _describe_expected(slot, path, value)
                 wrong = section.get(slot.key, value)
-                self._report.add("config.missing_part", named_by, wrong, sentence)
+                self.report.add("config.missing_part", named_by, wrong, sentence)
             return None
+        return _NamedPart(path, name, section, named_by)
+
+    def look_up(self, slot: Slot, named: _NamedPart) -> _Part | None:
+        """Return a part; None if there is none of this name, which is reported."""
+        name, named_by = named.name, named.named_by
         try:
             factory = slot.registry.find(name, named_by)
         except ConfigError as error:
             sentence = str(error).removeprefix(f"{named_by} = {name!r}: ")
             problem = error.problems[0]
-            self._report.add(problem.code, named_by, name, sentence, problem.suggestion)
+            self.report.add(problem.code, named_by, name, sentence, problem.suggestion)
             # So that its misspelt parameters are in the same report. The suggestion for a part of
             # another library is without the name of the library, and would not be found.
             if "." in name or not problem.suggestion:
@@ -373,8 +412,9 @@ class _PartFinder:
             factory = slot.registry.find(name, named_by)
         takes = {n: p for n, p in parameters(factory).items() if n not in slot.provided}
         types = parameter_types(factory)
-        is_guess = name != section.get(slot.key, default)
-        return _Part(path, name, slot, section, takes, types, free_parameters(factory), is_guess)
+        takes_any = free_parameters(factory)
+        is_guess = name != named.name
+        return _Part(named.path, name, slot, named.section, takes, types, takes_any, is_guess)
 
 
 def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
@@ -397,13 +437,13 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
         elif part.is_guess and (key in part.takes or not nearest(key, part.takes, likeness=0.8)):
             continue
         elif key not in part.takes:
-            listed = [name for name in part.takes if name not in part.slot.facts]
+            listed = [name for name in part.takes if name not in RUN_FACTS]
             accepted = ", ".join([*listed, *own, *part.slot.other_keys]) or "no parameters"
             if part.takes_any:
                 accepted = f"{accepted}, and others in one mapping `params`"
             sentence = f"{part.name!r} has no such parameter"
             if key in part.slot.registry and (value is None or isinstance(value, Mapping)):
-                noun = part.slot.registry.kind
+                noun = part.slot.kind
                 sentence += f" (a {noun} is named by {part.path}.{part.slot.key}={key})"
             report.unknown.append(
                 _Unknown("config.unknown_parameter", here, value, sentence, f"It takes: {accepted}")
@@ -487,7 +527,7 @@ def _show_form_of_text(key: Key, text: str) -> str:
 
 def _describe_expected(slot: Slot, path: str, value: Any) -> str:
     names = ", ".join(slot.registry)
-    noun = slot.registry.kind
+    noun = slot.kind
     if isinstance(value, str):
         return f"expected a mapping of parameters; a {noun} is named by {path}.{slot.key}={value}"
     if isinstance(value, Mapping):

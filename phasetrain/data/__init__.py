@@ -1,23 +1,29 @@
 """Datasets, transforms, samplers and loaders (section DATA)."""
 
-from phasetrain.config.moved import import_moved_name
-from phasetrain.data.bad_samples import BadSamples, OnBadSample, SampleError
-from phasetrain.data.datasets import DATASETS
-from phasetrain.data.datasets.streams import Stream, StreamDataset
-from phasetrain.data.loading.collate import COLLATES, Collate
-from phasetrain.data.loading.custom_loader import LOADERS, CustomLoader
-from phasetrain.data.loading.loader import PhaseLoader
-from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
-from phasetrain.data.loading.reader import SampleReader
-from phasetrain.data.loading.settings import LoaderSettings
-from phasetrain.data.loading.sources_reader import SourcesReader
-from phasetrain.data.mixture import MixedDataset
-from phasetrain.data.protocols import GrowingDataset, ShardedDataset, WindowedDataset
-from phasetrain.data.samplers.lanes import LaneOrder
-from phasetrain.data.samplers.named import DrawOrder
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
-from phasetrain.data.samplers.source import SampleSource
-from phasetrain.data.transforms import TRANSFORMS
+from typing import TYPE_CHECKING
+
+from phasetrain.config.exports import export_lazily
+
+if TYPE_CHECKING:
+    from phasetrain.data.bad_samples import BadSamples, OnBadSample, SampleError
+    from phasetrain.data.datasets.base import DATASETS
+    from phasetrain.data.datasets.streams import Stream, StreamDataset
+    from phasetrain.data.loading.collate import COLLATES, Collate
+    from phasetrain.data.loading.custom_loader import LOADERS, CustomLoader
+    from phasetrain.data.loading.loader import PhaseLoader
+    from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
+    from phasetrain.data.loading.reader import SampleReader
+    from phasetrain.data.loading.settings import LoaderSettings
+    from phasetrain.data.loading.sources_reader import SourcesReader
+    from phasetrain.data.mixture import MixedDataset
+    from phasetrain.data.protocols import GrowingDataset, ShardedDataset, WindowedDataset
+    from phasetrain.data.samplers.lanes import LaneOrder
+    from phasetrain.data.samplers.named import DrawOrder
+    from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
+    from phasetrain.data.samplers.source import SampleSource
+    from phasetrain.data.transforms.base import TRANSFORMS
+else:
+    __getattr__, __dir__ = export_lazily(__name__)
 
 __all__ = [
     "COLLATES",
@@ -49,8 +55,3 @@ __all__ = [
     "StreamDataset",
     "WindowedDataset",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Return a name that has moved to an add-on, with a warning."""
-    return import_moved_name(__name__, name)

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from phasetrain.config.sections.data import SOURCE_KEYS
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS, locate_part
-from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Mixture, Samples
+from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples, read_facts
 from phasetrain.data.samplers.epoch_stream import EpochStream
 from phasetrain.data.samplers.named import DrawOrder, Draws
 from phasetrain.data.samplers.permutation import Indices
@@ -25,9 +26,6 @@ from phasetrain.runtime.machine import seed_of
 
 PERIOD = 10_000
 """Maximum number of draws after which the turns repeat; shares are multiples of 1 / PERIOD."""
-
-SOURCE_KEYS = ("batch_size", "transforms", "collate", "inputs", "targets", "label_type")
-"""Keys of a dataset in a mixture with a batch size per source; the rest are parameters."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,7 @@ class SubsetView(SampleView):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the dataset."""
-        if isinstance(self.dataset, Described):
-            return self.dataset.facts()
-        return {}
+        return read_facts(self.dataset)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample in use, int64 `(N,)`."""
@@ -169,10 +165,7 @@ class MixedDataset(Dataset[Any]):
             ConfigError: they have different tokenizers.
         """
         if self.batches is not None:
-            source = next(iter(self.sources.values()))
-            if isinstance(source, Described):
-                return source.facts()
-            return {}
+            return read_facts(next(iter(self.sources.values())))
         facts_by_label = {
             label: dict(source.facts())
             for label, source in self.sources.items()
@@ -348,12 +341,12 @@ def make_proportional(
         ValueError: the dataset has no sources or none with such a label, or a share is not positive
             or below 1/10,000.
     """
-    if not isinstance(source.dataset, Mixture) or source.chosen is not None:
+    lengths = getattr(source.dataset, "source_lengths", None)
+    if lengths is None or source.chosen is not None:
         raise ValueError(
             "the sampler needs a dataset with several sources (`source_lengths`), such as mixed, "
             "and no `subset`"
         )
-    lengths = source.dataset.source_lengths
     for label in proportions:
         if label not in lengths:
             names = ", ".join(lengths)

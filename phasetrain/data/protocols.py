@@ -1,7 +1,19 @@
 """The interfaces that a dataset may implement; the rest of the package asks for nothing else.
 
 Only `Samples` is required. Each of the others enables a feature when a dataset happens to have it:
-no base class, no registration.
+no base class, no registration. So do these attributes and methods:
+
+    classes, class_names   number of classes, or their names, of a dataset without `facts`
+    field_kinds            kinds of the fields of a sample by name, or a list for samples that are
+                           tuples; see `DATA.*.fields`
+    size                   size to which the dataset resizes images; None keeps their sizes
+    source_lengths         label of each source -> its number of samples, if the indices run through
+                           several sources, one after the other
+    lengths()              length of each sample (tokens, frames, ...), int64 `(N,)`, without
+                           reading them
+    weights()              nonnegative sampling weight of each sample, `(N,)`
+    __getitems__(indices)  list of several samples, equal to reading them one by one, the way
+                           torch's DataLoader asks for them
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,43 +32,6 @@ class Samples(Protocol):
 
 
 @runtime_checkable
-class Indexed(Protocol):
-    """An object with access by index, whether it has a length or not."""
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-@runtime_checkable
-class BatchAccess(Protocol):
-    """A dataset that reads several samples at once, the way torch's DataLoader asks for them."""
-
-    def __getitems__(self, indices: list[int], /) -> Any:
-        """Return the list of the samples at `indices`, equal to reading them one by one."""
-        ...
-
-
-@runtime_checkable
-class HasClasses(Protocol):
-    """A dataset with an attribute `classes`: their number, or as in torchvision their names."""
-
-    classes: Any
-
-
-@runtime_checkable
-class HasClassNames(Protocol):
-    """A dataset with an attribute `class_names`."""
-
-    class_names: Any
-
-
-@runtime_checkable
-class HasSize(Protocol):
-    """A dataset with an attribute `size`, to which it resizes images; None keeps their sizes."""
-
-    size: Any
-
-
-@runtime_checkable
 class Described(Protocol):
     """A dataset that provides facts about itself."""
 
@@ -70,16 +45,9 @@ class Described(Protocol):
         ...
 
 
-@runtime_checkable
-class HasFieldKinds(Protocol):
-    """A dataset that declares the kinds of the fields of its samples.
-
-    Attributes:
-        field_kinds: name of a field -> kind, or a list for samples that are tuples; see
-            `DATA.*.fields`.
-    """
-
-    field_kinds: Any
+def read_facts(dataset: object) -> Mapping[str, Any]:
+    """Return the facts of a dataset; none if it is not `Described`."""
+    return dataset.facts() if isinstance(dataset, Described) else {}
 
 
 @runtime_checkable
@@ -102,35 +70,6 @@ class Labelled(Protocol):
 
 
 @runtime_checkable
-class Measured(Protocol):
-    """A dataset that knows the lengths of its samples without reading them."""
-
-    def lengths(self) -> NDArray[np.int64]:
-        """Return the length of each sample (tokens, frames, ...), int64 `(N,)`."""
-        ...
-
-
-@runtime_checkable
-class Weighted(Protocol):
-    """A dataset that provides a sampling weight for each sample."""
-
-    def weights(self) -> NDArray[np.float64]:
-        """Return a nonnegative weight for each sample, `(N,)`."""
-        ...
-
-
-@runtime_checkable
-class Mixture(Protocol):
-    """A dataset whose indices run through several source datasets, one after the other.
-
-    Attributes:
-        source_lengths: label of each source -> its number of samples.
-    """
-
-    source_lengths: Mapping[str, int]
-
-
-@runtime_checkable
 class ShardedDataset(Protocol):
     """A dataset whose indices run through shards, one after the other.
 
@@ -150,6 +89,21 @@ class WindowedDataset(Protocol):
     """
 
     window_lengths: Sequence[int]
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """An iterable that can save where its iteration is, such as datasets of torchdata, streams of
+    Hugging Face, and torchdata's StatefulDataLoader."""
+
+    def state_dict(self) -> Any:
+        """Return the position after the last sample or batch that the running iteration has
+        yielded, or the beginning: tensors, numbers, text, lists and dicts."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Let the next iteration begin at a position."""
+        ...
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phasetrain.distributed.world import World
+from phasetrain.runtime.nested import map_tensors
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +33,17 @@ def gather_rows(world: World, value: Any, mask: Tensor | None = None) -> Any:
     Returns:
         The same structure with detached tensors `(sum of N, ...)` on the original device.
     """
-    if isinstance(value, dict):
-        return {key: gather_rows(world, item, mask) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(gather_rows(world, item, mask) for item in value)
-    rows = value.detach()
-    if mask is not None:
-        rows = rows[mask]
-    if world.is_single_process:
-        return rows
-    # As pickled objects on the CPU: dist.all_gather needs the same number of rows on all ranks.
-    return torch.cat([part.to(rows.device) for part in world.all_gather(rows.cpu())])
+
+    def gather(rows: Tensor) -> Tensor:
+        rows = rows.detach()
+        if mask is not None:
+            rows = rows[mask]
+        if world.is_single_process:
+            return rows
+        # As pickled objects on the CPU: dist.all_gather needs the same number of rows on all ranks.
+        return torch.cat([part.to(rows.device) for part in world.all_gather(rows.cpu())])
+
+    return map_tensors(value, gather)
 
 
 def gather_with_gradient(world: World, value: Tensor) -> Tensor:

@@ -35,38 +35,6 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def is_saved_here(tensor: Tensor, *, is_main: bool) -> bool:
-    """Tell whether this rank writes its shard of a tensor: of identical replicas, only one does."""
-    if not is_dtensor(tensor) or not tensor.numel():
-        return is_main
-    mesh = tensor.device_mesh  # type: ignore[attr-defined]
-    placements = tensor.placements  # type: ignore[attr-defined]
-    is_first_replica = all(
-        coordinate == 0
-        for coordinate, placement in zip(mesh.get_coordinate(), placements, strict=True)
-        if placement.is_replicate()
-    )
-    # A dimension smaller than the world size leaves some ranks with empty shards.
-    return is_first_replica and local_shard(tensor).numel() > 0
-
-
-def shard_like(local: Tensor, like: "DTensor") -> "DTensor":
-    """Return a DTensor with the mesh and placements of `like`, from this rank's shard.
-
-    Args:
-        local: this rank's shard, on any device.
-        like: DTensor with the global shape.
-    """
-    # DTensor.from_local() would check shards across ranks or infer the global shape from even
-    # shards; with the spec given, neither a collective nor even shards are needed. Private API.
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    meta = TensorMeta(like.shape, like.stride(), local.dtype)
-    spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta)
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
 def slice_like(tensor: Tensor, like: "DTensor") -> Tensor:
     """Return the slice of a full tensor that this rank would have if it were sharded as `like`."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

@@ -26,7 +26,7 @@ _LOST_CONNECTION = re.compile(
 
 _COMMUNICATION_CODE = re.compile(
     r"[/\\](torch[/\\](distributed|autograd|nn[/\\]parallel|_)|fairscale[/\\]|"
-    r"phasetrain[/\\]distributed[/\\])"
+    r"phasetrain[/\\](distributed|addons[/\\]sharding)[/\\])"
 )
 """Files that communicate with other ranks; the backward pass does too, through DDP's hooks."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.errors import did_you_mean
+from phasetrain.runtime.nested import map_tensors
 
 IGNORED = -100
 """Class of targets that do not count by default: `ignore_index` of torch's cross entropy."""
@@ -65,11 +66,11 @@ class Batch:
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(
-            input=mapped(self.input, change),
-            target=mapped(self.target, change),
+            input=map_tensors(self.input, change),
+            target=map_tensors(self.target, change),
             ids=self.ids,
             size=self.size,
-            mask=mapped(self.mask, change),
+            mask=map_tensors(self.mask, change),
             bad=self.bad,
             weight=self.weight,
             position=self.position,
@@ -154,25 +155,3 @@ def entry(value: Any, key: str | int | None, where: str) -> Any:
     else:
         there = f"it is one {type(value).__name__}, without entries; leave {where} out"
     raise ValueError(f"{where} = {key!r}: no such entry; {there}")
-
-
-def mapped(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
-    """Return `value` with every tensor in it changed; lists, tuples and dicts keep their form.
-
-    Args:
-        value: nested lists, tuples and dicts.
-        change: returns the new value.
-        kind: type of the changed objects, if not tensors.
-    """
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change, kind) for key, item in value.items()}
-    if isinstance(value, list):
-        return [mapped(item, change, kind) for item in value]
-    if isinstance(value, tuple):
-        items = [mapped(item, change, kind) for item in value]
-        if type(value) is tuple:  # a named tuple
-            return tuple(items)
-        return type(value)(*items)
-    return value

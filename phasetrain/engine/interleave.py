@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from math import ceil, lcm
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -215,7 +215,7 @@ class _Cursor:
         if phase.ends_epoch:
             self.next_epoch()
 
-    def repeat(self, since: "_Point", count: int) -> None:
+    def repeat(self, since: "_Cursor", count: int) -> None:
         """Advance as often as `count` times from a point to here again."""
         self.epoch += count * (self.epoch - since.epoch)
         self.first += count * (self.first - since.first)
@@ -286,17 +286,6 @@ def _limit_phases(phases: PhaseTableBuilder) -> None:
         )
 
 
-class _Point(NamedTuple):
-    """A point of a plan, with the number of phases before it."""
-
-    epoch: int
-    first: int
-    offset: int
-    updates: int
-    samples: int
-    phases: int
-
-
 class _Cycles:
     """Finds repetitions while a stage is planned, so that their phases are not made one by one.
 
@@ -310,15 +299,13 @@ class _Cycles:
     """
 
     def __init__(self, stage: Stage, phases: PhaseTableBuilder) -> None:
-        settings = stage.settings
-        every = [split.every for split in stage.splits.values() if split.every is not None]
-        every.append(SplitInterval(settings.test_every_epochs, settings.test_every_updates))
         windows = [len(split.windows) or 1 for split in stage.splits.values()]
         self._stage = stage
         self._phases = phases
-        self._epochs = lcm(*windows, *(stage_split.epochs or 1 for stage_split in every))
-        self._updates = lcm(*(stage_split.updates or 1 for stage_split in every))
-        self._seen: dict[Any, _Point] = {}
+        self._epochs = lcm(*windows, *(every.epochs or 1 for every in stage.intervals))
+        self._updates = lcm(*(every.updates or 1 for every in stage.intervals))
+        # Cursor, and the number of phases before it.
+        self._seen: dict[Any, tuple[_Cursor, int]] = {}
 
     def repeat(self, at: _Cursor) -> int:
         """Add the repetitions that follow a point, if any, and move it behind them.
@@ -329,7 +316,6 @@ class _Cycles:
         # A function of the user may ask for a test anywhere.
         if self._stage.settings.test_when is not None:
             return 0
-        now = _Point(at.epoch, at.first, at.offset, at.updates, at.samples, len(self._phases))
         epoch = at.epoch
         if not at.offset:
             epoch %= self._epochs
@@ -338,22 +324,22 @@ class _Cycles:
             *(epoch, at.offset > 0, at.updates > 0, at.updates % self._updates),
             frozenset(at.tested),
         )
-        since = self._seen.get(key)
-        self._seen[key] = now
-        if since is None:
+        seen = self._seen.get(key)
+        self._seen[key] = replace(at), len(self._phases)
+        if seen is None:
             return 0
+        since, begin = seen
         count = self._count_repetitions(at, since)
-        length = now.phases - since.phases
-        if count * length < FEWEST_REPEATED:
+        if count * (len(self._phases) - begin) < FEWEST_REPEATED:
             return 0
-        epochs = now.epoch - since.epoch
-        steps = now.first - since.first
-        samples = now.offset - since.offset
-        self._phases.repeat(since.phases, count, epochs=epochs, steps=steps, samples=samples)
+        epochs = at.epoch - since.epoch
+        steps = at.first - since.first
+        samples = at.offset - since.offset
+        self._phases.repeat(begin, count, epochs=epochs, steps=steps, samples=samples)
         at.repeat(since, count)
         return count * epochs
 
-    def _count_repetitions(self, at: _Cursor, since: _Point) -> int:
+    def _count_repetitions(self, at: _Cursor, since: _Cursor) -> int:
         """Return how often the way from a point to here fits between here and the end of the epoch
         and of the stage."""
         settings = self._stage.settings
@@ -413,11 +399,9 @@ def _phase_steps(stage: Stage, at: _Cursor, *, left: int) -> int:
     settings = stage.settings
     batch_size = stage.splits[TRAIN].batch_size
     steps = left
-    if settings.test_every_updates is not None:
-        steps = min(steps, settings.test_every_updates - at.updates % settings.test_every_updates)
-    for split in stage.tests:
-        if split.every is not None and split.every.updates is not None:
-            steps = min(steps, split.every.updates - at.updates % split.every.updates)
+    for every in stage.intervals:
+        if every.updates is not None:
+            steps = min(steps, every.updates - at.updates % every.updates)
     if settings.updates is not None:
         steps = min(steps, at.left(stage))
     if settings.samples is not None:
@@ -436,11 +420,11 @@ def _phase_steps(stage: Stage, at: _Cursor, *, left: int) -> int:
 def _due_splits(stage: Stage, at: _Cursor, epoch: int) -> set[str]:
     """Return the names of the test splits that are due after a phase of `epoch`."""
     settings = stage.settings
-    common = SplitInterval(settings.test_every_epochs, settings.test_every_updates)
-    due = set()
-    for split in stage.tests:
-        if _is_interval_over(split.every or common, at, epoch):
-            due.add(split.name)
+    due = {
+        split.name
+        for split in stage.tests
+        if _is_interval_over(split.every or settings.interval, at, epoch)
+    }
     rest = {split.name for split in stage.tests if split.every is None} - due - at.tested
     # Asked last, and only if the answer counts: it is a function of the user.
     if (

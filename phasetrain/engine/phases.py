@@ -153,12 +153,21 @@ class PhaseTable(Sequence[Phase]):
     def __add__(self, other: Iterable[Phase]) -> "PhaseTable":
         if not isinstance(other, PhaseTable):
             other = PhaseTable(other)
-        splits = tuple(dict.fromkeys((*self.splits, *other.splits)))
-        moved = other.rows.copy()
-        # The names of the other table have other positions in the joined one.
-        places = np.array([splits.index(split) for split in other.splits], dtype=np.int64)
-        moved[:, 0] = places[other.rows[:, 0]]
-        return self.from_rows(splits, np.concatenate([self.rows, moved]), self._begin)
+        return self.join([self, other], self._begin)
+
+    @classmethod
+    def join(cls, tables: Sequence["PhaseTable"], begin: int = 0) -> "PhaseTable":
+        """Return the phases of several tables, one after the other; `begin` is the first index."""
+        splits = tuple(dict.fromkeys(split for table in tables for split in table.splits))
+        rows = np.concatenate([table.rows for table in tables])
+        # The names of each table have other positions in the joined one.
+        rows[:, 0] = np.concatenate(
+            [
+                np.array(list(map(splits.index, table.splits)), dtype=np.int64)[table.rows[:, 0]]
+                for table in tables
+            ]
+        )
+        return cls.from_rows(splits, rows, begin)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PhaseTable | tuple | list):
@@ -273,11 +282,7 @@ class PhaseTableBuilder:
     def build(self) -> PhaseTable:
         """Return the phases so far."""
         self._flush()
-        if len(self._blocks) > 1:
-            splits = dict.fromkeys(name for block in self._blocks for name in block.splits)
-            empty = PhaseTable.from_rows(tuple(splits), PhaseTable().rows)
-            rows = np.concatenate([(empty + block).rows for block in self._blocks])
-            self._blocks = [PhaseTable.from_rows(tuple(splits), rows)]
+        self._blocks = [PhaseTable.join(self._blocks)]
         return self._blocks[0]
 
     def _flush(self) -> None:

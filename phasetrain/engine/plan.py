@@ -111,6 +111,11 @@ class PhaseSettings:
     limit_test: int | None = None
     averaged: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def interval(self) -> SplitInterval:
+        """The interval between the tests of splits that have none of their own."""
+        return SplitInterval(self.test_every_epochs, self.test_every_updates)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -136,6 +141,12 @@ class Stage:
         tests = [split for name, split in self.splits.items() if name != TRAIN]
         # The sort is stable. A held-out test at the very end is the last thing that a run does.
         return tuple(sorted(tests, key=lambda split: split.is_end_only))
+
+    @cached_property
+    def intervals(self) -> tuple[SplitInterval, ...]:
+        """All intervals between tests, the common one first."""
+        own = [split.every for split in self.tests if split.every is not None]
+        return (self.settings.interval, *own)
 
 
 class Anchor(NamedTuple):
@@ -208,6 +219,11 @@ class Plan:
     def total_samples(self) -> int:
         """Training samples of the whole run."""
         return int(self.phases.samples[self.phases.is_train].sum())
+
+    @property
+    def first_training(self) -> Phase | None:
+        """The first train phase; None if there is none."""
+        return next((phase for phase, _ in self.phases.kinds if phase.is_train), None)
 
     def updates_before(self, index: int) -> int:
         """Return the updates of the phases before one."""

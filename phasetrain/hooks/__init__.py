@@ -1,19 +1,23 @@
 """Hooks, which watch a run (section HOOKS)."""
 
-from phasetrain.config.moved import import_moved_name
-from phasetrain.hooks.base import HOOKS, Hook, Run, on
-from phasetrain.hooks.checkpoint import CheckpointHook
-from phasetrain.hooks.dispatch import Hooks
-from phasetrain.hooks.ledger import LedgerHook
-from phasetrain.hooks.metrics import Metrics
-from phasetrain.hooks.monitors.early_stopping import EarlyStopping
-from phasetrain.hooks.monitors.plateau import Plateau
-from phasetrain.hooks.monitors.stragglers import Stragglers
-from phasetrain.hooks.numerics import Numerics
-from phasetrain.hooks.progress.console import ConsoleView
-from phasetrain.hooks.recheck.recheck import Recheck
-from phasetrain.hooks.watchdog import Watchdog
-from phasetrain.hooks.weights import ReloadWeights
+from typing import TYPE_CHECKING
+
+from phasetrain.config.exports import export_lazily
+
+if TYPE_CHECKING:
+    from phasetrain.hooks.base import HOOKS, Hook, Run, on
+    from phasetrain.hooks.checkpoint import CheckpointHook
+    from phasetrain.hooks.dispatch import Hooks
+    from phasetrain.hooks.ledger import LedgerHook
+    from phasetrain.hooks.metrics import Metrics
+    from phasetrain.hooks.monitors.early_stopping import EarlyStopping
+    from phasetrain.hooks.monitors.plateau import Plateau
+    from phasetrain.hooks.monitors.stragglers import Stragglers
+    from phasetrain.hooks.numerics import Numerics
+    from phasetrain.hooks.progress.console import ConsoleView
+    from phasetrain.hooks.watchdog import Watchdog
+else:
+    __getattr__, __dir__ = export_lazily(__name__)
 
 __all__ = [
     "HOOKS",
@@ -26,15 +30,8 @@ __all__ = [
     "Metrics",
     "Numerics",
     "Plateau",
-    "Recheck",
-    "ReloadWeights",
     "Run",
     "Stragglers",
     "Watchdog",
     "on",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Return a name that has moved to an add-on, with a warning."""
-    return import_moved_name(__name__, name)

@@ -18,13 +18,16 @@
     on_exception                              instead of on_end, after an exception
     close                                     at the very end, in every case
 
-Opening events (on_start, on_load, on_phase_start, on_step_start, on_batch) are called in the order
-of the keys under HOOKS, all other events in reverse order.
+`OPENING_EVENTS` are called in the order of the keys under HOOKS, all other events in reverse order.
+
+A new event is a method of `Hook`. The engine calls it by its name (`Hooks.call`); an event within a
+step is also a method of `phasetrain.tasks.StepEvents`, which a step calls.
 """
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from operator import attrgetter
+from types import MethodType
 from typing import Any, Protocol, TypeVar
 
 from phasetrain.config.registry import Registry
@@ -40,6 +43,9 @@ from phasetrain.runtime.clock import Clock
 from phasetrain.tasks import Task
 
 R = TypeVar("R")
+
+OPENING_EVENTS = frozenset({"on_start", "on_load", "on_phase_start", "on_step_start", "on_batch"})
+"""Events that are called in the order of the keys under HOOKS, all others in the reverse order."""
 
 
 class Run(Protocol):
@@ -212,6 +218,8 @@ def check_signatures(label: str, hook: Any) -> None:
         if name.startswith("_") or not callable(declared):
             continue
         method = attrgetter(name)(hook)
+        if isinstance(method, MethodType) and method.__func__ is declared:  # not overridden
+            continue
         expected = list(signature(declared).parameters.values())[1:]
         try:
             method_signature = signature(method)

@@ -15,7 +15,6 @@ from phasetrain.checkpoint import (
     Facts,
     LoadedCheckpoint,
     Saved,
-    SaveGroup,
     check_encodable,
 )
 from phasetrain.checkpoint.background import Background
@@ -149,9 +148,7 @@ class CheckpointHook(Hook):
         if run.task.shards_weights:
             # A process group for the writing thread alone: in the group of the training its
             # collective calls would come between those of the loop, in another order on each rank.
-            self.checkpointer.group = SaveGroup(
-                run.world.new_group(), run.world.rank, run.world.size
-            )
+            self.checkpointer.save_together(run.world)
         if self._loaded is None:
             return
         restore(run, self._loaded)

@@ -11,18 +11,14 @@ from phasetrain.checkpoint.codec import check_encodable
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
-from phasetrain.hooks.base import Hook, Run, check_signatures, overrides
+from phasetrain.hooks.base import OPENING_EVENTS, Hook, Run, check_signatures, overrides
 from phasetrain.hooks.error_policy import HookErrorGuard
-from phasetrain.hooks.step_events import HookEvents
 from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
 
 EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
-
-OPENING_EVENTS = frozenset({"on_start", "on_load", "on_phase_start", "on_step_start", "on_batch"})
-"""Events that are called in the order of the keys under HOOKS, all others in the reverse order."""
 
 ADDED = "+added"
 """Key in the state of the hooks for the labels of hooks that were added while the run was going."""
@@ -136,7 +132,7 @@ class Hooks:
     def events(self, run: Run, phase: Phase) -> StepEvents:
         """Return the events within the steps of a phase that begins."""
         self._warn_of_missing()
-        return HookEvents(self.calls, run, phase)
+        return StepEvents(self.calls, run, phase)
 
     def start(self, run: Run) -> None:
         """Call `on_start` of all hooks."""

@@ -21,7 +21,6 @@ from phasetrain.hooks.ledger_content import (
     copy_entries,
     copy_scalars,
     copy_weights,
-    find_tensors,
     finish_hash,
     hash_bytes,
     select_entries,
@@ -42,6 +41,7 @@ from phasetrain.runs.ledger import (
     LedgerRecord,
 )
 from phasetrain.runs.ledger_writer import LedgerWriter
+from phasetrain.runtime.nested import list_tensors
 
 Content = Literal["sampled", "full", "none"]
 
@@ -137,7 +137,7 @@ class LedgerHook(Hook):
         self._ids.append(copy_all(batch.ids))
         if self.content == "none":
             return
-        tensors = find_tensors((batch.input, batch.target, batch.mask))
+        tensors = list_tensors((batch.input, batch.target, batch.mask))
         if self.content == "full":
             self._flags |= FULL
             self._hasher = self._hasher or blake2b(digest_size=8)

@@ -1,6 +1,6 @@
 """Selects the entries of batches and weights that the ledger hashes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import string_at
 from functools import lru_cache
 from hashlib import blake2b
@@ -25,24 +25,6 @@ MAX_PLACES = 256
 
 WEIGHT_ENTRIES = 64
 """Entries of a parameter that are hashed at most."""
-
-
-def find_tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested dicts, lists and tuples, in their order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    tensors = []
-    for item in value:
-        # Without a call for tensors and for what is absent, since this runs at every update.
-        if isinstance(item, Tensor):
-            tensors.append(item)
-        elif item is not None:
-            tensors += find_tensors(item)
-    return tensors
 
 
 def to_memory_order(tensor: Tensor) -> Tensor:

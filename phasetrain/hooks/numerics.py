@@ -50,7 +50,8 @@ class StepDump:
 
 @HOOKS.register("numerics")
 class Numerics(Hook):
-    """Writes a skipped step to `numerics/u00000012/` in the run folder, where 12 is its update.
+    """Writes the first steps with a non-finite loss or gradient to `numerics/u00000012/` in the run
+    folder, where 12 is the update.
 
     Steps that a gradient scaler skips are normal and are dumped only if the run stops for them. A
     full disk causes a warning. All ranks send their batches, and rank 0 writes.

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 @HOOKS.register("watchdog")
 class Watchdog(Hook):
-    """Appends the stacks of all threads to `stacks.txt` if no step completes in time.
+    """Appends the stacks of all threads to `stacks.txt`, and warns, if no step completes in time;
+    SIGUSR2 writes them on demand.
 
     The run is not stopped. faulthandler writes the stacks from a C thread, which works even if the
     process hangs while it holds the GIL.

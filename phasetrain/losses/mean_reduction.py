@@ -2,7 +2,6 @@
 samples."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,6 @@ from phasetrain.losses.weighted_sum import WeightedSum
 
 Count = Callable[[Tensor], float]
 """Maps the targets of a micro-batch to the denominator of its mean loss."""
-
-
-@runtime_checkable
-class IgnoresTargets(Protocol):
-    """A loss that may ignore targets, as torch's cross entropy does."""
-
-    ignore_index: int | None
 
 
 def find_ignore_index(losses: Iterable[nn.Module], target: str | int | None = None) -> int | None:
@@ -37,10 +29,9 @@ def find_ignore_index(losses: Iterable[nn.Module], target: str | int | None = No
     for loss in losses:
         terms = loss.select_target(target) if isinstance(loss, WeightedSum) else [loss]
         for part in (part for term in terms for part in term.modules()):
-            if not isinstance(part, IgnoresTargets):
-                continue
-            if isinstance(part.ignore_index, int):
-                values.add(part.ignore_index)
+            ignore_index = getattr(part, "ignore_index", None)
+            if isinstance(ignore_index, int):
+                values.add(ignore_index)
             elif isinstance(part, CrossEntropy):
                 values.add(IGNORED)
     if len(values) == 1:

@@ -1,11 +1,17 @@
 """Models by name (section MODEL)."""
 
-from phasetrain.config.moved import import_moved_name
-from phasetrain.models.base import HEADS, MODELS, Embedding
-from phasetrain.models.mlp import MLP
-from phasetrain.models.resnet_cifar import ResNetCifar
-from phasetrain.models.small_cnn import SmallCNN
-from phasetrain.models.trunk_heads import TrunkHeads
+from typing import TYPE_CHECKING
+
+from phasetrain.config.exports import export_lazily
+
+if TYPE_CHECKING:
+    from phasetrain.models.base import HEADS, MODELS, Embedding
+    from phasetrain.models.mlp import MLP
+    from phasetrain.models.resnet_cifar import ResNetCifar
+    from phasetrain.models.small_cnn import SmallCNN
+    from phasetrain.models.trunk_heads import TrunkHeads
+else:
+    __getattr__, __dir__ = export_lazily(__name__)
 
 __all__ = [
     "HEADS",
@@ -16,8 +22,3 @@ __all__ = [
     "SmallCNN",
     "TrunkHeads",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Return a name that has moved to an add-on, with a warning."""
-    return import_moved_name(__name__, name)

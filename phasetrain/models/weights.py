@@ -18,7 +18,7 @@ from phasetrain.models.adapters.base import CHILD, list_adapted
 from phasetrain.models.sources import SourceContent, WeightSource, read_source
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.name_patterns import filter_names, match_names
-from phasetrain.runtime.storage.remote import redact_url
+from phasetrain.runtime.storage.urls import redact_url
 from phasetrain.runtime.terminal import plain_table
 
 log = logging.getLogger(__name__)

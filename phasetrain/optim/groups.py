@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import inf, isfinite
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -54,25 +54,6 @@ class Group:
     def to_param_group(self) -> dict[str, Any]:
         """Return the group as optimizers of torch take it."""
         return {"params": [weight.parameter for weight in self.weights], **self.options}
-
-
-@runtime_checkable
-class ArrangesGroups(Protocol):
-    """An optimizer class that decides by the names and kinds of weights how to update them."""
-
-    def arrange_groups(
-        self, groups: Sequence[Group], lr: float, params: Mapping[str, Any], where: str
-    ) -> list[Group]:
-        """Return the groups of the config in the order and with the options that it wants; a class
-        method.
-
-        Args:
-            groups: as the rules of the config make them.
-            lr: learning rate.
-            params: parameters of the optimizer.
-            where: config path of the optimizer, for messages.
-        """
-        ...
 
 
 def list_weights(*modules: nn.Module, trained: bool = True) -> list[Weight]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.proof.causes import explain, name_section
-from phasetrain.proof.digest import to_plain_key, view_bytes
+from phasetrain.proof.digest import to_plain_key, view_bytes, view_integers
 from phasetrain.proof.positions import PhaseLabel, StepPosition, describe_position
 from phasetrain.proof.trace import Digests, Trace
 from phasetrain.runs.ledger import COMPONENTS, Ledger, list_differences
@@ -100,6 +100,16 @@ def _is_equal_leaf(value: Any, other: Any) -> bool:
 
 def _has_same_form(value: Any, other: Any) -> bool:
     return bool((value.dtype, value.shape) == (other.dtype, other.shape))
+
+
+def count_changed(tensor: Tensor, other: Tensor) -> int:
+    """Return the number of entries of two tensors that are not equal bit for bit.
+
+    Tensors of different shape or dtype differ in all entries.
+    """
+    if not _has_same_form(tensor, other):
+        return max(tensor.numel(), other.numel(), 1)
+    return int((view_integers(tensor.cpu()) != view_integers(other.cpu())).sum())
 
 
 def list_differing(digests: Digests, other: Digests) -> Iterator[str]:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from phasetrain.distributed.dtensors import local_shard
 
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtypes by bytes per element: bits are compared as integers, in which NaN equals NaN."""
+
 
 def view_bytes(tensor: Tensor) -> Tensor:
     """Return the entries of a tensor in row-major order as bytes on the CPU, uint8 `(N,)`.
@@ -23,6 +26,21 @@ def view_bytes(tensor: Tensor) -> Tensor:
         flat = flat.clone(memory_format=torch.contiguous_format)
     # As bytes: NumPy has no bfloat16 and float8, NaN != NaN and 0.0 == -0.0.
     return flat.view(torch.uint8)
+
+
+def view_integers(tensor: Tensor) -> Tensor:
+    """Return the entries of a tensor in row-major order as integers with the same bits, `(N,)`, on
+    its device; a complex number is two entries."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(INTEGERS[flat.itemsize])
+
+
+def sum_bits(tensor: Tensor) -> Tensor:
+    """Return the sum of the entries as integers modulo 2^64, 0-d; any single flipped bit changes
+    it. A digest that does not wait for the device."""
+    return view_integers(tensor).sum(dtype=torch.int64)
 
 
 def add_tensor(update: Callable[[Any], None], tensor: Tensor, name: str | None = None) -> None:
@@ -58,17 +76,6 @@ def digest_leaves(value: Any, path: str) -> dict[str, str]:
     for key, item in value.items():
         digests |= digest_leaves(item, f"{path}.{key}")
     return digests
-
-
-def list_tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and dicts, in their order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    return [tensor for item in value for tensor in list_tensors(item)]
 
 
 def to_plain_key(value: Any) -> Any:

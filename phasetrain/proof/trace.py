@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from phasetrain.proof.digest import digest_leaves, list_tensors
+from phasetrain.proof.digest import digest_leaves
 from phasetrain.proof.positions import PhaseLabel, StepPosition
+from phasetrain.runtime.nested import list_tensors
 
 Digests = dict[str, str]
 """Path -> digest."""

@@ -17,7 +17,7 @@ from phasetrain.runs.lock import FolderLock
 from phasetrain.runs.owner import EXPIRED_SECONDS, LEASE_SECONDS, Owner
 from phasetrain.runs.records import ATTEMPTS, PLAN, STATUS, StatusRecord
 from phasetrain.runtime.storage import TEMPORARY, LogFile, Storage, open_run_storage
-from phasetrain.runtime.storage.remote import redact_url, scheme_of
+from phasetrain.runtime.storage.urls import redact_url, scheme_of
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,20 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from phasetrain.config.addons import require_service
-from phasetrain.engine.batch import mapped
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.input_transform import InputTransform
+from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
+
+if TYPE_CHECKING:
+    from phasetrain.tasks.input_transform import InputTransform
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ class Predictor:
     """
 
     parts: Parts
-    transform: InputTransform | None = None
+    transform: "InputTransform | None" = None
     class_names: tuple[str, ...] = ()
     reader: Any = None
     text_source: Any = None
@@ -86,7 +88,7 @@ class Predictor:
                 self.transform.split,
                 ", ".join(self.transform.described),
             )
-        tensors = _tensors(inputs)
+        tensors = map_tensors(inputs, torch.from_numpy, np.ndarray, any_mapping=True)
         size = _samples(tensors)
         each = max(1, size if batch_size is None else batch_size)
         with (
@@ -167,7 +169,7 @@ class Predictor:
         model = self.parts.model
         device = self.parts.machine.device
         try:
-            return model(mapped(tensors, lambda one: one[part].to(device)))
+            return model(map_tensors(tensors, lambda one: one[part].to(device)))
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(
@@ -198,17 +200,6 @@ def _find_pictures(inputs: Any) -> list[Any]:
     if all(isinstance(item, module.Image) for item in items):
         return items
     return []
-
-
-def _tensors(value: Any) -> Any:
-    """Return arrays as tensors; mappings, lists and tuples keep their form."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    if isinstance(value, Mapping):
-        return {key: _tensors(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_tensors, value))
-    return value
 
 
 def _samples(value: Any) -> int:

@@ -1,6 +1,6 @@
 """The size and the cost of a model: parameters, activations, floating-point operations, memory."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
+from phasetrain.runtime.nested import list_tensors
 from phasetrain.tasks import Parts, Task
 from phasetrain.tasks.misfits import check_step_output
 
@@ -232,7 +233,7 @@ class _Notes:
     def _leave(self, name: str, count: Callable[[], int]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             self.flops[name] = self.flops.get(name, 0) + count()
-            tensors = _tensors(output)
+            tensors = list_tensors(output)
             self.shapes[name] = tuple(tensors[-1].shape) if tensors else ()
             self.bytes_of[name] = self.bytes_of.get(name, 0) + sum(map(_size, tensors))
 
@@ -264,21 +265,8 @@ def _format_shape(shape: Sequence[int], samples: int) -> str:
 
 
 def _bytes(value: Any) -> int:
-    return sum(map(_size, _tensors(value)))
+    return sum(map(_size, list_tensors(value)))
 
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in an output: one, or all in a list, a tuple or a mapping."""
-    if isinstance(value, Tensor):
-        return [value]
-    tensors: list[Tensor] = []
-    if isinstance(value, Mapping | list | tuple):
-        if isinstance(value, Mapping):
-            value = value.values()
-        for item in value:
-            tensors += _tensors(item)
-    return tensors

@@ -1,8 +1,10 @@
 """Parts of a task, and the events of its steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from inspect import unwrap
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -11,12 +13,15 @@ from phasetrain.data.batch_transforms import PairPipeline
 from phasetrain.distributed import Strategy, World
 from phasetrain.engine.batch import Batch, StepOutput, entry
 from phasetrain.engine.plan import Phase
+from phasetrain.errors import ConfigError
 from phasetrain.meters import Meter
 from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.models.freeze import FreezeSchedule
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.optim.averaging.averages import Average
 from phasetrain.runtime.machine import Machine
+
+R = TypeVar("R")
 
 MAIN_UPDATER = "main"
 """Name of the updater that OPTIMIZER itself describes."""
@@ -121,21 +126,66 @@ class Parts:
 
 
 class StepEvents:
-    """Events of a step, without listeners; a run calls its hooks, see `phasetrain.hooks.Hooks`."""
+    """The events of `phasetrain.hooks.Hook` within a step, which train and test steps call.
+
+    Args:
+        calls: event -> what to call, in order, such as the hooks of a run; more may be added to it
+            while the phase runs. Nobody listens to an event that is not in it.
+        context: first arguments of each call; the hooks of a run get the run and the phase.
+    """
+
+    _calls: Mapping[str, Sequence[Callable[..., Any]]] = MappingProxyType({})
+    _context: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        calls: Mapping[str, Sequence[Callable[..., Any]]] = MappingProxyType({}),
+        *context: Any,
+    ) -> None:
+        self._calls = calls
+        self._context = context
 
     def on_batch(self, batch: Batch) -> Batch:
-        """Return the micro-batch to use."""
+        """Return the micro-batch to use: this one, or its replacement."""
+        for call in self._calls.get("on_batch", ()):
+            # None leaves the batch as it is; a guarded hook that has failed returns None as well.
+            changed = call(*self._context, batch)
+            if changed is not None:
+                batch = _require_type(changed, Batch, "on_batch", call)
         return batch
 
     def on_forward(self, out: StepOutput) -> StepOutput:
-        """Return the output to use, after the model and the loss have run."""
+        """Return the output to use after the model and the loss have run: this one, or its
+        replacement."""
+        for call in self._calls.get("on_forward", ()):
+            changed = call(*self._context, out)
+            if changed is not None:
+                out = _require_type(changed, StepOutput, "on_forward", call)
         return out
 
     def on_backward(self, out: StepOutput) -> None:
         """Called after the gradient of a micro-batch was added."""
+        for call in self._calls.get("on_backward", ()):
+            call(*self._context, out)
 
     def on_update(self) -> None:
         """Called after the weights were updated, or the update was skipped."""
+        for call in self._calls.get("on_update", ()):
+            call(*self._context)
 
     def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
         """Called after an update was skipped because it was not finite."""
+        for call in self._calls.get("on_skip", ()):
+            call(*self._context, batches, found)
+
+
+def _require_type(value: Any, expected: type[R], event: str, call: Callable[..., Any]) -> R:
+    if not isinstance(value, expected):
+        hook = getattr(unwrap(call), "__self__", None)
+        name = "a hook" if hook is None else type(hook).__name__
+        raise ConfigError(
+            f"HOOKS: {event} of {name} returned a {type(value).__name__}; expected a "
+            f"{expected.__name__} or None, such as `dataclasses.replace` of its last argument",
+            code="hooks.wrong_result",
+        )
+    return value

@@ -1,13 +1,16 @@
 """The proof kit: checks phasetrain's promises for custom parts, with any test framework or none."""
 
+from phasetrain.config.addons import find_service
 from phasetrain.proof.compare import differences
 from phasetrain.testing.kills import KillAfter, Killed, SaveEachStep
 from phasetrain.testing.learning import assert_learns_one_batch
-from phasetrain.testing.memory import MemoryHandler
 from phasetrain.testing.resume import assert_exact_resume
 from phasetrain.testing.round_trip import assert_state_round_trip
 from phasetrain.testing.sync import assert_no_device_sync
 from phasetrain.testing.world import assert_world_size_invariant
+
+MemoryHandler = find_service("memory_handler")
+"""An object store in memory for iopath, under `mem://`; None without the add-on `remote`."""
 
 __all__ = [
     "KillAfter",

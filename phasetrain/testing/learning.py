@@ -55,7 +55,7 @@ def _train_one_batch(overrides: Sequence[str], updates: int, config_dir: str | N
     made = build_run(overrides, config_dir)
     task = made.task
     machine = made.setup.machine
-    phase = next((phase for phase, _ in made.plan.phases.kinds if phase.is_train), None)
+    phase = made.plan.first_training
     if phase is None:
         raise ValueError(
             "these overrides describe a run without a train phase; set PHASES.epochs=1"

@@ -7,11 +7,12 @@ from itertools import islice
 from typing import Any
 
 from phasetrain.distributed import World
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.proof.causes import explain
 from phasetrain.proof.compare import differences
 from phasetrain.runtime.format import join_first
+from phasetrain.runtime.nested import map_tensors
 from phasetrain.testing.build import BuiltRun, build_run
 
 FIRST_STEPS = 3
@@ -96,7 +97,7 @@ def _step_name(phase: Phase, step: int) -> str:
 
 def _split_samples(batch: Batch) -> list[Sample]:
     def select(value: Any, at: int) -> Any:
-        return mapped(value, lambda tensor: tensor[at])
+        return map_tensors(value, lambda tensor: tensor[at])
 
     return [
         {

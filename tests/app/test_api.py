@@ -52,6 +52,11 @@ def held_out() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class TestRun:
+    @pytest.mark.feature(
+        "112",
+        "error policy of hooks; results and models in Python",
+        "`HOOKS.*.on_exception`, `phasetrain.run`, `phasetrain.load`",
+    )
     def test_says_what_came_of_it(self, result: RunResult) -> None:
         assert (result.state, result.reason, result.updates, result.exit_code) == (
             "finished",
@@ -135,6 +140,7 @@ def test_the_config_of_a_checkpoint_comes_back_without_the_files_that_it_was_mad
 
 
 class TestLoad:
+    @pytest.mark.feature("112")
     def test_gives_the_weights_and_predicts_what_was_measured(self, result: RunResult) -> None:
         task = phasetrain.load(result.folder)
         images, labels = held_out()
@@ -217,6 +223,11 @@ class TestIgnoredException:
             if run.state.updates == 4:
                 raise OSError("the cable is out")
 
+    @pytest.mark.feature(
+        "python.on_exception",
+        "a run that fails without ending the script",
+        '`phasetrain.run(on_exception="ignore")`',
+    )
     def test_result_has_the_error_and_the_next_call_resumes(self, tmp_path: Path) -> None:
         words = [*SMALL, f"RUN.dir={tmp_path / 'run'}", "PHASES.epochs=1"]
         quiet = Terminal(io.StringIO(), live=False)

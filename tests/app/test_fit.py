@@ -23,7 +23,6 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from torchmetrics.classification import MulticlassRecall
 
 import phasetrain
 from phasetrain.app.api import overrides_of
@@ -85,6 +84,13 @@ def test_result_of_a_call_is_that_of_a_run(unbroken: tuple[Path, RunResult, nn.M
     assert hash_model(model) == result.digest != hash_model(make_net())
 
 
+@pytest.mark.feature(
+    "python.fit",
+    "training with objects of Python; classes as names",
+    '`phasetrain.fit`, `phasetrain.run({"MODEL": Net})`',
+)
+# In a train phase, and in a test.
+@pytest.mark.by_default("1", "6")
 @pytest.mark.parametrize("steps", [1, 6, 8, 11])
 def test_killed_call_resumes_with_equal_bits_although_the_new_weights_differ(
     steps: int, unbroken: tuple[Path, RunResult, nn.Module], tmp_path: Path
@@ -222,7 +228,7 @@ def test_optimizer_object_gives_the_bits_of_a_plain_loop(tmp_path: Path) -> None
         ("adam", {"name": "adam", "lr": 1e-3}),
         ({"name": "adamw"}, {"name": "adamw", "lr": 1e-3}),
         ({"name": "sgd", "lr": 0.5}, {"name": "sgd", "lr": 0.5}),
-        ("lars", {"name": "lars"}),
+        pytest.param("lars", {"name": "lars"}, marks=pytest.mark.addon("optimizers")),
         (torch.optim.Adam, {"name": torch.optim.Adam, "lr": 1e-3, "fused": None}),
         (torch.optim.Rprop, {"name": torch.optim.Rprop, "lr": 1e-2}),
     ],
@@ -279,6 +285,8 @@ def test_optimizer_that_no_config_describes_is_refused(
 
 @pytest.mark.addon("libraries")
 def test_function_lambda_and_metrics_of_torchmetrics(tmp_path: Path) -> None:
+    from torchmetrics.classification import MulticlassRecall  # slow: not for all files
+
     result = fit(
         tmp_path,
         loss=lambda output, labels: nn.functional.cross_entropy(output, labels),
@@ -365,7 +373,10 @@ class Wide(nn.Module):
         return self.layer(inputs)
 
 
+@pytest.mark.feature("python.fit")
 def test_classes_in_a_config_are_names() -> None:
+    from torchmetrics.classification import MulticlassRecall
+
     words = overrides_of(
         {
             "MODEL": {"name": Wide, "width": 4},

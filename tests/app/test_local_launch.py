@@ -43,6 +43,7 @@ class TestExitCode:
             rank: f"['{rank}', '{rank}', '3', '127.0.0.1', '{threads}']" for rank in ("0", "1", "2")
         }
 
+    @pytest.mark.feature("launch.processes")
     def test_first_failure_counts(self) -> None:
         assert launch("time.sleep(1 - rank); sys.exit(3 + rank)") == 4
 
@@ -131,6 +132,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature(
+    "launch.processes", "several ranks from one command, without torchrun", "`LAUNCH.processes`"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_stopped_run_of_two_ranks_resumes_with_equal_bits(

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from raising import raises
 
-from phasetrain.app.setup import SLOTS, describe_dropped, resolve_config
+from phasetrain.app.setup import describe_dropped, resolve_config
+from phasetrain.app.slots import SLOTS
 from phasetrain.config.schema import PARTS
 from phasetrain.engine.plan import PhaseSettings
 from phasetrain.errors import ConfigError

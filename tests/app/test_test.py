@@ -27,6 +27,7 @@ def test(folder: Path, *words: str) -> RunResult:
 test.__test__ = False  # type: ignore[attr-defined] # a function that tests a run, not a test
 
 
+@pytest.mark.feature("21", "testing a checkpoint", "`phasetrain test`, `RUN.checkpoint`")
 def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, RunResult]) -> None:
     folder, before = trained
     found = test(folder)
@@ -70,6 +71,7 @@ def test_an_earlier_checkpoint_by_its_path(trained: tuple[Path, RunResult]) -> N
     assert (folder / "test-p0003-s00000000.json").exists()
 
 
+@pytest.mark.feature("24", "any number of test splits", "`DATA.ANY_NAME`")
 def test_several_test_splits_and_all_batches(trained: tuple[Path, RunResult]) -> None:
     found = test(
         trained[0],

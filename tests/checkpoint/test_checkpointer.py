@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from safetensors.torch import save as save_tensors
 
 from phasetrain.checkpoint import Checkpointer, Facts, Manifest, Retention
 from phasetrain.checkpoint.codec import encode
-from phasetrain.checkpoint.commit import Verify, commit
+from phasetrain.checkpoint.commit import INDEX, Verify, commit
+from phasetrain.config import addons
+from phasetrain.distributed import World
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.runtime.storage import FileRecord, Storage, Unfinished, tree_digest
@@ -158,6 +161,11 @@ class TestRetention:
         save(tmp_path, [1, 2, 3, 4, 5], keep_last=keep_last)
         assert steps(tmp_path) == kept
 
+    @pytest.mark.feature(
+        "90",
+        "retention never deletes the last good checkpoint",
+        "`CHECKPOINT.keep_last`, `keep_every`, `best`",
+    )
     def test_a_new_attempt_deletes_nothing_before_it_has_verified_two(self, tmp_path: Path) -> None:
         save(tmp_path, [1, 2, 3])
         made = checkpointer(tmp_path, keep_last=2)  # verifies nothing: it never loads
@@ -468,3 +476,19 @@ def test_what_makes_a_checkpoint_unhealthy(tmp_path: Path, part: str, *, healthy
     learned = {"task": {part: {"kept": torch.tensor([1.0, float("nan")])}}}
     saved = Checkpointer(str(tmp_path), Storage()).save(RunState(), learned, {})
     assert saved.manifest.facts.healthy == healthy
+
+
+def test_sharded_checkpoint_is_never_skipped_without_its_add_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, [1])
+    sharded = commit(Storage(), str(tmp_path), {INDEX: b"{}"}, described(at(2), 2))
+    made = checkpointer(tmp_path)
+    monkeypatch.setattr(addons, "load_addons", tuple)
+    for call in (
+        made.load_newest,
+        partial(made.load, f"{tmp_path}/{sharded.name}"),
+        partial(made.save_together, World()),
+    ):
+        with raises(ConfigError, code="addon.missing"):
+            call()

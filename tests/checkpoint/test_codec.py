@@ -342,6 +342,9 @@ def test_any_bytes_are_refused_or_read_as_json(data: bytes) -> None:
     json.loads(data)
 
 
+@pytest.mark.feature(
+    "107", "checkpoints are data: no pickle, nothing is executed", "`phasetrain.checkpoint`"
+)
 def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     pickle = b"cos\nsystem\n(S'touch " + str(trap).encode() + b"'\ntR."

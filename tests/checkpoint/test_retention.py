@@ -64,6 +64,7 @@ class TestBest:
         for step, value in enumerate([0.5, 0.9, 0.2, 0.9, 0.7, 0.1, 0.3], 1)
     )
 
+    @pytest.mark.feature("90")
     @pytest.mark.parametrize(
         ("monitor", "best", "steps"),
         [
@@ -86,6 +87,11 @@ class TestBest:
             assert kept(Retention(2, monitor=monitor), found) == [1, 3, 4]
             assert Retention(2, monitor=monitor).score(found[1]) is None
 
+    @pytest.mark.feature(
+        "91-94",
+        "best checkpoints by a monitor checked before training",
+        "`CHECKPOINT.best`, `RUN.checkpoint=best`, `HOOKS.plateau`",
+    )
     def test_the_ranking(self) -> None:
         ranked = Retention(monitor="test/accuracy").rank_by_monitor(self.FOUND)
         assert [one.manifest.sequence for one in ranked] == [2, 4, 5, 1, 7, 3, 6]

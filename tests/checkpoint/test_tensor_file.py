@@ -46,6 +46,7 @@ def test_without_targets_every_tensor_gets_its_own_memory(tmp_path: Path) -> Non
         assert model[name].untyped_storage().nbytes() == tensor.nbytes
 
 
+@pytest.mark.feature("checkpoint.memory")
 def test_targets_are_filled_in_place_and_others_left_out(tmp_path: Path) -> None:
     weight = torch.zeros(2, 3)
     image = torch.zeros(1, 4, 2, 2).to(memory_format=torch.channels_last)

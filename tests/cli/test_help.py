@@ -10,9 +10,9 @@ from raising import raises
 from phasetrain.cli import main
 from phasetrain.cli.help import topic_help
 from phasetrain.cli.help_command import general_help, wrap_help
+from phasetrain.config.parts import FACTS
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.builder import FACTS
 from phasetrain.testing.build import resolve_overrides
 
 
@@ -53,6 +53,7 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
     assert f"schedules ({each})" in lines
 
 
+@pytest.mark.feature("help", "help on sections, keys and parts", "`phasetrain help`")
 @pytest.mark.parametrize(
     ("topic", "first", "second"),
     [

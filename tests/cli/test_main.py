@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from phasetrain import __version__
+from phasetrain.app import list_runs
 from phasetrain.app.api import run
 from phasetrain.app.engines import print_log
 from phasetrain.app.json_values import to_json_value
-from phasetrain.cli import main, run_commands
+from phasetrain.cli import main
 from phasetrain.cli.parsing import split_command
 from phasetrain.cli.table import format_commands, list_commands, reference_table
 from phasetrain.config.addons import Command
@@ -103,7 +104,10 @@ def test_usage_error_is_reported_with_code_and_suggestion(
         (["resume", "empty"], "the folder is empty; expected the folder of a run"),
         (["resume", "emty"], "did you mean 'empty'? expected the folder of a run"),
         (["resume", "run/files"], "did you mean 'run'? expected the folder of a run"),
-        (["runs", "diff", "empty", "empty"], "'empty': the folder is empty"),
+        pytest.param(
+            *(["runs", "diff", "empty", "empty"], "'empty': the folder is empty"),
+            marks=pytest.mark.addon("experiments"),
+        ),
     ],
 )
 def test_wrong_file_folder_or_flag_says_what_is_there_and_what_is_meant(
@@ -154,9 +158,9 @@ class TestJson:
     def test_unexpected_error_is_reported_and_raised(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_commands, "_diff_content", lambda one, other: 1 / 0)
+        monkeypatch.setattr(list_runs, "list_runs", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            main(["runs", "diff", "a", "b", "--json"])
+            main(["runs", "list", ".", "--json"])
         (error,) = json.loads(capsys.readouterr().out)["errors"]
         assert error["code"] == "internal"
         assert "ZeroDivisionError" in error["message"]
@@ -194,6 +198,7 @@ class TestCommands:
         assert (command.name, others) == (name, rest)
 
 
+@pytest.mark.addon("experiments", "observe")
 @pytest.mark.parametrize("words", [["runs"], ["runs", "--help"], ["runs", "-h"], ["help", "runs"]])
 def test_group_of_commands_prints_the_usage_of_each(
     words: list[str], capsys: pytest.CaptureFixture[str]
@@ -226,6 +231,7 @@ def test_log_is_printed_only_during_the_run(capsys: pytest.CaptureFixture[str]) 
     ) == before
 
 
+@pytest.mark.feature("1")
 def test_experiment_file_is_given_by_its_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,42 +71,48 @@ WATCHING = ("ledger", "metrics", "numerics", "report", "stragglers", "watchdog")
 
 
 def registry(kind: str, section: str, **parts: Callable[..., Any]) -> Registry[Any]:
-    made: Registry[Any] = Registry(kind, section, library=lambda: {"Free": free}, has_addons=False)
+    """Return a registry with these parts alone: none are declared for its kind."""
+    made: Registry[Any] = Registry(kind, section, library=lambda: {"Free": free})
     for name, part in parts.items():
         made.register(name)(part)
     return made
 
 
 @pytest.fixture
-def slots() -> list[Slot]:
+def slots(monkeypatch: pytest.MonkeyPatch) -> list[Slot]:
     """Return a slot for each place where the program names a part."""
-    samplers = registry("sampler", "DATA.*.sampler", shuffled=plain, sequential=plain)
-    scalers = registry("scaler", "OPTIMIZER.scaler", none=plain, auto=plain)
-    optimizers = registry("optimizer", "OPTIMIZER", sgd=sgd, adamw=adamw)
-    models = registry("model", "MODEL", small_cnn=small_cnn, mlp=mlp, resnet_cifar=resnet_cifar)
-    schedules = registry("schedule", "OPTIMIZER.SCHEDULES", cosine=cosine, linear=linear)
+    by_kind = {
+        "dataset": registry("test dataset", "DATA", digits=digits),
+        "transform": registry(
+            "test transform", "DATA.*.transforms", normalize=normalize, flatten=plain
+        ),
+        "sampler": registry("test sampler", "DATA.*.sampler", shuffled=plain, sequential=plain),
+        "collate function": registry("test collate function", "DATA.*.collate", stack=stack),
+        "task": registry("test task", "TASK", supervised=plain),
+        "model": registry(
+            "test model", "MODEL", small_cnn=small_cnn, mlp=mlp, resnet_cifar=resnet_cifar
+        ),
+        "adapter": registry("test adapter", "MODEL.adapters", lora=lora),
+        "loss": registry("test loss", "LOSS", cross_entropy=cross_entropy, focal=focal),
+        "meter": registry("test meter", "METERS", accuracy=accuracy, loss=plain),
+        "optimizer": registry("test optimizer", "OPTIMIZER", sgd=sgd, adamw=adamw),
+        "scaler": registry("test scaler", "OPTIMIZER.scaler", none=plain, auto=plain),
+        "schedule": registry("test schedule", "OPTIMIZER.SCHEDULES", cosine=cosine, linear=linear),
+        "hook": registry("test hook", "HOOKS", console=console, **dict.fromkeys(WATCHING, plain)),
+    }
+    monkeypatch.setattr("phasetrain.config.validation.find_registry", by_kind.__getitem__)
     return [
-        Slot("DATA.*", registry("dataset", "DATA", digits=digits)),
-        Slot(
-            "DATA.*.transforms[]",
-            registry("transform", "DATA.*.transforms", normalize=normalize, flatten=plain),
-        ),
-        Slot("DATA.*.sampler", samplers),
-        Slot("DATA.*.collate", registry("collate function", "DATA.*.collate", stack=stack)),
-        Slot("TASK", registry("task", "TASK", supervised=plain)),
-        Slot("MODEL", models),
-        Slot(
-            "MODEL.adapters",
-            registry("adapter", "MODEL.adapters", lora=lora),
-            provided=frozenset({"layer"}),
-        ),
-        Slot("LOSS", registry("loss", "LOSS", cross_entropy=cross_entropy, focal=focal)),
-        Slot("METERS.*", registry("meter", "METERS", accuracy=accuracy, loss=plain)),
-        Slot("OPTIMIZER", optimizers, provided=frozenset({"params"})),
-        Slot("OPTIMIZER.scaler", scalers),
-        Slot("OPTIMIZER.SCHEDULES.*", schedules),
-        Slot(
-            "HOOKS.*",
-            registry("hook", "HOOKS", console=console, **dict.fromkeys(WATCHING, plain)),
-        ),
+        Slot("DATA.*", "dataset"),
+        Slot("DATA.*.transforms[]", "transform"),
+        Slot("DATA.*.sampler", "sampler"),
+        Slot("DATA.*.collate", "collate function"),
+        Slot("TASK", "task"),
+        Slot("MODEL", "model"),
+        Slot("MODEL.adapters", "adapter", provided=frozenset({"layer"})),
+        Slot("LOSS", "loss"),
+        Slot("METERS.*", "meter"),
+        Slot("OPTIMIZER", "optimizer", provided=frozenset({"params"})),
+        Slot("OPTIMIZER.scaler", "scaler"),
+        Slot("OPTIMIZER.SCHEDULES.*", "schedule"),
+        Slot("HOOKS.*", "hook"),
     ]

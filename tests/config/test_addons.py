@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from raising import raises
 
-from phasetrain.app.setup import SLOTS
+from phasetrain.app.slots import SLOTS
 from phasetrain.config import addons, engines
 from phasetrain.config.addons import AddOn, Command, Engine, import_object, load_addons
 from phasetrain.config.registry import Registry
@@ -72,6 +72,10 @@ def add_losses(addon: AddOn) -> None:
     addon.add_parts("losses", {"mine": "module"})
 
 
+def add_loss_of_the_core(addon: AddOn) -> None:
+    addon.add_parts("loss", {"cross_entropy": "module"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class SeedKeys(Section):
     """A key that section RUN has."""
@@ -107,16 +111,16 @@ class TestFailures:
             "'no_such_module'"
         ]
 
-    def test_same_command_of_two_packages_is_rejected(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("function", "names"),
+        [("add_command", ("one", "two")), ("add_loss_of_the_core", ("one",))],
+    )
+    def test_same_thing_of_two_packages_is_rejected(
+        self, monkeypatch: pytest.MonkeyPatch, function: str, names: tuple[str, ...]
     ) -> None:
-        value = f"{__name__}:add_command"
+        value = f"{__name__}:{function}"
         monkeypatch.setitem(sys.modules, __name__, sys.modules[add_command.__module__])
-        install(
-            monkeypatch,
-            EntryPoint("one", value, addons.GROUP),
-            EntryPoint("two", value, addons.GROUP),
-        )
+        install(monkeypatch, *(EntryPoint(name, value, addons.GROUP) for name in names))
         with raises(ConfigError, code="addon.conflict"):
             addons.load_addons()
 
@@ -167,7 +171,7 @@ def test_add_on_that_older_metadata_lacks_is_a_warning(monkeypatch: pytest.Monke
 
 
 def test_kinds_are_those_of_the_registries() -> None:
-    assert {slot.registry.kind for slot in SLOTS} == set(addons.KINDS)
+    assert {slot.kind for slot in SLOTS} == set(addons.KINDS)
 
 
 @pytest.mark.parametrize("module", ["no_such_module", addons.__name__])

@@ -56,6 +56,7 @@ def outlived(table: tuple[Deprecation, ...], version: str) -> list[str]:
 
 
 class TestTable:
+    @pytest.mark.feature("deprecations")
     def test_no_entry_outlives_its_version(self) -> None:
         assert outlived(DEPRECATIONS, phasetrain.__version__) == []
 
@@ -111,6 +112,11 @@ class TestConfig:
         old, new = {"OPTIMIZER": {"learning_rate": 0.5}}, {"OPTIMIZER": {"lr": 0.5}}
         assert compare_configs(old, new, default_schema()) == []
 
+    @pytest.mark.feature(
+        "deprecations",
+        "renamed keys, parts and Python names work for two minor versions, with a warning",
+        "[stability.md](stability.md)",
+    )
     def test_killed_run_with_old_names_resumes_to_the_same_bits_without_a_warning(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -144,6 +150,7 @@ class TestPython:
         assert found is phasetrain.train
         assert find_python_name("train") is None
 
+    @pytest.mark.feature("deprecations")
     def test_no_public_name_has_gone(self) -> None:
         stored = json.loads(PUBLIC.read_text("utf-8"))
         documented = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")

@@ -32,9 +32,7 @@ class Library:
 
 @pytest.fixture
 def losses() -> Registry[Any]:
-    made: Registry[Any] = Registry(
-        "loss", "LOSS", library=lambda: {"LibraryLoss": Library}, has_addons=False
-    )
+    made: Registry[Any] = Registry("test loss", "LOSS", library=lambda: {"LibraryLoss": Library})
     made.register("focal")(Focal)
     made.register("mean")(lambda: "mean")
     return made
@@ -108,7 +106,7 @@ def test_unknown_name_is_rejected_with_a_suggestion(
 def test_library_is_loaded_only_when_needed() -> None:
     asked = []
     registry: Registry[Any] = Registry(
-        "loss", "LOSS", library=lambda: asked.append(1) or {"A": Library}
+        "test loss", "LOSS", library=lambda: asked.append(1) or {"A": Library}
     )
     registry.register("own")(Focal)
     registry.find("own")
@@ -160,8 +158,8 @@ def test_params_are_passed_as_keywords(losses: Registry[Any]) -> None:
             {},
             r"METERS\.x\.classes: .*'focal'",
         ),
-        ({"gamma": -1, "classes": 2}, r"METERS\.x \(loss 'focal'\): .*-1"),
-        ({"gamma": "a", "classes": 2}, r"METERS\.x \(loss 'focal'\): '<'"),
+        ({"gamma": -1, "classes": 2}, r"METERS\.x \(test loss 'focal'\): .*-1"),
+        ({"gamma": "a", "classes": 2}, r"METERS\.x \(test loss 'focal'\): '<'"),
     ],
 )
 def test_bad_parameters_are_rejected(
@@ -173,7 +171,7 @@ def test_bad_parameters_are_rejected(
 
 def test_part_of_a_library_that_fails_points_to_the_registered_one() -> None:
     made: Registry[Any] = Registry(
-        "loss", "LOSS", library=lambda: {"Focal": Focal, "Other": Focal}, has_addons=False
+        "test loss", "LOSS", library=lambda: {"Focal": Focal, "Other": Focal}
     )
     made.register("focal")(Focal)
 
@@ -226,7 +224,7 @@ def test_unknown_parameter_of_a_part_without_parameters() -> None:
 def test_class_without_init_takes_no_parameters() -> None:
     import torch
 
-    losses: Registry[torch.nn.Module] = Registry("loss", "LOSS", has_addons=False)
+    losses: Registry[torch.nn.Module] = Registry("test loss", "LOSS")
 
     @losses.register("plain")
     class Plain(torch.nn.Module):
@@ -304,7 +302,7 @@ def test_part_that_exhausts_the_memory_is_not_called_wrong(error: Exception) -> 
     def make_huge() -> None:
         raise error
 
-    parts: Registry[Any] = Registry("loss", "LOSS", has_addons=False)
+    parts: Registry[Any] = Registry("test loss", "LOSS")
     parts.register("huge")(make_huge)
     with pytest.raises(type(error)) as caught:
         parts.build("huge")

@@ -79,6 +79,52 @@ def test_resume_class_of_a_path(path: str, resume: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "scope"),
+    [
+        ("RUN.seed", "result"),
+        ("RUN.imports", "result"),
+        ("RUN.name", "run"),
+        ("RUN.dir", "command"),
+        ("RUN.pause_at", "command"),
+        ("DATA.TRAIN.workers", "machine"),
+        ("DATA.VAL_2.prefetch", "machine"),
+        ("DATA.TRAIN.split", "result"),
+        ("MODEL.depth", "result"),
+        ("MACHINE.threads", "result"),
+        ("LAUNCH.parameters.constraint", "machine"),
+        ("LAUNCH.processes", "result"),
+        ("CHECKPOINT.keep_every.epochs", "run"),
+        # Which earlier checkpoints are kept, and which weights the run ends with.
+        ("CHECKPOINT.best.keep", "result"),
+        ("CHECKPOINT.load_best", "result"),
+        ("HOOKS.console.every_steps", "result"),
+        ("PHASES.extend", "run"),
+        ("PHASES.epochs", "result"),
+    ],
+)
+def test_scope_of_a_path(path: str, scope: str) -> None:
+    assert SCHEMA.scope(path) == scope
+
+
+def test_keys_in_which_any_two_runs_may_differ() -> None:
+    own = [path for path in SCHEMA.keys if SCHEMA.is_of_one_run(path) and path != "RUN.step"]
+    names = ("name", "dir", "engine", "resume", "checkpoint", "pause_at", "allow")
+    assert own == [f"RUN.{name}" for name in names]
+
+
+def test_a_key_about_the_result_has_to_say_what_a_resume_does() -> None:
+    assert key(1, "number of jobs", scope="machine").metadata["resume"] == "free"
+    with pytest.raises(AssertionError, match="number of samples"):
+        key(1, "number of samples")
+
+
+def test_a_key_that_says_nothing_about_results_is_free() -> None:
+    keys = [key for key in SCHEMA.keys.values() if key.scope != "result"]
+    # What a change of the length means is decided on a resume.
+    assert [key.path for key in keys if key.resume != "free"] == ["PHASES.extend"]
+
+
+@pytest.mark.parametrize(
     ("path", "pattern"),
     [
         ("LOSS", "LOSS"),

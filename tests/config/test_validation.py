@@ -433,8 +433,7 @@ class TestKeysNextToAPart:
         assert unknown.suggestion == "METERS.accuracy.output"
 
     def test_place_that_exists_for_one_value_of_a_key(self, slots: list[Slot]) -> None:
-        losses = next(slot.registry for slot in slots if slot.path == "LOSS")
-        slots.append(Slot("LOSS.losses.*", losses, only=("LOSS", "focal")))
+        slots.append(Slot("LOSS.losses.*", "loss", only=("LOSS", "focal")))
         override = "LOSS.losses={focal: {weight: a}}"
         found = find_problems(slots, "LOSS.name=focal", override)
         assert "LOSS.losses.focal.weight" in [one.key for one in found]
@@ -444,7 +443,7 @@ class TestKeysNextToAPart:
     def test_place_inside_of_a_part_in_a_list(self, slots: list[Slot]) -> None:
         transforms = next(slot for slot in slots if slot.path == "DATA.*.transforms[]")
         inner = "DATA.*.transforms[].parts[].of"
-        slots.append(Slot(inner, transforms.registry, only=(transforms.path, "flatten")))
+        slots.append(Slot(inner, "transform", only=(transforms.path, "flatten")))
         words = "{name: flatten, parts: [{of: {name: flatten}}, {of: {name: flaten}}]}"
         found = find_problems(slots, f"DATA.TRAIN.transforms=[{words}]")
         assert ("DATA.TRAIN.transforms[0].parts[1].of.name", "flatten") in [

@@ -116,6 +116,7 @@ def test_ranks_on_one_device_are_rejected() -> None:
     assert together(2, checked) == [["", "machine.shared_device", ""]] * 2
 
 
+@pytest.mark.feature("versions")
 @pytest.mark.parametrize(("version", "stays"), [("2.7.1", True), ("2.10.0", False)])
 def test_groups_of_an_older_torch_are_not_deleted(
     monkeypatch: pytest.MonkeyPatch, *, version: str, stays: bool

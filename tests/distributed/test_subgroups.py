@@ -30,6 +30,7 @@ def test_a_number_that_does_not_divide() -> None:
         partition(World(rank=0, size=4), 3)
 
 
+@pytest.mark.feature("65")
 def test_batch_norms_get_the_group_of_their_process() -> None:
     def ranks(world: World) -> list[Any]:
         found = []

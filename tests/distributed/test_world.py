@@ -83,6 +83,7 @@ def exchanged_of_device(world: World) -> list[object]:
     ]
 
 
+@pytest.mark.feature("76")
 def test_tensors_of_a_device_arrive_on_the_cpu() -> None:
     """torch would restore them on the device index of the sender."""
     nested = [["Tensor", "Tensor", True], {"": {"version": 2}}]

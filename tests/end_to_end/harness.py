@@ -42,11 +42,15 @@ SMALL = (
     "MODEL.name=small_cnn",
     "HOOKS.metrics.every_updates=1",
     "HOOKS.console=null",
+    "HOOKS.report=null",  # drawing it takes as long as several updates; REPORT turns it on
     "RUN.rehearse=false",  # tests of the rehearsal turn it on; it would double the time of others
 )
 STEPS = 3 * (5 + 2)
 REPORT_FILES = {"predictions.json", "report.html"} if find_service("write_report") else set()
 """Files of the hook `report`, which is on by default where its add-on is installed."""
+
+REPORT = ("HOOKS.report={}",) if REPORT_FILES else ()
+"""Turns the hook `report` on after SMALL, where its add-on is installed."""
 
 
 def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None) -> RunResult:

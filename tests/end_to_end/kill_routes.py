@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import REPORT_FILES, SMALL, differences_of_runs, leftovers, status
+from harness import REPORT, REPORT_FILES, SMALL, differences_of_runs, leftovers, status
 from kill_findings import Attempt, describe_loss, newest_intact, untrue_status
 from split_parts import WORDS as SPLITS
 
@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 # last one counts.
 RUN = (
     *SMALL,
+    *REPORT,
     "PHASES.epochs=2",
     "PHASES.limit.train=4",
     "PHASES.limit.test=6",
@@ -177,7 +178,6 @@ class InexactRoute(Route):
         "MODEL.classes=10",
         "MODEL.channels=1",
         "DATA.TRAIN.exact=false",
-        *(["HOOKS.report={}"] if REPORT_FILES else []),
     )
     SENTENCE = "from the start: DATA.TRAIN.exact = false"
 

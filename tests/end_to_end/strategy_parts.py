@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phasetrain.data import DATASETS
 from phasetrain.distributed import STRATEGIES
-from phasetrain.distributed.strategies import DataParallel, ShardedDataParallel
+from phasetrain.distributed.strategies import DataParallel
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import HOOKS, Hook, Run
@@ -22,21 +22,6 @@ class Cold(DataParallel):
     """`ddp` without the warm-up passes before the first step."""
 
     needs_warmup = False
-
-
-@STRATEGIES.register("bucketed")
-class Bucketed(ShardedDataParallel):
-    """`sharded_ddp` with fairscale's default buckets."""
-
-    bucket_entries = 2**23
-
-
-@STRATEGIES.register("deaf")
-class Deaf(ShardedDataParallel):
-    """`sharded_ddp` in which each rank checks only its own gradients for NaN."""
-
-    def any_rank(self, flag: Tensor) -> Tensor:
-        return flag
 
 
 @MODELS.register("crossed")

@@ -26,6 +26,10 @@ from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models import SmallCNN
 
 LORA = "MODEL.adapters={match: 'features.*', rank: 2, dropout: 0.1, train: [head]}"
+SHARDED = [
+    pytest.param(strategy, marks=pytest.mark.addon("sharding"))
+    for strategy in ("zero", "sharded_ddp", "fsdp")
+]
 SHORT = ("PHASES.epochs=1", "PHASES.limit.test=1", "HOOKS.report=null")
 
 
@@ -38,6 +42,11 @@ def words(base: Path) -> tuple[str, ...]:
     return (LORA, f"MODEL.weights={base}")
 
 
+@pytest.mark.feature(
+    "model.adapters",
+    "adapters (LoRA) on a frozen base that is known by its digest; merged exports, format of PEFT",
+    "`MODEL.adapters`, `phasetrain export --format peft`",
+)
 def test_killed_run_resumes_exactly_with_adapters_alone_in_its_checkpoints(
     tmp_path: Path, base: Path
 ) -> None:
@@ -53,6 +62,7 @@ def test_killed_run_resumes_exactly_with_adapters_alone_in_its_checkpoints(
     assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
 
+@pytest.mark.feature("model.adapters")
 def test_changed_base_is_rejected(tmp_path: Path, base: Path) -> None:
     killed = {"save": SaveEachStep(), "kill": KillAfter(2)}
     run_until_killed(tmp_path / "run", *words(base), *SHORT, hooks=killed)
@@ -63,6 +73,7 @@ def test_changed_base_is_rejected(tmp_path: Path, base: Path) -> None:
         train(tmp_path / "run", *words(base), *SHORT)
 
 
+@pytest.mark.feature("model.adapters")
 @pytest.mark.addon("deploy")
 def test_export_merges_the_adapters(tmp_path: Path, base: Path) -> None:
     from phasetrain.addons.deploy.export import export
@@ -80,6 +91,7 @@ def test_export_merges_the_adapters(tmp_path: Path, base: Path) -> None:
     assert float(difference.abs().max()) > 1e-3
 
 
+@pytest.mark.feature("model.adapters")
 @pytest.mark.addon("deploy")
 def test_run_with_adapters_is_a_source_of_weights_with_its_adapters_merged(
     tmp_path: Path, base: Path
@@ -158,7 +170,7 @@ class TestWhole:
         program = torch.export.load(tmp_path / "model.pt2")
         assert program.state_dict.keys() == SmallCNN(10, width=4).state_dict().keys()
 
-    @pytest.mark.parametrize("strategy", ["ddp", "zero", "sharded_ddp", "fsdp"])
+    @pytest.mark.parametrize("strategy", ["ddp", *SHARDED])
     def test_two_ranks_resume_exactly(
         self, launcher: Launcher, tmp_path: Path, base: Path, strategy: str
     ) -> None:

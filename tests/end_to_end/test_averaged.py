@@ -163,9 +163,16 @@ class TestAfterwards:
 
 
 class TestExact:
+    @pytest.mark.feature("model.ema_statistics")
+    @pytest.mark.feature(
+        "63",
+        "EMA and SWA: tested, saved, exact, exported",
+        "`MODEL.ema`, `MODEL.swa`, `test@ema`, `MODEL.weights.which`",
+    )
     def test_killed_run_resumes_exactly(self) -> None:
         assert_exact_resume([*CUT, *AVERAGED], steps=[10], workers=None)
 
+    @pytest.mark.feature("63")
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("task", "split"), [("WithoutEMA", "test@ema"), ("WithoutCount", "test@swa")]
@@ -325,6 +332,7 @@ class TestSeveralProcesses:
         for name in ("model", "ema", "swa"):
             assert differences(one[name], other[name], name) == []
 
+    @pytest.mark.addon("sharding")
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
     def test_every_strategy_resumes_exactly(

@@ -99,6 +99,11 @@ def test_misfit_is_reported_with_key_values_and_shapes(
     assert [text for text in expected if text not in str(caught.value)] == []
 
 
+@pytest.mark.feature(
+    "2",
+    "overrides: set, add, undo, sweep; all mistakes reported at once",
+    "`SECTION.key=value`, `~`, `-m`",
+)
 def test_all_mistakes_are_listed_at_once_and_exit_code_is_2(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +170,7 @@ def test_a_module_that_breaks_is_reported_with_file_and_line(here: Path) -> None
     assert re.search(r"broken_parts\.py(, line |:)3", str(caught.value))
 
 
+@pytest.mark.feature("4")
 def test_two_definitions_of_one_name_are_reported_with_both_places(here: Path) -> None:
     (here / "second_accuracy.py").write_text(
         "from phasetrain.meters import METERS, Meter\n\n@METERS.register('accuracy')\nclass Mine(Meter):\n    pass\n"

@@ -128,6 +128,11 @@ def test_all_four_kinds_of_bad_samples_are_reported_once(unbroken: Path) -> None
     assert text.count("OSError: digit 1 is gone, 0x...") == 1
 
 
+@pytest.mark.feature(
+    "113",
+    "unreadable samples: raise, substitute or drop, with a budget",
+    "`DATA.*.on_bad_sample`, `DATA.*.bad_sample_budget`",
+)
 @pytest.mark.by_default("substitute-6", "drop-6")
 @pytest.mark.parametrize(
     "step",

@@ -19,6 +19,7 @@ def auc(folder: Path) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.feature("76", "collectives for custom parts", "`phasetrain.distributed`")
 def test_three_processes_exchange_rows_numbers_and_gradients(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -29,6 +30,11 @@ def test_three_processes_exchange_rows_numbers_and_gradients(
     assert "".join(ended.outputs).count("said once") == 1
 
 
+@pytest.mark.feature(
+    "74",
+    "meters reduced over ranks; tests only on request",
+    "`Meter.add_sum`, `Meter.add_rows`, `present_accuracy`, `PHASES.train_meters`",
+)
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("size", [1, 3])
 def test_rows_of_a_meter_are_complete_after_a_kill_in_a_test(

@@ -23,6 +23,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.testing import differences
 
 ONE = "MACHINE.threads=1"
+SHARDED = [pytest.param(name, marks=pytest.mark.addon("sharding")) for name in ("zero", "fsdp")]
 AOT = "MACHINE.compile=aot_eager"
 AGAIN = "MACHINE.activation_checkpointing=[features]"
 
@@ -33,6 +34,7 @@ def differences_of_tasks(one: Path, other: Path) -> list[str]:
 
 
 class TestOneProcess:
+    @pytest.mark.feature("28", "torch.compile with exact resume", "`MACHINE.compile`")
     @pytest.mark.parametrize(
         "backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)]
     )
@@ -115,6 +117,11 @@ def killed_and_resumed(launcher: Launcher, folder: Path, *words: str) -> Path:
 
 
 class TestThreeProcesses:
+    @pytest.mark.feature(
+        "71",
+        "DDP options, compressed gradients, collective checks",
+        "`DISTRIBUTED.bucket_cap_mb`, `DISTRIBUTED.communication`, `DISTRIBUTED.debug`",
+    )
     @pytest.mark.slow
     def test_killed_and_resumed_with_rounded_gradients(
         self, launcher: Launcher, unbroken_by_three_ranks: Path, tmp_path: Path
@@ -125,7 +132,7 @@ class TestThreeProcesses:
         )
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("strategy", ["ddp", "zero", "fsdp"])
+    @pytest.mark.parametrize("strategy", ["ddp", *SHARDED])
     def test_killed_compiled_run_resumes_exactly(
         self, launcher: Launcher, tmp_path: Path, strategy: str
     ) -> None:
@@ -154,6 +161,8 @@ class TestThreeProcesses:
         assert "DISTRIBUTED.sync_batch_norm = true and MACHINE.device = 'cpu'" in done.outputs[0]
 
 
+@pytest.mark.feature("66")
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 def test_under_fsdp_activations_computed_again_leave_the_bits_alone(
     launcher: Launcher, tmp_path: Path

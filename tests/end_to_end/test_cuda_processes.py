@@ -14,7 +14,13 @@ from harness import SMALL, differences_of_runs, newest, status
 ROOT = Path(__file__).parents[2]
 DEVICES = torch.cuda.device_count()
 CUDA = ("MACHINE.device=cuda", "CHECKPOINT.every_updates=2")
-STRATEGIES = ("ddp", "zero", "sharded_ddp", "fsdp")
+STRATEGIES = [
+    "ddp",
+    *(
+        pytest.param(name, marks=pytest.mark.addon("sharding"))
+        for name in ("zero", "sharded_ddp", "fsdp")
+    ),
+]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,9 +74,10 @@ def test_one_process_over_nccl(tmp_path: Path, strategy: str, precision: str) ->
     assert newest(tmp_path / "run").promised["environment"]["device"] == "cuda"
 
 
+@pytest.mark.addon("sharding")
 def test_strategies_agree_on_the_weights(tmp_path: Path) -> None:
     digests = {}
-    for strategy in STRATEGIES:
+    for strategy in ("ddp", "zero", "sharded_ddp", "fsdp"):
         done = launched(tmp_path / strategy, f"DISTRIBUTED.strategy={strategy}")
         assert done.returncode == 0, done.stdout + done.stderr
         digests[strategy] = status(tmp_path / strategy)["digest"]
@@ -95,7 +102,7 @@ def test_activation_checkpointing_changes_no_bit(tmp_path: Path) -> None:
         "DISTRIBUTED.sync_batch_norm=true",
         "DISTRIBUTED.communication=fp16",
         "DISTRIBUTED.communication=bf16",
-        "DISTRIBUTED.strategy=fsdp",
+        pytest.param("DISTRIBUTED.strategy=fsdp", marks=pytest.mark.addon("sharding")),
     ],
 )
 def test_two_processes_over_nccl(tmp_path: Path, word: str) -> None:

@@ -55,6 +55,9 @@ def tensor_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("checkpoints/*/tensors.safetensors"))
 
 
+@pytest.mark.feature(
+    "checkpoint.exclude", "frozen weights left out of checkpoints", "`CHECKPOINT.exclude`"
+)
 def test_killed_run_resumes_exactly_without_frozen_weights_in_its_checkpoints(
     tmp_path: Path, path: Path
 ) -> None:
@@ -105,6 +108,7 @@ def test_folder_is_enough_to_load_export_and_test(tmp_path: Path, path: Path) ->
         consolidate(str(next(tmp_path.glob("run/checkpoints/p*"))), str(tmp_path / "one"))
 
 
+@pytest.mark.feature("checkpoint.exclude")
 def test_weights_file_altered_by_one_bit_is_an_error(tmp_path: Path, path: Path) -> None:
     excluding = (*words(path), EXCLUDE, "CHECKPOINT.every_updates=1")
     run_until_killed(tmp_path / "run", *excluding, hooks={"kill": KillAfter(2)})
@@ -177,9 +181,7 @@ def test_what_may_change_is_rejected_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_ranks_resume_exactly_and_fsdp_is_rejected(
-    launcher: Launcher, tmp_path: Path, path: Path
-) -> None:
+def test_ranks_resume_exactly(launcher: Launcher, tmp_path: Path, path: Path) -> None:
     given = (*SMALL, ONE, "MODEL.width=4", *words(path))
     assert launcher.run(tmp_path / "whole", 2, *given).codes == [0, 0]
     run = tmp_path / "run"
@@ -190,5 +192,11 @@ def test_ranks_resume_exactly_and_fsdp_is_rejected(
         shutil.rmtree(one)
     assert launcher.run(run, 2, *excluding).codes == [0, 0]
     assert status(run)["digest"] == status(tmp_path / "whole")["digest"]
-    sharded = launcher.run(tmp_path / "sharded", 2, *excluding, "DISTRIBUTED.strategy=fsdp")
+
+
+@pytest.mark.addon("sharding")
+@pytest.mark.slow
+def test_sharded_weights_are_rejected(launcher: Launcher, tmp_path: Path, path: Path) -> None:
+    given = (*SMALL, ONE, "MODEL.width=4", *words(path), EXCLUDE)
+    sharded = launcher.run(tmp_path / "run", 2, *given, "DISTRIBUTED.strategy=fsdp")
     assert sharded.codes == [2, 2]

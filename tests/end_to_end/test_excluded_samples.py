@@ -106,6 +106,11 @@ def weights(folder: Path) -> Any:
     return newest(folder).state["task"]["model"]
 
 
+@pytest.mark.feature(
+    "data.exclude",
+    "samples left out of their updates, with the order of all others unchanged",
+    "`DATA.TRAIN.exclude`",
+)
 def test_other_samples_keep_their_updates_and_places(
     base: tuple[Path, dict[int, list[int]]], chosen: list[int], tmp_path: Path
 ) -> None:
@@ -166,6 +171,7 @@ def checkpoint_after(folder: Path, updates: int) -> Any:
     return reader.load(f"{reader.root}/{found[updates]}").state["task"]["model"]
 
 
+@pytest.mark.feature("data.exclude")
 @pytest.mark.by_default("4")
 @pytest.mark.parametrize(
     "step", [pytest.param(n, marks=[] if n == 4 else pytest.mark.slow) for n in range(10)]

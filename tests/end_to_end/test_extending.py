@@ -95,6 +95,7 @@ def test_entry_point_of_an_installed_package_registers_parts(
     assert "error_rate" in metrics_of(tmp_path / "run")
 
 
+@pytest.mark.feature("3", "parts by name or dotted path", "`name`, `dataset`")
 def test_dotted_path_builds_the_same_part_as_its_name(tmp_path: Path) -> None:
     own = train(tmp_path / "own", "LOSS.name=cross_entropy", *SHORT)
     same = train(tmp_path / "same", "LOSS.name=torch.nn.CrossEntropyLoss", *SHORT)

@@ -181,6 +181,7 @@ class TestARestartLoop:
         assert (ended.alive, ended.segments) == ([], [])
         return ended.code, ended.output
 
+    @pytest.mark.feature("B3")
     def test_restart_loop_is_rejected_after_too_many_attempts(
         self, starter: Starter, unbroken: Path, tmp_path: Path
     ) -> None:

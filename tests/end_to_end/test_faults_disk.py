@@ -217,6 +217,9 @@ class TestARealLimit:
         end = f"HOOKS.end={{name: fault_at, do: free, updates: {until}}}"
         return (begin, end) if until else (begin,)
 
+    @pytest.mark.feature(
+        "B3", "every fault F01 to F48, with its test", "[reliability.md](reliability.md)"
+    )
     def test_run_survives_a_disk_that_is_full_for_a_while(
         self, starter: Starter, wide: Path, tmp_path: Path
     ) -> None:

@@ -36,6 +36,7 @@ def is_clean(done: Finished, folder: Path) -> bool:
 
 
 class TestSignals:
+    @pytest.mark.feature("77")
     @pytest.mark.parametrize(
         ("rank", "how", "event", "split", "update"),
         [

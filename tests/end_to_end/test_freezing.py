@@ -91,6 +91,11 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Watch:
 
 
 class TestFreeze:
+    @pytest.mark.feature(
+        "64",
+        "freezing for the run, a stage, or the first n updates",
+        "`MODEL.freeze`, `MODEL.freeze_updates`",
+    )
     def test_frozen_weights_and_buffers_stay_and_the_rest_learns(
         self, plain: Watch, frozen: Watch
     ) -> None:
@@ -130,6 +135,7 @@ class TestFreeze:
 
 
 class TestFreezeUpdates:
+    @pytest.mark.feature("64")
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         "optimizer",
@@ -137,7 +143,10 @@ class TestFreezeUpdates:
             "OPTIMIZER={name: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
             "OPTIMIZER={name: adamw, lr: 0.01, weight_decay: 0.1}",
             "OPTIMIZER={name: RMSprop, lr: 0.01, weight_decay: 0.1}",
-            "OPTIMIZER={name: lars, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
+            pytest.param(
+                "OPTIMIZER={name: lars, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
+                marks=pytest.mark.addon("optimizers"),
+            ),
         ],
     )
     def test_frozen_part_stays_and_then_learns(self, tmp_path: Path, optimizer: str) -> None:

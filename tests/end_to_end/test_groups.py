@@ -25,6 +25,7 @@ RULES = (
 )
 
 
+@pytest.mark.feature("53")
 @pytest.mark.slow
 def test_run_with_parameter_groups_resumes_exactly(tmp_path: Path) -> None:
     train(tmp_path / "whole", *RULES)
@@ -35,6 +36,7 @@ def test_run_with_parameter_groups_resumes_exactly(tmp_path: Path) -> None:
     assert differences_of_runs(tmp_path / "whole", tmp_path / "plain") != []
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
 def test_groups_are_the_same_under_every_strategy(

@@ -25,6 +25,11 @@ def test_dataset_with_its_own_generator_is_rejected_by_default(tmp_path: Path) -
     assert "DATA.TRAIN.exact=false" in str(caught.value)
 
 
+@pytest.mark.feature(
+    "data.inexact",
+    "datasets with a private generator, without the promise of equal bits",
+    "`DATA.*.exact: false`",
+)
 @pytest.mark.addon("experiments", "report")
 def test_inexact_run_says_so_everywhere_and_resumes_after_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -69,6 +69,7 @@ def kill_until_done(folder: Path, moments: list[float], *overrides: str) -> int:
     return kills
 
 
+@pytest.mark.feature("97", "re-running the command resumes", "`RUN.resume: auto, must, never`")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_at_random_moments(uninterrupted: Path, tmp_path: Path, workers: int) -> None:
@@ -157,6 +158,7 @@ def test_suite_sees_momentum_that_is_not_restored(tmp_path: Path) -> None:
     assert is_detected(tmp_path, "forget_momentum", lambda report: bool(report.wrong))
 
 
+@pytest.mark.feature("B1")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_thousand_kills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:

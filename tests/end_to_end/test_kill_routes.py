@@ -17,6 +17,7 @@ def kill_route(folder: Path, route: str, *words: str, protocol: str = "sound") -
     return reports([suite])[f"{route} {protocol}"]
 
 
+@pytest.mark.feature("B1")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

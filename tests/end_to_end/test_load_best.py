@@ -101,6 +101,7 @@ def test_same_command_again_gives_the_same_result(whole: tuple[Path, RunResult])
     assert (again.digest, again.loaded_checkpoint) == (whole[1].digest, whole[1].loaded_checkpoint)
 
 
+@pytest.mark.feature("96", "best weights at the end", "`CHECKPOINT.load_best`")
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "steps", [12, 14, 17]
@@ -185,7 +186,8 @@ def test_load_best_without_a_test_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "size"), [("ddp", 2), pytest.param("fsdp", 3, marks=pytest.mark.slow)]
+    ("strategy", "size"),
+    [("ddp", 2), pytest.param("fsdp", 3, marks=[pytest.mark.slow, pytest.mark.addon("sharding")])],
 )
 def test_ranks_agree_on_the_best_checkpoint_and_on_the_plateau(
     tmp_path: Path, launcher: Launcher, strategy: str, size: int

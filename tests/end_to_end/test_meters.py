@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from harness import (
+    REPORT,
     SMALL,
     KillAfter,
     SaveEachStep,
@@ -46,6 +47,7 @@ def last_test(folder: Path) -> dict[str, float]:
     return dict(last["metrics"])
 
 
+@pytest.mark.feature("74")
 @pytest.mark.addon("libraries", "text")
 @pytest.mark.slow
 def test_test_resumes_with_three_ranks(launcher: Launcher, tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ PARTLY_LABELLED = (
 @pytest.fixture(scope="module")
 def partly_labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("partly_labelled") / "run"
-    assert train(folder, *PARTLY_LABELLED).state == "finished"
+    assert train(folder, *PARTLY_LABELLED, *REPORT).state == "finished"
     return folder
 
 
@@ -107,6 +109,7 @@ def test_targets_that_the_loss_ignores_are_no_errors(partly_labelled: Path) -> N
 
 
 # Steps 1 to 5 train, 6 and 7 are the test.
+@pytest.mark.feature("meters.ignored_targets")
 @pytest.mark.parametrize("step", [3, 6])
 def test_run_with_ignored_targets_resumes_with_equal_bits(
     step: int, partly_labelled: Path, tmp_path: Path

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import REPORT_FILES, differences_of_runs, train
+from harness import REPORT, REPORT_FILES, differences_of_runs, train
 from raising import raises
 
 from phasetrain.errors import FolderInUseError
@@ -36,7 +36,7 @@ def test_changed_working_directory_does_not_scatter_the_files(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     act = AtUpdate(3, lambda: os.chdir(tmp_path / "elsewhere"))
-    assert train(Path("run"), *SAVES, hooks={"act": act}).state == "finished"
+    assert train(Path("run"), *SAVES, *REPORT, hooks={"act": act}).state == "finished"
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
     names = {path.name for path in (tmp_path / "run").iterdir()}

@@ -48,7 +48,10 @@ LIBRARIES = {
     "8 bit": "bitsandbytes",
     "schedule free": "schedulefree",
 }
-WHOLE_STATE = [pytest.param(MUON, id="muon"), pytest.param(ADAFACTOR, id="adafactor")]
+WHOLE_STATE = [
+    pytest.param(MUON, id="muon", marks=pytest.mark.addon("optimizers")),
+    pytest.param(ADAFACTOR, id="adafactor"),
+]
 LIBRARY = pytest.mark.addon("libraries")
 EACH = [
     *WHOLE_STATE,
@@ -67,6 +70,11 @@ def _installed(request: pytest.FixtureRequest) -> None:
             pytest.importorskip(library)
 
 
+@pytest.mark.feature(
+    "optimizer.schedule_free",
+    "schedule-free optimizers; SOAP, Shampoo and 8-bit optimizers of other libraries",
+    "`MODEL.schedule_free`, `OPTIMIZER.name=schedulefree.AdamWScheduleFree`",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("words", EACH)
@@ -81,9 +89,11 @@ def test_killed_run_resumes_exactly(tmp_path: Path, words: tuple[str, ...], prec
         assert differences_of_runs(tmp_path / "whole", folder) == []
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("words", WHOLE_STATE)
 class TestTwoRanks:
+    @pytest.mark.feature("optimizer.muon")
     def test_killed_run_resumes_exactly_and_has_the_bits_of_sharded_state(
         self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
     ) -> None:
@@ -108,6 +118,8 @@ class TestTwoRanks:
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.feature("optimizer.schedule_free")
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp"])
 @pytest.mark.parametrize("words", EACH[2:4])
@@ -126,7 +138,9 @@ def test_sharded_state_of_libraries_has_the_bits_of_ddp(
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
 
+@pytest.mark.feature("optimizer.schedule_free")
 @LIBRARY
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "strategy"),
@@ -163,6 +177,7 @@ def test_two_ranks_resume_exactly(
 
 
 @LIBRARY
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "code"), [("zero", 2), ("fsdp", 2)])
 def test_schedule_free_is_rejected_with_sharded_state(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import REPORT_FILES
 
 # An audit hook sees what Python code does with sockets, also in libraries that keep references to
@@ -50,6 +51,9 @@ def list_network_calls(argument: str, folder: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.feature(
+    "no_network", "no connection is opened unless a config names one", "[runs.md](runs.md#trust)"
+)
 def test_nothing_connects(tmp_path: Path) -> None:
     commands = [
         ["--help"],

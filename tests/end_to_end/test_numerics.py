@@ -87,6 +87,11 @@ def test_skipped_updates_are_counted_dumped_and_leave_no_trace(unbroken: Path) -
     assert leftovers(unbroken) == []
 
 
+@pytest.mark.feature(
+    "67",
+    "non-finite loss or gradient: all ranks stop or skip; the step is dumped",
+    "`OPTIMIZER.on_nonfinite`, `OPTIMIZER.skip_budget`, `HOOKS.numerics`",
+)
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "step", [2, 3, 6, 12]

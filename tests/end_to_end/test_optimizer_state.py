@@ -46,6 +46,9 @@ def test_state_of_all_weights_is_that_of_the_other_run(first: Path) -> None:
     assert (len(report["matched"]), report["without"]) == (len(saved["optimizer"]), [])
 
 
+@pytest.mark.feature(
+    "optimizer.state_from", "optimizer state of another run", "`OPTIMIZER.state_from`"
+)
 def test_weights_are_matched_by_name_and_shape(first: Path) -> None:
     # Another width of the last layer, and the weights of batch norm in a group of their own, so that
     # they have other numbers.
@@ -62,6 +65,7 @@ def test_weights_are_matched_by_name_and_shape(first: Path) -> None:
     assert torch.equal(state[own]["momentum_buffer"], expected["momentum_buffer"])
 
 
+@pytest.mark.feature("optimizer.state_from")
 def test_run_killed_and_resumed_without_the_other_run_is_exact(first: Path, tmp_path: Path) -> None:
     source = shutil.copytree(first, tmp_path / "source")
     words = (*SHORT, f"MODEL.weights={source}", f"OPTIMIZER.state_from={source}")

@@ -53,8 +53,7 @@ SPOILT = ("LOSS={name: spoilt, update: 6}", "OPTIMIZER.on_nonfinite=skip")
 # What a sample contributes does not depend on the process that it falls to.
 PLAIN = (*SMALL[:5], *SMALL[-2:], PARTS, "METERS.loss=null")
 
-PIECES = ("strategy=zero", "strategy=sharded_ddp", "strategy=fsdp")
-WAYS = (*PIECES, "reduction=ordered")
+SHARDED = ("strategy=zero", "strategy=sharded_ddp", "strategy=fsdp")
 
 
 def model_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -75,6 +74,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature("55")
 def test_run_with_several_optimizers_resumes_exactly(several: Path, tmp_path: Path) -> None:
     run_until_killed(
         tmp_path / "run", *SEVERAL, hooks={"save": SaveEachStep(), "kill": KillAfter(9)}
@@ -158,6 +158,11 @@ def test_logged_loss_of_sam_is_that_of_the_first_pass(tmp_path: Path) -> None:
     assert one[1:] != other[1:]
 
 
+@pytest.mark.feature(
+    "61",
+    "custom scalers; sharpness-aware minimization",
+    "`OPTIMIZER.scaler`, `SCALERS`, `OPTIMIZER.sam`",
+)
 def test_custom_scaler_resumes_with_its_scale(tmp_path: Path) -> None:
     words = (PARTS, "PHASES.epochs=2", "OPTIMIZER.scaler={name: halving, start: 256.0}")
     train(tmp_path / "whole", *words)
@@ -168,6 +173,7 @@ def test_custom_scaler_resumes_with_its_scale(tmp_path: Path) -> None:
 
 
 class TestThreeProcesses:
+    @pytest.mark.feature("56")
     @pytest.mark.parametrize(
         "words",
         [
@@ -198,13 +204,18 @@ class TestThreeProcesses:
         assert launcher.run(tmp_path / "run", 3, *words).codes == [0, 0, 0]
         assert differences_of_runs(tmp_path / "unbroken", tmp_path / "run") == []
 
+    @pytest.mark.addon("sharding")
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("words", "what", "ways"),
         [
-            (SEVERAL[:2], "OPTIMIZER.others = head", PIECES),
-            (SAM, "OPTIMIZER.sam = {'rho': 0.1}", PIECES),
-            ((*ROWS[:1], "OPTIMIZER={name: sgd}"), "an embedding with sparse=True", WAYS),
+            (SEVERAL[:2], "OPTIMIZER.others = head", SHARDED),
+            (SAM, "OPTIMIZER.sam = {'rho': 0.1}", SHARDED),
+            (
+                (*ROWS[:1], "OPTIMIZER={name: sgd}"),
+                "an embedding with sparse=True",
+                (*SHARDED, "reduction=ordered"),
+            ),
         ],
         ids=["several", "sam", "rows"],
     )

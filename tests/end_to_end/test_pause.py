@@ -24,6 +24,11 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature(
+    "pause",
+    "pausing after a number of updates, and continuing with the same bits",
+    "`RUN.pause_at`",
+)
 @pytest.mark.parametrize(
     ("at", "phase", "step"),
     [
@@ -106,6 +111,7 @@ def test_pause_keeps_the_bits_of_weights_with_channels_last(tmp_path: Path) -> N
     assert differences_of_runs(tmp_path / "one", tmp_path / "two") == []
 
 
+@pytest.mark.feature("pause")
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [3, 5])
 def test_paused_run_of_two_ranks_continues_with_the_same_bits(
@@ -123,6 +129,7 @@ def test_paused_run_of_two_ranks_continues_with_the_same_bits(
     assert differences_of_runs(tmp_path / "one", tmp_path / "two") == []
 
 
+@pytest.mark.feature("fork")
 @pytest.mark.addon("experiments")
 @pytest.mark.slow
 def test_fork_of_two_ranks_ends_as_the_run_from_scratch(launcher: Launcher, tmp_path: Path) -> None:

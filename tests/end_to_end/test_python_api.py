@@ -123,6 +123,7 @@ class TestHooks:
         logged = {r["updates"]: r["loss"] for r in records(tmp_path) if r["kind"] == "step"}
         assert heard == [(at, logged[at]) for at in (5, 10, 15)]
 
+    @pytest.mark.feature("42", "hook state in checkpoints", "`Hook.state_dict`")
     def test_hook_state_resumes_after_a_kill(self, tmp_path: Path) -> None:
         class Count(Hook):
             def __init__(self) -> None:
@@ -141,6 +142,7 @@ class TestHooks:
         train(tmp_path, hooks={"count": (count := Count())})
         assert count.steps == 3 * (5 + 2)
 
+    @pytest.mark.feature("hooks.added")
     def test_hook_added_by_another_resumes_exactly(self, tmp_path: Path) -> None:
         class Brighten(Hook):
             """Brightens each batch a little more than the one before."""
@@ -183,6 +185,9 @@ class TestHooks:
         train(killed, hooks={"adds": Adds()})
         assert differences_of_runs(whole, killed) == []
 
+    @pytest.mark.feature(
+        "77", "a hook or a signal to any rank stops all at the same step", '`run.stop("why")`'
+    )
     def test_hook_ends_the_run_for_good(self, tmp_path: Path) -> None:
         class Stop(Hook):
             def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
@@ -193,6 +198,7 @@ class TestHooks:
         assert "test/accuracy" in result.last
         assert train(tmp_path).updates == 5
 
+    @pytest.mark.feature("86-89")
     def test_checkpoint_that_a_hook_names_is_kept_and_found(self, tmp_path: Path) -> None:
         @on("step")
         def ask(run: Any, phase: Any, out: Any) -> None:
@@ -230,6 +236,11 @@ def join_lease_threads() -> None:
 
 
 class TestNothingIsLeftBehind:
+    @pytest.mark.feature(
+        "105",
+        "hooks and custom loops from Python; runs leave no global state",
+        "`phasetrain.run(hooks=..., loop=...)`",
+    )
     def test_several_runs_in_one_process_restore_global_state(self, tmp_path: Path) -> None:
         logger = logging.getLogger("phasetrain")
 

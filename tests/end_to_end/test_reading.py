@@ -64,6 +64,7 @@ def test_another_world_size_cannot_resume_inside_a_custom_loader(
     assert "with a world size of 3" in other.outputs[0]
 
 
+@pytest.mark.feature("data.iterables")
 def test_killed_run_of_an_iterable_reads_up_to_its_position(tmp_path: Path) -> None:
     words = (
         *("DATA.TRAIN.dataset=reading_parts.Shuffling", "MODEL.classes=10", "MODEL.channels=1"),
@@ -84,6 +85,11 @@ ITERABLE = (
 )
 
 
+@pytest.mark.feature(
+    "data.iterables",
+    "iterable datasets and datasets without a length, on any number of ranks, with exact resume",
+    "`DATA.TRAIN.dataset`, `PHASES.updates`",
+)
 @pytest.mark.slow
 def test_two_ranks_read_the_iterable_of_one_and_resume_exactly(
     launcher: Launcher, tmp_path: Path
@@ -119,6 +125,11 @@ def test_iterable_that_yields_the_samples_of_a_rank_resumes_exactly_with_as_many
     assert status(tmp_path / "run")["digest"] == status(tmp_path / "unbroken")["digest"]
 
 
+@pytest.mark.feature(
+    "data.drawing_samples",
+    "samples are seeded only if they draw; `__getitems__`; transforms of stacked samples",
+    "`benchmarks/custom_dataset.py`",
+)
 def test_dataset_that_draws_rarely_resumes_exactly_with_other_workers(tmp_path: Path) -> None:
     words = (
         "DATA.TRAIN.dataset=reading_parts.RarelyNoisy",

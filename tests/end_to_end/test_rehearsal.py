@@ -17,6 +17,7 @@ def plan_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.feature("B4")
 @pytest.mark.slow
 def test_rehearsal_of_three_ranks_changes_no_bit(launcher: Launcher, tmp_path: Path) -> None:
     words = (*SMALL, "MACHINE.threads=1", "PHASES.epochs=1")
@@ -27,6 +28,7 @@ def test_rehearsal_of_three_ranks_changes_no_bit(launcher: Launcher, tmp_path: P
     assert plan_of(tmp_path / "one")["rehearsal"]["kinds"][0]["samples"] == 24
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "zero", "sharded_ddp"])
 def test_rehearsal_under_a_strategy_changes_no_bit(

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from phasetrain.app.api import run
+from phasetrain.app.list_runs import list_runs
 from phasetrain.app.result import RunResult
-from phasetrain.app.runs.list_runs import compare_runs, list_runs
 from phasetrain.cli import main
 from phasetrain.runs.history import read_history
 from phasetrain.runs.ledger import FILE, list_differences, parse_ledger
@@ -70,6 +70,9 @@ def test_stopped_run_resumes_where_it_stopped(runs: Path) -> None:
     assert len((runs / "resumed" / "attempts.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.feature(
+    "releases", "run folders of earlier releases resume", "[stability.md](stability.md)"
+)
 def test_resumed_run_has_the_digest_of_the_release(runs: Path) -> None:
     if not is_equal_machine(read_json(RELEASE / "stopped" / "environment.json")):
         pytest.skip("another torch, numpy or CPU than the release ran on")
@@ -109,7 +112,10 @@ def test_runs_are_listed(runs: Path) -> None:
     }
 
 
+@pytest.mark.addon("experiments")
 def test_runs_are_compared(runs: Path) -> None:
+    from phasetrain.addons.experiments.compare.compare_runs import compare_runs
+
     text = compare_runs(str(runs / "finished"), str(runs / "resumed"))
     assert "PHASES.epochs" in text
     assert "test/accuracy" in text
@@ -124,6 +130,9 @@ def test_report_is_written(runs: Path, name: str) -> None:
     assert "test/accuracy" in page.read_text("utf-8")
 
 
+@pytest.mark.feature(
+    "pack.releases", "packed models of earlier releases predict", "[stability.md](stability.md)"
+)
 @pytest.mark.addon("deploy")
 def test_packed_model_of_format_1_predicts() -> None:
     from phasetrain.addons.deploy.pack.load_pack import load_pack
@@ -137,6 +146,7 @@ def test_packed_model_of_format_1_predicts() -> None:
         assert packed.verification.difference < 1e-6
 
 
+@pytest.mark.feature("releases")
 @pytest.mark.slow
 def test_release_folder_of_this_version_resumes(tmp_path: Path) -> None:
     made = tmp_path / "made"

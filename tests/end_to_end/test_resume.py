@@ -33,6 +33,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature("20", "results are written during the run", "`metrics.jsonl`")
 def test_the_unbroken_run_logs_each_step_and_phase_once(unbroken: Path) -> None:
     found = records(unbroken)
     assert [r["updates"] for r in found if r["kind"] == "step"] == list(range(1, 16))
@@ -69,6 +70,7 @@ def die_after_each(folder: Path, steps: Sequence[int], *overrides: str) -> None:
         run_until_killed(folder, *overrides, hooks=hooks)
 
 
+@pytest.mark.feature("B1", "bit-identical after a kill at every step; 1,000 SIGKILLs", "")
 def test_run_killed_at_the_ends_of_phases_resumes_exactly(unbroken: Path, tmp_path: Path) -> None:
     # the first and last steps of phases and of the run, and two between
     die_after_each(tmp_path, (0, 1, 4, 5, 6, 7, 12, 20))
@@ -77,6 +79,7 @@ def test_run_killed_at_the_ends_of_phases_resumes_exactly(unbroken: Path, tmp_pa
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.feature("B1")
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(STEPS))
 def test_killed_at_every_step_and_resumed_from_that_step(
@@ -137,6 +140,11 @@ def test_the_way_workers_start_may_change(unbroken: Path, tmp_path: Path, method
     assert differences_of_runs(unbroken, tmp_path) == []
 
 
+@pytest.mark.feature(
+    "46-47",
+    "clipping by norm and value, once per update",
+    "`OPTIMIZER.clip_norm`, `OPTIMIZER.clip_value`",
+)
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("steps", [(1, 9), range(0, 17, 3)], ids=["two", "every third"])
 def test_accumulation_clipping_and_adam_resume_exactly(
@@ -159,6 +167,11 @@ def test_accumulation_clipping_and_adam_resume_exactly(
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
 
+@pytest.mark.feature(
+    "59",
+    "tf32, bf16, fp16; separate test precision; scaler saved",
+    "`MACHINE.precision`, `MACHINE.test_precision`, `OPTIMIZER.scaler`",
+)
 @pytest.mark.by_default("fp16")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_and_its_scaler_resume_exactly(tmp_path: Path, precision: str) -> None:
@@ -177,6 +190,7 @@ def test_half_precision_and_its_scaler_resume_exactly(tmp_path: Path, precision:
     assert scaler is None if precision == "bf16" else scaler["scale"] < 1e9
 
 
+@pytest.mark.feature("98-100", "complete state, with half-finished meters", "")
 def test_meters_of_a_phase_cut_in_half_count_every_sample_once(
     unbroken: Path, tmp_path: Path
 ) -> None:

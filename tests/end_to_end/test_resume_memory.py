@@ -10,6 +10,9 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "resume_memory.py"
 
 
+@pytest.mark.feature(
+    "checkpoint.memory", "a resume needs no more memory than a fresh start", "`CHECKPOINT`"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_resume_needs_no_more_memory_than_a_fresh_start(tmp_path: Path, processes: int) -> None:

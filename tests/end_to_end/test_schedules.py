@@ -28,6 +28,7 @@ def lrs(folder: Path) -> list[float]:
     return [record["lr"] for record in records(folder) if record["kind"] == "step"]
 
 
+@pytest.mark.feature("49-51", "schedules depend on attempted updates", "`OPTIMIZER.SCHEDULES`")
 def test_updates_that_a_scaler_skips_leave_schedules_and_counts_as_planned(tmp_path: Path) -> None:
     """Schedules go by attempted updates: they end where they were planned to, whatever the scaler
     has skipped."""
@@ -53,6 +54,7 @@ def test_composite_and_momentum_schedules_resume_exactly(tmp_path: Path) -> None
     assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
 
+@pytest.mark.feature("52")
 @pytest.mark.parametrize(
     ("schedule", "told"),
     [
@@ -101,10 +103,16 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestHeld:
     """Schedules with `every: epoch`."""
 
+    @pytest.mark.feature(
+        "optimizer.held_schedules",
+        "schedules held within an epoch",
+        "`OPTIMIZER.SCHEDULES.x.every: epoch`",
+    )
     def test_value_changes_at_the_start_of_an_epoch_only(self, held: Path) -> None:
         factors = [rate / 0.1 for rate in lrs(held)]
         assert factors == pytest.approx([1] * 5 + [0.75] * 5 + [0.25] * 5)
 
+    @pytest.mark.feature("optimizer.held_schedules")
     def test_run_killed_within_an_epoch_resumes_exactly(self, held: Path, tmp_path: Path) -> None:
         run_until_killed(tmp_path, *HELD, hooks={"save": SaveEachStep(), "kill": KillAfter(12)})
         train(tmp_path, *HELD)

@@ -58,6 +58,9 @@ def files_with_secrets(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.feature(
+    "secrets", "secrets of a config are in `config.yaml` alone", "[runs.md](runs.md#the-run-folder)"
+)
 def test_killed_run_resumes_with_its_secrets_and_leaves_them_in_one_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,12 @@ def largest_difference(one: Path, other: Path) -> float:
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
+@pytest.mark.feature(
+    "several_models",
+    "several networks with their own optimizer, schedule, clipping and scaler, on several "
+    "ranks: GAN, actor and critic",
+    "`Task.separate_updaters`, `OPTIMIZER.others.LABEL.clip_norm`",
+)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_killed_run_resumes_exactly_with_autocast_and_accumulation(place: Path, name: str) -> None:
     words = (*EXAMPLES[name], *HALF)
@@ -105,6 +111,7 @@ def test_killed_run_resumes_exactly_with_autocast_and_accumulation(place: Path, 
     assert differences_of_runs(whole, place / "run") == []
 
 
+@pytest.mark.feature("several_models")
 def test_optimizer_that_a_checkpoint_leaves_out_is_noticed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +156,7 @@ class TestSeveralRanks:
         assert launch(launcher, place / "run", size, *killed) == [0] * size
         assert differences_of_runs(place / "whole", place / "run") == []
 
+    @pytest.mark.feature("several_models")
     @pytest.mark.slow
     @pytest.mark.parametrize("name", EXAMPLES)
     def test_two_ranks_have_the_bits_of_one_with_ordered_reduction(
@@ -165,6 +173,12 @@ class TestSeveralRanks:
         assert len(one) == 8
         assert one == other
 
+    @pytest.mark.feature(
+        "several_passes",
+        "several gradient passes in a step on several ranks; gradients of several losses are "
+        "combined",
+        "`Task.several_passes`, `updater.gradients.take`, `put`",
+    )
     @pytest.mark.parametrize(
         ("name", "size"),
         [
@@ -186,6 +200,7 @@ class TestSeveralRanks:
             assert launch(launcher, place / f"{number}", number, *words) == [0] * number
         assert 0 < largest_difference(place / "1", place / f"{size}") < 1e-5
 
+    @pytest.mark.feature("gan")
     @pytest.mark.addon("vision")
     @pytest.mark.slow
     @pytest.mark.parametrize("size", [2, 3])
@@ -212,6 +227,7 @@ class TestSeveralRanks:
         assert ended.codes == [0] * size, ended.outputs
         assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
+    @pytest.mark.addon("sharding")
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
     def test_sharding_strategies_are_rejected(

@@ -68,6 +68,11 @@ def batches(*words: str) -> list[Any]:
         made.task.close()
 
 
+@pytest.mark.feature(
+    "data.sources",
+    "sources with their own batch sizes, transforms and collation",
+    "`DATA.TRAIN.datasets.*.batch_size` with `mixed`",
+)
 def test_batch_has_its_number_of_samples_of_each_source() -> None:
     steps = batches()
     assert len(steps) == 10
@@ -122,6 +127,7 @@ def test_random_numbers_do_not_depend_on_the_size_of_micro_batches() -> None:
                 assert torch.equal(view, torch.cat(views))
 
 
+@pytest.mark.feature("data.sources")
 @pytest.mark.parametrize("steps", [8, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 5))])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_run_resumes_exactly(

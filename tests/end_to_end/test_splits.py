@@ -47,6 +47,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature("splits")
 def test_each_split_is_measured_by_its_meters_when_it_is_due(unbroken: Path) -> None:
     phases = [record for record in records(unbroken) if record["kind"] == "phase"]
     measured = {"train": ["loss_first", "loss_second"], "valid": ["first", "loss_first"]}
@@ -62,6 +63,7 @@ def test_only_the_losses_of_a_split_are_logged(unbroken: Path) -> None:
     assert {tuple(step["logs"]) for step in steps} == {("loss_first", "loss_second")}
 
 
+@pytest.mark.feature("splits")
 @pytest.mark.parametrize(
     "steps", [7, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 4, 12, 15, 16))]
 )
@@ -118,6 +120,7 @@ class TestEarlyStop:
         found = [(phase["split"], phase["epoch"], phase["phase"]) for phase in phases]
         assert found[-3:] == [("train", 1, 2), ("valid", 1, 3), ("test", 1, 4)]
 
+    @pytest.mark.feature("95")
     @pytest.mark.parametrize(
         "steps", [9, *(pytest.param(at, marks=pytest.mark.slow) for at in (8, 10, 11))]
     )
@@ -196,6 +199,9 @@ class TestInputsByName:
         "HOOKS.console=null",
     )
 
+    @pytest.mark.feature(
+        "model.inputs_by_name", "models called as `model(**inputs)`", "`MODEL.inputs_by_name`"
+    )
     def test_model_gets_keyword_arguments_in_training_tests_and_predictions(
         self, tmp_path: Path
     ) -> None:

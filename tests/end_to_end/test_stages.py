@@ -94,6 +94,11 @@ def test_each_stage_has_its_transforms_in_training_and_in_tests() -> None:
     task.close()
 
 
+@pytest.mark.feature(
+    "B5",
+    "stages, shown in the plan and exact on resume",
+    "`PHASES.stages`, `experiment=digits_progressive`",
+)
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_in_every_stage_and_between_them(
@@ -136,6 +141,7 @@ def test_the_whole_experiment_killed_at_random(tmp_path: Path) -> None:
     assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
 
+@pytest.mark.feature("B5")
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("fault", ["transforms of the first stage", "schedules over the whole run"])
 def test_the_comparison_sees_a_resume_that_forgets_the_stage(

@@ -5,6 +5,8 @@ import sys
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hooks
@@ -43,6 +45,11 @@ def calls_per_update(*words: str) -> float:
     return counted / made.plan.updates
 
 
+@pytest.mark.feature(
+    "B8",
+    "overhead per step below other frameworks",
+    "`benchmarks/overhead.py`, `benchmarks/peers_overhead.py`",
+)
 def test_a_step_makes_few_calls_and_what_is_not_asked_for_makes_none() -> None:
     plain = calls_per_update("OPTIMIZER.on_nonfinite=ignore")
     assert plain < LIMIT

@@ -30,12 +30,18 @@ def words(kind: str) -> list[str]:
     return [*WORDS, f"DATA.TRAIN.dataset=stream_parts.{kind}"]
 
 
+@pytest.mark.feature(
+    "data.saved_position",
+    "iterables of unknown length resume at the position that they save, which is checked first",
+    "`state_dict`, `load_state_dict` of a dataset",
+)
 @pytest.mark.by_default("Counted")
 @pytest.mark.parametrize("kind", ["Counted", "Buffered", "Unsaved"])
 def test_killed_run_resumes_exactly_with_other_workers(kind: str) -> None:
     assert_exact_resume(words(kind), workers=(0, 1))
 
 
+@pytest.mark.feature("data.saved_position")
 def test_only_a_saved_position_is_reached_without_the_samples_before(tmp_path: Path) -> None:
     read = {}
     for kind in (Counted, Unsaved):
@@ -76,6 +82,7 @@ def test_position_of_the_middle_of_a_pass_restores_later_samples(kind: type[Coun
         assert torch.equal(second[50][0], expected[50][0]), "an earlier sample begins again"
 
 
+@pytest.mark.feature("data.saved_position")
 @pytest.mark.parametrize(
     ("kind", "saves", "level"),
     [(Counted, True, "INFO"), (Buffered, False, "WARNING"), (Unsaved, False, "INFO")],
@@ -141,6 +148,7 @@ def test_own_generator_is_rejected(tmp_path: Path) -> None:
 
 
 class TestProcesses:
+    @pytest.mark.feature("data.saved_position")
     @pytest.mark.slow
     @pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (2, 2)], ids=str)
     def test_position_of_another_world_size_is_resumed(

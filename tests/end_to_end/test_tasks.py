@@ -45,6 +45,11 @@ def measures(folder: Path) -> list[dict[str, float]]:
 
 
 class TestSeveralHeads:
+    @pytest.mark.feature(
+        "70",
+        "trunk and heads; losses and meters per output",
+        "`MODEL.name=trunk_heads`, `METERS.*.output`, `METERS.*.target`",
+    )
     def test_losses_and_meters_of_each_output(self, tmp_path: Path) -> None:
         done = run([*HEADS, f"RUN.dir={tmp_path}"])
         assert done.last is not None
@@ -70,6 +75,7 @@ class TestSeveralHeads:
         assert_exact_resume(HEADS, steps=[2], workers=None)
 
     @pytest.mark.slow
+    @pytest.mark.addon("observe")
     def test_metrics_of_three_ranks_are_those_of_one(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
@@ -135,6 +141,11 @@ class TestOwnLosses:
         *QUIET,
     )
 
+    @pytest.mark.feature(
+        "41",
+        "losses from the model; named, weighted and summed losses",
+        "`LOSS.name=from_model`, `LOSS.name=weighted_sum`, `LOSS.losses`",
+    )
     def test_losses_of_the_model_are_summed_and_logged(self, tmp_path: Path) -> None:
         done = run([*self.WORDS, f"RUN.dir={tmp_path}"])
         assert done.last is not None
@@ -202,6 +213,7 @@ class TestDistillation:
         assert len(state["teacher"]["digest"]) == 64
         assert all(name.startswith("layers.") for name in state["model"])
 
+    @pytest.mark.feature("distillation", "distillation", "`TASK.name=distillation`")
     def test_resume_is_bit_identical(self, teacher: Path) -> None:
         assert_exact_resume(self.words(teacher), steps=[2], workers=None)
 

@@ -35,6 +35,11 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Screen:
         return on_terminal(*DEFAULT)
 
 
+@pytest.mark.feature(
+    "terminal",
+    "terminal: live view, at most 25 permanent lines",
+    "`HOOKS.console`, `RUN.verbosity`",
+)
 def test_a_default_run_leaves_at_most_25_lines(default: Screen) -> None:
     # After 10 s of training, which this run takes on a busy machine only, it says what is left.
     lines = [line for line in default.lines if not line.endswith(" to go")]
@@ -77,6 +82,7 @@ def test_closing_lines_give_results_and_next_commands(default: Screen) -> None:
     assert re.search(r"^weights sha256 [0-9a-f]{64}$", text, re.M)
 
 
+@pytest.mark.feature("terminal")
 def test_live_lines_are_erased_at_the_end(default: Screen) -> None:
     assert b"samples/s" in default.raw
     assert b"MiB" in default.raw
@@ -265,6 +271,11 @@ def test_question_of_a_hook_is_readable_and_the_live_view_comes_back(tmp_path: P
     assert b"\x1b[1A" in found.raw.partition(b"YES")[2]  # live lines are drawn and erased again
 
 
+@pytest.mark.feature(
+    "terminal.breakpoint",
+    "`breakpoint()` and `input()` suspend the live view",
+    "[debugging.md](debugging.md)",
+)
 def test_debugger_has_the_terminal_for_itself(tmp_path: Path) -> None:
     found = on_terminal(
         *WORDS,
@@ -279,6 +290,7 @@ def test_debugger_has_the_terminal_for_itself(tmp_path: Path) -> None:
     assert any(line.startswith("  2/2") for line in found.lines)
 
 
+@pytest.mark.feature("signals.sighup", "SIGHUP saves and stops; ignored under nohup", "")
 @pytest.mark.parametrize(
     ("nohup", "code", "state"), [(False, 129, "preempted"), (True, 0, "finished")]
 )

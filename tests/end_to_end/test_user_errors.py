@@ -139,6 +139,11 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
+@pytest.mark.feature(
+    "errors.user_code",
+    "errors in user code show its lines and the layer; `-v` prints tracebacks",
+    "`-v`, [debugging.md](debugging.md)",
+)
 @pytest.mark.parametrize(
     ("words", "code", "frame"),
     [
@@ -177,6 +182,11 @@ LEAVING = [
 ]
 
 
+@pytest.mark.feature(
+    "errors.exit",
+    "`sys.exit` in user code is a failure with exit code 1 that names its line",
+    "[debugging.md](debugging.md)",
+)
 @pytest.mark.parametrize(
     ("words", "call"),
     [
@@ -206,6 +216,7 @@ def test_exit_in_a_custom_loop_is_a_failure() -> None:
     assert status(Path("run"))["exit_code"] == 1
 
 
+@pytest.mark.feature("errors.exit")
 @pytest.mark.addon("deploy")
 def test_exit_is_a_failure_of_any_engine_and_command(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["MODEL=null", "MODEL.name=broken_parts.LeavingModel", "DATA.TEST=null"]
@@ -247,6 +258,12 @@ def test_verbose_terminal_prints_the_traceback(capfd: pytest.CaptureFixture[str]
 SCHEDULE = "OPTIMIZER.SCHEDULES.lr"
 
 
+@pytest.mark.feature(
+    "errors.wrong_parts",
+    "parts of the wrong form (schedule, hook, transform, loss without a gradient, task that "
+    "drops state) are config errors",
+    "[debugging.md](debugging.md)",
+)
 @pytest.mark.parametrize(
     ("words", "code", "key"),
     [

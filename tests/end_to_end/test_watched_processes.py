@@ -52,7 +52,9 @@ class TestStragglers:
         assert "slows down all others" not in done.outputs[0]
 
 
+@pytest.mark.addon("observe")
 class TestOrder:
+    @pytest.mark.feature("71")
     def test_collective_called_by_one_rank_only_is_found_at_once(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:

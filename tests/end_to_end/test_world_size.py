@@ -101,6 +101,11 @@ CHAINS = [
 ]
 
 
+@pytest.mark.feature(
+    "B2",
+    "any world size: same samples per update, on request the same bits",
+    "`DISTRIBUTED.reduction: ordered`",
+)
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "chain",
@@ -234,6 +239,7 @@ def same_metrics(found: dict[str, dict[str, float]], expected: dict[str, dict[st
         assert one["loss"] == pytest.approx(expected[name]["loss"], rel=1e-6)
 
 
+@pytest.mark.feature("73", "tests count every sample exactly once", "`DATA.TEST`")
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("size", [3, 2, 4])
 def test_metrics_count_every_sample_once(
@@ -281,6 +287,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return model
 
 
+@pytest.mark.feature("72")
 @pytest.mark.by_default("accumulate")
 @pytest.mark.parametrize(
     "words",
@@ -379,6 +386,11 @@ class TestStreams:
                 index for at, ids in one.items() if at[0] == phase for index in ids
             ) == list(range(125))
 
+    @pytest.mark.feature(
+        "27",
+        "streamed shards with exact resume and resharding",
+        "`DATA.TRAIN.sampler=lanes`, `DATA.TRAIN.dataset=lines`",
+    )
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_resume_in_the_middle_of_a_pass_is_exact(
@@ -395,6 +407,7 @@ class TestStreams:
             torch.equal(tensor, weights(folder)[name]) for name, tensor in weights(unbroken).items()
         )
 
+    @pytest.mark.feature("27")
     @pytest.mark.slow
     def test_order_is_the_same_with_another_world_size(
         self, launcher: Launcher, files: str, tmp_path: Path

@@ -1,31 +1,16 @@
-"""Batches keep their structure when their tensors are mapped or moved."""
+"""Batches keep their structure when their tensors are moved."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from phasetrain.engine.batch import Batch, StepOutput, entry, mapped
+from phasetrain.engine.batch import Batch, StepOutput, entry
 from phasetrain.optim.update.nonfinite import list_nonfinite_ids
 
 
-class Pair(NamedTuple):
-    image: torch.Tensor
-    name: str
-
-
-def test_mapped_keeps_the_structure() -> None:
-    value = {"a": [torch.ones(1), (torch.ones(2), "x")], "b": Pair(torch.ones(3), "n"), "c": None}
-    found = mapped(value, lambda tensor: tensor * 2)
-    assert found["a"][0].tolist() == [2.0]
-    assert found["a"][1][0].tolist() == [2.0, 2.0]
-    assert (found["a"][1][1], found["c"]) == ("x", None)
-    assert isinstance(found["b"], Pair)
-    assert found["b"].image.tolist() == [2.0, 2.0, 2.0]
-    assert value["a"][0].tolist() == [1.0]
-
-
+@pytest.mark.feature("10", "everything runs on CPU; nested batches are moved", "`MACHINE.device`")
 def test_batch_moves_to_the_device_and_its_ids_stay() -> None:
     batch = Batch(
         {"x": torch.ones(2)}, torch.zeros(2), torch.tensor([5, 6]), 2, torch.tensor([True, False])
@@ -37,6 +22,7 @@ def test_batch_moves_to_the_device_and_its_ids_stay() -> None:
     assert (moved.ids.tolist(), moved.size) == ([5, 6], 2)
 
 
+@pytest.mark.feature("67")
 def test_batch_of_a_device_is_complete_when_it_is_on_the_cpu() -> None:
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([3, 4])
     moved = Batch({"x": FakeCuda(x)}, FakeCuda(y), torch.tensor([5, 6]), 2).to(torch.device("cpu"))

@@ -70,6 +70,11 @@ class TestStages:
             "2 train 2 0+4 x 5",
         ]
 
+    @pytest.mark.feature(
+        "phases.continued_stage",
+        "a stage that begins within an epoch",
+        "`PHASES.stages[].continues`",
+    )
     @pytest.mark.parametrize("first", [1, 3, 4, 6])
     def test_stage_that_continues_has_the_steps_of_a_run_without_stages(self, first: int) -> None:
         alone = interleave([stage(5, epochs=2)])
@@ -213,6 +218,7 @@ class TestLastTests:
 
 
 class TestPredicate:
+    @pytest.mark.feature("19", "tests where a function says so", "`PHASES.test_every.when`")
     def test_tests_are_where_the_predicate_is_true(self) -> None:
         seen: list[Progress] = []
 
@@ -273,6 +279,7 @@ class TestWindows:
             "0 test 3 0+1 x 4",
         ]
 
+    @pytest.mark.feature("26")
     def test_train_and_test_windows_are_paired(self) -> None:
         assert self.windowed((10, 5), (4, 9), epochs=1) == [
             "0 train 0 0+2 x 5",

@@ -85,6 +85,12 @@ class Noting:
 
 
 class TestOrder:
+    @pytest.mark.feature(
+        "29-33",
+        "events for run, phase, step, batch, forward, backward, update, and before the data of a "
+        "step",
+        "`phasetrain.hooks.Hook`",
+    )
     def test_all_events_of_a_run_are_in_order(self) -> None:
         hooks, events = recorded("a")
         made = engine(
@@ -117,6 +123,9 @@ class TestOrder:
             "a.end 2.0 2",
         ]  # fmt: skip
 
+    @pytest.mark.feature(
+        "37", "hooks run in the order of keys, closing events in reverse", "`HOOKS`"
+    )
     def test_opening_events_run_forward_and_closing_events_backward(self) -> None:
         hooks, events = recorded("a", "b")
         engine(hooks, "PHASES.updates=1", "PHASES.epochs=null", "PHASES.limit.test=1").run()
@@ -136,6 +145,7 @@ class TestOrder:
         made.run()
         assert events == ["a.start 4.0 0", "a.load 4.0 0", "a.end 4.0 0"]
 
+    @pytest.mark.feature("38", "hooks on all ranks or on rank 0", "`Hook.main_only`")
     def test_main_only_hooks_run_on_rank_0_only(self) -> None:
         class Everywhere(Hook):
             main_only = False
@@ -153,6 +163,7 @@ class TestWatching:
         assert len(hooks.calls) == len(EVENTS)
         assert {name for name, calls in hooks.calls.items() if calls} == {"on_step"}
 
+    @pytest.mark.feature("40", "hooks may replace batches and outputs", "`on_batch`, `on_forward`")
     def test_hook_can_replace_the_batch(self) -> None:
         class Blank(Hook):
             def on_batch(self, run: Any, phase: Any, batch: Batch) -> Batch:
@@ -218,6 +229,7 @@ class TestWatching:
         for one, other in zip(gradients[0], look.expected, strict=True):
             torch.testing.assert_close(one, other)
 
+    @pytest.mark.feature("39", "functions as hooks", '`@on("step", every=100)`')
     def test_on_makes_a_hook_from_a_function(self) -> None:
         seen: list[int] = []
 
@@ -240,6 +252,7 @@ class TestWatching:
 
 
 class TestStepStart:
+    @pytest.mark.feature("29-33")
     def test_it_comes_before_the_data_of_the_step_is_read(self) -> None:
         order: list[str] = []
 
@@ -296,6 +309,9 @@ class TestAddedHooks:
         ]  # fmt: skip
         assert events[-1] == "added.end 2.0 3"
 
+    @pytest.mark.feature(
+        "hooks.added", "hooks added while a run is going, with their state", "`run.hooks.add`"
+    )
     def test_state_is_saved_and_restored_when_the_hook_is_added_again(self) -> None:
         counter = self.Counter()
         first = engine({"adds": self.Adds(counter)}, "PHASES.epochs=1")
@@ -405,6 +421,9 @@ class TestStopping:
 
 
 class TestErrors:
+    @pytest.mark.feature(
+        "36", "all hooks see an exception; the first cause is raised", "`on_exception`, `close`"
+    )
     def test_every_hook_gets_the_exception_and_the_first_error_is_raised(self) -> None:
         hooks, events = recorded("a")
 

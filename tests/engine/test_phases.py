@@ -167,6 +167,7 @@ def test_plan_of_a_hundred_thousand_phases_makes_a_few(made: list[int]) -> None:
     assert len(made) < 500
 
 
+@pytest.mark.feature("16")
 def test_run_of_many_phases_makes_those_that_it_lists_or_runs(
     tmp_path: Path, made: list[int]
 ) -> None:

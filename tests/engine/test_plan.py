@@ -44,6 +44,7 @@ def shown(plan: Plan) -> list[str]:
 
 
 class TestInterleave:
+    @pytest.mark.feature("14", "training by epochs", "`PHASES.epochs`")
     def test_test_follows_each_epoch(self) -> None:
         plan = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         assert plan.phases == (
@@ -66,6 +67,9 @@ class TestInterleave:
         )
         assert shown(plan)[1:] == ["test 0 0+1 [0, 3)"]
 
+    @pytest.mark.feature(
+        "15", "training by updates or samples", "`PHASES.updates`, `PHASES.samples`"
+    )
     def test_run_of_updates_can_end_within_an_epoch(self) -> None:
         plan = interleave([Stage(splits(), PhaseSettings(updates=4))])
         assert shown(plan) == [
@@ -86,6 +90,11 @@ class TestInterleave:
         )
         assert shown(plan) == ["train 0 0+4 [0, 20)", "train 1 0+1 [0, 6)", "test 1 0+2 [0, 5)"]
 
+    @pytest.mark.feature(
+        "18",
+        "tests every n updates, without affecting the order of data",
+        "`PHASES.test_every.updates`",
+    )
     def test_tests_every_n_updates_are_counted_across_epochs(self) -> None:
         plan = interleave(
             [Stage(splits(), PhaseSettings(epochs=2, test_every_epochs=None, test_every_updates=2))]
@@ -109,6 +118,11 @@ class TestInterleave:
         ]
         assert [p.is_train for p in plan.phases] == [True, False] * 4
 
+    @pytest.mark.feature(
+        "17",
+        "tests after every n epochs and at the end, or first",
+        "`PHASES.test_every.epochs`, `PHASES.test_first`",
+    )
     def test_tests_follow_every_second_epoch_and_the_last(self) -> None:
         plan = interleave([Stage(splits(), PhaseSettings(epochs=3, test_every_epochs=2))])
         assert [(p.split, p.epoch) for p in plan.phases] == [
@@ -123,6 +137,7 @@ class TestInterleave:
         plan = interleave([Stage(splits(), PhaseSettings(epochs=1, test_first=True))])
         assert shown(plan) == ["test 0 0+2 [0, 5)", "train 0 0+3 [0, 18)", "test 0 0+2 [0, 5)"]
 
+    @pytest.mark.feature("23", "limited test batches", "`PHASES.limit.test`")
     def test_limits_shorten_epochs_and_tests(self) -> None:
         plan = interleave([Stage(splits(), PhaseSettings(epochs=2, limit_train=2, limit_test=1))])
         assert shown(plan) == [
@@ -150,6 +165,7 @@ class TestInterleave:
         )
         assert shown(plan) == ["train 0 0+3 [0, 18)", "hard 0 0+1 [0, 4)", "easy 0 0+1 [0, 2)"]
 
+    @pytest.mark.feature("22", "training without tests", "`DATA.TEST=null`")
     def test_run_without_a_test_split_only_trains(self) -> None:
         assert shown(
             interleave([Stage({"train": TRAIN}, PhaseSettings(epochs=1, test_first=True))])
@@ -300,6 +316,11 @@ class TestSplitIntervals:
     def names(self, *stages: Stage) -> list[str]:
         return [f"{p.split}{p.steps if p.is_train else ''}" for p in interleave(stages).phases]
 
+    @pytest.mark.feature(
+        "splits",
+        "a test interval, meters and losses of a split",
+        "`DATA.TEST.every: end`, `METERS.x.splits`, `LOSS.losses.x.splits`",
+    )
     def test_split_at_the_end_is_tested_once_and_last(self) -> None:
         stage = Stage(splits(self.END, self.VALID), PhaseSettings(epochs=2, test_first=True))
         assert self.names(stage) == ["valid", "train3", "valid", "train3", "valid", "test"]
@@ -424,6 +445,11 @@ class TestSplice:
         assert after.where(state) == 5 / 6
         assert after.where_at(after.updates - 1) < 1
 
+    @pytest.mark.feature(
+        "phases.extend",
+        "training longer: schedules continue, are stretched, or begin a new cycle",
+        "`PHASES.extend`",
+    )
     @pytest.mark.parametrize(
         ("extend", "where"),
         [
@@ -487,6 +513,11 @@ class TestSplice:
         )
 
 
+@pytest.mark.feature(
+    "16",
+    "phases are known before the first batch; their number does not enlarge files",
+    "`plan.json`",
+)
 @given(
     length=st.integers(1, 50),
     batch_size=st.integers(1, 20),

@@ -78,6 +78,7 @@ def test_spliced_plan_is_the_same(updates: int) -> None:
     assert decode_plan(json.loads(encode_text(spliced))) == spliced
 
 
+@pytest.mark.feature("16")
 @pytest.mark.parametrize("length", [800, 8 * 10**6])
 def test_size_does_not_grow_with_the_number_of_phases(length: int) -> None:
     def encode(updates: int) -> str:

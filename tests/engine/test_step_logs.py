@@ -105,6 +105,11 @@ def test_mean_over_samples_does_not_depend_on_accumulation(
     )
 
 
+@pytest.mark.feature(
+    "log",
+    "numbers logged from models, losses and hooks",
+    "`phasetrain.log`, `METERS.x={name: logged, of: x}`",
+)
 @pytest.mark.parametrize("steps", [2, 6, 9])
 def test_killed_run_logs_the_same(
     steps: int, unbroken: tuple[Path, RunResult], tmp_path: Path
@@ -115,6 +120,7 @@ def test_killed_run_logs_the_same(
     assert differences_of_runs(unbroken[0], tmp_path) == []
 
 
+@pytest.mark.feature("log")
 def test_monitor_takes_a_declared_number(tmp_path: Path) -> None:
     monitor = {"CHECKPOINT.best.monitor": "test/mean"}
     with raises(ConfigError, code="monitor.not_measured", key="CHECKPOINT.best.monitor"):

@@ -28,6 +28,11 @@ def saves(folder: Path, *words: str) -> list[str]:
     return watch.seen
 
 
+@pytest.mark.feature(
+    "86-89",
+    "saves by interval, at the end, on exceptions, signals and request; in the background",
+    "`CHECKPOINT`",
+)
 @pytest.mark.by_default("words1-seen1", "words3-seen3", "words4-seen4", "words5-seen5")
 @pytest.mark.parametrize(
     ("words", "seen"),
@@ -58,6 +63,7 @@ def test_checkpoints_are_saved_when_configured(
     assert saves(tmp_path, *words) == seen
 
 
+@pytest.mark.feature("35", "save and load events", "`on_save`, `on_load`")
 def test_hooks_speak_before_their_state_is_saved(tmp_path: Path) -> None:
     class Late(Hook):
         value = 0

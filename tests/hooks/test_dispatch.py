@@ -1,5 +1,7 @@
-"""A hook whose methods take other arguments is rejected when hooks are put together."""
+"""A hook whose methods take other arguments is rejected when hooks are put together, and events
+within a step reach hooks with what `Hook` declares."""
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from raising import raises
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Hooks
 from phasetrain.hooks.base import check_signatures
+from phasetrain.tasks import StepEvents
 
 
 class Flexible(Hook):
@@ -51,3 +54,16 @@ def test_object_that_is_no_hook_is_rejected() -> None:
 )
 def test_built_in_hooks_have_the_declared_parameters(kind: type[Hook]) -> None:
     check_signatures("own", kind.__new__(kind))
+
+
+@pytest.mark.parametrize("event", [name for name in vars(StepEvents) if name.startswith("on_")])
+def test_event_within_a_step_reaches_hooks_with_run_and_phase(event: str) -> None:
+    arguments = list(signature(vars(StepEvents)[event]).parameters)[1:]
+    declared = list(signature(vars(Hook)[event]).parameters)[1:]
+    assert declared == ["run", "phase", *arguments]
+    calls: list[tuple[Any, ...]] = []
+    events = StepEvents({event: [lambda *values: calls.append(values)]}, "run", "phase")
+    getattr(events, event)(*arguments)
+    assert calls == [("run", "phase", *arguments)]
+    getattr(StepEvents(), event)(*arguments)
+    assert len(calls) == 1

@@ -16,7 +16,7 @@ from harness import SMALL, KillAfter, newest, records, run_until_killed, status,
 from raising import raises
 
 import phasetrain
-from phasetrain.app.runs.list_runs import summarize_run
+from phasetrain.app.list_runs import summarize_run
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Metrics
@@ -50,6 +50,7 @@ def test_metrics_have_a_line_for_each_step_and_phase(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.feature("69")
 def test_every_n_updates_over_phases(tmp_path: Path) -> None:
     train(tmp_path, "HOOKS.metrics.every_updates=3", "PHASES.epochs=2")
     steps = [record["updates"] for record in records(tmp_path) if record["kind"] == "step"]

@@ -380,6 +380,11 @@ class TestWhen:
               hooks={"door": other})  # fmt: skip
         assert other.hook.saves == 1
 
+    @pytest.mark.feature(
+        "checkpoint.every_minutes",
+        "saves by time, from the cost of a save",
+        "`CHECKPOINT.every_minutes=auto`",
+    )
     @pytest.mark.parametrize(
         ("stall", "between", "words", "seconds"),
         [
@@ -406,6 +411,7 @@ class TestWhen:
         timer.add_save(stall=stall)
         assert timer.next_save == pytest.approx(seconds, abs=0.1)
 
+    @pytest.mark.feature("checkpoint.every_minutes")
     def test_run_shorter_than_an_epoch_saves_by_default(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

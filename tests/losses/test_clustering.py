@@ -14,6 +14,7 @@ def start(clusters: int, seed: int) -> torch.Tensor:
     return ROWS[torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:clusters]]
 
 
+@pytest.mark.feature("cluster")
 def test_centroids_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clustering, "CHUNK", 7)
     found = find_clusters(ROWS, 5, 4, seed=3)

@@ -17,6 +17,7 @@ from phasetrain.testing.build import build_run
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
 
 
+@pytest.mark.feature("loss.dice")
 @pytest.mark.parametrize(
     ("loss", "target", "count"),
     [

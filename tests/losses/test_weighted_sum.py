@@ -22,6 +22,7 @@ def made(**losses: Any) -> WeightedSum:
     return WeightedSum(losses, make)
 
 
+@pytest.mark.feature("41")
 def test_sum_is_weighted_and_terms_are_logged() -> None:
     loss = made(near={"name": "MSELoss", "weight": 0.5}, far={"name": "L1Loss", "weight": 3})
     found = loss(A, B)
@@ -172,6 +173,9 @@ class TestMistakes:
             made(a={"name": "MSELoss", **section})(output, target)
 
 
+@pytest.mark.feature(
+    "loss.learned_weights", "learned weights of losses", "`LOSS.losses.LABEL.weight=learned`"
+)
 def test_learned_weight_is_trained_and_logged() -> None:
     loss = made(near={"name": "MSELoss", "weight": "learned"}, far={"name": "L1Loss", "weight": 3})
     assert float(loss(A, B).detach()) == 6.5 + 3 * 2.5

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasetrain.engine.batch import StepOutput, mapped
+from phasetrain.engine.batch import StepOutput
 from phasetrain.meters import Meter
+from phasetrain.runtime.nested import map_tensors
 
 
 def seen(
@@ -14,6 +15,6 @@ def seen(
 ) -> Any:
     """Return the metric of a meter after it has seen outputs, spread over some steps."""
     for number in range(steps):
-        part = mapped([output, target, mask], lambda one: one[number::steps])  # noqa: B023
+        part = map_tensors([output, target, mask], lambda one: one[number::steps])  # noqa: B023
         meter.update(StepOutput(torch.tensor(0.0), 1.0, len(part[0]), *part))
     return meter.compute()

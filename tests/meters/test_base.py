@@ -371,6 +371,7 @@ def test_most_meters_have_no_table():
     assert METERS.build("accuracy").table() == {}
 
 
+@pytest.mark.feature("meters.no_sample", "a metric that saw no sample is left out", "`METERS`")
 def test_metric_without_samples_is_left_out_and_a_nan_of_samples_is_not() -> None:
     accuracy, loss = METERS.build("accuracy"), METERS.build("loss")
     loss.update(StepOutput(torch.tensor(float("nan")), 4.0, 4))

@@ -44,6 +44,7 @@ def test_bad_parameters_are_rejected(given):
         MLP(**{"classes": 2, "input_shape": (4,)} | given)
 
 
+@pytest.mark.feature("model.pooling")
 def test_input_norm_standardizes_channels_of_maps_and_features_of_vectors():
     model = MLP(3, (2, 4, 4), hidden=(), input_norm=True)
     maps = torch.randn(6, 2, 4, 4) * 5 + 2

@@ -9,6 +9,11 @@ from phasetrain.models.pooling import make_pooling
 MAPS = torch.arange(2 * 1 * 4 * 4.0).view(2, 1, 4, 4)
 
 
+@pytest.mark.feature(
+    "model.pooling",
+    "pooled and concatenated layers; probes with batch norm",
+    "`MODEL.heads.*.pool`, `from`, `norm`; `mlp` with `input_norm`",
+)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -122,6 +122,11 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 class TestCheckpointing:
+    @pytest.mark.feature(
+        "66",
+        "activation checkpointing by rule, with identical bits",
+        "`MACHINE.activation_checkpointing`",
+    )
     @pytest.mark.parametrize(
         ("make", "rules", "chosen"),
         [

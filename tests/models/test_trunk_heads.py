@@ -45,6 +45,7 @@ def bias(model: TrunkHeads, label: str) -> torch.Tensor:
     return model.heads[label].layers[1].bias
 
 
+@pytest.mark.feature("70")
 def test_heads_read_layers_of_the_trunk() -> None:
     model = made(
         {
@@ -133,6 +134,7 @@ def test_model_is_registered() -> None:
     assert MODELS["trunk_heads"] is TrunkHeads
 
 
+@pytest.mark.feature("model.pooling")
 def test_several_layers_are_pooled_and_concatenated() -> None:
     heads = {"both": {**LINEAR, "from": ["features.2", "features.8"], "pool": [2, 1]}}
     model = made(heads).eval()

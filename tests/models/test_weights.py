@@ -224,6 +224,9 @@ class TestShapes:
 
 
 class TestBank:
+    @pytest.mark.feature(
+        "102", "several sources of weights, renamed and filtered", "`MODEL.weights: [...]`"
+    )
     def test_later_sources_override_earlier_ones(self, tmp_path: Path, trained: MLP) -> None:
         other, model = mlp(3), mlp(2)
         first = saved(tmp_path / "first", trained.state_dict())
@@ -248,6 +251,7 @@ class TestBank:
         report = start(model, [{"path": path, "skip_mismatched": True}, head])
         assert (report.mismatched, report.missing, list(report.loaded)) == ({}, [], NAMES)
 
+    @pytest.mark.feature("102")
     def test_missing_file_is_rejected_before_any_source_is_read(self, tmp_path: Path) -> None:
         (tmp_path / "damaged.pt").write_bytes(b"no weights")
         paths = [str(tmp_path / "damaged.pt"), str(tmp_path / "damage.pt")]

@@ -48,6 +48,11 @@ def test_rule_of_max_ndim_selects_norms_and_biases() -> None:
     ]
 
 
+@pytest.mark.feature(
+    "53",
+    "parameter groups by name, type or dimension; layer-wise decay",
+    "`OPTIMIZER.groups`, `OPTIMIZER.layer_decay`",
+)
 def test_rules_are_combined_and_later_ones_win() -> None:
     rules = [
         {"match": "head.*", "lr_scale": 10.0, "weight_decay": 0.1},

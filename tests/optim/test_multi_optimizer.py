@@ -122,6 +122,7 @@ class TestState:
 
 
 class TestAllOrNone:
+    @pytest.mark.feature("55", "multiple optimizers; all step or none", "`OPTIMIZER.others`")
     @pytest.mark.parametrize("at", [0, 2, 4])
     @pytest.mark.parametrize(
         ("make", "lag", "scaled"), [(parts, 0, False), (fused, 1, False), (fused, 0, True)]

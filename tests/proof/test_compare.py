@@ -10,6 +10,7 @@ import torch
 from phasetrain.proof.causes import explain
 from phasetrain.proof.compare import (
     Difference,
+    count_changed,
     differences,
     find_difference,
     find_first_update,
@@ -138,3 +139,21 @@ def test_equal_values_have_no_differences(one: Any, other: Any) -> None:
 def test_differing_paths_are_listed(one: Any, other: Any, paths: list[str]) -> None:
     assert differences(one, other) == paths
     assert not is_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "other", "changed"),
+    [
+        (torch.tensor([0.0, float("nan"), 1.0]), torch.tensor([-0.0, float("nan"), 1.0]), 1),
+        (torch.ones(2, 3).t(), torch.ones(3, 2), 0),
+        (torch.tensor([1 + 2j, 3]), torch.tensor([1 + 3j, 3]), 1),
+        (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16), 2),
+        (torch.ones(3), torch.ones(3, dtype=torch.float64), 3),
+        (torch.ones(0), torch.ones(0, 2), 1),
+    ],
+)
+def test_entries_with_other_bits_are_counted(
+    tensor: torch.Tensor, other: torch.Tensor, changed: int
+) -> None:
+    assert count_changed(tensor, other) == changed
+    assert is_equal(tensor, other) is not bool(changed)

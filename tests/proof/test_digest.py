@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.models.digest import hash_state
-from phasetrain.proof.digest import digest_leaves, hash_tensors, list_tensors, view_bytes
+from phasetrain.proof.digest import digest_leaves, hash_tensors, sum_bits, view_bytes
 
 MATRIX = torch.arange(6.0).view(2, 3)
 
@@ -39,9 +39,12 @@ def test_values_of_a_release_stay() -> None:
     assert hash_tensors(MATRIX, torch.tensor(3))[:16] == "8f17d0e313376b67"
 
 
-def test_tensors_of_an_output_are_listed_in_their_order() -> None:
-    first, second = torch.zeros(1), torch.ones(1)
-    assert list_tensors({"a": [first, "text"], "b": (second, None)}) == [first, second]
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.complex64])
+def test_sum_of_bits_shows_a_single_flipped_bit(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1, 2, 3], dtype=dtype)
+    flipped = tensor.clone()
+    view_bytes(flipped)[-1] ^= 1
+    assert int(sum_bits(flipped)) != int(sum_bits(tensor)) == int(sum_bits(tensor.clone()))
 
 
 def test_digests_name_every_leaf() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from test_docs import blocks
 
-from phasetrain.app.setup import SLOTS
+from phasetrain.app.slots import SLOTS
 from phasetrain.cli.help_command import general_help
 from phasetrain.cli.table import list_commands
 from phasetrain.config.compose.composed import compose

@@ -105,6 +105,17 @@ def test_every_file_is_an_option() -> None:
     assert {Path(group, option) for group, option in OPTIONS} == files
 
 
+@pytest.mark.feature("segmentation.recipe")
+@pytest.mark.feature(
+    "language_model.recipe",
+    "a language model on real text, with a trained BPE",
+    "`experiment=lm`, [recipe](recipes/lm.md)",
+)
+@pytest.mark.feature(
+    "1",
+    "config composed from groups, experiments, files and a custom folder",
+    "`phasetrain FILE.yaml`, `experiment=NAME`, `SECTION=GROUP`, `--config-dir DIR`",
+)
 @pytest.mark.parametrize(
     "rehearse", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["built", "rehearsed"]
 )

@@ -250,26 +250,3 @@ def test_blocks_run_in_order_in_one_folder(tmp_path: Path, socket: str) -> None:
 def test_failing_block_is_reported(page: str, failure: str, tmp_path: Path, socket: str) -> None:
     (found,) = run_page("page.md", page, tmp_path, socket)
     assert failure in found
-
-
-def missing_context(diff: str) -> list[str]:
-    """Return the unchanged lines of a diff that their file does not have."""
-    missing = []
-    for part in re.split(r"^--- ", diff, flags=re.MULTILINE)[1:]:
-        name, _, changes = part.partition("\n")
-        lines = (ROOT / name).read_text("utf-8").splitlines() if (ROOT / name).exists() else []
-        context = [line[1:] for line in changes.splitlines() if line.startswith(" ")]
-        missing += [line for line in context if line not in lines]
-    return missing
-
-
-def test_worked_examples_apply_to_the_code() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    diffs = [block.text for block in blocks(page) if block.kind == "diff"]
-    assert len(diffs) == 2
-    assert missing_context("".join(diffs)) == []
-
-
-def test_line_that_is_not_in_its_file_is_reported() -> None:
-    diff = "--- README.md\n # phasetrain\n+new\n changed since\n\n--- no_such_file.md\n+new\n"
-    assert missing_context(diff) == ["changed since"]

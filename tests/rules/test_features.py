@@ -1,98 +1,77 @@
-"""docs/features.md names each row once, and tests that exist."""
+"""The features of docs/features.md are those that the tests mark, each with one text."""
 
-import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from feature_table import list_features
 
 ROOT = Path(__file__).parents[2]
-HERE = "tests/rules/test_features.py"
-HEAD = ("row", "feature", "key or API", "test")
 
-_TEST = re.compile(r"`(tests/[^`]+\.py::[^`]+)`")
+MARKED = """
+import pytest
 
+@pytest.mark.feature("14", "training by epochs", "`PHASES.epochs`")
+@pytest.mark.slow
+def test_epochs(): ...
 
-def rows(page: str) -> list[tuple[str, ...]]:
-    """Return the cells of every row of the page's first table, without its head."""
-    lines = [line for line in page.partition("\n## ")[0].splitlines() if line.startswith("|")]
-    cells = [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]) for line in lines]
-    return [row for row in cells if row != HEAD and not set("".join(row)) <= set("-: ")]
+class TestMuon:
+    @pytest.mark.feature("muon")
+    @pytest.mark.feature("B1")
+    def test_state(self): ...
 
-
-def named_tests(row: tuple[str, ...]) -> list[str]:
-    """Return the tests that a row names."""
-    return _TEST.findall(row[-1])
-
-
-def problems(page: str, tests: Collection[str]) -> list[str]:
-    """Return what is wrong with the page.
-
-    Args:
-        tests: names of the tests that exist, without parameters in brackets.
-    """
-    found, seen = [], set()
-    for row in rows(page):
-        if len(row) != len(HEAD):
-            found.append(f"{' | '.join(row)}: {len(row)} cells, expected {len(HEAD)}")
-            continue
-        if row[0] in seen:
-            found.append(f"row {row[0]} is listed twice")
-        seen.add(row[0])
-        if not re.fullmatch(r"B?\d+|\d+-\d+", row[0]):
-            found.append(f"row {row[0]!r}: expected a number or a range, such as 14, 29-33 or B1")
-        if not named_tests(row):
-            found.append(f"row {row[0]} names no test")
-        found += [
-            f"row {row[0]}: {test} does not exist" for test in named_tests(row) if test not in tests
-        ]
-    return found
+    @pytest.mark.feature("muon", "Muon for hidden matrices")
+    def test_update(self): ...
+"""
 
 
-def existing(tests: Iterable[str]) -> set[str]:
-    """Return which of the tests exist, slow ones included."""
-    tests = set(tests)
-    files = {test.partition("::")[0] for test in tests}
-    return tests & {
-        f"{file}::{name}" for file in files if (ROOT / file).is_file() for name in names_of(file)
-    }
+def write_tests(folder: Path, **files: str) -> None:
+    (folder / "tests").mkdir()
+    for name, text in files.items():
+        (folder / "tests" / f"{name}.py").write_text(text)
 
 
-def names_of(file: str) -> Iterator[str]:
-    """Yield the names of the tests that pytest collects from a file, those of a class as
-    `Class::test`."""
-    # Read from the source: pytest would import every file, which takes ten seconds.
-    for node in ast.parse((ROOT / file).read_text("utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-            yield node.name
-        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
-            for member in node.body:
-                if isinstance(member, ast.FunctionDef) and member.name.startswith("test"):
-                    yield f"{node.name}::{member.name}"
+def test_rows_have_the_main_test_first_and_numbers_come_before_names(tmp_path: Path) -> None:
+    more = '@pytest.mark.feature("B1", "kills", "")\ndef test_kill(): ...\n'
+    write_tests(tmp_path, test_a=MARKED, test_b=more)
+    features = list_features(tmp_path)
+    assert [feature.row for feature in features] == [
+        ("14", "training by epochs", "`PHASES.epochs`", "`tests/test_a.py::test_epochs`"),
+        (
+            "B1",
+            "kills",
+            "",
+            "`tests/test_b.py::test_kill`, `tests/test_a.py::TestMuon::test_state`",
+        ),
+        (
+            "muon",
+            "Muon for hidden matrices",
+            "",
+            "`tests/test_a.py::TestMuon::test_update`, `tests/test_a.py::TestMuon::test_state`",
+        ),
+    ]
+    assert [feature.is_numbered for feature in features] == [True, True, False]
 
 
-@pytest.fixture(scope="module")
-def page() -> str:
-    return (ROOT / "docs" / "features.md").read_text("utf-8")
+def test_feature_without_a_text_or_with_two_is_an_error(tmp_path: Path) -> None:
+    write_tests(tmp_path, test_a=MARKED, test_b=MARKED)
+    with pytest.raises(ValueError, match="feature 14: ") as error:
+        list_features(tmp_path)
+    assert str(error.value).splitlines() == [
+        "feature 14: tests/test_a.py::test_epochs and tests/test_b.py::test_epochs have a text",
+        "feature muon: tests/test_a.py::TestMuon::test_update and "
+        "tests/test_b.py::TestMuon::test_update have a text",
+        "feature B1: no mark has a text, as tests/test_a.py::TestMuon::test_state has none",
+    ]
 
 
-@pytest.fixture(scope="module")
-def found(page: str) -> set[str]:
-    return existing(_TEST.findall(page))
-
-
-@pytest.mark.addon
-def test_each_row_of_the_table_names_existing_tests(page: str, found: set[str]) -> None:
-    assert rows(page)
-    assert problems(page, found) == []
-
-
-@pytest.mark.addon
-def test_text_below_the_table_names_existing_tests(page: str, found: set[str]) -> None:
-    beyond = page.partition("## Beyond")[2]
-    assert len(_TEST.findall(beyond)) >= 10
-    assert [test for test in _TEST.findall(beyond) if test not in found] == []
+def test_mark_where_the_page_does_not_look_is_an_error(tmp_path: Path) -> None:
+    outside = 'pytestmark = pytest.mark.feature("3", "a module")\n'
+    on_a_class = '@pytest.mark.feature("4", "a class")\nclass TestAll: ...\n'
+    write_tests(tmp_path, test_a=outside, test_b=on_a_class)
+    with pytest.raises(ValueError, match=r"tests/test_a\.py") as error:
+        list_features(tmp_path)
+    assert "tests/test_b.py" in str(error.value)
 
 
 def numbers(row: str) -> set[str]:
@@ -101,39 +80,17 @@ def numbers(row: str) -> set[str]:
     return {str(n) for n in range(int(first), int(last) + 1)} if dash else {row}
 
 
-def test_every_feature_has_a_row(page: str) -> None:
-    proved = set().union(*(numbers(row[0]) for row in rows(page)))
-    assert proved == {str(n) for n in range(1, 114)} | {f"B{n}" for n in range(1, 13)}
+@pytest.mark.addon
+def test_every_feature_that_was_asked_for_has_a_row() -> None:
+    rows = [feature.name for feature in list_features(ROOT) if feature.is_numbered]
+    assert set().union(*map(numbers, rows)) == {
+        *(str(number) for number in range(1, 114)),
+        *(f"B{number}" for number in range(1, 13)),
+    }
 
 
-def test_only_tests_that_exist_are_found() -> None:
-    own = f"{HERE}::test_only_tests_that_exist_are_found"
-    method = "tests/end_to_end/test_stages.py::TestLosses::test_another_loss_in_another_stage"
-    unknown = (f"{HERE}::test_that_does_not_exist", "tests/no_such_file.py::test_a")
-    assert existing([own, method, *unknown]) == {own, method}
-    assert existing(unknown[1:]) == set()
-
-
-def test_rows_are_in_order(page: str) -> None:
-    firsts = [int(row[0].partition("-")[0]) for row in rows(page) if row[0][0].isdigit()]
-    assert firsts == sorted(firsts)
-
-
-WRONG = """
-| row | feature | key or API | test |
-|---|---|---|---|
-| 1 | a | `A` | `tests/a.py::test_a` |
-| 1 | b | `B` | `tests/a.py::test_b` |
-| x | c | `C` | |
-| 4 | d | `tests/a.py::test_a` |
-"""
-
-
-def test_wrong_rows_are_reported() -> None:
-    assert problems(WRONG, {"tests/a.py::test_a"}) == [
-        "row 1 is listed twice",
-        "row 1: tests/a.py::test_b does not exist",
-        "row 'x': expected a number or a range, such as 14, 29-33 or B1",
-        "row x names no test",
-        "4 | d | `tests/a.py::test_a`: 3 cells, expected 4",
-    ]
+@pytest.mark.addon
+def test_names_are_lower_case_words_with_dots() -> None:
+    names = [feature.name for feature in list_features(ROOT) if not feature.is_numbered]
+    assert len(names) > 100
+    assert [name for name in names if not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)*", name)] == []

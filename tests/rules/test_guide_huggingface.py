@@ -65,6 +65,7 @@ def events() -> list[str]:
     return [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
 
 
+@pytest.mark.feature("guide.huggingface")
 @pytest.mark.parametrize(
     ("heading", "names"),
     [
@@ -129,6 +130,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_thread: None)
     return tmp_path
 
 
+@pytest.mark.feature(
+    "guide.huggingface",
+    "guide from Hugging Face Trainer, with equal losses and every field of `TrainingArguments`",
+    "`docs/guides/huggingface.md`",
+)
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_trainer_and_phasetrain_have_equal_losses(

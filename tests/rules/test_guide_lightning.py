@@ -78,6 +78,7 @@ def tables(lightning: Any) -> dict[str, tuple[tuple[str, ...], set[str]]]:
     }
 
 
+@pytest.mark.feature("guide.lightning")
 def test_tables_name_what_lightning_has_and_their_counterparts_exist(lightning: Any) -> None:
     for headings, names in tables(lightning).values():
         rows = [row for heading in headings for row in read_table(PAGE, heading)]
@@ -108,6 +109,12 @@ def train_losses(result: phasetrain.RunResult) -> list[float]:
     return [row["loss"] for row in result.history.steps() if row["split"] == "train"]
 
 
+@pytest.mark.feature(
+    "guide.lightning",
+    "guide from Lightning, with equal losses and every method, argument, callback, strategy "
+    "and precision",
+    "`docs/guides/lightning.md`",
+)
 def test_both_trainings_have_equal_losses(folder: Path, lightning: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

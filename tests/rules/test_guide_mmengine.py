@@ -86,6 +86,11 @@ NAMES = MappingProxyType(
 """Heading -> names, from the source of MMEngine 0.10.7, which the tests do not install."""
 
 
+@pytest.mark.feature(
+    "guide.mmengine",
+    "guide from MMEngine: arguments, hooks, schedulers, registries",
+    "`docs/guides/mmengine.md`",
+)
 @pytest.mark.parametrize("heading", NAMES)
 def test_table_has_every_name_and_counterparts_exist(heading: str) -> None:
     rows = read_table(PAGE, heading)
@@ -93,6 +98,7 @@ def test_table_has_every_name_and_counterparts_exist(heading: str) -> None:
     assert check_counterparts(rows) == []
 
 
+@pytest.mark.feature("guide.mmengine")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # MMEngine uses what Python has deprecated
 def test_losses_are_those_of_mmengine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ def train_losses(result: phasetrain.RunResult) -> list[float]:
     return [row["loss"] for row in result.history.steps() if row["split"] == "train"]
 
 
+@pytest.mark.feature(
+    "guide.plain", "guide from a plain loop, with equal losses", "`docs/guides/plain-pytorch.md`"
+)
 def test_loop_fit_and_experiment_have_equal_losses(folder: Path) -> None:
     losses = runpy.run_path("loop.py")["losses"]
     assert len(losses) == 20

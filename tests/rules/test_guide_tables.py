@@ -73,7 +73,7 @@ def test_missing_invented_and_repeated_names_are_reported(page: Path) -> None:
         "HOOKS.early_stopping",
         "HOOKS.early_stopping.patience",
         "HOOKS.early_stopping={patience: 5}",
-        "DISTRIBUTED.strategy=fsdp",
+        pytest.param("DISTRIBUTED.strategy=fsdp", marks=pytest.mark.addon("sharding")),
         "MODEL.ema={decay: 0.99}",
         "RUN.resume=must",
         "mixup",

@@ -71,6 +71,9 @@ def test_pages_load_nothing_from_the_network(site: Path) -> None:
     assert loaded == []
 
 
+@pytest.mark.feature(
+    "site", "documentation site with offline search and an API reference", "`make docs-site`"
+)
 def test_search_finds_a_key_without_a_server(site: Path, browser: Browser) -> None:
     browser.open(f"{(site / 'index.html').as_uri()}?q=CHECKPOINT.best")
     assert "CHECKPOINT.best" in browser.wait_for(RESULTS)
@@ -90,6 +93,7 @@ def test_page_renders_without_script_errors(
     assert browser.trouble == []
 
 
+@pytest.mark.feature("site")
 def test_api_page_shows_signatures_and_arguments(site: Path) -> None:
     text = re.sub(r"<[^>]+>", "", (site / "api.html").read_text())
     assert "epochs" in text

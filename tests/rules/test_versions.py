@@ -33,10 +33,16 @@ def as_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in public.replace("post", "").split("."))
 
 
+@pytest.mark.feature("versions")
 def test_page_is_that_of_the_results(matrix: Any) -> None:
     assert (ROOT / "docs" / "versions.md").read_text("utf-8") == matrix.render(RESULTS)
 
 
+@pytest.mark.feature(
+    "versions",
+    "tested with the lower bounds and the newest versions of Python and the dependencies",
+    "`make matrix`",
+)
 def test_lower_bounds_are_the_lowest_versions_that_work(matrix: Any) -> None:
     working = [found["packages"] for found in RESULTS["environments"].values() if found["works"]]
     for name, bound in matrix.direct_dependencies().items():

@@ -54,6 +54,10 @@ def test_paths_do_not_depend_on_a_later_working_directory() -> None:
     folder = RunFolder("runs/x/")
     assert folder.path == "runs/x"
     assert folder.file("log.txt") == str(Path("runs/x/log.txt").absolute())
+
+
+@pytest.mark.addon("remote")
+def test_path_in_an_object_store_stays_as_it_is() -> None:
     assert RunFolder("mem://x/").file("log.txt") == "mem://x/log.txt"
 
 
@@ -281,6 +285,7 @@ class TestDisk:
                 folder.space.require(5_001, 9_000)
         assert str(caught.value) == sentence
 
+    @pytest.mark.addon("remote")
     def test_where_nobody_can_tell_the_room_nothing_is_refused(self) -> None:
         RunFolder("mem://run").space.require(10**18, 10**18)
 

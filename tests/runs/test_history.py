@@ -80,6 +80,11 @@ def test_scalars(history: History) -> None:
         history.scalar("test/los")
 
 
+@pytest.mark.feature(
+    "108",
+    "history as a table, smoothed",
+    "`RunResult.history`, `phasetrain.runs.history.read_history`",
+)
 def test_smoothed_by_fvcore(history: History) -> None:
     finite = History([row for row in history if row["updates"] != 2])
     assert finite.smoothed("loss", 2, "mean") == [(1, 4.0), (3, 2.5), (4, 2.0)]
@@ -175,6 +180,7 @@ def test_of_a_folder_without_a_run(tmp_path: Path) -> None:
     assert list(read_history(tmp_path / "none")) == []
 
 
+@pytest.mark.feature("108")
 def test_steps_and_phases_are_tables_of_their_own(history: History) -> None:
     steps = history.steps()
     phases = history.phases()

@@ -67,6 +67,12 @@ class TestChain:
         assert ledger.root_at(10) == ""
         assert ledger.find_broken_link() is None
 
+    @pytest.mark.feature(
+        "verify",
+        "the ledger is a hash chain with its root in checkpoints and exported weights; random "
+        "segments are trained again and compared bit for bit",
+        "`phasetrain verify RUN_OR_WEIGHTS`",
+    )
     @pytest.mark.parametrize("place", [0, 1, 2])
     def test_a_record_that_was_replaced_breaks_the_chain(self, place: int) -> None:
         data = bytearray(encode_ledger(self.RECORDS))

@@ -224,6 +224,7 @@ class TestFiles:
         folder.close()
 
 
+@pytest.mark.addon("remote")
 class TestObjects:
     """On an object store the record is all there is: no kernel drops a lock there."""
 
@@ -345,6 +346,7 @@ def test_the_age_of_a_process() -> None:
     assert process_age() >= before
 
 
+@pytest.mark.addon("remote")
 class TestClaims:
     """Processes that start at the same moment in an object store, which has no locks."""
 
@@ -354,6 +356,7 @@ class TestClaims:
         yield
         MemoryHandler.objects.clear()
 
+    @pytest.mark.feature("remote.run_folder")
     def test_processes_that_start_at_the_same_moment(self) -> None:
         winners = []
         for number in range(20):

@@ -38,6 +38,7 @@ class TestSeeds:
         assert seed_of(0) == 6987580337721894910
         assert seed_of(0, "order", "train", 1) == 3605213561634440288
 
+    @pytest.mark.feature("13", "one seed; all streams derived by hash", "`RUN.seed`")
     def test_they_are_not_added(self) -> None:
         seeds = {seed_of(seed, "order", epoch) for seed in range(20) for epoch in range(20)}
         assert len(seeds) == 400
@@ -93,6 +94,7 @@ class TestAutocast:
         with Machine(CPU, precision).autocast():
             assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
 
+    @pytest.mark.feature("59")
     def test_tests_may_have_another_precision(self, tmp_path: Path) -> None:
         machine = Machine(CPU, "bf16", test_precision="fp32")
         assert (machine.uses_autocast(), machine.uses_autocast(train=False)) == (True, False)
@@ -162,9 +164,11 @@ class TestDevice:
     def test_cpu(self) -> None:
         assert resolve_device("cpu") == CPU
 
+    @pytest.mark.feature("10")
     def test_auto_is_what_is_there(self) -> None:
         assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
+    @pytest.mark.feature("10")
     @pytest.mark.parametrize(
         ("visible", "local_rank", "index"),
         [(4, 0, 0), (4, 3, 3), (1, 0, 0), (1, 3, 0), (2, 2, None), (0, 0, None)],

@@ -76,6 +76,11 @@ class TestMergeOutputs:
 
 
 class TestTrainStep:
+    @pytest.mark.feature(
+        "9",
+        "overridable train step; several backward passes with one update",
+        "`Task.train_step`, `Task.gradient_pass`, `Task.update`",
+    )
     def test_train_step_updates_the_weights_and_returns_no_tensors_of_the_batch(self) -> None:
         made = task()
         before = weights(made)
@@ -182,6 +187,11 @@ class TestTestStep:
 
 
 class TestPhases:
+    @pytest.mark.feature(
+        "111",
+        "meters in train and test; torchmetrics; grouped AUROC",
+        "`METERS`, `METERS.x: {name: torchmetrics.AUROC}`",
+    )
     def test_phases_set_the_mode_and_reset_meters(self) -> None:
         made = task()
         made.begin(TRAIN, fresh=True)

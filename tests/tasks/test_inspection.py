@@ -25,6 +25,7 @@ def made(*words: str) -> BuiltRun:
     return build_run([*SMALL, f"MODEL.width={WIDTH}", *words])
 
 
+@pytest.mark.feature("11")
 def test_table_of_a_small_network_equals_hand_counted_values() -> None:
     one = made()
     batch = next(iter(one.task.batches(one.plan.phases[0], 0)))[0]

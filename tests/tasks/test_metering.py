@@ -42,6 +42,7 @@ def test_state_of_ranks_is_restored_and_merged() -> None:
     assert again.compute(World()) == {}
 
 
+@pytest.mark.feature("log.means")
 @pytest.mark.parametrize("merges", [False, True])
 def test_sums_continue_on_the_device_of_the_steps(*, merges: bool) -> None:
     # A sum on the CPU takes a tensor of the device `meta`, but stays on the CPU; it takes none of a
@@ -58,6 +59,11 @@ def test_sums_continue_on_the_device_of_the_steps(*, merges: bool) -> None:
     assert again._totals["a"].device.type == "meta"
 
 
+@pytest.mark.feature(
+    "log.means",
+    "logged terms have their means in the metrics of a phase",
+    "`LoggingLoss`, `StepOutput.logs`",
+)
 def test_terms_of_a_loss_are_phase_metrics_without_a_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -73,6 +79,7 @@ def test_meter_of_a_term_replaces_its_mean(tmp_path: Path) -> None:
     assert "train/loss_ce" not in result.last
 
 
+@pytest.mark.feature("log.means")
 def test_killed_run_has_the_same_means(tmp_path: Path) -> None:
     train(tmp_path / "unbroken", *TERMS)
     run_until_killed(tmp_path / "run", *TERMS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})

@@ -127,6 +127,7 @@ def fail(model: nn.Module, batch: Any) -> Exception:
     return caught.value
 
 
+@pytest.mark.feature("errors.user_code")
 def test_failed_forward_names_the_layer_its_input_and_few_samples() -> None:
     batch = torch.zeros(8, 1, 8, 8)
     error = fail(model := Narrow(), batch)

@@ -59,6 +59,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.feature("9")
 def test_each_part_learns_from_its_own_loss() -> None:
     made, model = task(), rivals()
     both = optimizers(model)
@@ -137,6 +138,7 @@ def test_gradients_of_a_pass_can_be_taken_and_combined() -> None:
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.feature("several_passes")
 @pytest.mark.parametrize("kind", [Adversarial, Supervised])
 def test_second_pass_of_an_undeclared_task_is_rejected_on_several_ranks(kind: type) -> None:
     made = task()

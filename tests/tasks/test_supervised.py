@@ -187,6 +187,9 @@ class TestAccumulation:
             made.train_step(batches, Position("train", step, step, 0.0), StepEvents())
         return torch.cat([one.detach().flatten() for one in model.parameters()])
 
+    @pytest.mark.feature(
+        "44", "the last partial accumulation window is weighted correctly", "`OPTIMIZER.accumulate`"
+    )
     def test_uneven_micro_batches_give_the_update_of_the_whole_batch(self) -> None:
         assert float((self.trained(self.PIECES) - self.trained([(0, 7)])).abs().max()) < 1e-12
 

@@ -386,6 +386,7 @@ def own(registry: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[st
 def list_marks(words: Iterable[str]) -> list[Any]:
     """Return the marks of a case with these words: the add-ons of the experiment and files."""
     addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "text"}
+    addons |= {f"OPTIMIZER.name={name}": "optimizers" for name in ("lamb", "lars", "muon")}
     needed = [name for part, name in addons.items() if any(part in word for word in words)]
     return [pytest.mark.addon(*needed)] if needed else []
 
@@ -474,6 +475,9 @@ def assert_parts_save_all(words: list[str]) -> None:
     assert_state_round_trip(Steps(words), lambda steps: steps(), fresh=lambda: Steps(words))
 
 
+@pytest.mark.feature(
+    "B11", "proof kit for custom parts; all built-in parts pass it", "`phasetrain.testing`"
+)
 @pytest.mark.by_default("transformer")  # with dropout, heads and tied embeddings
 @pytest.mark.parametrize("name", cases(own(MODELS), model))
 def test_models_save_all_they_learn(name: str, tmp_path: Path) -> None:
@@ -481,7 +485,7 @@ def test_models_save_all_they_learn(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.by_default("adamw", "lars")  # one of torch's and one of our own
-@pytest.mark.parametrize("name", OPTIMIZER_WORDS)
+@pytest.mark.parametrize("name", cases(OPTIMIZER_WORDS, optimizer))
 def test_optimizers_save_their_state(name: str) -> None:
     assert_parts_save_all(["MODEL.width=4", *optimizer(name)])
 
@@ -509,6 +513,7 @@ def test_unsaved_state_is_detected(forgetful: str) -> None:
         assert_parts_save_all([*VIEWS, "RUN.imports=[self_supervised_parts]", forgetful])
 
 
+@pytest.mark.feature("B11")
 @pytest.mark.parametrize("name", own(METERS))
 def test_meters_save_their_counts(name: str) -> None:
     def step(meter: Any) -> Any:

@@ -4,6 +4,8 @@ import argparse
 import json
 from dataclasses import asdict
 
+from phasetrain.addons.deploy.options import ClusterSettings
+from phasetrain.cli.options import add_options, read_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call
 
@@ -111,23 +113,16 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", nargs="+", metavar="FOLDER", help="features to cluster, and others to label"
     )
-    parser.add_argument("--layer", required=True, help="name of the layer, or scores")
-    parser.add_argument("--clusters", type=int, required=True, help="number of clusters")
-    parser.add_argument("--iterations", type=int, default=50, help="iterations of k-means")
-    parser.add_argument("--samples", type=int, help="samples that k-means uses; default: all")
-    parser.add_argument("--seed", type=int, default=0, help="selects samples and first centroids")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add_options(parser, ClusterSettings)
     parser.add_argument("--out", metavar="DIR", default="clusters", help="default: clusters")
 
 
 def run_cluster(call: Call) -> Outcome:
     """Label samples by k-means of extracted features."""
-    from phasetrain.addons.deploy.extract.cluster import ClusterSettings, cluster_features
+    from phasetrain.addons.deploy.extract.cluster import cluster_features
 
     flags = call.flags
-    settings = ClusterSettings(
-        flags.layer, flags.clusters, flags.iterations, flags.samples, flags.seed, flags.device
-    )
+    settings = read_options(ClusterSettings, flags)
     clustered = cluster_features(flags.folders, settings, flags.out)
     sizes = f"largest cluster: {clustered.largest} samples; empty clusters: {clustered.empty}"
     return Outcome(text="\n".join([*clustered.labels.values(), sizes]), content=asdict(clustered))

@@ -5,22 +5,23 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
+from phasetrain.addons.deploy.options import (
+    ExportedWeights,
+    ModelOptions,
+    PackOptions,
+    PredictOptions,
+)
+from phasetrain.cli.options import add_options, read_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import TRUST, Call
-from phasetrain.config.sections.model import WhichWeights
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.format import format_count
 
 if TYPE_CHECKING:
     from phasetrain.addons.deploy.predict.predict import Prediction
     from phasetrain.addons.deploy.predict.raw_inputs import OnUnreadable
-
-DEFAULT_WEIGHTS = (
-    "trained weights (model), or an average of them (default: schedule_free for a run with "
-    "MODEL.schedule_free, else model)"
-)
 
 # The modules of the commands are imported in the functions that run them, as in
 # phasetrain.cli.train_commands.
@@ -35,23 +36,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="safetensors, torch_export, onnx or huggingface (default: by the suffix of OUT, which "
         "is .safetensors or none, .pt2, or .onnx)",
     )
-    parser.add_argument(
-        "--checkpoint",
-        default="latest",
-        choices=["latest", "best"],
-        help="checkpoint of a run folder (default: latest)",
-    )
-    parser.add_argument(
-        "--which",
-        choices=get_args(WhichWeights),
-        help=DEFAULT_WEIGHTS,
-    )
-    parser.add_argument(
-        "--include", action="append", default=[], metavar="PATTERN", help="tensors to write"
-    )
-    parser.add_argument(
-        "--exclude", action="append", default=[], metavar="PATTERN", help="tensors to omit"
-    )
+    add_options(parser, ExportedWeights)
     parser.add_argument(
         "--with-transforms",
         action="store_true",
@@ -66,17 +51,11 @@ def run_export(call: Call) -> Outcome:
 
     flags = call.flags
     form = choose_format(flags.out, flags.format)
-    source = {
-        "checkpoint": flags.checkpoint,
-        "which": flags.which,
-        "include": tuple(flags.include),
-        "exclude": tuple(flags.exclude),
-    }
     made = export(
         flags.path,
         flags.out,
         form,
-        source=source,
+        source=vars(read_options(ExportedWeights, flags)),
         overrides=call.overrides,
         config_dir=flags.config_dir,
         with_transforms=flags.with_transforms,
@@ -123,22 +102,7 @@ def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare run, file and the entries of the card."""
     parser.add_argument("run_folder", metavar="RUN", help="a run folder, or one of its checkpoints")
     parser.add_argument("out", metavar="MODEL.zip", help="file to write; it must not exist")
-    parser.add_argument(
-        "--checkpoint", default="latest", metavar="NAME", help="latest, best or name"
-    )
-    parser.add_argument("--weights", choices=get_args(WhichWeights), help=DEFAULT_WEIGHTS)
-    parser.add_argument(
-        "--example",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="samples of the example (default: the first two of the test split)",
-    )
-    parser.add_argument("--license", metavar="NAME", help="license of the model, for its card")
-    parser.add_argument(
-        "--certificate", metavar="FILE", help="certificate.json of phasetrain certify, for the card"
-    )
-    parser.add_argument("--trust", action="store_true", help=TRUST)
+    add_options(parser, PackOptions)
 
 
 def run_pack(call: Call) -> Outcome:
@@ -146,16 +110,8 @@ def run_pack(call: Call) -> Outcome:
     from phasetrain.addons.deploy.pack.pack import pack
 
     flags = call.flags
-    made = pack(
-        flags.run_folder,
-        flags.out,
-        checkpoint=flags.checkpoint,
-        weights=flags.weights,
-        example=flags.example,
-        license_name=flags.license,
-        certificate=flags.certificate,
-        trust=flags.trust,
-    )
+    options = read_options(PackOptions, flags)
+    made = pack(flags.run_folder, flags.out, **vars(options))
     lines = [f"{made.out}: {made.size:,} bytes, sha256 {made.digest}"]
     which = made.card["weights"]
     if which != "model":
@@ -168,32 +124,19 @@ def run_pack(call: Call) -> Outcome:
     return Outcome(text="\n".join(lines), content=content)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare a run or a packed model, and how it is loaded."""
+def add_model_arguments(parser: argparse.ArgumentParser, options: type = ModelOptions) -> None:
+    """Declare a run or a packed model, and how it is loaded and used."""
     parser.add_argument(
         "run_folder",
         metavar="RUN_FOLDER|MODEL.zip",
         help="a run, one of its checkpoints, or a file of phasetrain pack",
     )
-    # Without defaults: a packed model rejects the options that only a run has.
-    parser.add_argument("--checkpoint", metavar="NAME", help="latest (default), best or name")
-    parser.add_argument("--weights", choices=get_args(WhichWeights), help=DEFAULT_WEIGHTS)
-    parser.add_argument("--device", default="auto", help="see MACHINE.device (default: auto)")
-    parser.add_argument(
-        "--imports",
-        action="append",
-        default=[],
-        metavar="FILE.py",
-        help="custom code that a packed model needs",
-    )
-    parser.add_argument("--trust", action="store_true", help=TRUST)
+    add_options(parser, options)
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare run or packed model, files and the form of the predictions."""
-    add_model_arguments(parser)
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes per sample")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples at once")
+    add_model_arguments(parser, PredictOptions)
     parser.add_argument("--out", metavar="FILE", help="FILE.json or FILE.csv instead of a table")
     parser.add_argument(
         "--masks", metavar="FOLDER", help="folder for the class of each pixel, as PNG files"
@@ -275,7 +218,7 @@ def _report_skipped(skipped: list[dict[str, str]], file: str, reason: str) -> No
 def _predict_run(
     call: Call, files: list[str], changes: list[str], on_unreadable: "OnUnreadable | None"
 ) -> "list[Prediction]":
-    from phasetrain.addons.deploy.predict.predict import PredictOptions, predict
+    from phasetrain.addons.deploy.predict.predict import predict
 
     flags = call.flags
     if flags.imports or flags.digest:
@@ -284,14 +227,7 @@ def _predict_run(
             "of phasetrain pack; a run takes --trust",
             code="cli.conflict",
         )
-    options = PredictOptions(
-        flags.checkpoint or "latest",
-        flags.weights,
-        flags.device,
-        flags.top,
-        flags.batch_size,
-        flags.trust,
-    )
+    options = read_options(PredictOptions, flags)
     return predict(flags.run_folder, files, changes, options, on_unreadable=on_unreadable)
 
 

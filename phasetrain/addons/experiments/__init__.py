@@ -7,11 +7,26 @@ ENGINE_COMMANDS = "phasetrain.cli.train_commands"
 SWEEP_COMMAND = f"{PACKAGE}.sweep_command"
 RERUN_COMMAND = f"{PACKAGE}.rerun_command"
 PROOF_COMMANDS = f"{PACKAGE}.proof_commands"
+COMPARE_COMMANDS = f"{PACKAGE}.compare.commands"
 
 
 def register(addon: AddOn) -> None:
     """Declare what this add-on adds."""
     addon.add_commands(
+        Command(
+            "runs compare",
+            "A B",
+            "compare states, metrics and configs of two runs, and where they diverge",
+            f"{COMPARE_COMMANDS}:run_compare",
+            arguments=f"{COMPARE_COMMANDS}:add_pair_arguments",
+        ),
+        Command(
+            "runs diff",
+            "A B",
+            "find the first update at which two runs differ (exit code 0: identical, 1: different)",
+            f"{COMPARE_COMMANDS}:run_diff",
+            arguments=f"{COMPARE_COMMANDS}:add_pair_arguments",
+        ),
         Command(
             "replay",
             "[RUN_FOLDER] RUN.step=N [OVERRIDE ...]",
@@ -102,4 +117,4 @@ def register(addon: AddOn) -> None:
         "read_certificate",
         f"{PACKAGE}.certify.certificate:read_certificate",
     )
-    addon.add_service("prepare_training", f"{PACKAGE}.fork.reuse_prefix:prepare_training")
+    addon.add_service("prepare_training", f"{PACKAGE}.run_keys:prepare_training")

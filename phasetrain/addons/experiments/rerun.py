@@ -10,9 +10,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from phasetrain.addons.experiments.compare.diff import LENGTH, diff, read_side
 from phasetrain.app.engines import require_ranks
 from phasetrain.app.result import RunResult
-from phasetrain.app.runs.diff import LENGTH, diff, read_side
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import StoredConfig, read_newest_command
 from phasetrain.config.compose.merge import lookup

@@ -3,6 +3,8 @@
 import argparse
 import io
 
+from phasetrain.addons.experiments.options import Question
+from phasetrain.cli.options import add_options, read_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call
 from phasetrain.cli.train_commands import add_folder_flags, is_rank_0
@@ -45,25 +47,7 @@ def add_rerun_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop after the first epoch, of the first stage if there are several, and compare "
         "the weights there",
     )
-    parser.add_argument(
-        "--without",
-        metavar="IDS",
-        action="append",
-        help="what if: leave samples out; a file of ids, or ids such as 3,17",
-    )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        dest="settings",
-        help="what if: change a key that a stage may change, see --from-update",
-    )
-    parser.add_argument(
-        "--from-update", metavar="K", type=int, help="first update with the keys of --set"
-    )
-    parser.add_argument(
-        "--keep-until", metavar="K", type=int, help="train all updates after update K again"
-    )
+    add_options(parser, Question)
     add_folder_flags(parser)
 
 
@@ -118,8 +102,9 @@ def run_rerun(call: Call) -> Outcome:
         raise ConfigError(
             "phasetrain rerun: expected the folder of a run, or --recipe NAME", code="cli.usage"
         )
-    if any(vars(call.flags).get(name) is not None for name in _WHAT_IF):
-        return _answer_what_if(call)
+    question = read_options(Question, call.flags)
+    if question != Question():
+        return _answer_what_if(call, question)
     from phasetrain.addons.experiments.rerun import repeat
     from phasetrain.app.engines import RanksNeededError, print_log, run_engine
     from phasetrain.app.local_launch import launch_processes
@@ -148,24 +133,14 @@ def run_rerun(call: Call) -> Outcome:
     return Outcome(verdict.exit_code, text=verdict.text, content=content, is_main=is_main)
 
 
-_WHAT_IF = ("without", "settings", "from_update", "keep_until")
-"""Flags of `rerun` that ask about a change of a run."""
-
-
-def _answer_what_if(call: Call) -> Outcome:
+def _answer_what_if(call: Call, question: Question) -> Outcome:
     """Train a run again with a change, from the last checkpoint before it matters."""
-    from phasetrain.addons.experiments.what_if import Question, answer
+    from phasetrain.addons.experiments.what_if import answer
     from phasetrain.app.engines import RanksNeededError, print_log, run_engine
     from phasetrain.app.local_launch import launch_processes
     from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
-    question = Question(
-        tuple(flags.without or ()),
-        tuple(flags.settings or ()),
-        flags.from_update,
-        flags.keep_until,
-    )
     is_main = is_rank_0()
     terminal = Terminal() if is_main else Terminal(io.StringIO(), live=False)
     try:

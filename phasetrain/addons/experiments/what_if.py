@@ -12,6 +12,7 @@ from phasetrain import __version__
 from phasetrain.addons.experiments.fork.compared_run import ComparedRun
 from phasetrain.addons.experiments.fork.first_difference import RunDifference, find_first_difference
 from phasetrain.addons.experiments.fork.fork_run import fork_run, list_fork_updates
+from phasetrain.addons.experiments.options import Question
 from phasetrain.addons.experiments.rerun import (
     Original,
     read_original,
@@ -43,23 +44,6 @@ RECEIPT_TEXT = "what_if.txt"
 
 MAX_LISTED_METRICS = 6
 """Maximum number of metrics in the text of a receipt."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """The change of a run that is asked about.
-
-    Attributes:
-        without: samples to leave out: ids, lists of ids such as `3,17`, and files of them.
-        settings: changes of the config from an update on, as `KEY=VALUE`.
-        from_update: first update with `settings`.
-        keep_until: last update of the original to keep; None keeps as many as are the same.
-    """
-
-    without: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    from_update: int | None = None
-    keep_until: int | None = None
 
 
 @dataclass(frozen=True)

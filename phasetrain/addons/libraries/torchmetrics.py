@@ -13,10 +13,11 @@ from torch import Tensor
 
 from phasetrain.config.registry import Factory
 from phasetrain.distributed import World
-from phasetrain.engine.batch import StepOutput, mapped
+from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS, Better, Meter
 from phasetrain.meters.classification.class_scores import label_classes, make_class_labels
+from phasetrain.runtime.nested import map_tensors
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -268,7 +269,8 @@ def _select_arguments(
             f"{', '.join(missing)}; let the output or the target be a mapping with these names"
         )
     return {
-        key: _drop_masked(mapped(value, _to_float32), out.mask) for key, value in arguments.items()
+        key: _drop_masked(map_tensors(value, _to_float32), out.mask)
+        for key, value in arguments.items()
     }
 
 
@@ -426,7 +428,7 @@ def _drop_masked(value: Any, mask: Tensor | None) -> Any:
         return value
     if isinstance(value, list) and not all(isinstance(item, Tensor) for item in value):
         return [item for item, counts in zip(value, mask.tolist(), strict=True) if counts]
-    return mapped(value, lambda tensor: tensor[mask])
+    return map_tensors(value, lambda tensor: tensor[mask])
 
 
 def _to_float32(tensor: Tensor) -> Tensor:

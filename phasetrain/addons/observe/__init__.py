@@ -1,18 +1,33 @@
-"""Observing a run: trackers and profilers."""
+"""Observing a run: trackers, profilers, rechecks, checks of collective calls, and a view of its log
+and progress."""
 
-from phasetrain.config.addons import AddOn
+from phasetrain.config.addons import AddOn, Command
 
-TRACKERS = "phasetrain.addons.observe.trackers"
-PROFILING = "phasetrain.addons.observe.profiling"
+PACKAGE = "phasetrain.addons.observe"
+TRACKERS = f"{PACKAGE}.trackers"
+PROFILING = f"{PACKAGE}.profiling"
 
 
 def register(addon: AddOn) -> None:
     """Declare what this add-on adds."""
+    addon.add_commands(
+        Command(
+            "runs follow",
+            "RUN",
+            "print log and progress of a run until it ends",
+            f"{PACKAGE}.follow_command:run_follow",
+            arguments=f"{PACKAGE}.follow_command:add_follow_arguments",
+        )
+    )
+    addon.add_service(
+        "check_collective_order", f"{PACKAGE}.collective_check:check_collective_order"
+    )
     addon.add_parts(
         "hook",
         {
             **{name: f"{TRACKERS}.{name}" for name in ("csv", "mlflow", "tensorboard", "wandb")},
             **{name: f"{PROFILING}.{name}" for name in ("activations", "breakdown", "memory")},
             "profiler": f"{PROFILING}.profiler",
+            "recheck": f"{PACKAGE}.recheck.recheck",
         },
     )

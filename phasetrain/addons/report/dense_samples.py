@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasetrain.config.addons import find_service
-from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.runtime.images import (
+from phasetrain.addons.report.images import (
     Array,
     blend_classes,
     make_data_url,
     normalize_pixels,
     resize_nearest,
 )
+from phasetrain.config.addons import find_service
+from phasetrain.engine.batch import Batch, StepOutput
 
 MAX_BOXES = 20
 """Number of predicted boxes that are kept per image, the ones with the highest scores."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,6 @@ from phasetrain.losses import CrossEntropy
 from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.parts import Parts
 from phasetrain.tasks.supervised import Supervised
-
-
-@runtime_checkable
-class EmbedsTokens(Protocol):
-    """A model that returns its embedding of tokens, as all models of transformers do."""
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the embedding."""
-        ...
 
 
 @TASKS.register("language_model")
@@ -143,13 +134,14 @@ def _check_vocabulary(parts: Parts) -> None:
     """Reject a model with fewer tokens than the data, which fails when it meets one of the
     others."""
     needed = parts.known_facts.get("vocabulary")
-    held = None
+    embedding = None
+    # All models of transformers have this method.
+    get_embeddings = getattr(parts.model, "get_input_embeddings", None)
     if isinstance(parts.model, Transformer):
-        held = parts.model.tokens.num_embeddings
-    elif isinstance(parts.model, EmbedsTokens):
-        embedding = parts.model.get_input_embeddings()
-        if isinstance(embedding, nn.Embedding):
-            held = embedding.num_embeddings
+        embedding = parts.model.tokens
+    elif get_embeddings is not None:
+        embedding = get_embeddings()
+    held = embedding.num_embeddings if isinstance(embedding, nn.Embedding) else None
     if isinstance(needed, int) and held is not None and held < needed:
         raise ConfigError(
             f"MODEL: {type(parts.model).__name__} has {held} tokens, and the data has {needed}; "

@@ -1,7 +1,7 @@
 """Generative adversarial networks for images of given classes, measured by a trained classifier."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,6 @@ from phasetrain.tasks.state import Stateful
 JUDGE = "TASK.judge"
 
 
-@runtime_checkable
-class Generates(Protocol):
-    """A model with a generator, called with noise `(N, generator.noise)` and classes `(N,)`, and a
-    critic, called with images and classes, which returns scores `(N,)`."""
-
-    generator: Any
-    critic: Any
-
-
 @TASKS.register("gan")
 class GAN(Task):
     """Trains a generator of images against a critic (Goodfellow et al. 2014, arXiv:1406.2661), with
@@ -40,6 +31,9 @@ class GAN(Task):
     generated ones, for meters such as `accuracy`, and its features of both are compared by
     `frechet_distance`. Its weights are not in a checkpoint: a digest is, and a resume with other
     weights is rejected.
+
+    The model has a `generator`, called with noise `(N, generator.noise)` and classes `(N,)`, and a
+    `critic`, called with images and classes, which returns scores `(N,)`.
 
     Args:
         parts: fact; parts of the task.
@@ -64,7 +58,7 @@ class GAN(Task):
         generator_every: int = 1,
     ) -> None:
         super().__init__(parts)
-        if not isinstance(parts.model, Generates):
+        if not (hasattr(parts.model, "generator") and hasattr(parts.model, "critic")):
             raise ConfigError(
                 f"MODEL: {type(parts.model).__name__} has no `generator` and `critic`, which "
                 "TASK.name = 'gan' trains; use conditional_gan",

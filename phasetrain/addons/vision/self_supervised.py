@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -16,19 +16,18 @@ from phasetrain.addons.vision.multi_crop import MultiCrop, MultiCropOfSamples
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     ClusteringLoss,
     FreezingLoss,
-    InstanceLoss,
     MemoryLoss,
     ScheduledLoss,
-    TeacherLoss,
 )
 from phasetrain.data import SampleReader, SourcesReader
 from phasetrain.data.loading.per_stage import PerStageReader
-from phasetrain.engine.batch import Batch, StepOutput, mapped
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.runtime.machine import seed_of
+from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.distillation import MakeModel, Teacher, build_teacher
 from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
@@ -94,14 +93,15 @@ class SelfSupervised(Task):
         self._has_teacher = teacher is not None or momentum is not None
         self._momentum = momentum
         self._teacher_views = teacher_views
-        self._scheduled_losses = [
-            part for part in parts.loss.modules() if isinstance(part, ScheduledLoss)
+        losses: list[Any] = list(parts.loss.modules())
+        self._scheduled_losses: list[ScheduledLoss] = [
+            part for part in losses if hasattr(part, "advance")
         ]
-        self._freezing_losses = [
-            part for part in parts.loss.modules() if isinstance(part, FreezingLoss)
+        self._freezing_losses: list[FreezingLoss] = [
+            part for part in losses if hasattr(part, "frozen_parameters")
         ]
-        self._memory_losses = [
-            part for part in parts.loss.modules() if isinstance(part, MemoryLoss)
+        self._memory_losses: list[MemoryLoss] = [
+            part for part in losses if hasattr(part, "select_samples")
         ]
         self._check_parts()
         self._momentum_teacher: MomentumTeacher | None = None
@@ -130,7 +130,7 @@ class SelfSupervised(Task):
     def begin_epoch(self, phase: Phase) -> None:
         """Let the loss find the clusters of the epoch; an empty memory is filled by forward passes
         over the epoch."""
-        losses = [part for part in self.parts.loss.modules() if isinstance(part, ClusteringLoss)]
+        losses = [part for part in self._memory_losses if _prepares_epochs(part)]
         if any(part.needs_fill() for part in losses):
             self._run_epoch(phase)
         for part in losses:
@@ -180,8 +180,8 @@ class SelfSupervised(Task):
             ) from error
         if batch.mask is not None:
             # Padding must not take part in comparisons within the batch.
-            embeddings = mapped(embeddings, lambda e: e[batch.mask])
-            targets = mapped(targets, lambda e: e[batch.mask])
+            embeddings = map_tensors(embeddings, lambda e: e[batch.mask])
+            targets = map_tensors(targets, lambda e: e[batch.mask])
         if self.model.training:
             for part in self._memory_losses:
                 part.select_samples(self._find_places(batch))
@@ -240,8 +240,8 @@ class SelfSupervised(Task):
 
     def _check_parts(self) -> None:
         loss = type(self.parts.loss).__name__
-        teacher_losses = [
-            part for part in self.parts.loss.modules() if isinstance(part, TeacherLoss)
+        teacher_losses: list[Any] = [
+            part for part in self.parts.loss.modules() if hasattr(part, "uses_teacher")
         ]
         if any(part.uses_teacher for part in teacher_losses) and not self._has_teacher:
             raise ConfigError(
@@ -276,7 +276,7 @@ class SelfSupervised(Task):
         """Reject data that does not make the views for a loss of this name."""
         views = self._teacher_views if self._has_teacher else 1
         least = 2
-        if any(isinstance(part, InstanceLoss) for part in self._memory_losses):
+        if any(hasattr(part, "contrasts_with_memory") for part in self._memory_losses):
             least = 1
             if set(self.parts.loaders) != {TRAIN}:
                 raise ConfigError(
@@ -307,6 +307,10 @@ class SelfSupervised(Task):
                         "'self_supervised' takes batches of one source; leave the batch sizes out"
                     )
                 _check_views(split, reader, views, least)
+
+
+def _prepares_epochs(loss: MemoryLoss) -> TypeGuard[ClusteringLoss]:
+    return hasattr(loss, "needs_fill") and hasattr(loss, "begin_epoch")
 
 
 def _to_float32(embedding: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Reading of VISSL's configs: files, merged over VISSL's defaults."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from importlib.resources import files
@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from phasetrain.config.nested import leaves
 from phasetrain.errors import ConfigError
 
 
@@ -80,7 +81,7 @@ def read_vissl(paths: Sequence[str | Path]) -> VisslConfig:
     tree: dict[str, Any] = {}
     for path in paths:
         _merge(tree, _read_file(path))
-    return VisslConfig(dict(_list_leaves(tree)))
+    return VisslConfig(leaves(tree))
 
 
 def _read_file(path: str | Path) -> dict[str, Any]:
@@ -101,15 +102,6 @@ def _read_file(path: str | Path) -> dict[str, Any]:
     if "engine_name" in content:
         config["engine_name"] = content["engine_name"]
     return config
-
-
-def _list_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        # An empty mapping is a value: it may replace one of the defaults.
-        if isinstance(value, Mapping) and value:
-            yield from _list_leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ HEAD = """# VISSL's keys
 
 Every key of VISSL 0.1.6 and what replaces it here, made by `make reference` from the table with
 which [`phasetrain migrate vissl`](vissl.md) converts configs. `X` is TRAIN or TEST. `params` are
-those of the [model](model.md#models-from-other-libraries)."""
+those of the [model](../model.md#models-from-other-libraries)."""
 
 
 def key_page() -> str:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasetrain.app.preflight.nondeterministic import Operation, find_operations
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.runtime.machine import preserve_generators
+from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Task
 from phasetrain.tasks.misfits import check_step_output
 
@@ -145,20 +146,9 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         names = [argument.name for argument in func._schema.arguments]
         # Not strict: trailing arguments with a default are left out.
         arguments = dict(zip(names, args, strict=False)) | dict(named)
-        has_grad = any(
-            isinstance(value, Tensor) and value.requires_grad
-            for value in _flatten(arguments.values())
-        )
+        has_grad = any(tensor.requires_grad for tensor in list_tensors(arguments))
         for row in find_operations(operator, func._overloadname, arguments, has_grad=has_grad):
             self.found.setdefault((operator, row), {})[self._name_module()] = None
-
-
-def _flatten(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flatten(value)
-        else:
-            yield value
 
 
 @dataclass
@@ -257,7 +247,7 @@ def trace_passes(
     untraced = ""
 
     def fake(value: Any) -> Any:
-        return mapped(value, mode.from_tensor)
+        return map_tensors(value, mode.from_tensor)
 
     with preserve_generators(), _fake_weights(mode, model, loss):
         try:

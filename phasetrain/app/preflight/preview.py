@@ -19,12 +19,12 @@ from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.preflight.validate import list_unused, report_all_problems
 from phasetrain.app.setup import Setup, describe_dropped, world_size_of
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.compose.merge import leaves
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.derive import list_non_defaults
 from phasetrain.config.sections.checkpoint import list_epoch_intervals, list_update_intervals
 from phasetrain.config.stages import STAGE_KEYS
-from phasetrain.data.samplers.phase_sampler import SplitsBatches
+from phasetrain.data.samplers.phase_sampler import splits_batches
 from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
@@ -39,6 +39,7 @@ from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.terminal import KEY_WIDTH
 from phasetrain.tasks import Parts, SplitData
 from phasetrain.tasks.build.data_builder import count_left_out
+from phasetrain.tasks.build.sections import split_item
 from phasetrain.tasks.inspection import (
     Inspection,
     ModuleRow,
@@ -453,9 +454,8 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
 def _count_micro_batches(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | None:
     """Return the numbers of micro-batches of the first updates on this rank, if the order of the
     samples splits batches by their tokens; else None."""
-    phase = next((phase for phase, _ in run_plan.plan.phases.kinds if phase.is_train), None)
-    order = run_plan.data[TRAIN].order if phase is not None else None
-    if phase is None or not isinstance(order, SplitsBatches) or not order.splits:
+    phase = run_plan.plan.first_training
+    if phase is None or not splits_batches(run_plan.data[TRAIN].order):
         return None
     steps = islice(parts.loaders[TRAIN].sampler.steps(phase), min(phase.steps, COUNTED_UPDATES))
     counts = [len(draws) for draws in steps]
@@ -472,19 +472,11 @@ def _describe_split(split: SplitData, workers: int, phases: Mapping[str, Any]) -
         "drop_last": section.drop_last,
         "left_out": count_left_out(split, phases),
         "workers": workers,
-        "sampler": _name_of_part(section.sampler),
-        "transforms": list(map(_name_of_part, section.transforms)),
-        "batch_transforms": list(map(_name_of_part, section.get("batch_transforms", ()))),
+        "sampler": split_item(section.sampler)[0],
+        "transforms": [split_item(item)[0] for item in section.transforms],
+        "batch_transforms": [split_item(item)[0] for item in section.get("batch_transforms", ())],
         "facts": to_json_value(split.facts),
     }
-
-
-def _name_of_part(entry: str | Mapping[str, Any]) -> str:
-    """Return the name of a part, given as a name or as a mapping with its parameters."""
-    if isinstance(entry, str):
-        return entry
-    name: str = entry["name"]
-    return name
 
 
 def _describe_stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:

@@ -321,7 +321,7 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
         torch.cuda.reset_peak_memory_stats(machine.device)
     _slow_down(task)
     with _close_on_error(task), machine.apply_settings():
-        trained = next((phase for phase, _ in plan.phases.kinds if phase.is_train), None)
+        trained = plan.first_training
         inspection = None
         if trained is not None:
             inspection = _inspect_model(task, trained)

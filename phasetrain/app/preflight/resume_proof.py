@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from phasetrain.app.preflight.attributes import digest_attributes
 from phasetrain.checkpoint.codec import assemble_state, flatten_state
 from phasetrain.data import CustomLoader
@@ -288,8 +290,15 @@ def _compare_segment(
 def _describe_difference(task: Task, difference: Difference, lost: list[str], phase: Phase) -> str:
     path = difference.path
     key = name_section(path)
+    cause = difference.cause
     if key == "DATA":
         key = f"DATA.{phase.data.upper()}"
+    elif _may_kernels_differ(task):
+        key = "MACHINE.deterministic = false"
+        cause = (
+            "kernels of CUDA that give other bits each time; MACHINE.deterministic=true uses "
+            "repeatable ones"
+        )
     elif path.startswith("loss."):
         key = _find_loss_key(task, lost)
     elif path in _list_weights(task):
@@ -300,8 +309,13 @@ def _describe_difference(task: Task, difference: Difference, lost: list[str], ph
     activity = "a test" if not phase.is_train else "training"
     return (
         f"{key}: a run that is resumed in {activity} would not be exact: {path} differs"
-        f"{attributes}. Usual cause: {difference.cause}. RUN.exact=false trains nevertheless"
+        f"{attributes}. Usual cause: {cause}. RUN.exact=false trains nevertheless"
     )
+
+
+def _may_kernels_differ(task: Task) -> bool:
+    device = task.parts.machine.device
+    return device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
 
 
 def _find_loss_key(task: Task, lost: list[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from phasetrain.checkpoint import Checkpointer, Facts, LoadedCheckpoint, SaveGroup
+from phasetrain.checkpoint import Checkpointer, Facts, LoadedCheckpoint
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
@@ -59,7 +59,7 @@ def save_and_restore(
     run = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)
     checkpointer = Checkpointer(path, folder.storage, say=log.warning)
     if task.shards_weights:
-        checkpointer.group = SaveGroup(world.new_group(), world.rank, world.size)
+        checkpointer.save_together(world)
     began = time.perf_counter()
     fresh = world.is_main and not folder.storage.exists(folder.path)
     try:

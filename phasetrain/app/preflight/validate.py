@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from phasetrain.app.build_hooks import build_hook
 from phasetrain.app.setup import Setup
 from phasetrain.config.compose.composed import COMMAND_LINE
+from phasetrain.config.compose.merge import lookup
 from phasetrain.config.problems import collect_problems, combine_problems, format_value, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
 from phasetrain.data import CustomLoader
@@ -232,11 +233,10 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
     meter that is never used."""
     config = setup.config
     unused = list[str]()
-    save = config.CHECKPOINT
-    test = config.PHASES.test_every
     limit = config.PHASES.limit
 
-    def beyond(path: str, every: float | None, reached: float, unit: str) -> None:
+    def beyond(path: str, reached: float, unit: str) -> None:
+        every = lookup(config, path)
         # A default may have no effect: nobody has asked for it.
         is_asked_for = setup.composed.origins.get(path) not in setup.composed.assumed
         if every is not None and every > reached and is_asked_for:
@@ -249,19 +249,18 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
     unused += _list_unused_launch(setup)
     if not plan.updates:
         return unused
-    beyond("RUN.pause_at", config.RUN.pause_at, plan.updates, "updates")
-    beyond("CHECKPOINT.every_updates", save.every_updates, plan.updates, "updates")
-    beyond("CHECKPOINT.every_epochs", save.every_epochs, complete, "complete epochs")
-    beyond("CHECKPOINT.keep_every.updates", save.keep_every.updates, plan.updates, "updates")
-    beyond("CHECKPOINT.keep_every.epochs", save.keep_every.epochs, complete, "complete epochs")
+    beyond("RUN.pause_at", plan.updates, "updates")
+    beyond("CHECKPOINT.every_updates", plan.updates, "updates")
+    beyond("CHECKPOINT.every_epochs", complete, "complete epochs")
+    beyond("CHECKPOINT.keep_every.updates", plan.updates, "updates")
+    beyond("CHECKPOINT.keep_every.epochs", complete, "complete epochs")
     has_tests = any(not phase.is_train for phase, _ in kinds)
     if has_tests and not setup.stages:
-        beyond("PHASES.test_every.updates", test.updates, plan.updates, "updates")
-        beyond("PHASES.test_every.epochs", test.epochs, plan.epochs, "epochs")
-    for name, section in config.DATA.items():
-        every = {} if name == "TRAIN" or section.every in (None, "end") else section.every
-        beyond(f"DATA.{name}.every.updates", every.get("updates"), plan.updates, "updates")
-        beyond(f"DATA.{name}.every.epochs", every.get("epochs"), plan.epochs, "epochs")
+        beyond("PHASES.test_every.updates", plan.updates, "updates")
+        beyond("PHASES.test_every.epochs", plan.epochs, "epochs")
+    for name in config.DATA:
+        beyond(f"DATA.{name}.every.updates", plan.updates, "updates")
+        beyond(f"DATA.{name}.every.epochs", plan.epochs, "epochs")
     ends = plan.phases.column("first") + plan.phases.column("steps")
     if limit.train is not None and ends.max() < limit.train:
         longest = ends[plan.phases.is_train].max()
@@ -362,7 +361,7 @@ class _Survey:
             )
             split = self._try(make, provided=SHARED_FACTS)
             if key == "TRAIN" and split is not None:
-                shared = {key: split.facts[key] for key in SHARED_FACTS if key in split.facts}
+                shared = split.shared_facts
         if self.found:
             return None
         return self._try(self.builder.data)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from phasetrain.app.python_objects.split_loader import split_loader
-from phasetrain.app.setup import SLOTS
+from phasetrain.app.slots import SLOTS
 from phasetrain.config.addons import require_service
 from phasetrain.config.objects import PREFIX, GivenObject, GivenObjects
 from phasetrain.config.schema import matches
 from phasetrain.config.sections.keys import join_path
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError
-from phasetrain.meters import METERS, Meter
+from phasetrain.meters import Meter
 from phasetrain.models.digest import hash_state
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -97,7 +97,7 @@ class ObjectNamer:
             name: str | None = slot.registry.name_of(value)
             if name is not None:
                 return name
-        if slot.registry is METERS and not is_factory and not isinstance(value, Meter):
+        if slot.kind == "meter" and not is_factory and not isinstance(value, Meter):
             wrap = require_service("wrap_metric", "libraries", f"{key}: a metric of torchmetrics")
             value = wrap(value)
         return self._give(value, key, is_factory=is_factory)

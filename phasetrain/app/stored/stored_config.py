@@ -13,8 +13,10 @@ from typing import Any
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.promised import checkpoint_root, read_promised
 from phasetrain.config.compose.folders import is_file_word
-from phasetrain.config.compose.merge import leaves, lookup
+from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.override_text import format_literal, key_of, quote_value
+from phasetrain.config.nested import leaves
+from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.records import EnvironmentRecord
@@ -25,9 +27,8 @@ from phasetrain.runtime.storage import Storage, open_storage
 ESSENTIAL = ("RUN", "DATA", "MODEL", "OPTIMIZER")
 """Sections in the config of every run."""
 
-OF_COMMAND = ("dir", "engine", "resume", "allow", "step", "checkpoint", "pause_at")
-"""Keys of RUN that belong to one command, and that the next command on the folder does not
-inherit."""
+OF_FOLDER = ("RUN.dir", "RUN.engine", "RUN.checkpoint")
+"""Keys that a command on a folder sets, see `use_folder`."""
 
 WITHOUT_CHECKPOINT = ("train", "plan", "replay")
 """Values of RUN.engine that work on the config of the newest attempt; a run that saved nothing has
@@ -81,8 +82,7 @@ class StoredConfig:
     def record_overrides(self, changes: Sequence[str]) -> tuple[str, ...]:
         """Return the overrides that are equivalent to this config with changes, for the records of
         the run: the overrides of its command, followed by the changes."""
-        own = ("RUN.dir", "RUN.engine", "RUN.checkpoint")
-        new = [word for word in changes if key_of(word) not in own]
+        new = [word for word in changes if key_of(word) not in OF_FOLDER]
         chosen = {key_of(word) for word in new}
         # A key that is set again, or a group that is selected now (`LOSS=focal`), replaces what
         # earlier words have set.
@@ -221,11 +221,10 @@ def _of_promised(path: str, config: Any, storage: Storage, checkpoint: str = "")
 def _make_stored(run: RunView, config: Mapping[str, Any]) -> StoredConfig:
     """Return a config with the records of its run: the overrides, which are for people and may be
     damaged, and the environment."""
-    dropped = {f"RUN.{key}" for key in OF_COMMAND}
     kept = [
         _find_file(word, run.environment.folder)
         for word in run.overrides
-        if key_of(word) not in dropped
+        if not is_of_command(key_of(word))
     ]
     return StoredConfig(run.path, _without_command(config), run.path, tuple(kept), run.environment)
 
@@ -265,6 +264,11 @@ def _set_null(config: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]
     return changed
 
 
+def is_of_command(path: str) -> bool:
+    """Return whether a key belongs to one command, so that the next one does not inherit it."""
+    return default_schema().scope(path) == "command"
+
+
 def _without_command(config: Mapping[str, Any]) -> dict[str, Any]:
-    run = {key: value for key, value in config["RUN"].items() if key not in OF_COMMAND}
+    run = {key: value for key, value in config["RUN"].items() if not is_of_command(f"RUN.{key}")}
     return deepcopy({**config, "RUN": run})

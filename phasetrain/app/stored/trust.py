@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 
 from phasetrain.app.stored.stored_config import StoredConfig
 from phasetrain.config.compose.composed import Composed
-from phasetrain.config.compose.merge import leaves, lookup
-from phasetrain.config.sections.keys import join_path
+from phasetrain.config.compose.merge import lookup
+from phasetrain.config.nested import iter_texts, leaves
 from phasetrain.config.trust import DOTTED_PATH, is_library_path, make_trust_error
 from phasetrain.errors import ConfigError, Problem
 
@@ -43,7 +43,7 @@ def list_code(config: Mapping[str, Any]) -> Code:
     if isinstance(imports, list | tuple):
         code = [(IMPORTS, str(name)) for name in imports]
     sections = {key: value for key, value in config.items() if key not in ("RUN", "LAUNCH")}
-    for path, text in _list_texts(sections, ""):
+    for path, text in iter_texts(sections):
         is_name = path.rpartition(".")[2].partition("[")[0] in _NAME_KEYS
         if is_name and DOTTED_PATH.fullmatch(text) and not is_library_path(text):
             code.append((path, text))
@@ -55,18 +55,6 @@ _NAME_KEYS = (
     *("strategy", "scaler", "when"),
 )
 """Last names of the keys that choose a part."""
-
-
-def _list_texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of all texts in nested mappings and lists."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _list_texts(item, join_path(path, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _list_texts(item, f"{path}[{index}]")
 
 
 def check_code(
@@ -137,7 +125,7 @@ def _list_given(changes: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the keys and the texts that the user has given as changes of the stored config."""
     words: set[str] = set()
     for values in changes:
-        words |= leaves(values).keys() | {text for _, text in _list_texts(values, "")}
+        words |= leaves(values).keys() | {text for _, text in iter_texts(values)}
     return words
 
 

@@ -432,9 +432,9 @@ def _read_commit(folder: Path) -> str | None:
 def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[str] = ()) -> str:
     """Return reproduce.sh."""
     size = setup.world.size
-    # These describe the folder or the command, not the training.
-    own = ("RUN.dir", "RUN.resume", "RUN.allow", "RUN.pause_at")
-    words = [word for word in setup.composed.overrides if key_of(word) not in own]
+    words = [
+        word for word in setup.composed.overrides if setup.schema.scope(key_of(word)) != "command"
+    ]
     # The number of threads is part of the bits, and its default depends on the machine.
     if "MACHINE.threads" not in map(key_of, words):
         words.append(f"MACHINE.threads={describe_environment(setup, setup.machine)['threads']}")

@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from phasetrain.app.setup import Setup
+from phasetrain.config.nested import iter_texts
 from phasetrain.errors import is_user_file
 
 
@@ -54,7 +55,7 @@ def list_source_changes(setup: Setup, promised: Mapping[str, Any]) -> list[str]:
 def _list_modules(setup: Setup) -> dict[str, str]:
     """Return module -> path of its file, in the order of discovery."""
     imports = [*setup.config.RUN.imports]
-    left = [*imports, *_list_part_modules(setup.config.plain()), *_list_object_modules(setup)]
+    left = [*imports, *_list_part_modules(setup.config), *_list_object_modules(setup)]
     paths: dict[str, str] = {}
     while left:
         name = left.pop(0)
@@ -68,17 +69,13 @@ def _list_modules(setup: Setup) -> dict[str, str]:
     return paths
 
 
-def _list_part_modules(value: Any) -> Iterator[str]:
+def _list_part_modules(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the modules of the dotted paths among the texts of a config."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _list_part_modules(item)
-    # Only modules that building the parts has imported: other texts with a dot are paths or
-    # numbers.
-    elif isinstance(value, str) and value.rpartition(".")[0] in sys.modules:
-        yield value.rpartition(".")[0]
+    for _, text in iter_texts(config):
+        # Only modules that building the parts has imported: other texts with a dot are paths or
+        # numbers.
+        if text.rpartition(".")[0] in sys.modules:
+            yield text.rpartition(".")[0]
 
 
 def _list_object_modules(setup: Setup) -> Iterator[str]:

@@ -34,7 +34,7 @@ from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.format import format_count
 from phasetrain.runtime.signals import SignalExit, Signals, reject_exit
 from phasetrain.runtime.stacks import NAME, stacks_on_signal
-from phasetrain.runtime.storage.remote import scheme_of
+from phasetrain.runtime.storage.urls import scheme_of
 from phasetrain.tasks import SplitData
 
 __all__ = ["Loop", "train"]

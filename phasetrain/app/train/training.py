@@ -27,7 +27,6 @@ from phasetrain.app.train.given_objects import (
     list_other_weights,
 )
 from phasetrain.app.train.longer import warn_of_low_lr
-from phasetrain.app.train.optimizer_state import load_optimizer_state
 from phasetrain.app.train.restart import describe_restart
 from phasetrain.app.train.resume import (
     add_deviations,
@@ -40,7 +39,6 @@ from phasetrain.app.train.resume import (
     match_machine,
     restore_position,
 )
-from phasetrain.app.train.resume_fork import is_forked, resume_fork
 from phasetrain.app.train.run_documents import (
     record_sample_shapes,
     update_page,
@@ -53,6 +51,7 @@ from phasetrain.app.train.summary import (
 )
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
+from phasetrain.config.addons import find_service
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
@@ -147,6 +146,8 @@ class Training:
         task = self.builder.task(parts)
         source = setup.config.OPTIMIZER.state_from
         if loaded is None and source is not None and parts.updater is not None:
+            from phasetrain.app.train.optimizer_state import load_optimizer_state
+
             name = setup.config.OPTIMIZER.name
             self._optimizer_state = load_optimizer_state(task, source, name)
         world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal, state))
@@ -194,7 +195,7 @@ class Training:
     ) -> None:
         world = self.setup.world
         updates = engine.state.updates
-        trained = next((phase for phase, _ in run_plan.plan.phases.kinds if phase.is_train), None)
+        trained = run_plan.plan.first_training
         try:
             with run_plan.machine.apply_settings():
                 # DistributedDataParallel rebuilds its buckets after its first backward pass, with
@@ -250,7 +251,8 @@ class Training:
         # Nobody else deletes checkpoints, because the folder is locked.
         checkpointer.reads_in_place = True
         # Every rank verifies its own shards before rank 0 chooses, so that all reading is parallel.
-        checkpointer.verify_shards(world)
+        if verify_shards := find_service("verify_shards"):
+            verify_shards(checkpointer, world)
         path = world.run_on_main(choose)
         if world.is_main or not path:
             return loaded[0]
@@ -281,6 +283,8 @@ class Training:
             plan = self.builder.plan(self.data)
             state = RunState()
         else:
+            from phasetrain.app.train.resume_fork import is_forked, resume_fork
+
             notes: list[str] = []
             if is_forked(loaded):
                 plan = self.builder.plan(self.data)

@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from phasetrain.config.compose.library_errors import explain_interpolation_error
-from phasetrain.config.compose.merge import Merged, leaves, lookup
+from phasetrain.config.compose.merge import Merged, lookup
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.suggestions import KnownPaths
 from phasetrain.errors import Problem

@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 from phasetrain.config.compose.sources import Layer
+from phasetrain.config.nested import leaves
 from phasetrain.config.schema import (
     DEFAULT_NAMES,
     LABELLED,
@@ -266,18 +267,6 @@ def lookup(values: Mapping[str, Any], path: str) -> Any:
             return None
         node = node[name]
     return node
-
-
-def leaves(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return dotted path -> value of each leaf, in order; lists and empty mappings are leaves."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        here = join_path(path, key)
-        if isinstance(value, Mapping) and value:
-            flat |= leaves(value, here)
-        else:
-            flat[here] = value
-    return flat
 
 
 def origin_of(origins: Mapping[str, str], path: str) -> str:

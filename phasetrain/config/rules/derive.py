@@ -6,8 +6,9 @@ from typing import Any
 
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed
-from phasetrain.config.compose.merge import leaves, origin_of
+from phasetrain.config.compose.merge import origin_of
 from phasetrain.config.engines import list_engines
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import raise_all
 from phasetrain.config.rules.batch import (
     derive_batch_size,

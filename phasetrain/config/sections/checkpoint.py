@@ -14,11 +14,14 @@ class KeepEverySection(Section):
     updates: int | None = key(
         None,
         "save and keep checkpoints at multiples of this number of updates",
-        resume="free",
+        scope="run",
         ge=1,
     )
     epochs: int | None = key(
-        None, "save and keep checkpoints at the end of every n-th epoch", resume="free", ge=1
+        None,
+        "save and keep checkpoints at the end of every n-th epoch",
+        scope="run",
+        ge=1,
     )
 
 
@@ -41,51 +44,51 @@ class BestSection(Section):
 class CheckpointSection(Section):
     """When checkpoints are saved, and which ones are kept."""
 
-    every_updates: int | None = key(None, "updates between saves", resume="free", ge=1)
+    every_updates: int | None = key(None, "updates between saves", scope="run", ge=1)
     every_epochs: int | None = key(
         1,
         "epochs between saves, each at the end of the epoch's last train phase",
-        resume="free",
+        scope="run",
         ge=1,
     )
     every_minutes: float | Literal["auto"] | None = key(
         "auto",
         "minutes between saves; auto: the interval that loses the least time, from the measured "
         "cost of a save, between 0.5 and 10 minutes, unless no other rule saves",
-        resume="free",
+        scope="run",
         gt=0,
     )
     at_end: bool = key(
         True,
         "save at the end of the run; otherwise a finished run looks like a killed one",
-        resume="free",
+        scope="run",
     )
     on_exception: bool = key(
         True,
         "save if an exception is raised between two steps, for example by an unreadable sample",
-        resume="free",
+        scope="run",
     )
     background: bool = key(
         True,
         "write in the background, from a copy in memory of the same size as the checkpoint",
-        resume="free",
+        scope="run",
     )
     on_save_error: Literal["continue", "stop"] = key(
         "continue",
         "what to do after a failed save: continue training and count it, or stop the run",
-        resume="free",
+        scope="run",
     )
     grace_seconds: float | None = key(
         None,
         "skip the save on a stop signal if the last save took longer than this; null: always save",
-        resume="free",
+        scope="run",
         gt=0,
     )
     # At least 2: if the newest checkpoint turns out to be damaged, the one before it is loaded.
     keep_last: int = key(
         3,
         "newest checkpoints to keep; older ones are deleted after a newer one is committed",
-        resume="free",
+        scope="run",
         ge=2,
     )
     keep_every: KeepEverySection = group(KeepEverySection)
@@ -106,7 +109,7 @@ class CheckpointSection(Section):
     verify: Literal["full", "size", "off"] = key(
         "full",
         "what to verify before a checkpoint is loaded: digests, file sizes, or nothing",
-        resume="free",
+        scope="run",
     )
 
 

@@ -9,6 +9,9 @@ from phasetrain.config.sections.keys import Section, group, key
 PartOrName = str | Mapping[str, Any]
 Fields = str | int | tuple[Any, ...] | None
 
+SOURCE_KEYS = ("batch_size", "transforms", "collate", "inputs", "targets", "label_type")
+"""Keys of a dataset in a mixture with a batch size per source; the rest are parameters."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetSection(Section):
@@ -86,7 +89,7 @@ class SplitSection(Section):
         0,
         "data loading processes per rank; 0: load in the main process; auto: number of cores minus "
         "one, at most 8, and 0 for data in memory",
-        resume="free",
+        scope="machine",
         ge=0,
     )
     drop_last: bool = key(
@@ -119,28 +122,28 @@ class SplitSection(Section):
     fast_forward: bool = key(
         False,
         "on resume, replay the epoch from its start if the custom loader cannot save its position",
-        resume="free",
+        scope="machine",
     )
-    prefetch: int = key(2, "batches that each worker loads in advance", resume="free", ge=1)
+    prefetch: int = key(2, "batches that each worker loads in advance", scope="machine", ge=1)
     start_method: Literal["fork", "spawn", "forkserver"] | None = key(
-        None, "start method of the workers; null: torch's default", resume="free"
+        None, "start method of the workers; null: torch's default", scope="machine"
     )
     timeout_seconds: float = key(
         0,
         "seconds to wait for a batch from a worker before the run fails; 0: no timeout",
-        resume="free",
+        scope="machine",
         ge=0,
     )
     pin_memory: bool = key(
         False,
         "copy batches to page-locked memory, for faster transfer to CUDA devices",
-        resume="free",
+        scope="machine",
     )
     prefetch_to_device: bool = key(
         False,
         "copy the next step's batches to the CUDA device on a separate stream during the current "
         "step; needs memory for one more step, and pays off with pin_memory",
-        resume="free",
+        scope="machine",
     )
     # Adjustable, so that a run which has met an unreadable sample can resume and skip it.
     on_bad_sample: Literal["raise", "substitute", "drop"] = key(

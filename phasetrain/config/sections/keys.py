@@ -14,6 +14,17 @@ adjustable: the resume needs RUN.allow=KEY, and the change is printed and record
 free: the trajectory does not depend on the key.
 """
 
+Scope = Literal["result", "run", "command", "machine"]
+"""What a key is about.
+
+result: bits of weights, metrics or logs may depend on it;
+run: what a run does besides its results, such as saving checkpoints;
+command: one command on a run folder; the next command on the folder does not inherit it;
+machine: how a machine does the work, such as the number of data loading workers.
+
+Only keys with the scope `result` change results: two runs whose other keys differ have equal bits.
+"""
+
 S = TypeVar("S")
 
 if TYPE_CHECKING:
@@ -53,6 +64,7 @@ class Key:
         path: dotted path, such as `DATA.TRAIN.batch_size`.
         type: type and bounds of its values.
         resume: effect of a changed value on resume.
+        scope: what it is about.
         meaning: one sentence with the unit.
         default: default value, made of plain lists and dicts.
         fields: dataclass of the keys below it if the value is a mapping with known keys.
@@ -61,6 +73,7 @@ class Key:
     path: str
     type: ValueType
     resume: Resume
+    scope: Scope
     meaning: str
     default: Any
     fields: Any = None
@@ -70,7 +83,8 @@ def key(
     default: Any,
     meaning: str,
     *,
-    resume: Resume,
+    resume: Resume | None = None,
+    scope: Scope = "result",
     fields: type | None = None,
     **bounds: Unpack[Bounds],
 ) -> Any:
@@ -79,14 +93,18 @@ def key(
     Args:
         default: value unless the config gives one.
         meaning: one sentence with the unit, for the reference and `--help`.
-        resume: effect of a changed value on resume.
+        resume: effect of a changed value on resume; only keys about the result have to say it,
+            others are free.
+        scope: what the key is about.
         fields: dataclass of the keys below if the value is a mapping with known keys.
         bounds: bounds of numbers (`ge=1`).
     """
+    assert resume or scope != "result", f"{meaning}: the effect of a change on a resume is missing"
     metadata = {
         "default": default,
         "meaning": meaning,
-        "resume": resume,
+        "resume": resume or "free",
+        "scope": scope,
         "fields": fields,
         "bounds": bounds,
     }
@@ -129,6 +147,7 @@ def define_key(definition: "Field[Any]", path: str) -> Key:
         path,
         ValueType(definition.type, about["bounds"]),
         about["resume"],
+        about["scope"],
         about["meaning"],
         about["default"],
         about["fields"],
@@ -163,8 +182,9 @@ def fits_section(section: Any, values: Mapping[str, Any]) -> bool:
 
 
 def read_section(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Return a section of a checked config as its dataclass; keys that it lacks have their default,
-    and parameters of the part that the section names are left out."""
+    """Return a section of a checked config as its dataclass, or the keys of a section that have the
+    names of another dataclass's fields; keys that it lacks have their default, and parameters of
+    the part that the section names are left out."""
     read: dict[str, Any] = {}
     for definition in fields(kind):  # type: ignore[arg-type]
         name = key_name(definition)

@@ -15,7 +15,7 @@ class LaunchSection(Section):
         None,
         "where the run is submitted: to SLURM, or as a job on this machine; null: run here; "
         "debug: run in this process",
-        resume="free",
+        scope="machine",
     )
     nodes: int = key(1, "number of nodes", resume="free", ge=1)
     processes: int = key(
@@ -26,39 +26,44 @@ class LaunchSection(Section):
         ge=1,
     )
     cpus: int | None = key(
-        None, "cores per process; null: the cluster's default", resume="free", ge=1
+        None, "cores per process; null: the cluster's default", scope="machine", ge=1
     )
     gpus: int | None = key(
         None,
         "GPUs per node; null: the cluster's default, and for a local job all of this machine",
-        resume="free",
+        scope="machine",
         ge=0,
     )
     memory: float | None = key(
-        None, "memory per node in GB; null: the cluster's default", resume="free", gt=0
+        None,
+        "memory per node in GB; null: the cluster's default",
+        scope="machine",
+        gt=0,
     )
-    partition: str | None = key(None, "SLURM partition", resume="free")
-    account: str | None = key(None, "SLURM account", resume="free")
-    qos: str | None = key(None, "SLURM quality of service", resume="free")
-    minutes: int = key(60, "time limit of one attempt in minutes", resume="free", ge=1)
+    partition: str | None = key(None, "SLURM partition", scope="machine")
+    account: str | None = key(None, "SLURM account", scope="machine")
+    qos: str | None = key(None, "SLURM quality of service", scope="machine")
+    minutes: int = key(60, "time limit of one attempt in minutes", scope="machine", ge=1)
     lead_seconds: int = key(
         120,
         "seconds before the time limit at which the run is asked to save and stop",
-        resume="free",
+        scope="machine",
         ge=1,
     )
     requeues: int = key(
         3,
         "maximum number of restarts after the time limit; preemptions do not count",
-        resume="free",
+        scope="machine",
         ge=0,
     )
     parameters: Mapping[str, Any] = key(
         {},
         "further SLURM parameters of submitit, such as constraint, exclude, comment, setup "
         "(commands before srun), additional_parameters",
-        resume="free",
+        scope="machine",
     )
     folder: str | None = key(
-        None, "folder for the logs of the job; null: launch/ in the run folder", resume="free"
+        None,
+        "folder for the logs of the job; null: launch/ in the run folder",
+        scope="machine",
     )

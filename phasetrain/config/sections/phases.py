@@ -63,6 +63,7 @@ class PhasesSection(Section):
         "to their end, `stretch` over the new length as if it had been planned, or begin a new "
         "`cycle`, with its warm-up",
         resume="adjustable",
+        scope="run",
     )
     test_every: TestEverySection = group(TestEverySection)
     train_meters: bool = key(

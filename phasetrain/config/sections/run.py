@@ -13,26 +13,26 @@ class RunSection(Section):
     name: str | None = key(
         None,
         "prefix of the default folder name; null: the name of the experiment",
-        resume="free",
+        scope="run",
     )
     # Free, since a run may be moved: the folder does not affect a single bit of the weights.
     dir: str | None = key(
         None,
         "run folder; null: runs/{RUN.name}-{digest of the keys that affect the trajectory}",
-        resume="free",
+        scope="command",
     )
     # `phasetrain.config.sections.extended` limits it to the engines that are installed.
     engine: str = key(
         "train",
         "what to do: train with tests in between, test a checkpoint, extract features from it, "
         "print the plan, replay one past update, or search for a learning rate or batch size",
-        resume="free",
+        scope="command",
     )
     verbosity: Literal["quiet", "normal", "verbose"] = key(
         "normal",
         "what is printed. quiet: warnings and the result; normal: also a line per epoch; "
         "verbose: everything in log.txt",
-        resume="free",
+        scope="run",
     )
     # Forbidden: initial weights, order of samples and augmentation all follow from it.
     seed: int = key(
@@ -46,14 +46,14 @@ class RunSection(Section):
         "auto",
         "auto: resume if there is a checkpoint; must: fail without one; never: fail with one; "
         "restart: keep the folder under a number and start over, see `--restart`",
-        resume="free",
+        scope="command",
     )
     checkpoint: str = key(
         "latest",
         "checkpoint for RUN.engine=test and extract: `latest`, `best` (by "
         "CHECKPOINT.best.monitor), a name given by a hook, or the path of a checkpoint folder; "
         "extract also takes `none`: weights from MODEL.weights or randomly initialized",
-        resume="free",
+        scope="command",
     )
     # Free, since a paused run ends with the bits of one that was never paused.
     pause_at: int | None = key(
@@ -61,7 +61,7 @@ class RunSection(Section):
         "update after which the run pauses: it makes the tests that follow, saves and ends with "
         "exit code 0; the same command without it continues. It is no part of the run; null: no "
         "pause",
-        resume="free",
+        scope="command",
         ge=1,
     )
     # Free, since the names of the parts count and not the module that registers them.
@@ -74,26 +74,26 @@ class RunSection(Section):
         [],
         "changes to accept on resume: names of adjustable keys, `data` (the data has changed), "
         "`no_valid` (start from scratch if no checkpoint can be read)",
-        resume="free",
+        scope="command",
     )
     rehearse: Literal["auto"] | bool = key(
         "auto",
         "before the first step, try one batch of each kind of phase, a save and a restore, and "
         "prove that a resume is exact; auto: with RUN.engine=plan, if the run is expected to take "
         "more than about a minute, and, without the save, if it takes less than a second",
-        resume="free",
+        scope="run",
     )
     exact: bool = key(
         True,
         "reject parts of which the rehearsal finds that they would not resume exactly; false: "
         "train nevertheless, and record it",
-        resume="free",
+        scope="run",
     )
     give_up_after: int | None = key(
         5,
         "number of consecutive attempts without a new checkpoint, with the same code and config, "
         "after which the run refuses to start (exit code 6); null: no limit",
-        resume="free",
+        scope="run",
         ge=1,
     )
 

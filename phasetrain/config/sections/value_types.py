@@ -6,12 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-LISTS = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
-"""Types of parameters that take a list of YAML."""
-MAPPINGS = (dict, Mapping)
-"""Types of parameters that take a mapping of YAML."""
+_LISTS = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 _COMPARE: Mapping[str, tuple[str, Any]] = types.MappingProxyType(
     {
         "ge": (">=", operator.ge),
@@ -21,6 +18,46 @@ _COMPARE: Mapping[str, tuple[str, Any]] = types.MappingProxyType(
     }
 )
 NO_BOUNDS: Mapping[str, float] = types.MappingProxyType({})
+
+
+class Shape(NamedTuple):
+    """The values that a type annotation is for, however it is spelled.
+
+    Attributes:
+        form: `union` and `choice` of `args`; `list` and `mapping`, with the type of their items in
+            `args` unless they take any; `tuple`, a list with the types `args`; `number`, an int or
+            a float; `plain`, every other type.
+        type: the type itself, None for null.
+        args: see `form`.
+    """
+
+    form: Literal["union", "choice", "list", "mapping", "tuple", "number", "plain"]
+    type: Any
+    args: tuple[Any, ...] = ()
+
+
+def read_shape(annotation: Any) -> Shape:
+    """Return the shape of an annotation."""
+    origin = get_origin(annotation)
+    args = get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return Shape("union", origin, args)
+    if origin is Literal:
+        return Shape("choice", origin, args)
+    plain = origin or annotation
+    if plain in (int, float):
+        return Shape("number", plain)
+    if plain in (dict, Mapping):
+        return Shape("mapping", plain, _without_any(args[1:]))
+    if plain is tuple and args and args[-1] is not Ellipsis:
+        return Shape("tuple", plain, args)
+    if plain in _LISTS:
+        return Shape("list", plain, _without_any(args[:1]))
+    return Shape("plain", None if plain is types.NoneType else plain)
+
+
+def _without_any(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    return () if items == (Any,) else items
 
 
 @dataclass(frozen=True)
@@ -60,71 +97,66 @@ def fits(value: Any, annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -
         annotation: the annotation of the parameter.
         bounds: bounds of numbers: `ge`, `gt`, `le`, `lt`.
     """
-    origin = get_origin(annotation)
-    args = get_args(annotation)
-    if origin in (Union, types.UnionType):
+    form, plain, args = read_shape(annotation)
+    if form == "union":
         return any(fits(value, choice, bounds) for choice in args)
-    if origin is Literal:
+    if form == "choice":
         # Types are compared too, since True == 1 == 1.0.
         return any(type(value) is type(choice) and value == choice for choice in args)
-    plain = origin or annotation
-    if plain in (int, float):
+    if form == "number":
         return _is_number_within(value, plain, bounds)
-    if plain in MAPPINGS:
-        return isinstance(value, Mapping) and (
-            len(args) < 2 or all(fits(item, args[1], bounds) for item in value.values())
-        )
-    if plain in LISTS:
-        return isinstance(value, list | tuple) and _items_fit(value, plain, args, bounds)
+    if form == "mapping":
+        return isinstance(value, Mapping) and _items_fit(value.values(), args, bounds)
+    if form == "list":
+        return isinstance(value, list | tuple) and _items_fit(value, args, bounds)
+    if form == "tuple":
+        is_list = isinstance(value, list | tuple)
+        return is_list and len(value) == len(args) and all(map(fits, value, args))
     return _fits_plain(value, plain)
 
 
 def list_choices(annotation: Any) -> list[str]:
     """Return the texts that an annotation lists, in a Literal or in a union with one."""
-    if get_origin(annotation) is Literal:
-        return [choice for choice in get_args(annotation) if isinstance(choice, str)]
-    if get_origin(annotation) not in (Union, types.UnionType):
-        return []
-    return [text for choice in get_args(annotation) for text in list_choices(choice)]
+    form, _, args = read_shape(annotation)
+    if form == "choice":
+        return [choice for choice in args if isinstance(choice, str)]
+    if form == "union":
+        return [text for choice in args for text in list_choices(choice)]
+    return []
 
 
 def describe_type(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -> str:
     """Return an annotation in words: `int >= 1 or null`, `'a' or 'b'`, `list of float`."""
-    origin = get_origin(annotation)
-    args = get_args(annotation)
-    if origin in (Union, types.UnionType):
+    form, plain, args = read_shape(annotation)
+    if form == "union":
         return " or ".join(dict.fromkeys(describe_type(choice, bounds) for choice in args))
-    if origin is Literal:
+    if form == "choice":
         return " or ".join(repr(choice) for choice in args)
-    plain = origin or annotation
-    if plain in MAPPINGS:
-        if len(args) < 2 or args[1] is Any:
-            return "mapping"
-        return f"mapping to {describe_type(args[1])}"
-    if plain is tuple and args and args[-1] is not Ellipsis:
-        return f"list of {len(args)}: {', '.join(describe_type(item) for item in args)}"
-    if plain in LISTS:
-        if not args or args[0] is Any:
-            return "list"
-        return f"list of {describe_type(args[0])}"
-    return _describe_plain(plain, bounds)
+    if form == "number":
+        limits = " and ".join(f"{_COMPARE[name][0]} {bound}" for name, bound in bounds.items())
+        return f"{plain.__name__} {limits}".rstrip()
+    items = ", ".join(map(describe_type, args))
+    if form == "mapping":
+        return f"mapping to {items}" if items else "mapping"
+    if form == "tuple":
+        return f"list of {len(args)}: {items}"
+    if form == "list":
+        return f"list of {items}" if items else "list"
+    return _describe_plain(plain)
 
 
-def _describe_plain(plain: Any, bounds: Mapping[str, float]) -> str:
-    if plain in (None, type(None)):
+def _describe_plain(plain: Any) -> str:
+    if plain is None:
         return "null"
     if plain is Path:
         return "path"
     if is_tensor(plain):
         return "numbers"
-    if plain in (int, float):
-        limits = " and ".join(f"{_COMPARE[name][0]} {bound}" for name, bound in bounds.items())
-        return f"{plain.__name__} {limits}".rstrip()
     return plain.__name__ if isinstance(plain, type) else str(plain)
 
 
 def _fits_plain(value: Any, plain: Any) -> bool:
-    if plain in (None, type(None)):
+    if plain is None:
         return value is None
     if plain in (bool, str):
         return isinstance(value, plain)
@@ -142,11 +174,9 @@ def _is_number_within(value: Any, kind: type, bounds: Mapping[str, float]) -> bo
 
 
 def _items_fit(
-    value: Sequence[Any], plain: Any, args: tuple[Any, ...], bounds: Mapping[str, float]
+    values: Iterable[Any], types_of_items: tuple[Any, ...], bounds: Mapping[str, float]
 ) -> bool:
-    if plain is tuple and args and args[-1] is not Ellipsis:
-        return len(value) == len(args) and all(map(fits, value, args))
-    return not args or all(fits(item, args[0], bounds) for item in value)
+    return all(fits(value, item, bounds) for item in types_of_items for value in values)
 
 
 def is_tensor(annotation: Any) -> bool:

@@ -1,14 +1,20 @@
 """Datasets by name (`DATA.*.dataset`)."""
 
-from phasetrain.config.moved import import_moved_name
-from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
-from phasetrain.data.datasets.digits import load_digits
-from phasetrain.data.datasets.idx import load_idx, read_idx
-from phasetrain.data.datasets.image_folder import ImageFolder
-from phasetrain.data.datasets.lines import Lines
-from phasetrain.data.datasets.synthetic import make_synthetic
-from phasetrain.data.datasets.windows import Windows, make_windows
-from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
+from typing import TYPE_CHECKING
+
+from phasetrain.config.exports import export_lazily
+
+if TYPE_CHECKING:
+    from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
+    from phasetrain.data.datasets.digits import load_digits
+    from phasetrain.data.datasets.idx import load_idx, read_idx
+    from phasetrain.data.datasets.image_folder import ImageFolder
+    from phasetrain.data.datasets.lines import Lines
+    from phasetrain.data.datasets.synthetic import make_synthetic
+    from phasetrain.data.datasets.windows import Windows, make_windows
+    from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
+else:
+    __getattr__, __dir__ = export_lazily(__name__)
 
 __all__ = [
     "DATASETS",
@@ -27,8 +33,3 @@ __all__ = [
     "make_windows",
     "read_idx",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Return a name that has moved to an add-on, with a warning."""
-    return import_moved_name(__name__, name)

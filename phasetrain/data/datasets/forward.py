@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from phasetrain.data.protocols import Described, Fingerprinted, Indexed
+from phasetrain.data.protocols import Fingerprinted, Resumable, read_facts
 from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 
 log = logging.getLogger(__name__)
@@ -49,21 +49,6 @@ class RankShard:
         return step * self.batch_size + self.rank * share + within
 
 
-@runtime_checkable
-class SavesPosition(Protocol):
-    """An iterable that can save where its iteration is, as datasets of torchdata and streams of
-    Hugging Face do."""
-
-    def state_dict(self) -> Any:
-        """Return the position after the last sample that the running iteration has yielded, or the
-        beginning: tensors, numbers, text, lists and dicts."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Let the next iteration begin at a position."""
-        ...
-
-
 class ForwardDataset(Dataset[Any]):
     """A dataset without a length as one with indices.
 
@@ -71,7 +56,7 @@ class ForwardDataset(Dataset[Any]):
     sample is read with the global generators seeded for its index, so an iterable may draw from
     them and yields the same samples in any process. An index further ahead reads and drops the
     samples on the way, and one further back starts again: a resume reads up to its position. An
-    iterable that saves its position (`SavesPosition`) begins at the latest saved one instead.
+    iterable that saves its position (`Resumable`) begins at the latest saved one instead.
 
     Args:
         dataset: torch's `IterableDataset` or any other iterable whose iteration can be repeated, or
@@ -98,7 +83,7 @@ class ForwardDataset(Dataset[Any]):
     def __init__(
         self, dataset: Any, seed: int, length: int | None = None, shard: RankShard | None = None
     ) -> None:
-        self.is_iterable = reads_forward(dataset) or not isinstance(dataset, Indexed)
+        self.is_iterable = not has_indices(dataset)
         if self.is_iterable and not isinstance(dataset, Iterable):
             raise TypeError(f"{type(dataset).__name__} has neither __getitem__ nor __iter__")
         if isinstance(dataset, Iterator):
@@ -114,7 +99,7 @@ class ForwardDataset(Dataset[Any]):
         self._next = 0  # index of the next sample of the iterator
         self._passes = 0
         self._process = os.getpid()
-        self.saves_position = self.is_iterable and isinstance(dataset, SavesPosition)
+        self.saves_position = self.is_iterable and isinstance(dataset, Resumable)
         self.is_checked = False
         self._beginning = self._copy_state()
         self._saved: Mapping[str, Any] | None = None
@@ -185,9 +170,7 @@ class ForwardDataset(Dataset[Any]):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the dataset, if it has any."""
-        if isinstance(self.dataset, Described):
-            return self.dataset.facts()
-        return {}
+        return read_facts(self.dataset)
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset, or the name of its class; for shards also the
@@ -218,13 +201,13 @@ class ForwardDataset(Dataset[Any]):
     def _begin_pass(self, state: Any) -> None:
         """Start an iteration at a state of the dataset; without one it starts by itself."""
         reseed_all(seed_of(self._seed, "pass", self._passes))
-        if state is not None and isinstance(self.dataset, SavesPosition):
+        if state is not None and isinstance(self.dataset, Resumable):
             # A copy, because a dataset may keep what it gets, and change it as it goes on.
             self.dataset.load_state_dict(deepcopy(state))
         self._iterator = iter(self.dataset)
 
     def _copy_state(self) -> Any:
-        if not self.saves_position or not isinstance(self.dataset, SavesPosition):
+        if not self.saves_position or not isinstance(self.dataset, Resumable):
             return None
         # A copy, because a dataset may return the state that its next sample changes.
         return deepcopy(self.dataset.state_dict())
@@ -267,12 +250,17 @@ END = object()
 """Stands for the end of a pass."""
 
 
-def reads_forward(dataset: Any) -> bool:
-    """Check whether a dataset is an iterable without access by index."""
+def has_indices(dataset: Any) -> bool:
+    """Check whether the samples of a dataset are read by index."""
     # torch's class inherits a __getitem__ that only raises.
     if isinstance(dataset, IterableDataset):
-        return True
-    return isinstance(dataset, Iterable) and not isinstance(dataset, Indexed)
+        return False
+    return getattr(dataset, "__getitem__", None) is not None
+
+
+def reads_forward(dataset: Any) -> bool:
+    """Check whether a dataset is an iterable without access by index."""
+    return isinstance(dataset, Iterable) and not has_indices(dataset)
 
 
 def find_length(dataset: Any) -> int | None:

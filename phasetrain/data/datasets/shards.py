@@ -13,13 +13,11 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from phasetrain.errors import ConfigError
-from phasetrain.runtime.storage import fetch, is_url, strip_file_scheme
-from phasetrain.runtime.storage.remote import (
+from phasetrain.runtime.storage import fetch, is_url, list_urls, stat_url, strip_file_scheme
+from phasetrain.runtime.storage.urls import (
     expand_braces,
-    list_urls,
     redact_url,
     split_digest,
-    stat_url,
     strip_secrets,
 )
 

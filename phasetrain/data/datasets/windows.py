@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from phasetrain.data.datasets.base import DATASETS, locate_part
-from phasetrain.data.protocols import Described, Fingerprinted, Samples
+from phasetrain.data.protocols import Fingerprinted, Samples, read_facts
 
 
 class Windows(Dataset[Any]):
@@ -41,10 +41,7 @@ class Windows(Dataset[Any]):
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the first nonempty window; all are assumed to share them."""
-        filled = [window for window in self.windows if len(window)]
-        if filled and isinstance(filled[0], Described):
-            return filled[0].facts()
-        return {}
+        return read_facts(next((window for window in self.windows if len(window)), None))
 
     def fingerprint(self) -> str:
         """Return the number of windows, and the SHA-256 over length and fingerprint of each, in

@@ -3,10 +3,9 @@ position."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from phasetrain.config.registry import Registry
 from phasetrain.data.bad_samples import SampleError
@@ -14,29 +13,17 @@ from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.loader import PhaseLoader
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.settings import LoaderSettings
+from phasetrain.data.protocols import Resumable
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
+from phasetrain.runtime.nested import list_tensors
 
 log = logging.getLogger(__name__)
 
 LOADERS: Registry[Iterable[Any]] = Registry("loader", "DATA.*.loader")
-
-
-@runtime_checkable
-class ResumableLoader(Protocol):
-    """A loader that can resume within an epoch, such as torchdata's StatefulDataLoader."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that was handed out: tensors, numbers, text,
-        lists and dicts."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Let the next iteration begin after the position."""
-        ...
 
 
 class CustomLoaderSpec:
@@ -85,7 +72,7 @@ class CustomLoaderSpec:
                 "is the number of batches per epoch, such as torch's DataLoader",
                 code="config.invalid_loader",
             )
-        if not isinstance(loader, ResumableLoader) and not fast_forward:
+        if not isinstance(loader, Resumable) and not fast_forward:
             raise ConfigError(
                 f"{where}.loader: {name} has no state_dict and load_state_dict, so a run could not "
                 "resume within an epoch; use one that has, such as "
@@ -94,7 +81,7 @@ class CustomLoaderSpec:
                 code="config.invalid_loader",
             )
         self.length = len(loader)
-        self.resumable = isinstance(loader, ResumableLoader)
+        self.resumable = isinstance(loader, Resumable)
 
     @property
     def pass_samples(self) -> int:
@@ -180,7 +167,7 @@ class CustomLoader(PhaseLoader):
             # Nothing was requested since the checkpoint was loaded, so its state is still the
             # position.
             return dict(self._loaded)
-        within = self._batches is not None and isinstance(self._loader, ResumableLoader)
+        within = self._batches is not None and self.spec.resumable
         return {
             "epoch": self._at[0],
             "batches": self._at[1],
@@ -281,13 +268,7 @@ class CustomLoader(PhaseLoader):
         """Return a batch in the form of the task; its ids are the positions of its samples on this
         rank."""
         inputs, targets = self._selection.split_sample(found, place)
-        sizes: list[int] = []
-
-        def record_size(tensor: Tensor) -> Tensor:
-            sizes.append(len(tensor) if tensor.ndim else 0)
-            return tensor
-
-        mapped(inputs, record_size)
+        sizes = [len(tensor) if tensor.ndim else 0 for tensor in list_tensors(inputs)]
         samples = self.spec.samples
         if not sizes or sizes[0] != samples:
             raise SampleError(

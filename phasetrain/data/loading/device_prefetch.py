@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
+from phasetrain.runtime.nested import map_tensors
 
 Step = list[Batch]
 
@@ -52,7 +53,7 @@ def prefetch_to_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[St
             return tensor
 
         for batch in batches:
-            mapped((batch.input, batch.target, batch.mask), record_use)
+            map_tensors((batch.input, batch.target, batch.mask), record_use)
         return batches
 
     return prefetch_steps(steps, start_copy, wait_for_copy)

@@ -4,23 +4,24 @@ the run."""
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Sampler
 
 from phasetrain.data.bad_samples import BadSamples, SampleError, format_samples
 from phasetrain.data.datasets.forward import ForwardDataset
-from phasetrain.data.loading.device_prefetch import prefetch_to_cuda
 from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.loading.stream_position import StreamPosition
-from phasetrain.data.loading.worker_stream import WorkerStream
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
+
+if TYPE_CHECKING:
+    from phasetrain.data.loading.worker_stream import WorkerStream
 
 
 class PhaseLoader:
@@ -77,6 +78,8 @@ class PhaseLoader:
         else:
             steps = self._read_here(phase, start)
         if self.settings.device is not None:
+            from phasetrain.data.loading.device_prefetch import prefetch_to_cuda
+
             steps = prefetch_to_cuda(steps, self.settings.device)
         # After prefetching, like the bad samples below.
         if (stream := self._get_stream_position()) is not None:
@@ -181,6 +184,8 @@ class PhaseLoader:
             yield [read(draw) for draw in draws]
 
     def _read_by_workers(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
+        from phasetrain.data.loading.worker_stream import WorkerStream
+
         if self._stream is None or not self._continues_at(phase, start):
             self.close()
             draws = _UpcomingDraws(self.sampler, self.plan, phase, start)

@@ -28,11 +28,10 @@ from phasetrain.data.loading.collate import (
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.single_samples import Sample, SingleSamples
 from phasetrain.data.loading.substitutes import BadSampleReplacer
-from phasetrain.data.protocols import HasSize
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import is_out_of_memory
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import (
@@ -41,6 +40,7 @@ from phasetrain.runtime.machine import (
     reseed_all,
     seed_of,
 )
+from phasetrain.runtime.nested import map_tensors
 
 log = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ class SampleReader(Dataset[Batch]):
         if isinstance(batch, Tensor) and not batch.numel():
             return None
         # As stacked samples are: kernels may choose their algorithm by the memory layout.
-        return mapped(batch, Tensor.contiguous)
+        return map_tensors(batch, Tensor.contiguous)
 
 
 def is_reading_here(frame: FrameType | None) -> bool:
@@ -340,9 +340,8 @@ def _have_one_form(inputs: Sequence[Any]) -> bool:
 
 def _advise_size(error: Exception, dataset: Any, where: str) -> Exception:
     """Return the error, with advice for a dataset that resizes images if `size` is set."""
-    if not isinstance(error, UnequalShapesError) or not isinstance(dataset, HasSize):
-        return error
-    if dataset.size is not None:
+    keeps_sizes = hasattr(dataset, "size") and dataset.size is None
+    if not isinstance(error, UnequalShapesError) or not keeps_sizes:
         return error
     return UnequalShapesError(error.difference, f"set {where}.size=..., or ")
 

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from phasetrain.config.nested import to_plain
 from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
-from phasetrain.data.protocols import BatchAccess
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import TooSmallError
-from phasetrain.data.transforms.joint.kinds import FieldFormError, to_fields
-from phasetrain.data.transforms.joint.pipeline import FieldPipeline
+from phasetrain.data.transforms.joint.kinds import FieldFormError
 from phasetrain.errors import ConfigError
 from phasetrain.proof.compare import is_equal
 from phasetrain.runtime.machine import GLOBAL_GENERATORS, GeneratorWatch
@@ -171,14 +170,18 @@ def _choose_way_of_reading(reader: SampleReader, indices: list[int], seeded: Seq
     # The reader finds out by itself whether it is faster to seed every sample.
     if drawn:
         return
-    if isinstance(reader.dataset, BatchAccess) and _returns_lists(reader.dataset, indices):
+    if _returns_lists(reader.dataset, indices):
         reader.reads_lists = True
         reader.reads_lists = _are_identical(seeded, reader.read_unseeded(draw))
 
 
-def _returns_lists(dataset: BatchAccess, indices: list[int]) -> bool:
+def _returns_lists(dataset: object, indices: list[int]) -> bool:
+    """Return whether a dataset can read several samples at once."""
+    read_samples = getattr(dataset, "__getitems__", None)
+    if read_samples is None:
+        return False
     try:
-        samples = dataset.__getitems__(indices)
+        samples = read_samples(indices)
     except Exception as error:  # noqa: BLE001 - the samples are then read one by one
         log.debug("__getitems__ is not used: %r", error)
         return False
@@ -286,8 +289,7 @@ def _check_fields(reader: SampleReader) -> None:
             )
             continue
         try:
-            if isinstance(reader.pipeline, FieldPipeline):
-                to_fields(sample, reader.pipeline.kinds, reader.selection.where)
+            reader.pipeline.check_fields(sample, reader.selection.where)
             reader.selection.split_sample(sample, index)
         except (ValueError, TypeError) as error:
             wrong.append(error)
@@ -322,15 +324,7 @@ def _select_indices(reader: SampleReader) -> list[int]:
 
 def is_identical(sample: Any, other: Any) -> bool:
     """Return whether two samples are equal bit for bit; a list equals a tuple."""
-    return is_equal(_to_tuples(sample), _to_tuples(other))
-
-
-def _to_tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _to_tuples(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(map(_to_tuples, value))
-    return value
+    return is_equal(to_plain(sample), to_plain(other))
 
 
 def _read_samples(reader: SampleReader, indices: list[int]) -> Sequence[Any]:

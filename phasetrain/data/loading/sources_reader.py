@@ -1,6 +1,7 @@
 """Reads batches with a number of samples of each source of a mixture."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,10 +10,12 @@ from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import BadPairs, OnBadSample, SampleError
 from phasetrain.data.loading.reader import SampleReader
-from phasetrain.data.mixture import MixedDataset
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.engine.batch import Batch
+
+if TYPE_CHECKING:
+    from phasetrain.data.mixture import MixedDataset
 
 
 class SourcesReader(Dataset[Batch]):
@@ -30,7 +33,7 @@ class SourcesReader(Dataset[Batch]):
 
     def __init__(
         self,
-        dataset: MixedDataset,
+        dataset: "MixedDataset",
         readers: Mapping[str, SampleReader],
         shares: Sequence[int],
         on_bad_sample: OnBadSample,

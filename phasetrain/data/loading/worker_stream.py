@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader, Sampler
 from phasetrain.data.bad_samples import SampleError
 from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.samplers.phase_sampler import Draw
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ExitCallError
+from phasetrain.runtime.nested import map_tensors
 from phasetrain.runtime.signals import (
     STOPPING,
     Interrupted,
@@ -221,10 +222,10 @@ class Parcel:
         # The queue would move tensors to shared memory in a thread that loses the batch on failure.
         self._batch = replace(
             batch,
-            input=mapped(batch.input, _pack_tensor),
-            target=mapped(batch.target, _pack_tensor),
-            ids=mapped(batch.ids, _pack_tensor),
-            mask=mapped(batch.mask, _pack_tensor),
+            input=map_tensors(batch.input, _pack_tensor),
+            target=map_tensors(batch.target, _pack_tensor),
+            ids=map_tensors(batch.ids, _pack_tensor),
+            mask=map_tensors(batch.mask, _pack_tensor),
         )
 
     def unpack(self) -> Batch:
@@ -232,10 +233,10 @@ class Parcel:
         batch = self._batch
         return replace(
             batch,
-            input=mapped(batch.input, _unpack_tensor, SmallTensor),
-            target=mapped(batch.target, _unpack_tensor, SmallTensor),
-            ids=mapped(batch.ids, _unpack_tensor, SmallTensor),
-            mask=mapped(batch.mask, _unpack_tensor, SmallTensor),
+            input=map_tensors(batch.input, _unpack_tensor, SmallTensor),
+            target=map_tensors(batch.target, _unpack_tensor, SmallTensor),
+            ids=map_tensors(batch.ids, _unpack_tensor, SmallTensor),
+            mask=map_tensors(batch.mask, _unpack_tensor, SmallTensor),
         )
 
     def pin_memory(self) -> Batch:

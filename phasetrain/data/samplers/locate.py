@@ -1,7 +1,7 @@
 """The inverse of an order: the positions and the updates that contain given samples."""
 
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -10,16 +10,6 @@ from phasetrain.engine.plan import Phase, Plan
 
 BLOCK = 2**18
 """Positions that a search computes together."""
-
-
-@runtime_checkable
-class Invertible(Protocol):
-    """A pass that knows where a sample is without computing the pass."""
-
-    def find(self, indices: Indices, /) -> Indices:
-        """Return the positions of some samples in any order, int64; samples that do not occur have
-        none."""
-        ...
 
 
 class SlicedPass(Protocol):
@@ -45,11 +35,13 @@ class PassFinder(Protocol):
 def find_positions(found: SlicedPass, indices: Indices) -> Indices:
     """Return all positions of some samples in a pass, ascending, int64.
 
-    A pass that can be inverted takes constant time per sample. Any other one is searched: it is
-    computed once, in blocks.
+    A pass that can be inverted takes constant time per sample: its method `find(indices)` returns
+    the positions of some samples in any order, int64, and none for samples that do not occur. Any
+    other pass is searched: it is computed once, in blocks.
     """
-    if isinstance(found, Invertible):
-        return np.sort(found.find(indices))
+    find = getattr(found, "find", None)
+    if find is not None:
+        return np.sort(find(indices))
     parts = []
     for begin in range(0, len(found), BLOCK):
         # In blocks, because a pass may be longer than the memory.

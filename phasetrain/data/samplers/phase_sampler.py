@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from math import ceil
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, cast
 
 import numpy as np
 
@@ -22,7 +22,6 @@ LARGEST_TABLE = 2**20
 """Maximum length of a pass that is shuffled as a whole; longer ones are computed in chunks."""
 
 
-@runtime_checkable
 class Pass(Protocol):
     """The indices of one epoch: an int64 array, or an object that computes any slice on access."""
 
@@ -38,7 +37,10 @@ class Pass(Protocol):
 class SampleOrder(Protocol):
     """The order of the samples within one epoch of a split.
 
-    An order with a third parameter `epoch` also gets the number of the epoch, from 0.
+    An order with a third parameter `epoch` also gets the number of the epoch, from 0. An order
+    whose epochs have a different number of samples than the dataset has a method `samples(length)`,
+    which returns it, the same for all epochs. An order made for one batch size, so that an epoch
+    cannot continue with another one, has an attribute `batch_size`.
     """
 
     def __call__(self, length: int, seed: int) -> Pass:
@@ -54,26 +56,7 @@ class SampleOrder(Protocol):
         ...
 
 
-@runtime_checkable
-class BatchOrder(Protocol):
-    """An order made for one batch size, so that an epoch cannot continue with another batch
-    size."""
-
-    batch_size: int
-
-
-@runtime_checkable
-class HasPassLength(Protocol):
-    """An order whose epochs have a different number of samples than the dataset."""
-
-    def samples(self, length: int) -> int:
-        """Return the number of samples of an epoch for a dataset of `length` samples, the same for
-        all epochs."""
-        ...
-
-
-@runtime_checkable
-class SplitsBatches(Protocol):
+class SplitsBatches(SampleOrder, Protocol):
     """An order that decides how the samples of a step are divided into micro-batches."""
 
     @property
@@ -91,19 +74,24 @@ class SplitsBatches(Protocol):
         ...
 
 
+def splits_batches(order: SampleOrder) -> TypeGuard[SplitsBatches]:
+    """Return whether an order divides the samples of a step into micro-batches itself."""
+    return bool(getattr(order, "splits", False))
+
+
 def split_samples(order: SampleOrder, indices: Indices, most: int) -> list[int]:
     """Return the sizes of the micro-batches of some samples, see `SplitsBatches.split`."""
-    if isinstance(order, SplitsBatches) and order.splits:
-        return order.split(indices, most)
+    # Not by `splits_batches`, which would be one more call per step.
+    if getattr(order, "splits", False):
+        return cast(SplitsBatches, order).split(indices, most)
     count = len(indices)
     return [min(most, count - begin) for begin in range(0, count, most)]
 
 
 def pass_length(order: SampleOrder, length: int) -> int:
     """Return the number of samples of an epoch over `length` samples in an order."""
-    if isinstance(order, HasPassLength):
-        return order.samples(length)
-    return length
+    count_samples: Callable[[int], int] | None = getattr(order, "samples", None)
+    return length if count_samples is None else count_samples(length)
 
 
 def draw_pass(order: SampleOrder, length: int, seed: int, epoch: int) -> Pass:
@@ -314,7 +302,7 @@ class PhaseSampler:
         """Return the draws that this rank lacks: all ranks run the same number of forward passes,
         because each pass may contain collectives."""
         # From what all ranks know about the step, so that no rank has to ask the others.
-        if isinstance(self._order, SplitsBatches) and self._order.splits:
+        if splits_batches(self._order):
             shards = [
                 World(rank, self._world.size).shard(first, first + samples)
                 for rank in range(self._world.size)
@@ -367,7 +355,7 @@ def _check_pass(where: str, found: Any, count: int, *, below: int) -> Pass:
         _check_indices(where, "a pass", found, count, below=below)
         return found
     received = type(found).__name__
-    if isinstance(found, Pass):
+    if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         if len(found) == count:
             return _CheckedPass(where, found, below)
         received = f"{received} of length {len(found)}"
@@ -384,9 +372,9 @@ def check_batches(order: SampleOrder, phase: Phase) -> None:
     Raises:
         ChangedError: the batch size was changed in the middle of an epoch.
     """
-    if not isinstance(order, BatchOrder):
+    batch_size = getattr(order, "batch_size", None)
+    if batch_size is None:
         return
-    batch_size = order.batch_size
     if (phase.batch_size, phase.offset) != (batch_size, phase.first * batch_size):
         where = f"DATA.{phase.data.upper()}"
         raise ChangedError(

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from phasetrain.data.protocols import Labelled, Measured, Weighted
+from phasetrain.data.protocols import Labelled
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import (
     MappedPass,
     Pass,
     SampleOrder,
-    SplitsBatches,
     draw_pass,
     pass_length,
     split_samples,
+    splits_batches,
 )
 from phasetrain.runtime.machine import seed_of
 
@@ -94,12 +94,13 @@ class SampleSource:
         Raises:
             TypeError: the dataset does not know them without reading its samples.
         """
-        if not isinstance(self.dataset, Measured):
+        read_lengths = getattr(self.dataset, "lengths", None)
+        if read_lengths is None:
             raise TypeError(
                 self._missing_method("length of each sample", "lengths", "int64")
                 + ", or name a `file` of them"
             )
-        return self.select_values(self.dataset.lengths(), "lengths").astype(np.int64, copy=False)
+        return self.select_values(read_lengths(), "lengths").astype(np.int64, copy=False)
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weight of each sample, float64 `(N,)`.
@@ -107,12 +108,13 @@ class SampleSource:
         Raises:
             TypeError: the dataset has no weights.
         """
-        if not isinstance(self.dataset, Weighted):
+        read_weights = getattr(self.dataset, "weights", None)
+        if read_weights is None:
             raise TypeError(
                 self._missing_method("weight of each sample", "weights", "float64")
                 + ", or set `file`, `classes` or `balanced`"
             )
-        return self.select_values(self.dataset.weights(), "weights").astype(np.float64, copy=False)
+        return self.select_values(read_weights(), "weights").astype(np.float64, copy=False)
 
     def select_values(self, values: Any, what: str) -> NDArray[Any]:
         """Return the values of the samples in use, given one per sample of the dataset.
@@ -254,11 +256,17 @@ class SubsetOrder:
     Args:
         order: orders the numbers from 0 to `len(chosen) - 1`.
         chosen: indices of the samples in use, int64.
+
+    Attributes:
+        batch_size: batch size that the order is made for; None: any.
+        splits: whether the order divides batches into micro-batches.
     """
 
     def __init__(self, order: SampleOrder, chosen: Indices) -> None:
         self._order = order
         self._chosen = chosen
+        self.batch_size: int | None = getattr(order, "batch_size", None)
+        self.splits = splits_batches(order)
 
     def samples(self, length: int) -> int:
         """Return the number of samples per epoch."""
@@ -269,27 +277,14 @@ class SubsetOrder:
         epoch_order = draw_pass(self._order, len(self._chosen), seed, epoch)
         return MappedPass(epoch_order, self._chosen.__getitem__, self._find_numbers)
 
-    def _find_numbers(self, indices: Indices) -> Indices:
-        """Return the numbers in the subset of some samples of the dataset; others have none."""
-        return np.flatnonzero(np.isin(self._chosen, indices))
-
-
-class SubsetBatchOrder(SubsetOrder):
-    """A `SubsetOrder` whose order depends on the batch size."""
-
-    def __init__(self, order: SampleOrder, chosen: Indices, batch_size: int) -> None:
-        super().__init__(order, chosen)
-        self.batch_size = batch_size
-
-    @property
-    def splits(self) -> bool:
-        """Whether the order divides batches into micro-batches."""
-        return isinstance(self._order, SplitsBatches) and self._order.splits
-
     def split(self, indices: Indices, most: int) -> list[int]:
         """Return the sizes of micro-batches, see `SplitsBatches`."""
         # The order knows samples by their number in the subset, whose indices ascend.
         return split_samples(self._order, np.searchsorted(self._chosen, indices), most)
+
+    def _find_numbers(self, indices: Indices) -> Indices:
+        """Return the numbers in the subset of some samples of the dataset; others have none."""
+        return np.flatnonzero(np.isin(self._chosen, indices))
 
 
 def _part_size(total: int, part: int, parts: int) -> int:

@@ -2,7 +2,7 @@
 seed."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -12,23 +12,6 @@ from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 
 ANY_SEED = seed_of(0, "purity of a sampler")
-
-
-@runtime_checkable
-class ShardingSampler(Protocol):
-    """A sampler that gives each rank its shard, such as torch's DistributedSampler."""
-
-    num_replicas: int
-    rank: int
-
-
-@runtime_checkable
-class EpochSampler(Protocol):
-    """A sampler with its own generator or with an order that depends on the epoch."""
-
-    def set_epoch(self, epoch: int, /) -> None:
-        """Set the number of the next epoch, from 0."""
-        ...
 
 
 class TorchOrder:
@@ -49,7 +32,7 @@ class TorchOrder:
 
     def __init__(self, sampler: Iterable[Any], where: str) -> None:
         name = type(sampler).__name__
-        if isinstance(sampler, ShardingSampler):
+        if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
             raise ConfigError(
                 f"{where}: {name} shards the samples over ranks, and phasetrain shards each batch "
                 "itself, so most samples would never be used; use a sampler of all samples, such "
@@ -93,8 +76,9 @@ class TorchOrder:
     def _draw_list(self, seed: int, epoch: int) -> Indices:
         with preserve_generators():
             reseed_all(seed)
-            if isinstance(self._sampler, EpochSampler):
-                self._sampler.set_epoch(epoch)
+            set_epoch = getattr(self._sampler, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
             listed = list(self._sampler)
         odd = next((entry for entry in listed if isinstance(entry, list | tuple)), None)
         if odd is not None:

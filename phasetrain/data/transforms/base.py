@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from phasetrain.config.registry import Registry
-from phasetrain.engine.batch import mapped
+from phasetrain.runtime.nested import map_tensors
 
 TRANSFORMS: Registry[Callable[..., Any]] = Registry("transform", "DATA.*.transforms")
 
@@ -169,6 +169,17 @@ class Pipeline:
         """Whether a sample is transformed before its input and target are selected."""
         return False
 
+    def check_fields(self, sample: Any, where: str) -> None:
+        """Reject a sample without the fields that the pipeline takes; this one takes any sample.
+
+        Args:
+            sample: a sample of the dataset.
+            where: config path of the split, for messages.
+
+        Raises:
+            ValueError: the form of the sample is wrong.
+        """
+
     @property
     def makes_targets(self) -> bool:
         """Whether a transform makes the targets."""
@@ -233,7 +244,7 @@ class Pipeline:
             if not isinstance(transform, BatchTransform):
                 return transform(value)
             if isinstance(value, Tensor):
-                return mapped(transform(value[None], key.fork(position)), itemgetter(0))
+                return map_tensors(transform(value[None], key.fork(position)), itemgetter(0))
             raise TypeError(_describe_non_tensor(position, transform, value))
 
         return self.apply_in_turn(apply, sample, begin, end)

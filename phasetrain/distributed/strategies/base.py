@@ -1,7 +1,7 @@
 """Base class of strategies, and the strategy of a single process."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -151,9 +151,7 @@ class GradientAveraging(Strategy):
 
     def prepare_test(self, *modules: nn.Module) -> None:
         """Copy rank 0's buffers to all ranks."""
-        for module in modules:
-            for buffer in module.buffers():
-                dist.broadcast(buffer, src=0)
+        broadcast_tensors(buffer for module in modules for buffer in module.buffers())
 
     def mean_loss(self, losses: Sequence[Tensor]) -> AsyncMean:
         """Start to compute the mean over ranks of each rank's sum of losses."""
@@ -171,11 +169,32 @@ def single_process(world: World) -> Strategy:
 
 def broadcast_state(module: nn.Module) -> None:
     """Give all ranks the parameters and buffers of rank 0."""
-    for tensor in (*module.parameters(), *module.buffers()):
+    broadcast_tensors((*module.parameters(), *module.buffers()))
+
+
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Give tensors of all ranks the content that they have on rank 0."""
+    for tensor in tensors:
         # Through a contiguous copy: broadcast does not take channels_last tensors.
         contiguous = tensor.detach().contiguous()
         dist.broadcast(contiguous, src=0)
-        tensor.detach().copy_(contiguous)
+        if not tensor.is_contiguous():
+            tensor.detach().copy_(contiguous)
+
+
+@contextmanager
+def set_aside_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Give parameters no gradient, and afterwards add the gradients that they had before."""
+    earlier = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    yield
+    for parameter, before in zip(parameters, earlier, strict=True):
+        if before is None:
+            continue
+        if parameter.grad is not None:
+            before.add_(parameter.grad)
+        parameter.grad = before
 
 
 def sum_losses(losses: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -21,8 +22,8 @@ from phasetrain.distributed.strategies.base import (
     broadcast_state,
     device_of,
     is_trainable,
+    set_aside_gradients,
 )
-from phasetrain.distributed.strategies.per_pass import average_gradients, set_aside_gradients
 from phasetrain.distributed.world import World
 
 COMMUNICATION: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -120,16 +121,13 @@ class DataParallel(GradientAveraging):
         return {"broadcast_buffers": self.sync_buffers}
 
     @contextmanager
-    def _reduce_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+    def gradient_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        """Return the context of a gradient pass; at its end gradients are averaged."""
         with set_aside_gradients(parameters):
             if self.sync_buffers:
                 self.prepare_test(*self._modules)
             yield
             average_gradients(parameters, self.world, SENT[self.communication])
-
-    def gradient_pass(self, parameters: Sequence[Tensor]) -> AbstractContextManager[object]:
-        """Return the context of a gradient pass; at its end gradients are averaged."""
-        return self._reduce_pass(parameters)
 
     def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
         """Return the context of a micro-batch; gradients are reduced in the last one."""
@@ -139,3 +137,36 @@ class DataParallel(GradientAveraging):
         for wrapped in self._wrapped:
             stack.enter_context(wrapped.no_sync())
         return stack
+
+
+def average_gradients(
+    parameters: Sequence[Tensor], world: World, dtype: torch.dtype | None = None
+) -> None:
+    """Replace each gradient by its mean over ranks; every rank must call this.
+
+    A parameter without a gradient on any rank keeps none; one that only some ranks have used counts
+    as zero on the others.
+
+    Args:
+        parameters: the same ones in the same order on all ranks.
+        world: the ranks.
+        dtype: dtype in which gradients are sent; None: their own.
+    """
+    has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
+    # Over the control group, on the CPU: reading flags of a device would wait for it.
+    dist.all_reduce(has_gradient, dist.ReduceOp.MAX, group=world.control)
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter, has in zip(parameters, has_gradient.tolist(), strict=True):
+        if not has:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        by_dtype.setdefault(parameter.dtype, []).append(parameter.grad)
+    for gradients in by_dtype.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        # Divided first, as DDP does: the sum of many ranks could overflow half precision.
+        sent = flat.to(dtype or flat.dtype).div_(world.size)
+        dist.all_reduce(sent)
+        parts = torch.split(sent.to(flat.dtype), [gradient.numel() for gradient in gradients])
+        for gradient, mean in zip(gradients, parts, strict=True):
+            gradient.copy_(mean.view(gradient.shape))

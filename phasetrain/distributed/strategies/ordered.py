@@ -2,15 +2,14 @@
 (`DISTRIBUTED.reduction: ordered`)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from phasetrain.distributed.buffers import buffer_lookup
-from phasetrain.distributed.strategies.base import AsyncMean, Strategy
-from phasetrain.distributed.strategies.per_pass import set_aside_gradients
+from phasetrain.distributed.strategies.base import AsyncMean, Strategy, set_aside_gradients
 from phasetrain.distributed.world import World
 from phasetrain.errors import ConfigError
 
@@ -60,7 +59,8 @@ class Ordered(Strategy):
         return 0, self.world.rank * self._shards_per_rank + micro
 
     @contextmanager
-    def _reduce_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+    def gradient_pass(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        """Return the context of a gradient pass, whose gradients are added to earlier ones."""
         trained = self._parameters
         self._parameters = parameters
         try:
@@ -69,12 +69,9 @@ class Ordered(Strategy):
         finally:
             self._parameters = trained
 
-    def gradient_pass(self, parameters: Sequence[Tensor]) -> AbstractContextManager[object]:
-        """Return the context of a gradient pass, whose gradients are added to earlier ones."""
-        return self._reduce_pass(parameters)
-
     @contextmanager
-    def _shard(self, *, last: bool, counts: bool) -> Iterator[None]:
+    def micro_batch(self, *, last: bool, counts: bool = True) -> Iterator[None]:
+        """Return the context of a shard; after the last one, gradients cover the whole batch."""
         is_first = not self._tree
         # Every shard starts from the same running statistics, so their order does not matter.
         if is_first:
@@ -92,10 +89,6 @@ class Ordered(Strategy):
         if last:
             self._require_all_shards()
             self._finish_update(buffers)
-
-    def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a shard; after the last one, gradients cover the whole batch."""
-        return self._shard(last=last, counts=counts)
 
     def mean_loss(self, losses: Sequence[Tensor]) -> AsyncMean:
         """Return the loss of an update, added along the same tree as the gradients."""

@@ -13,13 +13,13 @@ from phasetrain.config.sections.model import WhichWeights
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.storage import (
     HANDLERS,
-    CachedObjects,
     Storage,
     is_url,
+    open_copies,
     open_storage,
     strip_file_scheme,
 )
-from phasetrain.runtime.storage.remote import redact_url, scheme_of, split_digest
+from phasetrain.runtime.storage.urls import redact_url, scheme_of, split_digest
 
 KEY = "MODEL.weights"
 
@@ -82,7 +82,7 @@ class WeightSource:
         try:
             if not prefix or prefix in HANDLERS:
                 return open_storage(self.path)
-            return CachedObjects(self.path, self.sha256)
+            return open_copies(self.path, self.sha256)
         except ConfigError as error:
             if error.code != "remote.unknown_scheme":
                 raise

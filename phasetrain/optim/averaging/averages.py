@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import ceil, floor
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -272,7 +272,6 @@ class SWA(Average):
         return floor(since + TOLERANCE) + 1
 
 
-@runtime_checkable
 class ScheduleFreeOptimizer(Protocol):
     """An optimizer whose weights are in one of two places: `train()` moves them to where gradients
     are taken, `eval()` to where the model is tested and used."""
@@ -286,6 +285,11 @@ class ScheduleFreeOptimizer(Protocol):
     def eval(self) -> None:
         """Move the weights to where the model is used."""
         ...
+
+
+def is_schedule_free(optimizer: object) -> TypeGuard[ScheduleFreeOptimizer]:
+    """Return whether an optimizer moves the weights between training and use."""
+    return hasattr(optimizer, "train") and hasattr(optimizer, "eval")
 
 
 class ScheduleFree(Average):

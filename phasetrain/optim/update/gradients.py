@@ -18,6 +18,8 @@ from phasetrain.optim.update.sparse import coalesce_gradients, dense_views
 class GradientSettings:
     """How gradients are limited, and which of them are sparse.
 
+    The builder reads the fields that have the name of a key of OPTIMIZER.
+
     Attributes:
         clip_norm: maximum Euclidean norm of the whole gradient, or None.
         clip_value: maximum absolute value of a gradient entry, or None.

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from phasetrain.config.engines import list_engines
 from phasetrain.distributed import Strategy, World
-from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.batch import Batch
 from phasetrain.engine.position import Position
 from phasetrain.optim.update.gradients import has_nonfinite
 from phasetrain.runtime.format import join_first
+from phasetrain.runtime.nested import list_tensors
 
 OnNonFinite = Literal["stop", "skip", "ignore"]
 
@@ -30,6 +31,8 @@ CLEAN_DATA = "remove or replace these values in the dataset or by a transform"
 @dataclass(frozen=True)
 class GuardSettings:
     """How updates that are not finite are handled.
+
+    The builder reads the fields that have the name of a key of OPTIMIZER.
 
     Attributes:
         on_nonfinite: stop the run, skip the update, or ignore it without checking.
@@ -184,17 +187,14 @@ def list_nonfinite_ids(value: Any, ids: Tensor) -> list[int]:
         value: input or target of a batch; tensors without a first dimension of N are not checked.
         ids: ids of its samples, int64 `(N,)`, on the CPU.
     """
+    if not len(ids):
+        return []
     bad = torch.zeros(len(ids), dtype=torch.bool)
-
-    def check(tensor: Tensor) -> Tensor:
+    for tensor in list_tensors(value):
         # isfinite takes neither sparse nor nested tensors.
         is_dense = tensor.layout is torch.strided and not tensor.is_nested
         if is_dense and tensor.is_floating_point() and tensor.ndim and len(tensor) == len(ids):
             bad.logical_or_(~tensor.isfinite().reshape(len(ids), -1).all(dim=1).cpu())
-        return tensor
-
-    if len(ids):
-        mapped(value, check)
     return ids[bad].tolist()
 
 

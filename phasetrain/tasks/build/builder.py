@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import nan
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES, FunctionLoss, find_ignore_index
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS, Embedding
-from phasetrain.models.adapters import attach_adapters
 from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.models.prepare import (
     CompiledModel,
@@ -37,7 +36,6 @@ from phasetrain.models.prepare import (
     spread_mapping,
 )
 from phasetrain.models.sources import parse_sources
-from phasetrain.models.weights import LoadReport, load_pretrained
 from phasetrain.optim import Updater
 from phasetrain.optim.multi_optimizer import MAIN
 from phasetrain.runtime.machine import Machine, reseed_all, seed_of
@@ -61,6 +59,9 @@ from phasetrain.tasks.build.weights_builder import (
     freeze_parameters,
 )
 from phasetrain.tasks.parts import OutputChoice, Parts
+
+if TYPE_CHECKING:
+    from phasetrain.models.weights import LoadReport
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +241,7 @@ def build_parts(
         machine=context.machine,
         world=context.world,
         seed=context.seed,
-        facts=dict(context.used),
+        facts=context.list_facts(),
         train_meters=context.config.PHASES.train_meters,
         groups=groups,
         strategy=strategy,
@@ -257,22 +258,6 @@ def build_parts(
         known_facts=facts,
         excluded=excluded,
     )
-
-
-RUN_FACTS = frozenset(
-    {
-        *("train_samples", "test_samples", "train_batches", "test_batches", "batch_size"),
-        *("epochs", "updates", "updates_per_epoch", "world", "device", "precision", "shards"),
-        *("dimensions", "make_model", "make_loss"),
-    }
-)
-"""Names of the values about the run that parts may ask for; hardly any config sets them."""
-
-FACTS = RUN_FACTS | {
-    *("classes", "class_names", "channels", "input_shape", "vocabulary", "context"),
-    *("tokenizer_digest", "token_bytes", "end_token"),
-}
-"""Names of the values that parts may ask for; a dataset may add more by its `facts()`."""
 
 
 def collect_facts(
@@ -435,6 +420,8 @@ def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
         model.register_forward_pre_hook(spread_mapping, with_kwargs=True)
     _share_initial_state(context, context.config.MODEL.name, model)
     if (section := context.config.MODEL.adapters) is not None:
+        from phasetrain.models.adapters import attach_adapters
+
         attach_adapters(model, section, partial(seed_of, context.seed, "init", "adapter"))
     return model
 
@@ -475,12 +462,8 @@ def make_model(
         )
     values = {**facts, **own, "make_model": partial(make_model, context, facts=facts)}
     name = section["name"]
-    used = dict[str, Any]()
     model = MODELS.build(
-        name, parameters_of(section, {"name"}), where=where, facts=values, used=used
-    )
-    context.used.update(
-        {key: value for key, value in used.items() if not key.endswith(".make_model")}
+        name, parameters_of(section, {"name"}), where=where, facts=values, used=context.used
     )
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -496,11 +479,13 @@ def make_model(
     return model
 
 
-def load_weights(context: BuildContext, model: nn.Module) -> LoadReport | None:
+def load_weights(context: BuildContext, model: nn.Module) -> "LoadReport | None":
     """Load the weights that MODEL.weights names into a new model; a collective call."""
     sources = parse_sources(context.config.MODEL.weights)
     if not sources:
         return None
+    from phasetrain.models.weights import load_pretrained
+
     is_first = "MODEL.weights" not in context.logged
     report = load_pretrained(model, sources, context.world, logs=is_first)
     context.logged.add("MODEL.weights")
@@ -523,7 +508,6 @@ def make_loss(
     """Return the loss that a section of the config describes, see `make_model`."""
     params = parameters_of(section, {"name"})
     name = section["name"]
-    used = dict[str, Any]()
     factory = LOSSES.find(name, f"{where}.name")
     # YAML has no tensors: class weights are written as lists.
     params |= {
@@ -539,10 +523,7 @@ def make_loss(
         "make_loss": partial(make_loss, context, facts=facts),
         "world": context.world,
     }
-    loss = LOSSES.build(name, params, where=where, facts=values, used=used)
-    context.used.update(
-        {key: value for key, value in used.items() if not key.endswith((".make_loss", ".world"))}
-    )
+    loss = LOSSES.build(name, params, where=where, facts=values, used=context.used)
     _check_class_weights(loss, where, facts)
     # With `sum`, the gradient of an update would depend on how its batch is cut into micro-batches.
     if isinstance(loss, _Loss) and loss.reduction not in ("mean", "batchmean"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import TensorDataset
@@ -15,7 +15,6 @@ from phasetrain.data import (
     TRANSFORMS,
     CustomLoader,
     LoaderSettings,
-    MixedDataset,
     PerStageReader,
     PerStageSampler,
     PhaseLoader,
@@ -29,19 +28,16 @@ from phasetrain.data.datasets import Described, Fingerprinted, Samples
 from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
-from phasetrain.data.mixture import SourceOrder
-from phasetrain.data.protocols import HasClasses, HasClassNames
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import (
-    HasPassLength,
     SampleOrder,
-    SplitsBatches,
     pass_length,
+    splits_batches,
 )
 from phasetrain.data.samplers.source import SampleView
-from phasetrain.data.transforms import FieldPipeline, OnFields, Pipeline, TargetTransform
+from phasetrain.data.transforms import Pipeline, TargetTransform
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
 from phasetrain.errors import ConfigError
@@ -60,10 +56,14 @@ from phasetrain.tasks.build.loading_builder import (
     check_sources,
     count_workers,
     find_field_kinds,
+    find_mixture,
 )
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.input_transform import InputTransform, describe_transform
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+
+if TYPE_CHECKING:
+    from phasetrain.data.mixture import MixedDataset, SourceOrder
+    from phasetrain.tasks.input_transform import InputTransform
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
 """Functions of a `phasetrain.engine.plan.Progress` that return whether to test at this point."""
@@ -118,6 +118,11 @@ class SplitData:
             return np.empty(0, dtype=np.int64)
         return self.excluded.ids
 
+    @property
+    def shared_facts(self) -> dict[str, Any]:
+        """The facts that test splits get from this one, the training data."""
+        return {key: self.facts[key] for key in SHARED_FACTS if key in self.facts}
+
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset and of the excluded samples."""
         fingerprint = find_fingerprint(self.section, self.reader.dataset)
@@ -147,7 +152,7 @@ def build_data(context: BuildContext) -> dict[str, SplitData]:
     if sections.TRAIN.dataset is not None:
         train = build_split(context, TRAIN, sections.TRAIN, {})
         splits[TRAIN] = train
-        names = {key: train.facts[key] for key in SHARED_FACTS if key in train.facts}
+        names = train.shared_facts
     splits |= {
         key.lower(): build_split(context, key.lower(), sections[key], names)
         for key in sections
@@ -292,8 +297,9 @@ def build_split(
     source = build_source(context, where, section, dataset)
     reader: SampleReader | SourcesReader
     order: SampleOrder
-    if isinstance(dataset, MixedDataset) and dataset.batches is not None:
-        reader, order = build_sources(context, name, section, dataset)
+    mixture = find_mixture(dataset)
+    if mixture is not None and mixture.batches is not None:
+        reader, order = build_sources(context, name, section, mixture)
         pipeline = list_sample_readers(reader)[0].pipeline
     else:
         reader = build_reader(context, where, section, source, context.seed)
@@ -309,7 +315,7 @@ def build_split(
     windows: tuple[int, ...] = ()
     if isinstance(dataset, WindowedDataset):
         windows = tuple(dataset.window_lengths)
-    if windows and isinstance(order, HasPassLength):
+    if windows and hasattr(order, "samples"):
         raise ConfigError(
             f"{where}.dataset = {section.dataset!r}: each pass covers one window of this dataset; "
             "use a sampler that draws each sample once, such as shuffled, without PHASES.overfit"
@@ -354,6 +360,8 @@ def build_reader(
     transforms = _build_transforms(context, where, section)
     pipeline = Pipeline(transforms)
     if kinds:
+        from phasetrain.data.transforms import FieldPipeline
+
         try:
             pipeline = FieldPipeline(transforms, kinds, where)
         except ConfigError:
@@ -372,8 +380,8 @@ def build_reader(
 
 
 def build_sources(
-    context: BuildContext, name: str, section: AttrDict, dataset: MixedDataset
-) -> tuple[SourcesReader, SourceOrder]:
+    context: BuildContext, name: str, section: AttrDict, dataset: "MixedDataset"
+) -> "tuple[SourcesReader, SourceOrder]":
     """Return reader and order of a mixture with a number of samples of each source per batch.
 
     Raises:
@@ -394,6 +402,8 @@ def build_sources(
         # Sources may share a dataset, and equal positions must not draw equal numbers.
         seed = seed_of(context.seed, "source", label)
         readers[label] = build_reader(context, f"{where}.datasets.{label}", own, source, seed)
+    from phasetrain.data.mixture import SourceOrder
+
     reader = SourcesReader(dataset, readers, batches.shares, section.on_bad_sample)
     return reader, SourceOrder(dataset, batches)
 
@@ -408,13 +418,16 @@ def _build_transforms(context: BuildContext, where: str, section: AttrDict) -> l
     return transforms
 
 
-def build_input_transform(context: BuildContext, split: str) -> InputTransform:
+def build_input_transform(context: BuildContext, split: str) -> "InputTransform":
     """Return the transforms of a split for inputs from outside of its dataset, which is not opened.
 
     Args:
         context: config and machine.
         split: key of the split in DATA, such as `TEST`.
     """
+    from phasetrain.data.transforms import OnFields
+    from phasetrain.tasks.input_transform import InputTransform, describe_transform
+
     where = f"DATA.{split}"
     section = context.config.DATA[split]
     transforms = _build_transforms(context, where, section)
@@ -423,9 +436,10 @@ def build_input_transform(context: BuildContext, split: str) -> InputTransform:
     inputs = build_selection(context, where, section, kinds).inputs
     # Inference has no targets: a transform that makes them would change inputs for nothing.
     kept = [
-        (transform.as_input_transform(), describe_transform(item))
-        if isinstance(transform, OnFields)
-        else (transform, describe_transform(item))
+        (
+            transform.as_input_transform() if isinstance(transform, OnFields) else transform,
+            describe_transform(item),
+        )
         for transform, item in zip(transforms, section.transforms, strict=True)
         if not isinstance(transform, TargetTransform)
         and not (isinstance(transform, OnFields) and inputs not in transform.fields)
@@ -489,7 +503,7 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
 
 def _build_sampler(context: BuildContext, split: SplitData) -> PhaseSampler:
     fixed = split.train and context.config.DISTRIBUTED.reduction == "ordered"
-    if fixed and isinstance(split.order, SplitsBatches) and split.order.splits:
+    if fixed and splits_batches(split.order):
         raise ConfigError(
             f"DATA.TRAIN.sampler = {split.section.sampler!r} and DISTRIBUTED.reduction = "
             "'ordered': max_tokens makes micro-batches that depend on the world size, and ordered "
@@ -561,12 +575,7 @@ def read_class_attributes(dataset: Any) -> dict[str, Any]:
     """Return the facts `classes` and `class_names` of a dataset without `facts()`: its attribute
     `class_names`, or `classes`, which in torchvision is the list of names."""
     facts: dict[str, Any] = {}
-    values = []
-    if isinstance(dataset, HasClasses):
-        values.append(dataset.classes)
-    if isinstance(dataset, HasClassNames):
-        values.append(dataset.class_names)
-    for value in values:
+    for value in (getattr(dataset, "classes", None), getattr(dataset, "class_names", None)):
         if isinstance(value, int) and not isinstance(value, bool):
             facts["classes"] = value
         elif (

@@ -11,9 +11,9 @@ from phasetrain.data.datasets.forward import (
     ForwardDataset,
     RankShard,
     find_length,
+    has_indices,
     reads_forward,
 )
-from phasetrain.data.protocols import Indexed
 from phasetrain.data.samplers.source import Subset
 from phasetrain.engine.plan import TRAIN
 from phasetrain.errors import ConfigError
@@ -57,16 +57,16 @@ def open_dataset(
     length = find_length(dataset)
     setting = f"{where}.dataset = {section.dataset!r}"
     type_name = type(dataset).__name__
-    if shard is not None and isinstance(dataset, Indexed) and not reads_forward(dataset):
+    if shard is not None and has_indices(dataset):
         raise ConfigError(
             f"{setting}: {type_name} takes `rank` and `processes`, and only an iterable may yield "
             "the samples of one rank; every rank needs all samples of a dataset with indices, and "
             "reads its part of each batch",
             code="data.rank_dependent",
         )
-    if isinstance(dataset, Indexed) and length is not None and not reads_forward(dataset):
+    if has_indices(dataset) and length is not None:
         return dataset
-    if dataset is None or not (reads_forward(dataset) or isinstance(dataset, Indexed)):
+    if dataset is None or not (reads_forward(dataset) or has_indices(dataset)):
         raise ConfigError(
             f"{setting}: it returned {type_name}, expected a dataset: an object with __len__ and "
             "__getitem__, or torch's IterableDataset",

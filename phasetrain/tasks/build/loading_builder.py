@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from inspect import Parameter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.distributed import DistributedSampler
 
@@ -15,7 +15,6 @@ from phasetrain.data import (
     LOADERS,
     SAMPLERS,
     Collate,
-    MixedDataset,
     SampleReader,
     SampleSource,
     ShardedDataset,
@@ -25,19 +24,19 @@ from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.sources_reader import SourcesReader
-from phasetrain.data.mixture import SourceBatches
-from phasetrain.data.protocols import HasFieldKinds
-from phasetrain.data.samplers.phase_sampler import BatchOrder, SampleOrder, make_sequential
+from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
 from phasetrain.data.samplers.source import (
     Subset,
-    SubsetBatchOrder,
     SubsetOrder,
     select_subset,
 )
 from phasetrain.data.samplers.torch_sampler import to_order
 from phasetrain.data.transforms import FieldKinds, parse_field_kinds
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.sections import BuildContext, parameters_of
+from phasetrain.tasks.build.sections import BuildContext, split_item
+
+if TYPE_CHECKING:
+    from phasetrain.data.mixture import MixedDataset, SourceBatches
 
 MOST_WORKERS = 8
 """Maximum number of loader workers per rank with `auto`."""
@@ -101,12 +100,19 @@ def build_order(
         )
     if source.chosen is None:
         return order
-    if isinstance(order, BatchOrder):
-        return SubsetBatchOrder(order, source.chosen, order.batch_size)
     return SubsetOrder(order, source.chosen)
 
 
-def check_sources(where: str, section: AttrDict, batches: SourceBatches, *, is_train: bool) -> None:
+def find_mixture(dataset: Any) -> "MixedDataset | None":
+    """Return the dataset if it is `mixed`; None for any other one."""
+    if getattr(dataset, "source_lengths", None) is None:
+        return None
+    from phasetrain.data.mixture import MixedDataset
+
+    return dataset if isinstance(dataset, MixedDataset) else None
+
+
+def check_sources(where: str, section: AttrDict, batches: "SourceBatches", *, is_train: bool) -> None:
     """Check the section of a mixture with a number of samples of each source per batch.
 
     Raises:
@@ -153,11 +159,12 @@ def check_excludable(where: str, section: AttrDict, dataset: Any) -> None:
             each source, or unreadable samples are replaced by others.
     """
     misfit = ""
+    mixture = find_mixture(dataset)
     if isinstance(dataset, ForwardDataset):
         misfit = "a dataset that is read forward has no ids of samples; filter them out in it"
     elif section.loader is not None:
         misfit = f"{where}.loader makes whole batches; leave the samples out there"
-    elif isinstance(dataset, MixedDataset) and dataset.batches is not None:
+    elif mixture is not None and mixture.batches is not None:
         misfit = (
             f"with {where}.datasets.*.batch_size each batch has a fixed number of samples of each "
             "source; leave the batch sizes out"
@@ -229,14 +236,12 @@ def find_field_kinds(where: str, section: AttrDict, dataset: Any) -> FieldKinds 
         ConfigError: a kind or an option does not exist.
     """
     field_kinds = section.fields
-    if field_kinds is None and isinstance(dataset, HasFieldKinds):
-        field_kinds = dataset.field_kinds
-    if field_kinds is None and isinstance(dataset, MixedDataset):
+    if field_kinds is None:
+        field_kinds = getattr(dataset, "field_kinds", None)
+    mixture = find_mixture(dataset)
+    if field_kinds is None and mixture is not None:
         # Only if all agree: transforms see the samples of all sources.
-        declared = [
-            source.field_kinds if isinstance(source, HasFieldKinds) else None
-            for source in dataset.sources.values()
-        ]
+        declared = [getattr(source, "field_kinds", None) for source in mixture.sources.values()]
         if all(kinds == declared[0] for kinds in declared):
             field_kinds = declared[0]
     if not field_kinds:
@@ -301,10 +306,7 @@ def check_callable(where: str, found: object, of_what: str) -> None:
 
 
 def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
-    if isinstance(item, str):
-        item = {"name": item}
-    name = item["name"]
-    params = parameters_of(item, {"name"})
+    name, params = split_item(item)
     factory = COLLATES.find(name, where)
     first = next(iter(parameters(factory).values()), None)
     if (
@@ -312,9 +314,8 @@ def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
         or isinstance(factory, type)
         or first is None
         or first.default is not Parameter.empty
+        or first.name in params
     ):
-        return COLLATES.build(name, params, where=where)
-    if first.name in params:
         return COLLATES.build(name, params, where=where)
     if params:
         return partial(factory, **params)

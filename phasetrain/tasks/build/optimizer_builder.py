@@ -32,7 +32,13 @@ from phasetrain.tasks.build.optimizer_factory import (
     make_factory,
     reject_own_limits,
 )
-from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, BuildContext, parameters_of
+from phasetrain.tasks.build.sections import (
+    DISTRIBUTED_KEYS,
+    OPTIMIZER_KEYS,
+    BuildContext,
+    parameters_of,
+    split_item,
+)
 from phasetrain.tasks.build.weights_builder import describe_freezes, tabulate_frozen
 from phasetrain.tasks.base import TASKS, Task, makes_several_passes
 
@@ -168,28 +174,25 @@ def _build_updater(
 ) -> Updater:
     section = context.config.OPTIMIZER
     shards = {"shards": strategy.shards_optimizer}
-    limits = {**section, **specs[0].limits}
+    settings = {key: value for key, value in section.items() if key in OPTIMIZER_KEYS}
+    settings |= specs[0].limits
     # The scaler comes first: whether there is one decides about the kernels of SGD, see `fusable`.
     scaler = context.named(
-        SCALERS, limits["scaler"], f"{specs[0].where}.scaler", {**facts, **shards}
+        SCALERS, settings["scaler"], f"{specs[0].where}.scaler", {**facts, **shards}
     )
     sparse = find_sparse_weights(*modules)
     groups = [group for spec in specs for group in spec.groups]
     own = {id(weight.parameter) for group in groups for weight in group.weights}
-    used: dict[str, Any] = {}
     make = make_factory(
         specs,
         facts,
         scaled=scaler is not None,
         averaged=context.config.MODEL.schedule_free is not None,
         sparse={id(weight) for weight in sparse},
-        used=used,
+        used=context.used,
     )
     # Through the strategy, which hands its own tensors (shards, flat buffers) to the optimizer.
     optimizer = strategy.make_optimizer(make, [group.to_param_group() for group in groups])
-    context.used.update(
-        {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
-    )
     if specs[0].label:  # all of its groups follow the schedules of its entry
         by_group: GroupSchedules = dict.fromkeys(
             range(len(groups)),
@@ -211,14 +214,12 @@ def _build_updater(
             ],
             by_group,
         ),
-        gradients=GradientSettings(
-            limits["clip_norm"],
-            limits["clip_value"],
-            [weight for weight in sparse if id(weight) in own],
+        gradients=replace(
+            read_section(GradientSettings, settings),
+            sparse=[weight for weight in sparse if id(weight) in own],
         ),
-        guard=GuardSettings(
-            section.on_nonfinite,
-            section.skip_budget,
+        guard=replace(
+            read_section(GuardSettings, settings),
             names=[weight.name for group in groups for weight in group.weights],
             buffers=buffer_lookup(*modules),
         ),
@@ -275,8 +276,7 @@ def _build_unheld(
     Raises:
         ConfigError: it cannot be built, or a value of it is not a finite number.
     """
-    params = {} if isinstance(item, str) else parameters_of(item, {"name"})
-    name = item if isinstance(item, str) else item["name"]
+    name, params = split_item(item)
     factory = SCHEDULES.find(name, f"{where}.name")
     schedule: Any
     if "where" in parameters(factory) and params.keys() <= parameters(factory).keys() - {"where"}:

@@ -10,11 +10,10 @@ from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
-from phasetrain.optim.averaging.averages import ScheduleFreeOptimizer
+from phasetrain.optim.averaging.averages import is_schedule_free
 from phasetrain.optim.first_gradients import step_first_gradients
 from phasetrain.optim.groups import (
     SELECTORS,
-    ArrangesGroups,
     Group,
     Weight,
     check_options,
@@ -98,11 +97,18 @@ def list_optimizer_specs(
 
 
 def _arrange_groups(spec: OptimizerSpec) -> OptimizerSpec:
-    """Return the spec with its groups as the optimizer wants them."""
-    factory = OPTIMIZERS.find(spec.name, f"{spec.where}.name")
-    if not isinstance(factory, ArrangesGroups):
+    """Return the spec with its groups as the optimizer wants them.
+
+    A class that decides by the names and kinds of weights how to update them has a class method
+    `arrange_groups(groups, lr, params, where)`, which returns the groups of the config in the order
+    and with the options that it wants, see `phasetrain.optim.Muon`.
+    """
+    arrange_groups = getattr(
+        OPTIMIZERS.find(spec.name, f"{spec.where}.name"), "arrange_groups", None
+    )
+    if arrange_groups is None:
         return spec
-    groups = factory.arrange_groups(spec.groups, spec.lr, spec.params, spec.where)
+    groups = arrange_groups(spec.groups, spec.lr, spec.params, spec.where)
     return replace(spec, groups=groups)
 
 
@@ -162,7 +168,7 @@ def make_factory(
         )
         if isinstance(made, torch.optim.SGD):
             step_first_gradients(made)
-        if isinstance(made, ScheduleFreeOptimizer):
+        if is_schedule_free(made):
             made.train()  # has no state yet, so no weight moves
             _check_schedule_free(spec, averaged=averaged)
         refuse_closures(made, spec.where)

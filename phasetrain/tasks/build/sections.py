@@ -34,6 +34,10 @@ OPTIMIZER_KEYS = own_keys(OptimizerSection)
 """Keys of OPTIMIZER that are not parameters of the optimizer."""
 
 
+OBJECTS = frozenset({"make_model", "make_loss", "world", "params", "lr"})
+"""Names of values that parts may ask for and that say nothing about the run or its data."""
+
+
 @dataclass(frozen=True)
 class BuildContext:
     """Everything that a build function needs besides its arguments.
@@ -43,7 +47,7 @@ class BuildContext:
         machine: device and precision.
         world: ranks of the run.
         stages: the config in each stage of PHASES.stages; empty without stages.
-        used: facts that were passed to parts, by the config key that each fills in.
+        used: values that were passed to parts, by the config key that each fills in.
         logged: keys whose effect has been logged; parts may be built again after a rehearsal.
     """
 
@@ -65,13 +69,25 @@ class BuildContext:
         """The config in each stage; the whole config is the only stage if there are no others."""
         return self.stages or (self.config,)
 
+    def list_facts(self) -> dict[str, Any]:
+        """Return the facts that parts have asked for so far, by the config key of each."""
+        return {
+            key: value for key, value in self.used.items() if key.rpartition(".")[2] not in OBJECTS
+        }
+
     def named(
         self, registry: Registry[Any], item: Any, where: str, facts: Mapping[str, Any] | None = None
     ) -> Any:
         """Build a part that is given as a name or as a mapping with `name` and parameters."""
-        if isinstance(item, str):
-            return registry.build(item, {}, where=where, facts=facts)
-        return registry.build(item["name"], parameters_of(item, {"name"}), where=where, facts=facts)
+        name, params = split_item(item)
+        return registry.build(name, params, where=where, facts=facts)
+
+
+def split_item(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return name and parameters of a part that is given as a name, or as a mapping with both."""
+    if isinstance(item, str):
+        return item, {}
+    return item["name"], parameters_of(item, {"name"})
 
 
 def parameters_of(section: Mapping[str, Any], own: frozenset[str] | set[str]) -> dict[str, Any]:

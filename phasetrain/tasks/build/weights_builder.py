@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from phasetrain.distributed import Strategy
 from phasetrain.errors import ConfigError
-from phasetrain.models.adapters import list_base_parameters
 from phasetrain.models.freeze import (
     NOTHING,
     UPDATES,
@@ -32,6 +31,7 @@ from phasetrain.optim.averaging.averages import (
     ScheduleFree,
     ScheduleFreeOptimizer,
     copy_model,
+    is_schedule_free,
 )
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
@@ -51,6 +51,8 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
     configs = context.stage_configs
     base = NOTHING
     if (section := context.config.MODEL.adapters) is not None:
+        from phasetrain.models.adapters import list_base_parameters
+
         base = freeze_names(model, list_base_parameters(model, section))
     frozen = []
     for number, config in enumerate(configs):
@@ -94,14 +96,8 @@ def find_excluded(context: BuildContext, model: nn.Module, strategy: Strategy) -
             f"{EXCLUDE} = [{pattern}]: patterns cover whole names, such as trunk.*, and this one "
             "matches no name in the model's state_dict",
         )
-    always = intersect_frozen(find_frozen(context, model))
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    changing = [
-        name
-        for name in matches
-        if (name not in always.parameters if name in parameters else not _is_inside(name, always))
-    ]
-    if changing:
+    constant = _list_base(context, model)
+    if changing := [name for name in matches if name not in constant]:
         raise ConfigError(
             f"{where}: {join_first(changing, 3)} may change during the run, so every checkpoint "
             "needs it; exclude only weights that MODEL.freeze freezes in all stages, and buffers "
@@ -301,7 +297,7 @@ def _list_schedule_free(updaters: Iterable[Updater]) -> list[ScheduleFreeOptimiz
         several = [optimizer]
         if isinstance(optimizer, MultiOptimizer):
             several = list(optimizer.optimizers.values())
-        optimizers += [inner for inner in several if isinstance(inner, ScheduleFreeOptimizer)]
+        optimizers += [inner for inner in several if is_schedule_free(inner)]
     return optimizers
 
 

@@ -55,6 +55,7 @@ def scores(state: dict[str, Tensor] | None = None, weights: Any = None) -> Tenso
     return found
 
 
+@pytest.mark.feature("104")
 @pytest.mark.by_default(2)
 @pytest.mark.parametrize("form", ["safetensors", "huggingface"])
 @pytest.mark.parametrize("part", ["run", "checkpoints", "checkpoint"])
@@ -93,6 +94,9 @@ def test_what_is_known_of_the_weights_goes_with_them(folder: Path, tmp_path: Pat
     assert (config["weights"], facts["weights"]) == ("model", "model")
 
 
+@pytest.mark.feature(
+    "104", "export of weights, filtered by pattern", "`phasetrain export --include --exclude`"
+)
 def test_tensors_are_selected_by_patterns(folder: Path, tmp_path: Path) -> None:
     patterns = {"include": ("features.*",), "exclude": ("*.num_batches_tracked", "features.6.*")}
     assert export(str(folder), str(tmp_path / "a"), source=patterns).count == 14
@@ -176,6 +180,11 @@ def normalized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
 class TestTransforms:
     INSIDE = ("normalize(mean=[0.5], std=[0.25])",)
 
+    @pytest.mark.feature(
+        "predict.transforms",
+        "raw inputs: transforms of the test split in predictions and exported models",
+        "`task.predict(x, transform=True)`, `--with-transforms`",
+    )
     def test_they_are_in_the_file_on_request(
         self, normalized: tuple[Path, Tensor], tmp_path: Path
     ) -> None:
@@ -209,6 +218,7 @@ class TestTransforms:
         with raises(ConfigError, code="cli.conflict"):
             export(str(folder), str(tmp_path / "a"), with_transforms=True)
 
+    @pytest.mark.feature("predict.transforms")
     @pytest.mark.slow
     def test_they_are_in_the_onnx_model(
         self, normalized: tuple[Path, Tensor], tmp_path: Path
@@ -318,6 +328,7 @@ def test_command_prints_the_file_or_the_error(
         assert (printed.err if code else printed.out).startswith(told)
 
 
+@pytest.mark.feature("predict.transforms")
 def test_command_prints_what_goes_in_and_out(
     normalized: tuple[Path, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

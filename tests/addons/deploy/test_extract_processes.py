@@ -41,6 +41,11 @@ def alone(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature(
+    "25",
+    "feature extraction, resumable, same bits for any world size",
+    "`phasetrain extract`, `EXTRACT`, `RUN.checkpoint=none`",
+)
 def test_three_ranks_write_the_same_bits_as_one(
     launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,11 @@ def make_tokenizer() -> Any:
     return tokenizers.Tokenizer(tokenizers.models.WordLevel({"rabbit": 0, "?": 1}, unk_token="?"))
 
 
+@pytest.mark.feature(
+    "export.native",
+    "export to the formats of transformers and timm; `generate`",
+    "`phasetrain export RUN OUT --format huggingface`",
+)
 @pytest.mark.addon("libraries", "text")
 def test_transformers_reads_its_model_and_tokenizer_with_equal_outputs(
     gpt2: Path, tmp_path: Path
@@ -102,6 +107,7 @@ def test_loaded_model_generates(gpt2: Path) -> None:
     assert model(start).shape == (1, 3, 257)
 
 
+@pytest.mark.feature("generate")
 @pytest.mark.addon("libraries", "text")
 def test_texts_of_a_model_of_transformers_are_those_of_its_library(gpt2: Path) -> None:
     from phasetrain.addons.text.generation import Sampling
@@ -119,6 +125,7 @@ def test_texts_of_a_model_of_transformers_are_those_of_its_library(gpt2: Path) -
     assert drawn[1] == task.generate("a", tokens=4)[0]
 
 
+@pytest.mark.feature("export.native")
 @pytest.mark.addon("libraries")
 def test_timm_reads_its_model_with_equal_outputs(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm", reason="`timm` is not installed")

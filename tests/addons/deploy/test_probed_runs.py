@@ -41,6 +41,7 @@ def test_extracted_features_of_a_run_are_probed(tmp_path: Path) -> None:
     assert 0.5 < learned.linear != random.linear
 
 
+@pytest.mark.feature("probe")
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [20, 60])
 def test_simclr_beats_random_weights_by_ten_points(tmp_path: Path, epochs: int) -> None:

@@ -51,6 +51,11 @@ class TestLr:
         assert 0.01 < content["steepest"] <= content["lowest"] < 5
         assert (tmp_path / "find" / "find_lr.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
+    @pytest.mark.feature(
+        "54",
+        "learning rate and batch size finders",
+        "`phasetrain find-lr`, `find-batch-size`, `FIND`",
+    )
     def test_each_update_had_its_learning_rate_in_all_groups(self, tmp_path: Path) -> None:
         """The same losses as of a training with these learning rates, by a schedule."""
         groups = "OPTIMIZER.groups=[{match: 'head.*', lr_scale: 0.5}]"
@@ -170,6 +175,7 @@ class TestArithmetic:
 
 
 class TestBatchSize:
+    @pytest.mark.feature("54")
     def test_as_large_as_memory_allows(self, tmp_path: Path) -> None:
         result = tried(tmp_path)
         content = read_result(tmp_path, "find_batch_size")

@@ -47,6 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature("B6")
 @pytest.mark.parametrize(("step", "since"), [(1, 0), (4, 0), (5, 4), (6, 5), (12, 10), (15, 12)])
 def test_an_update_from_the_checkpoint_before_it(trained: Path, step: int, since: int) -> None:
     code, shown = replayed(trained, step)
@@ -87,6 +88,9 @@ def test_update_is_replayed_with_other_settings(tmp_path: Path, words: list[str]
     assert code == 0, shown
 
 
+@pytest.mark.feature(
+    "B6", "replay of any update; analysis of non-finite steps", "`phasetrain replay`, `RUN.step`"
+)
 @pytest.mark.slow
 def test_100_random_updates(tmp_path: Path) -> None:
     words = (
@@ -157,8 +161,8 @@ class TestInputsOfReplay:
         assert "where the step time went" not in told
         assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
-    def test_built_in_hooks_other_than_three_are_observe_only(self) -> None:
-        changing = {"early_stopping", "plateau", "reload_weights"}
+    def test_hooks_of_the_core_other_than_two_are_observe_only(self) -> None:
+        changing = {"early_stopping", "plateau"}
         ours = {name for name in HOOKS if HOOKS[name].__module__.startswith("phasetrain.hooks.")}
         assert {name for name in ours if not HOOKS[name].observe_only} == changing
 

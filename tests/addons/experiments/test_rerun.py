@@ -55,6 +55,7 @@ def copy(one: Path, tmp_path: Path) -> Path:
 
 
 class TestSame:
+    @pytest.mark.feature("B12")
     def test_on_the_command_line(self, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--from", str(copy)]) == 0
         last = capsys.readouterr().out.splitlines()[-1]

@@ -62,6 +62,7 @@ def test_interval_of_a_mean_is_that_of_students_t() -> None:
     assert summary.high == pytest.approx(4.48414, abs=1e-5)
 
 
+@pytest.mark.feature("sweep.intervals")
 def test_intervals_stay_within_the_bounds_of_the_values() -> None:
     # 12.706 * 0.1 around 0.7
     values = [0.6, 0.8]

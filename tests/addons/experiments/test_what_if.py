@@ -66,6 +66,12 @@ def ask(
     return result, receipt
 
 
+@pytest.mark.feature(
+    "what_if",
+    "what if: a run without samples or with other values from an update on, trained from the "
+    "last checkpoint before it matters",
+    "`phasetrain rerun --without`, `--set --from-update`, `--keep-until`",
+)
 def test_run_without_a_sample_is_the_one_from_scratch(base: Path, tmp_path: Path) -> None:
     sample = used_at(base, 7)
     before = sorted((path, path.stat().st_mtime_ns) for path in base.rglob("*"))
@@ -91,6 +97,7 @@ def test_sample_of_no_update_changes_no_bit(base: Path, tmp_path: Path) -> None:
     assert differences_of_runs(base, tmp_path / "new") == []
 
 
+@pytest.mark.feature("what_if")
 def test_setting_from_an_update_on_is_that_of_a_stage(base: Path, tmp_path: Path) -> None:
     _, found = ask(base, tmp_path / "new", SET_LR)
     scratch = train(tmp_path / "scratch", *WORDS, *found.changes)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from detection_parts import WORDS
 from harness import (
+    REPORT,
     SMALL,
     KillAfter,
     SaveEachStep,
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.addon("vision")
 
 RUN = (
     *WORDS,
+    *REPORT,
     "MACHINE.threads=1",
     "PHASES.epochs=1",
     "PHASES.limit.train=6",
@@ -41,6 +43,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature("meters.dense")
 @pytest.mark.addon("report")
 def test_killed_test_resumes_with_equal_bits(unbroken: Path, tmp_path: Path) -> None:
     hooks = {"save": SaveEachStep(), "kill": KillAfter(10)}
@@ -57,6 +60,7 @@ def test_killed_test_resumes_with_equal_bits(unbroken: Path, tmp_path: Path) -> 
 
 # The test has 12 steps. One process makes the first four; several ranks resume it, are killed in
 # the tenth, and resume again.
+@pytest.mark.feature("meters.dense")
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_test_killed_on_one_and_on_several_ranks_ends_with_equal_metrics(

@@ -67,6 +67,7 @@ def test_numbers_become_tensors(folder: str) -> None:
     assert build(folder, input_key="ids", target_key=None)[1][1] is None
 
 
+@pytest.mark.feature("libraries.data")
 def test_several_columns_give_a_mapping(folder: str) -> None:
     value, target = build(folder, input_key=["ids", "text"], target_key=["label", "score"])[1]
     assert (value["ids"].tolist(), value["ids"].dtype, value["text"]) == (

@@ -30,6 +30,11 @@ def test_regression(data: str, columns: int, features: int) -> None:
     assert target.shape == (columns,)
 
 
+@pytest.mark.feature(
+    "data.scikit_learn",
+    "tables of scikit-learn with folds for cross-validation",
+    "`DATA.*.dataset: sklearn`, recipe [tabular](recipes/tabular.md)",
+)
 @pytest.mark.parametrize("data", ["wine", "diabetes"])
 def test_folds_are_a_partition(data: str) -> None:
     every = load_sklearn(data, "all")  # type: ignore[arg-type]
@@ -56,6 +61,7 @@ def test_folds_have_equal_proportions_of_classes() -> None:
         )
 
 
+@pytest.mark.feature("data.scikit_learn")
 def test_training_rows_alone_are_standardized() -> None:
     train = load_sklearn("diabetes", "train")
     test = load_sklearn("diabetes", "test")

@@ -123,6 +123,7 @@ class TestMetrics:
         first.update(STEPS[kind][4])
         assert copied.compute() == third.compute()
 
+    @pytest.mark.feature("111")
     def test_ranks_are_merged(self, name, params, kind):
         whole, left, middle, right, merged = (made(name, params) for _ in range(5))
         for number, out in enumerate(STEPS[kind]):
@@ -251,6 +252,12 @@ class TestOrder:
         meter.merge_buffers([dict(rank.named_buffers()) for rank in ranks])
         return meter
 
+    @pytest.mark.feature(
+        "meters.torchmetrics_order",
+        "torchmetrics' metrics with a tensor per sample, such as mean average precision, have the "
+        "same bits on any number of ranks",
+        "`METERS.x.name=torchmetrics.detection.MeanAveragePrecision`",
+    )
     def test_images_of_ranks_are_in_the_order_of_the_dataset(self):
         whole = {f"{at}": float(at) for at in range(6)}
         ranks = [self.rank(4, 5), self.rank(2, 0), self.rank(3, 1)]
@@ -258,6 +265,7 @@ class TestOrder:
         assert self.merged(*ranks[::-1]).compute() == whole
         assert self.rank(4, 5, 2, 0, 3, 1).compute() == whole
 
+    @pytest.mark.feature("meters.torchmetrics_order")
     def test_without_ids_the_order_is_that_of_the_ranks(self):
         ranks = [self.rank(4, 5, known=False), self.rank(2, 0, known=False)]
         assert list(self.merged(*ranks).compute().values()) == [4, 5, 2, 0]

@@ -46,6 +46,11 @@ def test_random_transforms_depend_on_the_sample_and_not_on_the_batch() -> None:
     assert not torch.equal(together[0], reader.dataset[0][0])
 
 
+@pytest.mark.feature(
+    "libraries.data",
+    "torchvision transforms and datasets, Hugging Face datasets, WebDataset",
+    "`torchvision.NAME`, `huggingface`, `webdataset`",
+)
 def test_run_resumes_exactly_with_and_without_workers() -> None:
     assert_exact_resume([*WORDS, f"DATA.TRAIN.transforms={RANDOM}"], steps=[2, 6], workers=(0, 2))
 

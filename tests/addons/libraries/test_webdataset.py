@@ -200,6 +200,7 @@ def test_index_is_reused_and_rebuilt_for_changed_archives(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "b.tar", "index.json"]
 
 
+@pytest.mark.feature("85")
 def test_error_names_the_sample_and_its_archive(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", pictures(0))
     write(

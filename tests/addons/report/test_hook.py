@@ -5,20 +5,23 @@ import base64
 import errno
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import detection_parts
+import harness
 import numpy as np
 import pytest
 import segment_parts
 import torch
 from failpoints import refused
-from harness import SMALL, KillAfter, differences_of_runs, records, run_until_killed, status, train
+from harness import REPORT, SMALL, KillAfter, Killed, differences_of_runs, records, status
 from PIL import Image
 
 from phasetrain.addons.report.hook import Report
 from phasetrain.app.api import run
+from phasetrain.app.result import RunResult
 from phasetrain.engine.batch import Batch
 from phasetrain.hooks import Hook
 from phasetrain.runs.folder import DiskSpace
@@ -31,10 +34,15 @@ def predictions(folder: Path) -> Any:
     return json.loads((folder / "predictions.json").read_text())
 
 
+def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None) -> RunResult:
+    """Run a small training with the hook, without output."""
+    return harness.train(folder, *REPORT, *overrides, hooks=hooks)
+
+
 def run_and_capture(folder: Path) -> str:
     """Run a small training to its end and return what it prints, each line break a space."""
     stream = io.StringIO()
-    words = (*SMALL, f"RUN.dir={folder}", "PHASES.epochs=1")
+    words = (*SMALL, *REPORT, f"RUN.dir={folder}", "PHASES.epochs=1")
     assert run(words, terminal=Terminal(stream, live=False)).state == "finished"
     return " ".join(stream.getvalue().split())
 
@@ -91,7 +99,8 @@ def test_a_run_that_fails_has_a_report_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_attempts_that_were_killed_are_in_the_report(tmp_path: Path) -> None:
-    run_until_killed(tmp_path, hooks={"kill": KillAfter(9)})
+    with pytest.raises(Killed):
+        train(tmp_path, hooks={"kill": KillAfter(9)})
     train(tmp_path, "PHASES.epochs=2", "RUN.allow=[PHASES]")
     attempts = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
     assert [
@@ -227,6 +236,11 @@ SHORT = (
 )
 
 
+@pytest.mark.feature(
+    "report.masks",
+    "report with masks of segmentation and boxes of detection, target and prediction side by side",
+    "hook `report`",
+)
 @pytest.mark.addon("vision")
 def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
     train(tmp_path, *segment_parts.WORDS, *SHORT)
@@ -246,6 +260,7 @@ def test_samples_of_segmentation_have_both_masks(tmp_path: Path) -> None:
     assert "Masks of the test" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.feature("report.masks")
 @pytest.mark.addon("libraries", "vision")
 def test_samples_of_detection_have_both_boxes(tmp_path: Path) -> None:
     train(tmp_path, *detection_parts.WORDS, *SHORT)

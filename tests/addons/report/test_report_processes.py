@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import records
+from harness import REPORT, records
 from processes import Launcher
 from test_faults_processes import WORDS
 
@@ -18,7 +18,7 @@ def test_confusions_are_those_of_all_processes(
     launcher: Launcher, tmp_path: Path, processes: int
 ) -> None:
     folder = tmp_path / "run"
-    done = launcher.run(folder, processes, *WORDS, "PHASES.epochs=1", *WHOLE)
+    done = launcher.run(folder, processes, *WORDS, *REPORT, "PHASES.epochs=1", *WHOLE)
     assert done.codes == [0] * processes, done.outputs
     (found,) = json.loads((folder / "predictions.json").read_text()).values()
     tests = [

@@ -70,6 +70,11 @@ def trained(
 
 
 class TestMicroBatches:
+    @pytest.mark.feature(
+        "43",
+        "gradient accumulation weighted by samples or tokens",
+        "`OPTIMIZER.accumulate`, `Task.weight_of`",
+    )
     @pytest.mark.parametrize(
         "pieces",
         [
@@ -89,6 +94,7 @@ class TestMicroBatches:
         assert other == pytest.approx(loss, rel=1e-12)
         assert measured == pytest.approx(metrics, rel=1e-12)
 
+    @pytest.mark.feature("43")
     def test_mean_of_means_gives_another_update(self) -> None:
         class BySamples(LanguageModel):
             def weight_of(self, batch: Batch) -> int:

@@ -52,6 +52,9 @@ def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestTokensOverProcesses:
+    @pytest.mark.feature(
+        "62", "loss normalized by tokens over micro-batches and ranks", "`TASK.name=language_model`"
+    )
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("size", "words"),
@@ -74,6 +77,7 @@ class TestTokensOverProcesses:
         for one, other in zip(measures(folder), measures(whole), strict=True):
             assert one == pytest.approx(other, rel=1e-12)
 
+    @pytest.mark.feature("62")
     @pytest.mark.slow
     def test_mean_of_per_rank_means_is_detected(
         self, launcher: Launcher, whole: Path, tmp_path: Path
@@ -84,6 +88,7 @@ class TestTokensOverProcesses:
 
 
 class TestTextTiny:
+    @pytest.mark.feature("language_model")
     @pytest.mark.slow
     def test_it_learns_more_than_frequencies_in_one_epoch(self, tmp_path: Path) -> None:
         done = run(
@@ -100,6 +105,9 @@ class TestTextTiny:
         first = next(record["loss"] for record in records(tmp_path) if record["kind"] == "step")
         assert first == pytest.approx(5.55, abs=0.1)  # ln 257: all bytes are alike to it
 
+    @pytest.mark.feature(
+        "language_model", "language model", "`TASK.name=language_model`, `experiment=text_tiny`"
+    )
     def test_resume_is_bit_identical(self) -> None:
         words = (
             "experiment=text_tiny",

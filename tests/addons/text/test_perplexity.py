@@ -36,6 +36,7 @@ def test_huge_loss_is_infinite():
     assert meter.compute() == math.inf
 
 
+@pytest.mark.feature("meters.bits_per_byte", "bits per byte, exact", "`METERS.bits_per_byte`")
 def test_bits_per_byte_are_the_bits_of_all_tokens_over_their_bytes():
     meter = BitsPerByte(token_bytes=[1, 3, 0, 2])
     nats = math.log(2)

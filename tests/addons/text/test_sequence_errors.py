@@ -39,6 +39,7 @@ def simple_distance(one: list[int], other: list[int]) -> int:
     return 1 + min(simple_distance(*pair) for pair in shorter)
 
 
+@pytest.mark.feature("sequence_to_sequence")
 def test_distances_are_those_of_the_definition() -> None:
     drawn = random.Random(0)
     pairs: list[Any] = [

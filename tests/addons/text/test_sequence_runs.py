@@ -43,6 +43,11 @@ def measures(folder: Path) -> list[dict[str, float]]:
     return [record["metrics"] for record in records(folder) if record["kind"] == "phase"]
 
 
+@pytest.mark.feature(
+    "sequence_to_sequence",
+    "sequence to sequence: token weights, decoding, error rates over several references",
+    "`TASK.name=sequence_to_sequence`, `token_error_rate`",
+)
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "more",
@@ -74,6 +79,7 @@ def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestWorldSize:
+    @pytest.mark.feature("sequence_to_sequence")
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("size", "words"),

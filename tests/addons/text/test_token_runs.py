@@ -56,6 +56,7 @@ def words(data: Path, **changes: str) -> list[str]:
     ]
 
 
+@pytest.mark.feature("data.tokens")
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("order", ["shuffled", "stored"])
 def test_killed_run_resumes_exactly_with_other_workers(data: Path, order: str) -> None:
@@ -76,6 +77,7 @@ def test_ranks_read_the_samples_of_one(data: Path) -> None:
     assert_world_size_invariant(words(data))
 
 
+@pytest.mark.feature("data.tokens")
 @pytest.mark.slow
 def test_killed_run_of_two_ranks_resumes_exactly_also_as_one(
     launcher: Launcher, data: Path, tmp_path: Path
@@ -126,6 +128,7 @@ def test_small_vocabulary_is_rejected_before_the_first_step(data: Path, tmp_path
         run([*words(data), "MODEL.vocabulary=299", f"RUN.dir={tmp_path}"])
 
 
+@pytest.mark.feature("meters.bits_per_byte")
 def test_bits_per_byte_and_text_of_a_finished_run(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,6 +100,9 @@ def test_bad_parameters_are_rejected(params: dict[str, int]) -> None:
         MODELS["transformer"](**given)
 
 
+@pytest.mark.feature(
+    "data.document_mask", "document masks for packed text", "`DATA.*.document_mask`"
+)
 def test_packed_documents_have_the_scores_of_each_document_alone() -> None:
     model = made().double().eval()
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])

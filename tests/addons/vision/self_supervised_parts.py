@@ -10,7 +10,6 @@ from phasetrain.addons.vision.self_supervised_losses.barlow_twins import BarlowT
 from phasetrain.addons.vision.self_supervised_losses.deepcluster import DeepClusterV2
 from phasetrain.addons.vision.self_supervised_losses.dino import DINO
 from phasetrain.addons.vision.self_supervised_losses.moco import MoCo
-from phasetrain.addons.vision.self_supervised_losses.multi_view import MemoryLoss
 from phasetrain.addons.vision.self_supervised_losses.npid import NPID
 from phasetrain.addons.vision.self_supervised_losses.simclr import SimCLR
 from phasetrain.addons.vision.self_supervised_losses.swav import SwAV, build_swav
@@ -84,7 +83,7 @@ def learn(loss: nn.Module, share: slice, size: int) -> list[Tensor]:
         for part in loss.modules():
             if isinstance(part, SwAV | DINO):
                 part.advance(number / BATCHES, number)
-            if isinstance(part, MemoryLoss):
+            if hasattr(part, "select_samples"):
                 part.select_samples(torch.arange(ROWS)[share])
                 if number and isinstance(part, DeepClusterV2):
                     part.begin_epoch(number)

@@ -6,6 +6,7 @@ import torch
 from phasetrain.addons.vision.alexnet import AlexNet
 
 
+@pytest.mark.feature("model.resnet_alexnet")
 def test_features_have_the_shapes_of_the_paper():
     model = AlexNet(classes=3, sobel=True).eval()
     shapes = {}

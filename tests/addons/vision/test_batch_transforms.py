@@ -20,6 +20,12 @@ BOTH = "[{name: one_of, transforms: [{name: mixup, alpha: 0.4}, {name: cutmix, p
 MIXED = f"DATA.TRAIN.batch_transforms={BOTH}"
 
 
+@pytest.mark.feature(
+    "68",
+    "mixup, cutmix (also of the views of self-supervised learning) and multi-crop, seeded by "
+    "position",
+    "`DATA.TRAIN.batch_transforms`, `multi_crop`",
+)
 def test_mixed_batches_resume_exactly() -> None:
     assert_exact_resume([*SMALL, MIXED, "OPTIMIZER.accumulate=2"], steps=[2], workers=None)
 

@@ -16,6 +16,11 @@ def make_logits(classes: Tensor, count: int) -> Tensor:
     return torch.nn.functional.one_hot(classes, count).movedim(-1, 1).float() * 200
 
 
+@pytest.mark.feature(
+    "loss.dice",
+    "Dice loss; cross entropy per pixel with ignored classes",
+    "`LOSS.name=dice`, `LOSS.ignore_index`, `LOSS.per_sample`",
+)
 def test_value_is_the_one_computed_by_hand() -> None:
     predicted = torch.tensor([[[0, 1], [1, 1]]])
     true = torch.tensor([[[0, 0], [1, 1]]])
@@ -39,6 +44,7 @@ def test_ignored_pixels_do_not_count() -> None:
     assert torch.equal(whole, DiceLoss(ignore_index=7)(output, other))
 
 
+@pytest.mark.feature("loss.dice")
 @pytest.mark.parametrize("loss", [DiceLoss(), CrossEntropy(per_sample=True, ignore_index=0)])
 def test_batch_is_the_mean_of_its_samples(loss: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(2)

@@ -26,6 +26,7 @@ def read(folder, **params):
     return FileList(str(folder / "images.npy"), mode="L", **params)
 
 
+@pytest.mark.feature("data.random_transforms")
 def test_samples_are_in_the_order_of_the_list(folder):
     data = read(folder, labels=str(folder / "labels.npy"))
     assert [round(float(data[at][0].mean()), 4) for at in range(3)] == [0.0, 0.2, 1.0]

@@ -22,6 +22,7 @@ def output(generated: torch.Tensor, real: torch.Tensor) -> GeneratedOutput:
     return GeneratedOutput(torch.zeros(()), size, size, features=generated, real_features=real)
 
 
+@pytest.mark.feature("gan")
 def test_distance_is_that_of_normal_distributions() -> None:
     one = features((0.0, 1.0), (2.0, 3.0))
     other = features((4.0, 2.0), (2.0, 1.0))

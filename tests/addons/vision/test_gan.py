@@ -33,6 +33,12 @@ def train(folder: Path, hooks: Mapping[str, Hook] | None = None) -> Path:
     return folder
 
 
+@pytest.mark.feature(
+    "gan",
+    "GAN with a numeric criterion: Fréchet distance by a trained classifier, equal images in "
+    "each test and on any number of ranks, shown in the report",
+    "`TASK.name=gan`, `METERS.x.name=frechet_distance`, `experiment=gan`",
+)
 def test_generator_learns_and_a_killed_run_resumes_exactly(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole")
     found = [line for line in records(whole) if line.get("split") == "test"]
@@ -80,6 +86,7 @@ def test_weights_of_the_judge_experiment_fit_the_judge() -> None:
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.feature("gan")
 def test_generated_images_depend_on_the_samples_alone(tmp_path: Path) -> None:
     task: Any = build_run(make_words(tmp_path)).task
     task.model.eval()

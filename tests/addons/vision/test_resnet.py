@@ -21,6 +21,11 @@ def test_width_1_has_the_weights_of_torchvision():
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.feature(
+    "model.resnet_alexnet",
+    "ResNets of any width, AlexNet with batch norm",
+    "`MODEL.name=resnet`, `alexnet`",
+)
 def test_width_multiplies_every_layer():
     model = make(depth=18, width=2, channels=1)
     assert model.conv1.weight.shape == (128, 1, 7, 7)

@@ -36,6 +36,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Steps 1 to 6 train, 7 to 10 are the test.
+@pytest.mark.feature(
+    "segmentation",
+    "segmentation: folders of images and masks, a U-Net, exact on resume with workers, ranks "
+    "and in a test",
+    "`DATA.*.dataset=image_mask_folder`, `MODEL.name=unet`",
+)
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(("update", "workers"), [(3, 0), (8, 0), (3, 2), (8, 2)])
 def test_killed_run_resumes_with_equal_bits(
@@ -47,6 +53,7 @@ def test_killed_run_resumes_with_equal_bits(
     assert differences_of_runs(unbroken, tmp_path) == []
 
 
+@pytest.mark.feature("segmentation")
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_test_cut_in_half_ends_on_several_ranks_with_equal_metrics(

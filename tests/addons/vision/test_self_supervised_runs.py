@@ -42,6 +42,8 @@ def words(name: str) -> tuple[str, ...]:
     return (f"experiment=digits_{experiment}", *SMALL, *STATE.get(name, ()))
 
 
+@pytest.mark.feature("loss.memory")
+@pytest.mark.feature("self_supervised")
 @pytest.mark.by_default("dino")
 @pytest.mark.parametrize("name", [*EXPERIMENTS, "npid"])
 def test_run_resumes_exactly(name: str) -> None:
@@ -66,6 +68,7 @@ def write_teacher(folder: Path) -> tuple[str, ...]:
     return (*words("dino"), *task, "LOSS={name: view_distillation}")
 
 
+@pytest.mark.feature("loss.view_distillation")
 def test_trained_teacher_is_not_saved_and_does_not_change(tmp_path: Path) -> None:
     given = (*write_teacher(tmp_path), *SHORT, "PHASES.epochs=1", f"RUN.dir={tmp_path / 'run'}")
     run(given, terminal=Terminal(io.StringIO(), live=False))
@@ -74,6 +77,7 @@ def test_trained_teacher_is_not_saved_and_does_not_change(tmp_path: Path) -> Non
     assert state["model"]["head.prototypes"].shape == (64, 32)
 
 
+@pytest.mark.feature("loss.view_distillation")
 @pytest.mark.slow
 def test_run_with_a_trained_teacher_resumes_exactly(tmp_path: Path) -> None:
     assert_exact_resume(write_teacher(tmp_path), steps=[2, 4], workers=None)
@@ -99,6 +103,11 @@ def test_unsaved_queue_or_teacher_is_detected(given: tuple[str, ...], message: s
         assert_exact_resume([*words("moco"), PARTS, *given], workers=None)
 
 
+@pytest.mark.feature(
+    "self_supervised",
+    "self-supervised learning",
+    "`TASK.name=self_supervised`, `experiment=digits_simclr`",
+)
 @pytest.mark.by_default("3")
 @pytest.mark.parametrize("size", [2, 3])
 def test_losses_over_processes_are_those_of_one(

@@ -9,6 +9,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS
 
 
+@pytest.mark.feature("segmentation")
 @pytest.mark.parametrize("size", [(16, 16), (13, 9), (8, 31)])
 def test_output_has_the_size_of_the_image(size: tuple[int, int]) -> None:
     model = UNet(5, channels=2, width=4, depth=3)

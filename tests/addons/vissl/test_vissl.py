@@ -53,6 +53,9 @@ def status_of(found, key):
     return next((one.status, one.text) for one in found.keys if one.key == key)
 
 
+@pytest.mark.feature(
+    "vissl", "converted VISSL configs, with a report on every key", "`phasetrain migrate vissl`"
+)
 def test_supervised_training_becomes_an_experiment():
     found = convert()
     assert found.missing == ()
@@ -86,6 +89,7 @@ def test_supervised_training_becomes_an_experiment():
     assert experiment["PHASES"] == {"epochs": 90}
 
 
+@pytest.mark.feature("vissl")
 def test_each_key_of_the_files_is_reported_once():
     found = convert(VERBOSE=True, DATA__TRAIN__COPY_TO_LOCAL_DISK=True, OPTIMIZER__momentun=0.5)
     keys = [one.key for one in found.keys]
@@ -320,7 +324,7 @@ def test_every_key_of_vissl_has_an_entry_in_the_table_and_on_the_page():
 
 
 def test_page_of_the_docs_is_up_to_date(request):
-    path = request.config.rootpath / "docs" / "vissl_keys.md"
+    path = request.config.rootpath / "docs" / "addons" / "vissl_keys.md"
     assert path.read_text("utf-8") == key_page(), "run `make reference`"
 
 

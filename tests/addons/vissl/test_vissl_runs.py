@@ -141,6 +141,7 @@ def write(given: Mapping[str, Any], lists: Mapping[str, Any], folder: Path) -> l
     return [str(path)]
 
 
+@pytest.mark.feature("vissl")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "given",

@@ -6,12 +6,14 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from phasetrain.addons.vissl.compose import VisslConfig
 from phasetrain.addons.vissl.vissl import Migration, convert_vissl
 
 FILE = Path(__file__).parents[2] / "data" / "vissl" / "configs.json.gz"
 CONVERTED = 194
-"""Configs without a missing key, also named in docs/vissl.md."""
+"""Configs without a missing key, also named in docs/addons/vissl.md."""
 
 
 @cache
@@ -20,11 +22,12 @@ def convert_all() -> dict[str, Migration]:
     return {name: convert_vissl(VisslConfig(given)) for name, given in configs.items()}
 
 
+@pytest.mark.feature("vissl")
 def test_complete_configs_convert(request) -> None:
     found = convert_all()
     assert len(found) == 211
     assert sum(not one.missing for one in found.values()) == CONVERTED
-    page = (request.config.rootpath / "docs" / "vissl.md").read_text("utf-8")
+    page = (request.config.rootpath / "docs" / "addons" / "vissl.md").read_text("utf-8")
     assert f"211 complete configs, {CONVERTED} convert" in page
 
 

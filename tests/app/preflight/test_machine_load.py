@@ -5,6 +5,9 @@ import pytest
 from phasetrain.app.preflight.machine_load import format_expected, measure_load
 
 
+@pytest.mark.feature(
+    "plan.load", "estimated durations that say when the machine is busy", "`phasetrain plan`"
+)
 @pytest.mark.parametrize(
     ("others", "threads", "text"),
     [

@@ -129,6 +129,12 @@ SILENT: list[tuple[Callable[[Tensor], Any], tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.feature(
+    "machine.no_kernel",
+    "modules whose operators have no deterministic kernel are named before training, with a "
+    "replacement, for CUDA also without a GPU",
+    "`phasetrain plan`, `MACHINE.deterministic`",
+)
 @pytest.mark.parametrize(
     ("operation", "operator", "shape"), LISTED, ids=[f"{n}-{r[0]}" for n, r in enumerate(LISTED)]
 )
@@ -227,6 +233,7 @@ def test_plan_names_the_module_for_another_device_than_its_own(
     assert line.startswith("on cuda, ")
 
 
+@pytest.mark.feature("machine.no_kernel")
 @pytest.mark.parametrize("rehearse", ["true", "false"])
 def test_operator_that_torch_rejects_is_an_error_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rehearse: str

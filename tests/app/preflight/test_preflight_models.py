@@ -88,6 +88,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor, set[str]]] = {
 }
 
 
+@pytest.mark.feature("machine.no_kernel")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_model_is_traced_and_only_listed_operators_are_named(name: str) -> None:

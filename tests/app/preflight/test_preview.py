@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,31 @@ def planned(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
     return preview(setup), stream.getvalue()
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A run folder, the content of its plan, and what was printed."""
+
+    folder: Path
+    content: dict[str, Any]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """Return a plan with a rehearsal, which takes longer than all else."""
+    folder = tmp_path_factory.mktemp("rehearsed") / "run"
+    words = ("PHASES.epochs=1", "PHASES.limit.test=null", "OPTIMIZER.momentum=0.9")
+    return Plan(folder, *planned(folder, *words))
+
+
+def test_plan_file_is_all_that_is_written(rehearsed: Plan) -> None:
+    assert json.loads((rehearsed.folder / "plan.json").read_text()) == rehearsed.content
+    assert [path.name for path in rehearsed.folder.iterdir()] == ["plan.json"]
+
+
 def test_plan_file_has_phases_and_checkpoints(tmp_path: Path) -> None:
-    content, _ = planned(tmp_path, "PHASES.epochs=2", "OPTIMIZER.SCHEDULES={lr: {name: linear}}")
-    assert json.loads((tmp_path / "plan.json").read_text()) == content
+    words = ("PHASES.epochs=2", "OPTIMIZER.SCHEDULES={lr: {name: linear}}", "RUN.rehearse=false")
+    content, _ = planned(tmp_path, *words)
     assert {key: content[key] for key in ("name", "updates", "epochs", "samples")} == {
         "name": "digits", "updates": 10, "epochs": 2, "samples": 240,
     }  # fmt: skip
@@ -71,11 +94,6 @@ def test_plan_file_has_phases_and_checkpoints(tmp_path: Path) -> None:
     assert content["checkpoints"]["at"] == [[5, "epoch"], [10, "epoch"], [10, "end"]]
     assert content["facts"]["MODEL.classes"] == 10
     assert ["PHASES.epochs", 2, "command line"] in content["differs"]
-
-
-def test_nothing_else_is_written(tmp_path: Path) -> None:
-    planned(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["plan.json"]
 
 
 def test_no_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,15 +191,18 @@ def test_plan_is_printed(tmp_path: Path) -> None:
 
 
 def test_a_long_plan_is_shortened(tmp_path: Path) -> None:
-    content, text = planned(tmp_path, "PHASES.epochs=50")
+    content, text = planned(tmp_path, "PHASES.epochs=50", "RUN.rehearse=false")
     table = text[text.index("phase  split") :].splitlines()[2 : 3 + ROWS]
     assert (len(content["phases"]), len(table)) == (100, ROWS + 1)
     assert table[ROWS // 2].split() == ["..."] * 7
     assert table[-1].split()[:3] == ["99", "test", "50"]
 
 
-def test_plan_describes_data_model_and_memory(tmp_path: Path) -> None:
-    content, text = planned(tmp_path, "PHASES.epochs=1", "OPTIMIZER.momentum=0.9")
+@pytest.mark.feature(
+    "11", "limits; plan; rehearsal", "`PHASES.limit`, `phasetrain plan`, `RUN.rehearse`"
+)
+def test_plan_describes_data_model_and_memory(rehearsed: Plan) -> None:
+    content = rehearsed.content
     assert content["data"]["train"] == {
         "dataset": "digits", "samples": 1442, "batch_size": 24, "micro_batch_size": 24, "drop_last": True, "left_out": 0,
         "workers": 0,
@@ -198,11 +219,13 @@ def test_plan_describes_data_model_and_memory(tmp_path: Path) -> None:
         "flops": 2 * (36 * 64 + 288 * 16 + 576 * 4 + 80),
     }  # fmt: skip
     assert (content["memory"]["gradients"], content["memory"]["optimizer"]) == (4120, 4120)
-    assert "features.3 Conv2d 288 all (N, 8, 4, 4) 12,288 bytes 9.22 k" in " ".join(text.split())
+    assert "features.3 Conv2d 288 all (N, 8, 4, 4) 12,288 bytes 9.22 k" in " ".join(
+        rehearsed.text.split()
+    )
 
 
-def test_the_rehearsal_is_in_the_plan(tmp_path: Path) -> None:
-    content, text = planned(tmp_path, "PHASES.epochs=1", "PHASES.limit.test=null")
+def test_the_rehearsal_is_in_the_plan(rehearsed: Plan) -> None:
+    content, text = rehearsed.content, rehearsed.text
     assert content["rehearsal"].keys() == {"kinds", "checkpoint_bytes", "time"}
     assert content["rehearsal"]["kinds"] == [
         {"name": "train", "samples": 24, "metrics": ["accuracy", "loss"]},

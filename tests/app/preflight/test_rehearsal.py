@@ -181,6 +181,9 @@ class AtFirst(Hook):
         raise Reached
 
 
+@pytest.mark.feature(
+    "12", "rehearsed tests; overfitting a few batches", "`RUN.rehearse`, `PHASES.overfit`"
+)
 @pytest.mark.by_default(3)
 @pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize(

@@ -172,6 +172,11 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phasetrain.app.preflight.rehearsal.QUICK_SECONDS", 1000.0)
 
 
+@pytest.mark.feature(
+    "resume.proof",
+    "a resume is proved before the first step; inexact parts are rejected or recorded",
+    "`RUN.rehearse`, `RUN.exact`",
+)
 @pytest.mark.parametrize(
     ("words", "key", "names"),
     [
@@ -195,6 +200,16 @@ def test_part_with_hidden_state_is_rejected_before_the_first_step(
     assert not (tmp_path / "run" / "steps.ledger").exists()
 
 
+def test_kernels_are_blamed_on_a_device_where_they_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phasetrain.app.preflight.resume_proof._may_kernels_differ", lambda _: True)
+    words = (*MODEL, f"MODEL.name={HERE}.OwnGenerator", "MACHINE.deterministic=false")
+    with raises(ConfigError, key="MACHINE.deterministic", code="resume.not_exact"):
+        train(tmp_path / "run", SHORT, REHEARSED, *words)
+
+
+@pytest.mark.feature("resume.proof")
 def test_inexact_part_is_accepted_and_recorded_on_request(tmp_path: Path) -> None:
     words = (*MODEL, f"MODEL.name={HERE}.Counting", REHEARSED, "RUN.exact=false")
     assert train(tmp_path, SHORT, *words).updates == 10

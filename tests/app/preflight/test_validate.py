@@ -107,6 +107,11 @@ def test_a_run_that_keeps_nothing_needs_no_room(
     assert ("1,000 bytes are free" in caplog.text) == (not refused)
 
 
+@pytest.mark.feature(
+    "B4",
+    "all mistakes before the first step, with unchanged bits",
+    "`RUN.rehearse`, `phasetrain plan`, `benchmarks/first_error.py`",
+)
 def test_mistakes_of_all_kinds_in_one_report() -> None:
     setup = resolve_overrides(
         [

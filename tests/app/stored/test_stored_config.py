@@ -79,6 +79,11 @@ def copy(killed: Path, tmp_path: Path) -> Path:
 
 
 class TestResume:
+    @pytest.mark.feature(
+        "resume.folder",
+        "a run folder is enough: resume, plan, test, extract, replay, rerun, export",
+        "`phasetrain resume RUN_FOLDER`",
+    )
     def test_killed_run_ends_with_the_bits_of_an_unbroken_one(
         self, finished: Path, tmp_path: Path
     ) -> None:
@@ -137,6 +142,11 @@ class TestResume:
         assert status(tmp_path / "there" / "run")["updates"] == 3
         assert load("there/run").predict(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
+    @pytest.mark.feature(
+        "4",
+        "registries for every kind of part; duplicate names are rejected",
+        "`phasetrain.losses.LOSSES`, `RUN.imports`, entry points",
+    )
     def test_modules_next_to_a_yaml_file_are_found_from_anywhere(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -175,6 +185,7 @@ class TestResume:
         config = {"RUN": {"imports": []}, "MODEL": {"name": "named.Net"}}
         assert select_code_folders(config, folders) == folders[:1]
 
+    @pytest.mark.feature("resume.folder")
     @pytest.mark.slow
     @pytest.mark.parametrize("step", range(1, 21), ids=str)
     def test_killed_at_every_step_and_resumed_from_the_folder(

@@ -109,6 +109,11 @@ ADDON_OF_COMMAND = {
 
 
 class TestAttack:
+    @pytest.mark.feature(
+        "trust",
+        "a folder from elsewhere runs no custom code without `--trust`",
+        "`--trust`, `trust=True`",
+    )
     @pytest.mark.parametrize("attack", [plant_command, plant_import])
     @pytest.mark.parametrize(
         "command",
@@ -199,6 +204,7 @@ class TestAttack:
         (error,) = json.loads(capsys.readouterr().out)["errors"]
         assert (error["code"], error["key"]) == ("trust.needed", "LAUNCH.cluster")
 
+    @pytest.mark.feature("trust")
     def test_trusted_folder_runs_its_code_and_names_its_files(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -242,6 +248,7 @@ class TestOwnRuns:
         del sys.modules["parts_of_mine"]
         del MODELS._own["net_of_mine"]
 
+    @pytest.mark.feature("trust")
     def test_need_no_flag(self, own: Path) -> None:
         assert (Path("state", "phasetrain", "key").stat().st_mode & 0o777) == 0o600
         assert type(load(own).model).__name__ == "Net"

@@ -227,6 +227,7 @@ class StopAtOnce(KillAfter):
 
 
 class TestTime:
+    @pytest.mark.feature("B7", "time by kind, per attempt and in total", "`status.json`")
     def test_facts_add_up_over_attempts(self) -> None:
         before = {
             "time": {"run": {"train": 10.0, "save": 1.0}, "broken": 2},

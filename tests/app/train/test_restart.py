@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from harness import (
-    REPORT_FILES,
+    REPORT,
     SMALL,
     KillAfter,
     SaveEachStep,
@@ -37,7 +38,6 @@ from phasetrain.testing import Killed
 
 RESTART = "RUN.resume=restart"
 SHORT = ("PHASES.epochs=1", "PHASES.limit.train=3", "PHASES.limit.test=1")
-REPORT = ("HOOKS.report={}",) if REPORT_FILES else ()
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,21 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unbroken")
     train(folder, *SHORT)
     return folder
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run with another seed, to be copied."""
+    folder = tmp_path_factory.mktemp("other")
+    train(folder, *SHORT, "RUN.seed=1")
+    return folder
+
+
+@pytest.fixture
+def base(unbroken: Path, tmp_path: Path) -> Path:
+    """Return a copy of the finished run, which a restart may set aside."""
+    shutil.copytree(unbroken, tmp_path / "base")
+    return tmp_path / "base"
 
 
 class Interrupt(Hook):
@@ -55,9 +70,9 @@ class Interrupt(Hook):
 
 
 class TestRestart:
-    def test_old_folders_are_kept_under_numbers(self, unbroken: Path, tmp_path: Path) -> None:
-        base = tmp_path / "base"
-        train(base, *SHORT, RESTART)
+    def test_old_folders_are_kept_under_numbers(
+        self, unbroken: Path, base: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "base.7").mkdir()
         (tmp_path / "base.old").mkdir()
         (base / "owner.json.tmp-0123abcd").touch()  # of a restart that was killed
@@ -75,11 +90,16 @@ class TestRestart:
         assert differences_of_runs(unbroken, base) == []
         assert leftovers(tmp_path) == []
 
+    @pytest.mark.feature(
+        "restart",
+        "runs start over, and the old folder is kept; finished runs notice changed code",
+        "`--restart`, `RUN.resume=restart`",
+    )
     def test_killed_restart_is_resumed_by_the_same_command(
-        self, unbroken: Path, tmp_path: Path
+        self, unbroken: Path, other: Path, tmp_path: Path
     ) -> None:
         base = tmp_path / "base"
-        train(base, *SHORT, "RUN.seed=1")
+        shutil.copytree(other, base)
         for step in (1, 2):
             hooks = {"save": SaveEachStep(), "kill": KillAfter(step)}
             run_until_killed(base, *SHORT, RESTART, hooks=hooks)
@@ -90,10 +110,8 @@ class TestRestart:
 
     @pytest.mark.parametrize("reason", ["interrupted", "config", "requeued"])
     def test_person_starts_over_again_and_a_scheduler_does_not(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+        self, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
     ) -> None:
-        base = tmp_path / "base"
-        train(base, *SHORT)
         monkeypatch.setenv("SLURM_JOB_ID", "7")
         assert train(base, *SHORT, RESTART, hooks={"stop": Interrupt()}).state == "interrupted"
         words = []
@@ -109,23 +127,19 @@ class TestRestart:
         assert (tmp_path / "base.2").exists() is not is_resumed
 
     def test_job_that_ended_before_it_was_requeued_is_not_started_over(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        base = tmp_path / "base"
         monkeypatch.setenv("SLURM_JOB_ID", "7")
-        for _ in range(2):
-            train(base, *SHORT, RESTART)
+        train(base, *SHORT, RESTART)
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         assert train(base, *SHORT, RESTART).updates == 3
         assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "base.1"]
 
     @pytest.mark.parametrize("state", ["running", "finished"])
     def test_run_killed_after_its_last_checkpoint_is_completed(
-        self, tmp_path: Path, state: str
+        self, base: Path, tmp_path: Path, state: str
     ) -> None:
-        base = tmp_path / "base"
-        for _ in range(2):
-            train(base, *SHORT, RESTART, *REPORT)
+        train(base, *SHORT, RESTART, *REPORT)
         facts = {key: value for key, value in status(base).items() if key != "digest"}
         (base / "status.json").write_text(json.dumps({**facts, "state": state}))
         (base / "report.html").unlink(missing_ok=True)
@@ -137,12 +151,18 @@ class TestRestart:
             assert status(base)["state"] == "finished"
             assert leftovers(base) == []
 
+    @pytest.mark.feature("restart")
     @pytest.mark.parametrize("moment", ["rename_folder", "release_at", "open"])
     def test_kill_at_any_moment_leaves_the_old_or_the_new_state(
-        self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+        self,
+        unbroken: Path,
+        other: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        moment: str,
     ) -> None:
         base = tmp_path / "base"
-        train(base, *SHORT, "RUN.seed=1")
+        shutil.copytree(other, base)
         digest = status(base)["digest"]
         owner = {"rename_folder": Storage, "release_at": FolderLock, "open": RunFolder}[moment]
 
@@ -163,28 +183,26 @@ class TestRestart:
         assert leftovers(tmp_path) == []
         assert differences_of_runs(unbroken, base) == []
 
-    def test_folder_behind_a_link_is_kept_next_to_it(self, tmp_path: Path) -> None:
+    def test_folder_behind_a_link_is_kept_next_to_it(self, base: Path, tmp_path: Path) -> None:
         (tmp_path / "disk").mkdir()
-        (tmp_path / "base").symlink_to(tmp_path / "disk" / "run")
-        for _ in range(2):
-            assert train(tmp_path / "base", *SHORT, RESTART).state == "finished"
-        assert (tmp_path / "base").is_symlink()
+        base.rename(tmp_path / "disk" / "run")
+        base.symlink_to(tmp_path / "disk" / "run")
+        assert train(base, *SHORT, RESTART).state == "finished"
+        assert base.is_symlink()
         assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["run", "run.1"]
 
-    def test_folder_in_use_stays(self, tmp_path: Path) -> None:
-        train(tmp_path / "base", *SHORT)
-        folder = RunFolder(str(tmp_path / "base"))
+    def test_folder_in_use_stays(self, base: Path, tmp_path: Path) -> None:
+        folder = RunFolder(str(base))
         folder.open()
         with pytest.raises(FolderInUseError):
-            train(tmp_path / "base", *SHORT, RESTART)
+            train(base, *SHORT, RESTART)
         folder.close()
         assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
     def test_folder_that_cannot_be_renamed_is_rejected(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, base: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.chdir(tmp_path)
-        train(Path(), *SHORT)
+        monkeypatch.chdir(base)
         with raises(ConfigError, code="folder.not_renamed"):
             train(Path(), *SHORT, RESTART)
 
@@ -239,6 +257,7 @@ class TestChangedCode:
         promised: dict[str, Any] = {"code": {}, "config": {"RUN": {"imports": ["other"]}}}
         assert list_source_changes(setup, promised) == ["RUN.imports was [other]"]
 
+    @pytest.mark.feature("restart")
     def test_finished_run_names_the_file_and_the_flag(self, package: Path) -> None:
         words = [*SMALL, *SHORT, "RUN.imports=[own_parts]", "RUN.dir=run"]
         run(words, terminal=Terminal(io.StringIO(), live=False))
@@ -255,6 +274,7 @@ class TestChangedCode:
 
 
 class TestRefusal:
+    @pytest.mark.feature("refused", "refused commands leave no attempt", "")
     def test_refused_command_leaves_a_run_as_it_was(self, tmp_path: Path) -> None:
         hooks = {"save": SaveEachStep(), "kill": KillAfter(1)}
         for _ in range(2):

@@ -82,12 +82,22 @@ def killed(tmp_path: Path, killed_once: Path) -> Path:
     return tmp_path / "killed"
 
 
+@pytest.fixture
+def finished(tmp_path: Path, unbroken: Path) -> Path:
+    """Return a folder of this test alone, of a run that was not killed."""
+    shutil.copytree(unbroken, tmp_path / "finished")
+    return tmp_path / "finished"
+
+
 def rejected(error: ChangedError) -> dict[str, tuple[str, str, str]]:
     """Return key -> code, value of the checkpoint, value now."""
     return {one.key: (one.code, one.expected, one.given) for one in error.problems}
 
 
 class TestForbidden:
+    @pytest.mark.feature(
+        "5", "config saved with the run and compared on resume", "`config.yaml`, `RUN.allow`"
+    )
     def test_both_values_are_shown(self, killed: Path) -> None:
         before = newest(killed).path
         words = ("RUN.seed=1", "MODEL.width=8", "OPTIMIZER.momentum=0.5")
@@ -112,10 +122,9 @@ class TestForbidden:
         assert main(words) == 3
         assert re.search(r"MODEL\.width: .* 4, .* 8", capsys.readouterr().err)
 
-    def test_finished_run_is_not_mistaken_for_another(self, tmp_path: Path) -> None:
-        train(tmp_path, "PHASES.epochs=1")
+    def test_finished_run_is_not_mistaken_for_another(self, finished: Path) -> None:
         with raises(ChangedError, key="RUN.seed"):
-            train(tmp_path, "PHASES.epochs=1", "RUN.seed=1")
+            train(finished, "RUN.seed=1")
 
 
 class TestFree:
@@ -125,19 +134,21 @@ class TestFree:
         train(killed, "OPTIMIZER.accumulate=1")
         assert differences_of_runs(unbroken, killed) == []
 
-    def test_it_changes_nothing(self, unbroken: Path, tmp_path: Path) -> None:
-        kill(tmp_path, 9)
+    def test_it_changes_nothing(self, unbroken: Path, killed: Path) -> None:
         words = (
             "CHECKPOINT.keep_last=2",
             "HOOKS.console={}",
             "DATA.TRAIN.prefetch=5",
             "RUN.name=other",
         )
-        train(tmp_path, *words)
-        assert differences_of_runs(unbroken, tmp_path) == []
+        train(killed, *words)
+        assert differences_of_runs(unbroken, killed) == []
 
 
 class TestAdjustable:
+    @pytest.mark.feature(
+        "B10", "a resume that reports changes; every key has a resume class", "`RUN.allow`"
+    )
     def test_it_needs_consent(self, killed: Path) -> None:
         with pytest.raises(ChangedError) as caught:
             train(killed, "PHASES.epochs=5", "DATA.TRAIN.batch_size=40", "OPTIMIZER.lr=0.5")
@@ -150,10 +161,10 @@ class TestAdjustable:
     @pytest.mark.by_default("7", "21")
     @pytest.mark.parametrize("step", [3, 5, 6, 7, 21])
     def test_more_epochs_are_trained_after_those_of_the_checkpoint(
-        self, tmp_path: Path, step: int
+        self, unbroken: Path, tmp_path: Path, step: int
     ) -> None:
         if step == 21:
-            train(tmp_path)
+            shutil.copytree(unbroken, tmp_path, dirs_exist_ok=True)
         else:
             kill(tmp_path, step)
         text = run_and_capture(tmp_path, "PHASES.epochs=5", "RUN.allow=[PHASES.epochs]")
@@ -245,19 +256,21 @@ class TestAdjustable:
             train(tmp_path / name, *words)
         assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
 
+    @pytest.mark.feature("phases.extend")
     @pytest.mark.parametrize(
         ("extend", "rate"),
         [("stretch", 0.0654508), pytest.param("cycle", 0.1, marks=pytest.mark.slow)],
     )
     def test_extended_run_trains_again_and_is_resumed_exactly(
-        self, unbroken: Path, tmp_path: Path, extend: str, rate: float
+        self, tmp_path: Path, extend: str, rate: float
     ) -> None:
         words = (
             "PHASES.epochs=6", f"PHASES.extend={extend}", "RUN.allow=[PHASES]",
             "OPTIMIZER.SCHEDULES.lr.warmup=1 epochs",
         )  # fmt: skip
+        train(tmp_path / "unbroken", words[-1])
+        shutil.copytree(tmp_path / "unbroken", tmp_path / "killed")
         for name, kills in (("unbroken", ()), ("killed", (4, 9))):
-            train(tmp_path / name, words[-1])
             for step in kills:
                 kill(tmp_path / name, step, *words)
             train(tmp_path / name, *words)
@@ -371,10 +384,14 @@ def other_data(monkeypatch: pytest.MonkeyPatch, samples: int = 1024) -> None:
     monkeypatch.setitem(DATASETS._own, "synthetic", exchanged)
 
 
+# Threads that wait for each other keep cores busy: the fewer steps, the better.
+TWO_STEPS = ("PHASES.epochs=1", "PHASES.limit.train=2", "PHASES.limit.test=1")
+
+
 @pytest.fixture(scope="module")
 def killed_with_two_threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("threads")
-    kill(folder, 3, "PHASES.epochs=1", "MACHINE.threads=2")
+    kill(folder, 1, *TWO_STEPS, "MACHINE.threads=2")
     return folder
 
 
@@ -384,6 +401,7 @@ class TestEnvironment:
         (found,) = [line for line in run_and_capture(killed).splitlines() if "warning: " in line]
         assert re.search(r"torch 2\.\S+ -> 9\.9\.9$", found)
 
+    @pytest.mark.feature("machine.cpu_capability")
     def test_another_cpu_is_a_warning(self, killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = describe_platform("cpu")
         other = {**before, "cpu": "Other 9000", "cpu_capability": "DEFAULT"}
@@ -400,9 +418,9 @@ class TestEnvironment:
     def test_the_number_of_threads_is_taken_over(
         self, tmp_path: Path, killed_with_two_threads: Path
     ) -> None:
-        train(tmp_path / "unbroken", "PHASES.epochs=1", "MACHINE.threads=2")
+        train(tmp_path / "unbroken", *TWO_STEPS, "MACHINE.threads=2")
         shutil.copytree(killed_with_two_threads, tmp_path / "killed")
-        text = run_and_capture(tmp_path / "killed", "PHASES.epochs=1", "MACHINE.threads=null")
+        text = run_and_capture(tmp_path / "killed", *TWO_STEPS, "MACHINE.threads=null")
         assert "2 threads" in text
         assert "warning" not in text
         assert differences_of_runs(tmp_path / "unbroken", tmp_path / "killed") == []
@@ -411,7 +429,7 @@ class TestEnvironment:
         self, tmp_path: Path, killed_with_two_threads: Path
     ) -> None:
         shutil.copytree(killed_with_two_threads, tmp_path / "killed")
-        text = run_and_capture(tmp_path / "killed", "PHASES.epochs=1", "MACHINE.threads=1")
+        text = run_and_capture(tmp_path / "killed", *TWO_STEPS, "MACHINE.threads=1")
         assert "threads 2 -> 1" in text
 
 

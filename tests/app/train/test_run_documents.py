@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from harness import REPORT_FILES, SMALL, train
+from harness import REPORT, REPORT_FILES, SMALL, train
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -24,7 +24,7 @@ from phasetrain.runs.folder import RunFolder
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("run")
-    train(made, "PHASES.epochs=1")
+    train(made, *REPORT, "PHASES.epochs=1")
     return made
 
 
@@ -56,12 +56,12 @@ def test_the_config_is_resolved(folder: Path) -> None:
         "small_cnn",
     )
     assert config == OmegaConf.create(
-        resolve_config([*SMALL, f"RUN.dir={folder}", "PHASES.epochs=1"]).config.plain()
+        resolve_config([*SMALL, f"RUN.dir={folder}", *REPORT, "PHASES.epochs=1"]).config.plain()
     )
 
 
 def test_the_overrides_are_those_that_were_given(folder: Path) -> None:
-    given = [*SMALL, f"RUN.dir={folder}", "PHASES.epochs=1"]
+    given = [*SMALL, f"RUN.dir={folder}", *REPORT, "PHASES.epochs=1"]
     assert OmegaConf.to_container(OmegaConf.load(folder / "overrides.yaml")) == given
 
 
@@ -182,6 +182,9 @@ class TestCommand:
         )
 
 
+@pytest.mark.feature(
+    "B12", "scripts that reproduce the weights", "`reproduce.sh`, `phasetrain rerun RUN_FOLDER`"
+)
 def test_reproducing_gives_the_same_weights(folder: Path, tmp_path: Path) -> None:
     # The script calls a Python that prints its arguments, and the command line of this process
     # runs them: importing torch again would take longer than the run.

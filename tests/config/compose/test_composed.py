@@ -1,7 +1,7 @@
 import pytest
 
 from phasetrain.config.compose.composed import Composed, compose
-from phasetrain.config.compose.merge import leaves
+from phasetrain.config.nested import leaves
 
 FOCAL = "name: focal\ngamma: 2\n"
 

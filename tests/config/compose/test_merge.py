@@ -1,4 +1,4 @@
-from phasetrain.config.compose.merge import Merged, leaves, lookup, origin_of
+from phasetrain.config.compose.merge import Merged, lookup, origin_of
 from phasetrain.config.compose.sources import Layer
 from phasetrain.config.schema import default_schema
 
@@ -75,7 +75,6 @@ def test_removing_reports_whether_the_key_existed() -> None:
 def test_small_questions() -> None:
     assert lookup({"a": {"b": 1}}, "a.b") == 1
     assert lookup({"a": 1}, "a.b") is None
-    assert leaves({"a": {"b": {}, "c": [1]}, "d": None}) == {"a.b": {}, "a.c": [1], "d": None}
     assert origin_of({"a.b": "x", "a.c": "y"}, "a") == "x"
     assert origin_of({"ab": "x"}, "a") == ""
 

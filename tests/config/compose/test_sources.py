@@ -224,6 +224,7 @@ class TestExperimentFile:
 
 
 class TestFoundFolder:
+    @pytest.mark.feature("1")
     def test_configs_come_before_conf_and_after_the_given_folder(
         self, user_dir, monkeypatch: pytest.MonkeyPatch
     ) -> None:

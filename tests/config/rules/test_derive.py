@@ -46,6 +46,11 @@ def test_default_config_is_complete_and_frozen() -> None:
     assert "RUN.name: null -> 'digits' (name of the experiment)" in found.lines
 
 
+@pytest.mark.feature(
+    "60",
+    "Apex settings map to torch, with a note",
+    "`MACHINE.precision=apex`, `DISTRIBUTED.sync_batch_norm=apex`",
+)
 def test_keys_of_apex_are_replaced_by_those_of_torch() -> None:
     found = derived("MACHINE.precision=apex", "DISTRIBUTED.sync_batch_norm=apex")
     assert (found.config.MACHINE.precision, found.config.DISTRIBUTED.sync_batch_norm) == (
@@ -130,6 +135,11 @@ def test_micro_batch_size_is_derived(overrides: list[str], micro: int, accumulat
     assert (config.DATA.TRAIN.micro_batch_size, config.OPTIMIZER.accumulate) == (micro, accumulate)
 
 
+@pytest.mark.feature(
+    "6",
+    "global batch size; wrong sizes get the nearest valid ones",
+    "`DATA.TRAIN.micro_batch_size`, `OPTIMIZER.accumulate`",
+)
 @pytest.mark.parametrize(
     ("overrides", "key", "numbers"),
     [
@@ -258,6 +268,7 @@ class TestProcesses:
         problem = find_problem("DISTRIBUTED.reduction=ordered", override)
         assert (problem.code, problem.key) == (code, "DISTRIBUTED.virtual_shards")
 
+    @pytest.mark.feature("6")
     @settings(max_examples=40, deadline=None)
     @given(
         batch=st.integers(1, 48),

@@ -45,6 +45,7 @@ def test_rules_scale_with_the_batch_size(
     assert lr_factor(LrScalingSection(**section), batch_size) == (factor, why)
 
 
+@pytest.mark.feature("7")
 def test_scaled_rate_is_applied_and_listed() -> None:
     found = derived(*SCALED, "DATA.TRAIN.batch_size=1024")
     assert found.config.OPTIMIZER.lr == 0.4

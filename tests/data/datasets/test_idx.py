@@ -167,6 +167,11 @@ class TestGroupings:
         with pytest.raises(ValueError, match="groupings"):
             load_idx(**written(), groupings=groupings)
 
+    @pytest.mark.feature(
+        "data.groupings",
+        "several targets from one label, for models with several heads",
+        "`DATA.*.groupings` of `idx`, recipe [multitask](recipes/multitask.md)",
+    )
     def test_killed_run_with_two_heads_resumes_bit_identically(self, tmp_path) -> None:
         pictures = np.random.default_rng(0).integers(0, 255, (96, 8, 8))
         (tmp_path / "images").write_bytes(encoded(pictures))

@@ -105,6 +105,14 @@ def seen(inputs: list[Tensor]) -> list[int]:
     return [int(row[0]) for batch in inputs for row in batch]
 
 
+@pytest.mark.feature(
+    "34", "a window is a phase with its events", "`on_phase_start`, `on_phase_end`"
+)
+@pytest.mark.feature(
+    "26",
+    "windows of data, in train and test pairs, with more arriving later",
+    "`DATA.*.dataset=windows`, `PHASES.limit.windows`",
+)
 def test_run_resumes_on_added_windows_and_rejects_changed_ones(tmp_path: Path) -> None:
     hours(tmp_path, 8, 5)
     result = run(words(tmp_path))

@@ -131,6 +131,7 @@ class TestPad:
         assert inputs["attention_mask"].tolist() == [[True, False], [True, True]]
         assert inputs["n"].tolist() == [1, 2]
 
+    @pytest.mark.feature("model.transformers_inputs")
     def test_each_input_of_a_mapping_can_have_its_padding_value(self) -> None:
         one = {"input_ids": torch.tensor([5]), "attention_mask": torch.tensor([1])}
         other = {"input_ids": torch.tensor([6, 7]), "attention_mask": torch.tensor([1, 1])}
@@ -172,6 +173,11 @@ def make_detections() -> list[Any]:
     ]
 
 
+@pytest.mark.feature(
+    "data.collate",
+    "targets of variable length: padded with a mask, or lists, per field",
+    "`DATA.*.collate: {name: pad, fields: [...], lists: [...]}`",
+)
 def test_named_fields_are_padded_and_others_become_lists() -> None:
     collate = COLLATES.build(
         "pad",
@@ -185,6 +191,7 @@ def test_named_fields_are_padded_and_others_become_lists() -> None:
     assert targets["name"] == [["a"], ["b", "c"]]
 
 
+@pytest.mark.feature("data.collate")
 def test_field_of_unequal_length_is_rejected_with_the_key_that_helps() -> None:
     with pytest.raises(ValueError, match=r"'boxes': sample 1 .*fields: \[boxes\]"):
         stack(make_detections())

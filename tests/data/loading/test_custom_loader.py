@@ -60,6 +60,7 @@ class TestBatches:
 
 
 class TestResume:
+    @pytest.mark.feature("75")
     def test_killed_run_resumes_bit_identically(self) -> None:
         assert_exact_resume(
             [*NO_TRANSFORMS, OWN, "OPTIMIZER.accumulate=2"], steps=[1, 4], workers=None

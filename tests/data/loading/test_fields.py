@@ -39,6 +39,11 @@ def test_sample_is_split_into_input_and_target(
     assert selection.split_sample(sample, 42) == pair
 
 
+@pytest.mark.feature(
+    "85",
+    "fields by name; errors name sample, file and archive",
+    "`DATA.*.inputs`, `DATA.*.targets`",
+)
 @pytest.mark.parametrize(
     ("selection", "kind", "message", "sample"),
     [
@@ -105,6 +110,7 @@ def test_missing_field_is_rejected(
         selection.split_sample(sample, 0)
 
 
+@pytest.mark.feature("78")
 def test_target_that_is_both_read_and_generated_is_rejected() -> None:
     with raises(ConfigError, code="config.conflict", key="DATA.TRAIN.label_type"):
         FieldSelection(targets="label", label_type="zero", where="DATA.TRAIN")

@@ -620,6 +620,7 @@ class TestStackedTransforms:
         samples = reader(OneByOne(), *transforms).read_samples(draw(*range(6)))
         return COLLATES["stack"]()(samples)[0]
 
+    @pytest.mark.feature("data.drawing_samples")
     @pytest.mark.parametrize(
         "name",
         [

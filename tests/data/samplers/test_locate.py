@@ -53,6 +53,11 @@ def test_every_number_of_the_largest_permutation_takes_constant_time() -> None:
     assert order.at(places).tolist() == list(range(1000))
 
 
+@pytest.mark.feature(
+    "data.locate",
+    "the first update with a sample is known before the run, by the inverse of the order",
+    "`phasetrain.data.samplers.locate`",
+)
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_positions_are_those_of_a_search(name: str, seed: int) -> None:

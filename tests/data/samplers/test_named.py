@@ -28,12 +28,11 @@ from phasetrain.data.samplers.named import (
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import (
     SAMPLERS,
-    BatchOrder,
     PhaseSampler,
     SampleOrder,
     pass_length,
 )
-from phasetrain.data.samplers.source import SampleSource, SubsetBatchOrder, SubsetOrder
+from phasetrain.data.samplers.source import SampleSource, SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import Phase, PhaseSettings, Split, Stage
@@ -120,11 +119,16 @@ class TestEveryOrder:
         for begin, end in pairwise(cuts):  # backwards ones are empty
             assert made[begin:end].tolist() == whole[begin:end]
 
+    @pytest.mark.feature(
+        "82-84",
+        "weighted, stratified, power-law, bucketed, repeated and infinite samplers; mixed datasets",
+        "`DATA.*.sampler`, `DATA.*.dataset=mixed`",
+    )
     @settings(max_examples=20, deadline=None)
     @given(batch_size=st.integers(1, 33), start=st.integers(0, 40))
     def test_resuming_at_any_step_is_slicing(self, name: str, batch_size: int, start: int) -> None:
         order = ORDERS[name]()
-        batch_size = order.batch_size if isinstance(order, BatchOrder) else batch_size
+        batch_size = getattr(order, "batch_size", None) or batch_size
         phase = phase_of(order, batch_size)
         start = min(start, phase.steps)
 
@@ -136,13 +140,14 @@ class TestEveryOrder:
 
         assert ids(sampler(ORDERS[name]()), start) == ids(sampler(order), 0)[start:]
 
+    @pytest.mark.feature("82-84")
     @settings(max_examples=15, deadline=None)
     @given(batch_size=st.integers(1, 33), size=st.integers(2, 5), micro=st.integers(1, 9))
     def test_ranks_together_draw_what_a_single_process_draws(
         self, name: str, batch_size: int, size: int, micro: int
     ) -> None:
         order = ORDERS[name]()
-        batch_size = order.batch_size if isinstance(order, BatchOrder) else batch_size
+        batch_size = getattr(order, "batch_size", None) or batch_size
         phase = phase_of(order, batch_size)
         shares = [
             sampler(ORDERS[name](), micro=micro, world=World(rank, size)).steps(phase)
@@ -359,6 +364,11 @@ class TestLengthBucketed:
         order = LengthBuckets(10, np.arange(2_000_000) % 1000, 5)
         assert len(set(order(2_000_000, 0)[1_000_000:1_000_100].tolist())) == 100
 
+    @pytest.mark.feature(
+        "data.length_bucketed",
+        "batches of similar length within a number of tokens",
+        "`DATA.TRAIN.sampler={name: length_bucketed, max_tokens: 4000}`",
+    )
     def test_micro_batches_stay_within_the_tokens(self) -> None:
         order = make_length_bucketed(BATCH, SOURCE, max_tokens=250)
         phase = phase_of(order, BATCH)
@@ -377,6 +387,7 @@ class TestLengthBucketed:
                 )
         assert {1, 2, 3, 4, 8} <= sizes
 
+    @pytest.mark.feature("data.length_bucketed")
     def test_ranks_have_equally_many_micro_batches_of_unequal_lengths(self) -> None:
         order = make_length_bucketed(BATCH, SOURCE, max_tokens=110)
         phase = phase_of(order, BATCH)
@@ -390,7 +401,7 @@ class TestLengthBucketed:
     def test_subset_is_split_like_its_samples(self) -> None:
         chosen = np.arange(1, 100, 2)
         inner = make_length_bucketed(BATCH, SampleSource(Known(), chosen), max_tokens=200)
-        order = SubsetBatchOrder(inner, chosen, BATCH)
+        order = SubsetOrder(inner, chosen)
         drawn_indices = order(100, 5)[0:BATCH]
         sizes = order.split(drawn_indices, 99)
         assert sum(sizes) == BATCH

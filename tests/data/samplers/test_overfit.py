@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 from raising import raises
 
 from phasetrain.app.api import run
@@ -22,6 +23,7 @@ def test_every_epoch_is_the_beginning_of_the_same_order() -> None:
     assert first != SHUFFLED(10, 1)[:].tolist()[:4]
 
 
+@pytest.mark.feature("12")
 def test_run_repeats_the_same_batches_and_overfits_them(tmp_path: Path) -> None:
     words = ["PHASES.overfit=2", "PHASES.epochs=3", "DATA.TRAIN.batch_size=16"]
     made = build_run(words)

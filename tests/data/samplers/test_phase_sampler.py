@@ -89,6 +89,11 @@ def test_steps_are_split_into_micro_batches() -> None:
     ]
 
 
+@pytest.mark.feature(
+    "79-81",
+    "a new order per epoch; resuming is slicing; constant-time seek in 10**9 samples",
+    "`DATA.TRAIN.sampler`",
+)
 @pytest.mark.parametrize("start", range(4))
 def test_resuming_is_slicing(start: int) -> None:
     assert plain(sampler().steps(FIRST, start)) == plain(sampler().steps(FIRST))[start:]
@@ -119,6 +124,7 @@ class TestABillionSamples:
         made = PhaseSampler(order, self.LENGTH, seed=seed, micro_batch_size=200, world=World())
         return made.steps(self.phase(epoch), start)
 
+    @pytest.mark.feature("79-81")
     def test_first_draw_in_the_middle_has_these_values(self) -> None:
         one, two = next(self.steps(self.MIDDLE))
         assert (one.ordinal, len(one.indices)) == (500_000_000, 200)
@@ -197,6 +203,11 @@ def test_each_epoch_contains_every_sample_once_in_its_own_order() -> None:
     assert len({tuple(found) for found in orders}) == 3
 
 
+@pytest.mark.feature(
+    "data.epoch_samplers",
+    "samplers that get the number of the epoch",
+    "`sampler(length, seed, epoch)`, `set_epoch`",
+)
 @pytest.mark.parametrize("chosen", [None, np.array([9, 7, 5, 3, 1, 0, 2, 4, 6, 8])])
 def test_order_with_a_parameter_epoch_gets_its_number(chosen: Any) -> None:
     def rotated(length: int, seed: int, epoch: int) -> Any:
@@ -214,6 +225,7 @@ def test_phase_in_the_middle_of_an_epoch_is_a_slice() -> None:
     assert plain(sampler().steps(middle)) == plain(sampler().steps(FIRST))[1:2]
 
 
+@pytest.mark.feature("72", "all ranks run the same number of passes", "`DATA.*.drop_last`")
 @given(
     length=st.integers(1, 40),
     batch_size=st.integers(1, 13),

@@ -9,11 +9,10 @@ from torch.utils.data import DataLoader
 
 from phasetrain.data.datasets import TensorSamples, load_digits
 from phasetrain.data.samplers.lanes import LaneOrder
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, BatchOrder
+from phasetrain.data.samplers.phase_sampler import SAMPLERS
 from phasetrain.data.samplers.source import (
     SampleSource,
     Subset,
-    SubsetBatchOrder,
     SubsetOrder,
     select_subset,
 )
@@ -50,6 +49,11 @@ class TestSelectSubset:
         if not balanced:
             assert sorted([*first, *second, *rest]) == list(range(1442))
 
+    @pytest.mark.feature(
+        "78",
+        "loading options; label types; subsets and folds",
+        "`DATA.*.workers`, `subset`, `label_type`, `prefetch_to_device`",
+    )
     @pytest.mark.parametrize(("samples", "skip"), [(100, 0), (104, 0), (50, 57), (3, 18)])
     def test_balanced_subset_has_equally_many_samples_per_class(
         self, samples: int, skip: int
@@ -97,6 +101,7 @@ class TestSelectSubset:
             chosen(**given)
         assert str(caught.value).startswith(message)
 
+    @pytest.mark.feature("78")
     def test_folds_divide_the_dataset_into_parts_of_equal_size(self) -> None:
         parts = [chosen(folds=5, fold=fold) or [] for fold in range(5)]
         assert [len(part) for part in parts] == [288, 288, 289, 288, 289]
@@ -151,9 +156,9 @@ class TestSubsetOrder:
 
     def test_batch_size_of_the_order_is_kept(self) -> None:
         inner = LaneOrder(4, [10], 2)
-        order = SubsetBatchOrder(inner, np.arange(0, 20, 2), 4)
-        assert isinstance(order, BatchOrder)
-        assert not isinstance(SubsetOrder(inner, np.arange(10)), BatchOrder)
+        order = SubsetOrder(inner, np.arange(0, 20, 2))
+        assert order.batch_size == 4
+        assert SubsetOrder(SAMPLERS["shuffled"](), np.arange(10)).batch_size is None
         assert sorted(order(20, 0)[0:10].tolist()) == list(range(0, 20, 2))
 
 

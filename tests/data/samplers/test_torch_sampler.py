@@ -60,6 +60,7 @@ class ByNumPyAndPython:
         return iter(found * (found[0] % 2 + 1) if self.uneven else found)
 
 
+@pytest.mark.feature("data.epoch_samplers")
 def test_sampler_with_set_epoch_gets_the_number_of_the_epoch() -> None:
     order = TorchOrder(ByEpoch(), "DATA.TRAIN.sampler")
     expected = torch.randperm(10, generator=torch.Generator().manual_seed(2)).tolist()
@@ -68,6 +69,11 @@ def test_sampler_with_set_epoch_gets_the_number_of_the_epoch() -> None:
     assert draw_pass(order, 10, seed=7, epoch=3).tolist() != expected
 
 
+@pytest.mark.feature(
+    "75",
+    "torch samplers and custom loaders with state",
+    "`DATA.*.sampler`, `DATA.*.loader`, `DATA.*.fast_forward`",
+)
 @pytest.mark.parametrize("sampler", [RandomSampler(DATA), ByNumPyAndPython()])
 def test_epoch_is_a_function_of_its_seed(sampler: Any) -> None:
     order = TorchOrder(sampler, "DATA.TRAIN.sampler")

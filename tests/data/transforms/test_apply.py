@@ -34,6 +34,7 @@ def test_samples_are_transformed_with_the_probability():
     assert (batch == 0).all()
 
 
+@pytest.mark.feature("data.random_transforms")
 def test_sample_in_a_batch_has_the_bits_of_the_sample_alone():
     pipeline = Pipeline([make([NOISE, "random_flip"], 0.5)])
     batch = torch.rand(8, 1, 4, 4)

@@ -9,7 +9,7 @@ from phasetrain.distributed.strategies.base import device_of, is_trainable, sum_
 
 
 def test_the_names() -> None:
-    assert {"none", "ddp", "zero", "sharded_ddp"} <= set(STRATEGIES)
+    assert {"none", "ddp"} <= set(STRATEGIES)
     assert type(STRATEGIES.build("none", {}, facts={"world": World()})) is Strategy
 
 

@@ -30,6 +30,9 @@ def test_what_trains_nothing_is_not(world: World) -> None:
     assert DataParallel(world).wrap_module(loss, optimizer(nn.Linear(1, 1))) is loss
 
 
+@pytest.mark.feature(
+    "45", "gradients synchronized only in the last micro-batch", "`OPTIMIZER.accumulate`"
+)
 @pytest.mark.parametrize(("last", "syncs"), [(True, True), (False, False)])
 def test_gradients_go_round_in_the_last_micro_batch(world: World, last: bool, syncs: bool) -> None:
     strategy, model = DataParallel(world), nn.Linear(2, 1)
@@ -75,6 +78,7 @@ def buffers_of_second_rank(world: World) -> list[list[float]]:
     return found
 
 
+@pytest.mark.feature("versions")
 def test_buffers_are_synchronized_alike_in_every_version_of_torch() -> None:
     with_sync, without = [1.0, 3.0], [1.0, 4.0]
     assert together(2, buffers_of_second_rank)[1] == [with_sync, without] * 2

@@ -89,6 +89,9 @@ def test_settings_are_checked(options: dict[str, Any], told: str) -> None:
         EarlyStopping("test/loss", **options)
 
 
+@pytest.mark.feature(
+    "95", "early stopping, then the last tests, exact on resume", "`HOOKS.early_stopping`"
+)
 def test_a_killed_run_stops_where_an_unbroken_one_does(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", NEVER_BETTER)
     assert (whole.state, whole.updates) == ("finished", 10)

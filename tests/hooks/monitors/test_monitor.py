@@ -41,6 +41,7 @@ def test_what_is_not_measured_or_no_number_is_none() -> None:
         Monitor("test/los", "X").read_score(TEST, {"accuracy": 0.5, "loss": 1.0})
 
 
+@pytest.mark.feature("91-94")
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -127,6 +128,9 @@ class Mixed(Other):
     first = "mae"
 
 
+@pytest.mark.feature(
+    "meters.directions", "a direction for each value of a meter", "`Meter.better` as a mapping"
+)
 def test_values_of_one_meter_have_their_own_directions() -> None:
     names = ["x_mae", "x_share", "x_samples"]
     assert metric_directions(names, {"x": Mixed()}) == {

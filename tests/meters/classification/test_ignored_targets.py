@@ -121,6 +121,12 @@ def test_each_meter_of_classes_is_in_the_table() -> None:
     assert own == {name for name, *_ in OWN}
 
 
+@pytest.mark.feature(
+    "meters.ignored_targets",
+    "targets that the loss ignores count in no metric; other targets outside the classes are "
+    "an error",
+    "`METERS.x.ignore_index`, by default that of the loss",
+)
 @pytest.mark.parametrize(("name", "params", "seen", "expected"), as_params(CASES))
 def test_ignored_targets_do_not_count(
     name: str, params: dict[str, Any], seen: tuple[Tensor, Any], expected: dict[str, float]
@@ -155,6 +161,7 @@ def test_uint8_targets_count_like_int64(name: str, metric: str) -> None:
     assert measure(meter, *seen)[metric] == pytest.approx(expected)
 
 
+@pytest.mark.feature("meters.ignored_targets")
 @pytest.mark.parametrize(("name", "params", "seen"), as_params(case[:3] for case in OWN))
 def test_other_targets_outside_the_classes_are_rejected(
     name: str, params: dict[str, Any], seen: tuple[Tensor, Any]

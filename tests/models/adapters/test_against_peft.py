@@ -58,6 +58,7 @@ def compare(make: Any, value: torch.Tensor, rslora: bool, transposed: bool = Fal
         torch.testing.assert_close(one.grad, two.grad, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.feature("model.adapters")
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_layer_computes_what_peft_computes(kind: str, rslora: bool) -> None:

@@ -85,6 +85,7 @@ class Aside(torch.optim.SGD):
 
 
 class TestScheduleFree:
+    @pytest.mark.feature("optimizer.schedule_free")
     def test_copy_gets_the_weights_for_use_and_the_model_keeps_its_own(self) -> None:
         model = nn.Sequential(Scalar(0.1), Scalar(5.0))
         model[1].weight.requires_grad_(requires_grad=False)
@@ -132,6 +133,9 @@ class TestEMA:
             1 - 0.1 * 0.15
         )  # 2 / 11 is more than 0.15
 
+    @pytest.mark.feature(
+        "model.ema_match", "average of one of several networks", "`MODEL.ema.match`"
+    )
     def test_match_selects_what_is_averaged(self) -> None:
         model = nn.ModuleDict({"generator": Scalar(1.0), "critic": Scalar(1.0)})
         average = ema(model, decay=0.5, warmup=False, match=("generator.*",))
@@ -188,6 +192,9 @@ class TestEMA:
         assert average.module.mask.tolist() == [0.0, -torch.inf]
         assert average.module.queue.tolist() == [5.0, 5.0]
 
+    @pytest.mark.feature(
+        "model.ema_statistics", "EMA of batch-norm statistics", "`MODEL.ema.statistics`"
+    )
     def test_statistics_are_averaged(self) -> None:
         model = net()
         model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))

@@ -31,6 +31,11 @@ def values(name, *wheres, **params):
     return [made(where) for where in wheres]
 
 
+@pytest.mark.feature(
+    "52",
+    "schedules with warmup and units for any option, including torch's and timm's",
+    "`OPTIMIZER.SCHEDULES`",
+)
 @pytest.mark.parametrize(
     ("name", "params", "expected"),  # at where = 0, 0.25, 0.5, 0.75, 0.995 (the last update), 1
     [
@@ -158,6 +163,11 @@ def test_schedules_with_warmup_have_these_values(name, params, expected):
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.feature(
+    "7",
+    "durations with units; learning rate scaled with the batch size",
+    "`PHASES.epochs`, `OPTIMIZER.SCHEDULES.lr.warmup`, `OPTIMIZER.auto_lr_scaling`",
+)
 @pytest.mark.parametrize(
     "warmup", [0.1, "10 %", "10%", "1 epoch", "20 updates", "1000 samples", " 1.0 Epochs ", "1e-1"]
 )

@@ -12,6 +12,7 @@ def test_scaler_none_is_no_scaler() -> None:
     assert SCALERS.build("none") is None
 
 
+@pytest.mark.feature("61")
 def test_grad_scaler_is_enabled_on_the_cpu() -> None:
     scaler = SCALERS.build("grad", {"init_scale": 8.0, "growth_interval": 3}, facts={"device": CPU})
     assert scaler is not None

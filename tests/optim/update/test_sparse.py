@@ -65,6 +65,11 @@ def run(net: Words, updater: Updater, numbers: range = range(UPDATES)) -> list[T
 
 
 class TestAgainstPlainTorch:
+    @pytest.mark.feature(
+        "56",
+        "SparseAdam next to a dense optimizer, also distributed",
+        "`OPTIMIZER.others.rows.name=SparseAdam`",
+    )
     def test_sparse_adam_next_to_another_optimizer_equals_plain_torch(self) -> None:
         net, other = Words(), Words()
         optimizer = both(other)

@@ -484,6 +484,7 @@ class TestNorm:
         run(net, updater, range(1))
         assert updater.gradients.norm is None
 
+    @pytest.mark.feature("48", "gradients are unscaled before clipping", "`OPTIMIZER.clip_norm`")
     def test_norm_is_unscaled(self) -> None:
         net = model()
         updater = TestScaler.updater(net, gradients=GradientSettings(clip_norm=0.01))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from phasetrain.runtime.storage import ObjectStorage, Storage
+from phasetrain.runtime.storage import Storage
 from phasetrain.testing import MemoryHandler
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
@@ -105,6 +105,8 @@ class Objects:
         self.objects: dict[str, bytes] = {}
 
     def storage(self, before: Callable[[str, str], None] | None = None) -> Storage:
+        from phasetrain.addons.remote.objects import ObjectStorage
+
         return ObjectStorage(MemoryHandler(self.objects), before)
 
     def content(self) -> dict[str, bytes]:
@@ -113,7 +115,10 @@ class Objects:
         }
 
 
-PLACES = [pytest.param(Files, id="files"), pytest.param(Objects, id="objects")]
+PLACES = [
+    pytest.param(Files, id="files"),
+    pytest.param(Objects, id="objects", marks=pytest.mark.addon("remote")),
+]
 
 
 def top(place: Place) -> list[str]:

@@ -136,6 +136,7 @@ class TestLocal:
         assert place.content() == {"log": b"one\ntwo\n"}
 
 
+@pytest.mark.addon("remote")
 class TestObjects:
     def test_it_is_written_as_a_whole_when_it_is_made_durable(self, tmp_path: Path) -> None:
         seen: list[str] = []

@@ -151,6 +151,7 @@ class TestData:
 
 
 class TestParts:
+    @pytest.mark.feature("8", "facts of data and plan are passed to parts by parameter name", "parameters `classes`, `updates`, ...")
     def test_facts_fill_open_parameters(self) -> None:
         parts, plan, _ = built()
         assert parts.facts["MODEL.classes"] == 10
@@ -180,6 +181,7 @@ class TestParts:
             "loss": "MeanLoss",
         }
 
+    @pytest.mark.feature("meters.ignored_targets")
     @pytest.mark.parametrize(
         ("words", "ignored"),
         [
@@ -240,6 +242,7 @@ class TestParts:
         assert "inner._extra_state" in str(caught.value)
         built("MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=true")
 
+    @pytest.mark.feature("8")
     @pytest.mark.parametrize(
         ("words", "shape"),
         [
@@ -423,6 +426,7 @@ class Witness(Strategy):
 
 
 class TestPrepare:
+    @pytest.mark.feature("65", "SyncBatchNorm over all ranks, a machine or a group", "`DISTRIBUTED.sync_batch_norm`")
     def test_model_is_prepared_in_the_documented_order(
         self,
     ) -> None:
@@ -479,7 +483,7 @@ class TestPrepare:
         assert not any("forward" in vars(module) for module in parts.model.modules())
 
     def test_communication_precision_is_rejected_by_other_strategies(self) -> None:
-        setup = resolve_config([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
+        setup = resolve_config([*WORDS, "DISTRIBUTED={strategy: none, communication: fp16}"])
         joined = World(0, 2, control=object())
         with raises(ConfigError, key="DISTRIBUTED.communication"):
             Builder(setup.config, setup.machine, joined).build_strategy()

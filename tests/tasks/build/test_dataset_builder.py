@@ -22,6 +22,7 @@ def build(*words: str) -> BuiltRun:
     return build_run([*FORWARD, *words])
 
 
+@pytest.mark.feature("data.iterables")
 @pytest.mark.parametrize(
     ("words", "code", "key"),
     [

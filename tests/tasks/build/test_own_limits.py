@@ -16,6 +16,7 @@ RIVALS = (
 CRITIC = "OPTIMIZER.others.critic={name: adam, match: 'critic.*', clip_norm: 1.0, scaler: grad}"
 
 
+@pytest.mark.feature("several_models")
 def test_entry_has_its_own_limits() -> None:
     assert AdversarialUpdaters.separate_updaters
     task = build_run([*RIVALS, CRITIC, "TASK.name=adversarial_updaters"]).task

@@ -10,11 +10,13 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.addons.authoring.editor.schema import import_parts
+from phasetrain.addons.authoring.editor.schema import has_custom_parts, import_parts
 from phasetrain.addons.authoring.editor.value_schemas import describe_values
-from phasetrain.app.setup import SLOTS
+from phasetrain.app.code_cache import compute_once
+from phasetrain.app.slots import SLOTS
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.sources import ConfigFiles
+from phasetrain.config.parts import RUN_FACTS
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameter_types, parameters
 from phasetrain.config.schema import DEFAULT_NAMES, WORDS, default_schema
@@ -77,17 +79,19 @@ def completion_script(
     Raises:
         ConfigError: an override or a module of RUN.imports is wrong.
     """
-    import_parts(overrides, config_dir)
+    composed = import_parts(overrides, config_dir)
     options = ConfigFiles(find_config_dir(config_dir, overrides))
     keys = [f"{group}=" for group in options.groups()]
     values = [f"{group}={name}" for group in options.groups() for name in options.options(group)]
     for path, key in default_schema().keys.items():
         keys.append(f"{path}=")
         values += _list_choices(path, key.type.annotation)
-    for slot in SLOTS:
-        if slot.only is None:
-            keys += _list_parameters(slot)
-            values += _list_values(slot)
+    if has_custom_parts(composed):
+        parts = list_part_words()
+    else:
+        parts = compute_once("words of parts", list_part_words)
+    keys += parts["keys"]
+    values += parts["values"]
     # bash inserts a word as it is, and zsh escapes it
     values.append("RUN.seed=seeds(5)" if shell == "zsh" else r"RUN.seed=seeds\(5\)")
     names = [command.name.replace(" ", ":") for command in commands]
@@ -112,6 +116,16 @@ def completion_script(
             folder.joinpath(f"completion.{shell}").read_text("utf-8"),
         ]
     )
+
+
+def list_part_words() -> dict[str, list[str]]:
+    """Return the keys and values of all parts."""
+    words: dict[str, list[str]] = {"keys": [], "values": []}
+    for slot in SLOTS:
+        if slot.only is None:
+            words["keys"] += _list_parameters(slot)
+            words["values"] += _list_values(slot)
+    return words
 
 
 def _group_commands(firsts: Iterable[str], names: Sequence[str]) -> Iterator[CommandWords]:
@@ -164,7 +178,7 @@ def _select_parameters(slot: Slot, name: str) -> Mapping[str, Any]:
         return {}
     factory = slot.registry.find(name)
     types = parameter_types(factory)
-    program = slot.provided | slot.facts
+    program = slot.provided | RUN_FACTS
     return {key: types.get(key, Any) for key in parameters(factory) if key not in program}
 
 

@@ -90,7 +90,7 @@ def describe_part(slot: Slot, name: str, nested: Nested) -> PartSchema:
     if free_parameters(factory):
         schemas["params"] = {"type": "object", "description": "further parameters"}
         values["params"] = MAPPING
-    elif slot.registry.kind == "optimizer":
+    elif slot.kind == "optimizer":
         schedules = tuple(dict.fromkeys(["lr", *schemas]))
     return PartSchema(schemas, values, schedules)
 

@@ -5,22 +5,20 @@ the modules of RUN.imports register. Draft 7 is the draft that all editors know.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from phasetrain.addons.authoring.editor.schema_builder import SPLIT, SchemaBuilder, describe_mapping
-from phasetrain.addons.authoring.editor.texts import value_texts
-from phasetrain.addons.authoring.editor.value_schemas import JsonSchema, describe_values
-from phasetrain.app.setup import SLOTS, import_modules
+from phasetrain.addons.authoring.editor.value_schemas import JsonSchema
+from phasetrain.app.code_cache import compute_once
+from phasetrain.app.slots import SLOTS
+from phasetrain.config.addons import list_parts
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.folders import EXPERIMENT, find_config_dir
+from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.plugins import load_plugins
 from phasetrain.config.problems import raise_all
 from phasetrain.config.schema import default_schema
-from phasetrain.config.sections.extended import complete_config
-from phasetrain.config.stages import CHANGES, LENGTHS
 from phasetrain.config.validation import find_part_names
 from phasetrain.errors import ConfigError, did_you_mean
 
@@ -44,14 +42,16 @@ def make_schema(
             be loaded, or there is no such group.
     """
     composed = import_parts(overrides, config_dir)
-    builder = SchemaBuilder(SLOTS, find_part_names(composed, SLOTS, default_schema()))
-    root = builder.add_section(complete_config(), "")
-    definitions = builder.definitions
-    # The only section that is one key, and so has no definition yet.
-    definitions["METERS"] = root["properties"]["METERS"]
-    root["properties"]["METERS"] = {"$ref": "#/definitions/METERS"}
-    # Last, since stages refer to keys of all sections.
-    definitions["PHASES"]["properties"]["stages"]["items"] = _describe_stage(builder)
+    names = find_part_names(composed, SLOTS, default_schema())
+    others = {
+        slot.path: [name for name in names[slot.path] if name not in list_parts(slot.kind)]
+        for slot in SLOTS
+    }
+    if has_custom_parts(composed) or any(others.values()):
+        sections = _describe_sections(others)
+    else:
+        sections = compute_once("schema", lambda: _describe_sections({}))
+    root, definitions = sections["root"], sections["definitions"]
     definitions["defaults"] = _describe_defaults(
         ConfigFiles(find_config_dir(config_dir, overrides))
     )
@@ -68,6 +68,18 @@ def make_schema(
     }
 
 
+def _describe_sections(names: Mapping[str, Iterable[str]]) -> dict[str, JsonSchema]:
+    # Imports all parts, and with them torch.
+    from phasetrain.addons.authoring.editor.sections import describe_sections
+
+    return describe_sections(names)
+
+
+def has_custom_parts(composed: Composed) -> bool:
+    """Return whether a config imports modules, which may register parts."""
+    return bool(lookup(composed.config, "RUN.imports"))
+
+
 def import_parts(overrides: Sequence[str], config_dir: str | None) -> Composed:
     """Register the parts of installed packages and of RUN.imports, and return the config.
 
@@ -76,7 +88,10 @@ def import_parts(overrides: Sequence[str], config_dir: str | None) -> Composed:
     """
     load_plugins()
     composed = compose(overrides, config_dir=find_config_dir(config_dir, overrides))
-    composed = import_modules(composed, None)
+    if has_custom_parts(composed):
+        from phasetrain.app.setup import import_modules
+
+        composed = import_modules(composed, None)
     # An experiment may leave values to the command line.
     raise_all(problem for problem in composed.problems if problem.code != "config.missing_value")
     return composed
@@ -121,42 +136,6 @@ def _allow_defaults(branch: JsonSchema) -> JsonSchema:
         else subschema
         for word, subschema in branch.items()
     }
-
-
-def _describe_stage(builder: SchemaBuilder) -> JsonSchema:
-    """Return the schema of an entry of PHASES.stages: a length, and the keys that it may change."""
-    properties: dict[str, Any] = {
-        "name": {"type": "string", "description": "name of the stage, for the log"}
-    }
-    length = describe_values(int | None, {"ge": 1}).to_schema("int >= 1")
-    for name in LENGTHS:
-        text = f"length of the stage in {name}; one of {', '.join(LENGTHS)} is set"
-        about = value_texts(text, "int >= 1", "", "adjustable", "PHASES.stages")
-        properties[name] = {**length, **about}
-    tree: dict[str, Any] = {}
-    for path in _list_changes(builder.properties):
-        *above, last = path.split(".")
-        node = tree
-        for name in above:
-            node = node.setdefault(name, {})
-        node[last] = builder.properties[path]
-    for section, below in tree.items():
-        properties[section] = below
-        if section == "DATA":
-            splits = {name: describe_mapping(keys) for name, keys in below.items()}
-            properties[section] = {
-                **describe_mapping(splits),
-                "patternProperties": {SPLIT: splits["TEST"]},
-            }
-        elif section not in CHANGES:
-            properties[section] = describe_mapping(below)
-    return describe_mapping(properties)
-
-
-def _list_changes(paths: Iterable[str]) -> list[str]:
-    """Return the paths of CHANGES, with DATA.TRAIN and DATA.TEST for all splits."""
-    changes = [path.replace("*", split) for path in CHANGES for split in ("TRAIN", "TEST")]
-    return [path for path in dict.fromkeys(changes) if path in paths]
 
 
 def _describe_defaults(files: ConfigFiles) -> JsonSchema:

@@ -5,16 +5,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from phasetrain.config.sections.value_types import (
-    LISTS,
-    MAPPINGS,
     NO_BOUNDS,
     ValueType,
     describe_type,
     is_tensor,
+    read_shape,
 )
 
 JsonSchema = dict[str, Any]
@@ -26,10 +24,10 @@ _SCALARS: Mapping[Any, str] = {
     bool: "boolean",
     str: "string",
     Path: "string",
-    NoneType: "null",
     None: "null",
 }
 _NUMBERS: Mapping[Any, str] = {int: "integer", float: "number"}
+_CONTAINERS = {"mapping": ("object", "additionalProperties"), "list": ("array", "items")}
 _BOUNDS = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
@@ -130,24 +128,29 @@ def unite(sets: Iterable[Values]) -> Values:
 
 def describe_values(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -> Values:
     """Return the values that an annotation accepts, see `fits`."""
-    origin = get_origin(annotation)
-    args = get_args(annotation)
-    if origin in (Union, UnionType):
+    form, plain, args = read_shape(annotation)
+    if form == "union":
         return unite(describe_values(choice, bounds) for choice in args)
-    if origin is Literal:
+    if form == "choice":
         return Values(choices=args)
-    plain = origin or annotation
-    if plain in _SCALARS:
-        return Values((_SCALARS[plain],))
-    if plain in _NUMBERS:
+    if form == "number":
         limits = {_BOUNDS[name]: bound for name, bound in bounds.items()}
         return Values((_NUMBERS[plain],), limits=limits)
-    if plain in MAPPINGS:
-        if len(args) < 2 or describe_values(args[1]).is_any:
-            return MAPPING
-        return Values(("object",), limits={"additionalProperties": _schema_of(args[1], bounds)})
-    if plain in LISTS:
-        return Values(("array",), limits=_describe_items(plain, args, bounds))
+    if form == "tuple":
+        return Values(
+            ("array",),
+            limits={
+                "items": [_schema_of(item, NO_BOUNDS) for item in args],
+                "additionalItems": False,
+                "minItems": len(args),
+            },
+        )
+    if form in ("mapping", "list"):
+        json_type, keyword = _CONTAINERS[form]
+        schema = _schema_of(args[0], bounds) if args else {}
+        return Values((json_type,), limits={keyword: schema} if schema else {})
+    if plain in _SCALARS:
+        return Values((_SCALARS[plain],))
     if is_tensor(plain):
         return Values(("number", "array"))
     return ANYTHING
@@ -167,21 +170,6 @@ def add_short_forms(values: Values, value_type: ValueType) -> Values:
 
 def _schema_of(annotation: Any, bounds: Mapping[str, float]) -> JsonSchema:
     return describe_values(annotation, bounds).to_schema(describe_type(annotation, bounds))
-
-
-def _describe_items(plain: Any, args: tuple[Any, ...], bounds: Mapping[str, float]) -> JsonSchema:
-    if not args:
-        return {}
-    if plain is tuple and args[-1] is not Ellipsis:
-        return {
-            "items": [_schema_of(item, NO_BOUNDS) for item in args],
-            "additionalItems": False,
-            "minItems": len(args),
-        }
-    items = _schema_of(args[0], bounds)
-    if not items:
-        return {}
-    return {"items": items}
 
 
 def _has_type(types: Iterable[str], owner: str) -> bool:

@@ -12,31 +12,11 @@ from torch.nn.functional import normalize
 
 from phasetrain.addons.deploy.extract.feature_files import read_columns
 from phasetrain.addons.deploy.extract.linear_probe import check_origins
+from phasetrain.addons.deploy.options import ClusterSettings
 from phasetrain.errors import ConfigError
 from phasetrain.losses.clustering import assign_rows, find_clusters
 from phasetrain.runtime.machine import resolve_device, seed_of
 from phasetrain.runtime.storage import open_storage
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    """Settings of a clustering.
-
-    Attributes:
-        layer: name of the layer, or of another column such as `scores`.
-        clusters: number of clusters.
-        iterations: iterations of k-means.
-        samples: number of samples on which the centroids are found; None: all.
-        seed: selects them, and the first centroids.
-        device: `auto`, `cpu` or `cuda`.
-    """
-
-    layer: str
-    clusters: int
-    iterations: int = 50
-    samples: int | None = None
-    seed: int = 0
-    device: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -11,38 +11,41 @@ class ExtractSection(Section):
     """Output of RUN.engine=extract."""
 
     layers: tuple[str, ...] = key(
-        [], "names of modules of the model whose outputs are written", resume="free"
+        [], "names of modules of the model whose outputs are written", scope="run"
     )
     pool: Literal["none", "mean", "first"] = key(
         "none",
         "pooling of outputs with positions: none; the mean over (N, C, H, W) or over tokens "
         "(N, T, D); or the first token",
-        resume="free",
+        scope="run",
     )
     predictions: bool = key(
         True,
         "write the output of the model as `scores`, and the class with the highest score as "
         "`label`",
-        resume="free",
+        scope="run",
     )
     splits: tuple[str, ...] | None = key(
         None,
         "splits to extract, in lower case, such as [train, test]; null: all",
-        resume="free",
+        scope="run",
     )
     weights: str = key(
         "model",
         "which weights of the checkpoint to use: `model`, or the name of an average such as `ema`",
-        resume="free",
+        scope="run",
     )
     format: Literal["safetensors", "npz"] = key(
-        "safetensors", "file format of the shards", resume="free"
+        "safetensors", "file format of the shards", scope="run"
     )
     rows_per_shard: int = key(
-        8192, "samples per file, each of which is computed by one rank", resume="free", ge=1
+        8192,
+        "samples per file, each of which is computed by one rank",
+        scope="run",
+        ge=1,
     )
     dir: str | None = key(
         None,
         "output folder; null: extract/ and the name of the checkpoint, in the run folder",
-        resume="free",
+        scope="run",
     )

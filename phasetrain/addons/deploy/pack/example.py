@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.checkpoint.codec import decode, encode
+from phasetrain.config.nested import to_plain
 from phasetrain.errors import ConfigError, InvalidCheckpointError
 from phasetrain.proof.compare import differences
 
@@ -155,13 +156,11 @@ def _pair_tensors(expected: Any, actual: Any) -> list[tuple[Tensor, Tensor] | No
 
 def to_plain_output(value: Any) -> Any:
     """Return an output of a model as tensors on the CPU, plain dicts and lists."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().contiguous()
-    if isinstance(value, Mapping):
-        return {str(key): to_plain_output(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain_output(item) for item in value]
-    return value
+
+    def to_cpu(leaf: Any) -> Any:
+        return leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else leaf
+
+    return to_plain(value, to_cpu, text_keys=True)
 
 
 def _to_storable(sample: Any) -> dict[str, Any]:

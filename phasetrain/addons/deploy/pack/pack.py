@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.addons.deploy.export import remove_partial
+from phasetrain.addons.deploy.options import PackOptions
 from phasetrain.addons.deploy.pack.archive import encode_archive, encode_json, parse_archive
 from phasetrain.addons.deploy.pack.card import format_page, make_card
 from phasetrain.addons.deploy.pack.example import TOLERANCES, Example, to_plain_output
@@ -47,7 +48,6 @@ from phasetrain.config.schema import default_schema
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.data import DATASETS, SampleReader
-from phasetrain.data.protocols import HasFieldKinds
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
@@ -65,18 +65,6 @@ OF_READING = ("dataset", "mode", "size", "form")
 
 HERE = frozenset({"world", "device", "precision"})
 """Facts about the machine, which differ where the model is loaded."""
-
-
-@dataclass(frozen=True)
-class PackOptions:
-    """The selection for a pack, see the arguments of `pack`."""
-
-    checkpoint: str
-    weights: WhichWeights | None
-    example: Sequence[str]
-    license_name: str | None
-    certificate: str | None
-    trust: bool
 
 
 @dataclass(frozen=True)
@@ -131,7 +119,7 @@ def pack(  # noqa: PLR0913 - the keyword arguments are those of the command
     Example:
         >>> phasetrain.pack("runs/adamw", "model.zip", checkpoint="best").digest
     """
-    options = PackOptions(checkpoint, weights, example, license_name, certificate, trust)
+    options = PackOptions(checkpoint, weights, tuple(example), license_name, certificate, trust)
     folder = str(run).rstrip("/")
     target = str(out)
     storage = open_storage(target)
@@ -243,9 +231,7 @@ def _find_fields(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
     any."""
     fields = section.get("fields")
     if fields is None and not is_object_name(str(section["dataset"])):
-        dataset = DATASETS.find(section["dataset"], "DATA")
-        if isinstance(dataset, HasFieldKinds):
-            fields = dataset.field_kinds
+        fields = getattr(DATASETS.find(section["dataset"], "DATA"), "field_kinds", None)
     return fields
 
 

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import entry_points
@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from phasetrain.app.stored.trust import list_code
+from phasetrain.config.nested import iter_texts
 from phasetrain.config.plugins import PLUGINS
 from phasetrain.data import COLLATES, TRANSFORMS
 from phasetrain.errors import ConfigError
@@ -66,7 +67,7 @@ def find_needed_code(config: Mapping[str, Any]) -> list[NeededCode]:
         config: of the parts that predictions need.
     """
     # Any text that is the name of a custom part: parameters of parts name further parts.
-    texts = set(_list_texts(config))
+    texts = {text for _, text in iter_texts(config)}
     modules: dict[str, list[str]] = {}
     for registry in REGISTRIES:
         for name in registry:
@@ -76,17 +77,6 @@ def find_needed_code(config: Mapping[str, Any]) -> list[NeededCode]:
     for _, path in list_code(config):
         modules.setdefault(path.rpartition(".")[0], []).append(path)
     return [_describe_module(name, sorted(set(parts))) for name, parts in sorted(modules.items())]
-
-
-def _list_texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _list_texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _list_texts(item)
 
 
 def _is_custom(module: ModuleType) -> bool:

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from phasetrain.addons.deploy.options import PredictOptions
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadable, RawInput
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.load import find_test_split, load, read_data_facts
 from phasetrain.app.stored.stored_config import read_checkpoint_config
-from phasetrain.config.sections.model import WhichWeights
+from phasetrain.config.nested import to_plain
 from phasetrain.data.datasets.images import import_pillow
 from phasetrain.data.loading.collate import UnequalShapesError
 from phasetrain.data.transforms import Pipeline
@@ -36,27 +37,6 @@ MULTI_LABEL = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 
 CLASSIFYING = (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropy, Accuracy, *MULTI_LABEL)
 """Losses and meters of models that classify."""
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """How to predict.
-
-    Attributes:
-        checkpoint: `latest`, `best`, or a name.
-        weights: the trained weights, or an average of them; None: see `choose_weights`.
-        device: see MACHINE.device.
-        top: number of classes per sample, the most probable ones first.
-        batch_size: samples per forward pass.
-        trust: run the code that the config of the folder names.
-    """
-
-    checkpoint: str = "latest"
-    weights: WhichWeights | None = None
-    device: str = "auto"
-    top: int = 3
-    batch_size: int = 64
-    trust: bool = False
 
 
 @dataclass(frozen=True)
@@ -325,15 +305,16 @@ def predict(
             folder names code that is not trusted.
     """
     options = options or PredictOptions()
+    checkpoint = options.checkpoint or "latest"
     task = load(
         folder,
-        options.checkpoint,
+        checkpoint,
         weights=options.weights,
         device=options.device,
         changes=changes,
         trust=options.trust,
     )
-    stored = read_checkpoint_config(folder, options.checkpoint)
+    stored = read_checkpoint_config(folder, checkpoint)
     split = find_test_split(stored.values["DATA"]) or "TRAIN"
     reader = InputReader(stored.values["DATA"][split], read_data_facts(stored.folder, split))
     predictor = make_file_predictor(task, reader, split)
@@ -429,23 +410,20 @@ def _split_output(inputs: Sequence[RawInput], output: Any) -> Iterator[Predictio
 def _take_sample(output: Any, row: int) -> Any:
     """Return the output of one sample as JSON data."""
     if isinstance(output, Tensor):
-        return _to_plain(output[row])
+        return _to_json_output(output[row])
     if isinstance(output, Mapping):
         return {str(key): _take_sample(value, row) for key, value in output.items()}
     # Detection models return a list with an entry per sample, others a tuple of batches.
     if isinstance(output, tuple):
         return [_take_sample(value, row) for value in output]
-    return _to_plain(output[row])
+    return _to_json_output(output[row])
 
 
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float().cpu().tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain(item) for item in value]
-    return to_json_value(value)
+def _to_json_output(value: Any) -> Any:
+    def convert_leaf(leaf: Any) -> Any:
+        return leaf.float().cpu().tolist() if isinstance(leaf, Tensor) else to_json_value(leaf)
+
+    return to_plain(value, convert_leaf, text_keys=True)
 
 
 def format_rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:

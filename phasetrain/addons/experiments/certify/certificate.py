@@ -16,7 +16,6 @@ from phasetrain.addons.experiments.certify.combination import Combination
 from phasetrain.addons.experiments.certify.timing import Cost
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.preflight.preview import list_changed_values
-from phasetrain.app.runs.diff import OF_A_FOLDER
 from phasetrain.app.setup import Setup, world_size_of
 from phasetrain.app.train.resume import describe_environment, list_packages
 from phasetrain.errors import ConfigError
@@ -24,6 +23,9 @@ from phasetrain.runtime.environment import describe_host, describe_numerics, lis
 
 FORMAT = 1
 """Version of the file; raised if a key is renamed or removed."""
+
+OF_FOLDER = ("RUN.dir", "RUN.name", "RUN.engine", "RUN.step", "RUN.resume")
+"""Keys that are not in a certificate of this format, nor in its digest of the config."""
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -40,9 +42,7 @@ def make_certificate(
         cost: of deterministic kernels; None: it was not measured.
         seconds: time that all took.
     """
-    config = {
-        path: value for path, value, _ in list_changed_values(setup) if path not in OF_A_FOLDER
-    }
+    config = {path: value for path, value, _ in list_changed_values(setup) if path not in OF_FOLDER}
     machine = setup.config.plain()["MACHINE"]
     certificate = {
         "format": FORMAT,
@@ -135,7 +135,7 @@ def _describe_combination(outcome: Combination) -> dict[str, Any]:
 def _digest_config(setup: Setup) -> str:
     """Return a digest of the whole config, without the keys that belong to a folder."""
     config = setup.config.plain()
-    for path in OF_A_FOLDER:
+    for path in OF_FOLDER:
         section, _, key = path.partition(".")
         config[section].pop(key, None)
     text = json.dumps(to_json_value(config), sort_keys=True)

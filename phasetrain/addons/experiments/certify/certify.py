@@ -18,8 +18,9 @@ from phasetrain.addons.experiments.certify.certificate import (
     make_certificate,
     read_certificate,
 )
-from phasetrain.addons.experiments.certify.combination import Combination, Launch, Trial
+from phasetrain.addons.experiments.certify.combination import Combination, Trial
 from phasetrain.addons.experiments.certify.timing import Cost, measure_cost
+from phasetrain.addons.experiments.options import CertifyOptions
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.preflight.preflight import (
     Preflight,
@@ -55,21 +56,6 @@ FIXED = (
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to certify.
-
-    Attributes:
-        out: path of the certificate.
-        is_quick: try one kill and the configured setting of MACHINE.deterministic only.
-        launch: runs an order; None: in new processes.
-    """
-
-    out: str = "certificate.json"
-    is_quick: bool = False
-    launch: Launch | None = None
-
-
-@dataclass(frozen=True)
 class Certified:
     """The outcome of certifying.
 
@@ -86,7 +72,7 @@ class Certified:
 
 def certify(
     overrides: Sequence[str],
-    options: Options,
+    options: CertifyOptions,
     *,
     config_dir: str | None = None,
     terminal: Terminal | None = None,
@@ -157,7 +143,7 @@ def check(path: str, overrides: Sequence[str], config_dir: str | None = None) ->
 
 
 def _try_all(
-    setup: Setup, overrides: Sequence[str], options: Options, folder: Path
+    setup: Setup, overrides: Sequence[str], options: CertifyOptions, folder: Path
 ) -> tuple[list[Combination], Cost | None]:
     config = setup.config
     settings = [config.MACHINE.deterministic]

@@ -17,8 +17,8 @@ from phasetrain.addons.experiments.certify.attempt import (
     ReadTrace,
     read_trace,
 )
+from phasetrain.addons.experiments.compare.diff import diff
 from phasetrain.app.local_launch import launch_processes
-from phasetrain.app.runs.diff import diff
 from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.proof.compare import find_difference
 from phasetrain.proof.positions import count_updates

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phasetrain.app.setup import SLOTS, Setup
+from phasetrain.app.setup import Setup
+from phasetrain.app.slots import SLOTS
 from phasetrain.config.registry import parameters
 from phasetrain.config.validation import find_part_names
 from phasetrain.data.samplers.locate import PassFinder

@@ -22,32 +22,10 @@ from phasetrain.hooks.observers import is_observer
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.tasks import TASKS
 
-NEVER = frozenset(
-    {
-        *("RUN.name", "RUN.dir", "RUN.engine", "RUN.verbosity", "RUN.resume", "RUN.checkpoint"),
-        *("RUN.step", "RUN.pause_at", "RUN.allow", "RUN.rehearse", "RUN.exact"),
-        *("RUN.give_up_after", "RUN.reuse_prefix", "PHASES.extend"),
-    }
+PLANNED = (
+    *("PHASES.epochs", "PHASES.updates", "PHASES.samples", "PHASES.test_every"),
+    *("PHASES.test_first", "PHASES.limit.train", "PHASES.limit.test"),
 )
-"""Keys that change neither weights nor logs."""
-
-NEVER_BELOW = ("EXTRACT", "FIND", "LAUNCH", "CHECKPOINT")
-"""Sections whose keys change neither weights nor logs, except for the keys in ALWAYS."""
-
-ALWAYS = ("LAUNCH.processes", "LAUNCH.nodes", "CHECKPOINT.exclude", "CHECKPOINT.best")
-"""Keys of these sections that matter from the start: the world size, what a checkpoint holds, and
-which earlier checkpoints are kept for `best`."""
-
-LOADING = frozenset(
-    {
-        *("workers", "prefetch", "start_method", "timeout_seconds", "pin_memory"),
-        *("prefetch_to_device", "fast_forward"),
-    }
-)
-"""Keys of a split that say how samples are loaded, and not which."""
-
-PLANNED = ("PHASES.epochs", "PHASES.updates", "PHASES.samples", "PHASES.test_every")
-PLANNED_TOO = ("PHASES.test_first", "PHASES.limit.train", "PHASES.limit.test")
 """Keys that matter through the planned phases only, which are compared."""
 
 RECORDERS = frozenset({"metrics", "ledger", "csv", "tensorboard"})
@@ -117,10 +95,8 @@ def _judge_change(change: Change, one: ComparedRun, other: ComparedRun) -> RunDi
     end = max(one.plan.updates, other.plan.updates)
     section, *names = change.path.split(".")
     updates = 0
-    if change.path in NEVER or _is_below(change.path, (*PLANNED, *PLANNED_TOO)):
+    if one.setup.schema.scope(change.path) != "result" or _is_planned(change.path):
         updates = end
-    elif section in NEVER_BELOW:
-        updates = 0 if _is_below(change.path, ALWAYS) else end
     elif section == "HOOKS":
         updates = _judge_hook(names[0], one, other, end)
     elif section == "DATA":
@@ -137,8 +113,8 @@ def _judge_change(change: Change, one: ComparedRun, other: ComparedRun) -> RunDi
     return RunDifference(updates, change.path, f"{old} or {format_value(change.new)}")
 
 
-def _is_below(path: str, keys: Sequence[str]) -> bool:
-    return any(path == key or path.startswith(f"{key}.") for key in keys)
+def _is_planned(path: str) -> bool:
+    return any(path == key or path.startswith(f"{key}.") for key in PLANNED)
 
 
 def _judge_hook(label: str, one: ComparedRun, other: ComparedRun, end: int) -> int:
@@ -156,8 +132,6 @@ def _is_own(factory: Any) -> bool:
 def _judge_data(
     names: Sequence[str], change: Change, one: ComparedRun, other: ComparedRun, end: int
 ) -> int:
-    if len(names) > 1 and names[1] in LOADING:
-        return end
     if names == ["TRAIN", "exclude"]:
         return _judge_excluded(one, other, end)
     if names[0] == "TRAIN":

@@ -9,7 +9,6 @@ from phasetrain.addons.experiments.fork.compared_run import ComparedRun
 from phasetrain.addons.experiments.fork.first_difference import find_first_difference
 from phasetrain.addons.experiments.fork.fork_run import fork_run, list_fork_updates
 from phasetrain.addons.experiments.fork.prefix_tree import TREE_FILE
-from phasetrain.addons.experiments.run_keys import RunKeys
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import read_newest_command
 from phasetrain.app.train.resume import describe_environment, list_packages
@@ -22,13 +21,6 @@ from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
-
-
-def prepare_training(setup: Setup) -> None:
-    """Fork the run of a config if RUN.reuse_prefix asks for it."""
-    keys: RunKeys = setup.config["RUN"]
-    if keys.reuse_prefix:
-        reuse_prefix(setup)
 
 
 def reuse_prefix(setup: Setup) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from phasetrain.addons.experiments.compare.diff import diff
 from phasetrain.addons.experiments.judge.trained_runs import TrainedRun
-from phasetrain.app.runs.diff import diff
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.proof.digest import hash_tensors
 from phasetrain.runtime.storage import open_storage

@@ -13,6 +13,7 @@ from phasetrain.addons.experiments.judge.processes import Launch, WorkingFolder
 from phasetrain.addons.experiments.sweep.results import read_last_line
 from phasetrain.config.compose.folders import EXPERIMENT, is_file_word
 from phasetrain.config.compose.override_text import key_of
+from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runtime.storage import open_storage
@@ -22,9 +23,6 @@ FACTS = "phasetrain.addons.experiments.judge.facts"
 
 OWN_KEYS = ("RUN.seed", "RUN.dir", "RUN.resume", "RUN.pause_at", "RUN.engine")
 """Keys that `judge` sets for each run."""
-
-IGNORED = ("dir", "name", "seed", "engine", "resume", "checkpoint", "step", "allow", "pause_at")
-"""Keys of section RUN in which runs of one contender may differ."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,12 @@ class Contender:
     def digest(self) -> str:
         """8 hex digits that depend on its name, config, code and versions."""
         asked = dict(self.facts.asked)
-        run = {key: value for key, value in asked.get("RUN", {}).items() if key not in IGNORED}
+        schema = default_schema()
+        run = {
+            key: value
+            for key, value in asked.get("RUN", {}).items()
+            if key != "seed" and not schema.is_of_one_run(f"RUN.{key}")
+        }
         # The words as well: the same config with its keys in another order has other runs, by
         # which it is shown that the order does not matter.
         content = [

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from string import ascii_uppercase
@@ -19,11 +19,10 @@ from phasetrain.addons.experiments.judge.contenders import (
 from phasetrain.addons.experiments.judge.judgement import Judgement, Pair, Trial, format_pairs
 from phasetrain.addons.experiments.judge.processes import Launch, WorkingFolder, launch_process
 from phasetrain.addons.experiments.judge.revisions import open_revision
-from phasetrain.addons.experiments.judge.sequential import ERROR_RATE, Rule, Verdict, decide
+from phasetrain.addons.experiments.judge.sequential import Rule, Verdict, decide
 from phasetrain.addons.experiments.judge.trained_runs import (
     RunStore,
     TrainedRun,
-    Which,
     check_metric,
     check_stored,
     find_direction,
@@ -31,15 +30,12 @@ from phasetrain.addons.experiments.judge.trained_runs import (
     read_promise,
     read_value,
 )
+from phasetrain.addons.experiments.options import JudgeOptions
 from phasetrain.errors import ConfigError
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
-
-SHORT_UPDATES = 20
-MOST_PAIRS = 12
-"""Default length of the short runs, and default cap on the number of pairs."""
 
 SHOWN = 3
 """Number of changed keys that a line names."""
@@ -48,56 +44,9 @@ WORKING_TREE = "working tree"
 """Name of the files of a project as they are."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How to judge.
-
-    Attributes:
-        revisions: revisions of the project; the words are then one command for all of them.
-        metric: the metric, with a minus sign if smaller is better; empty: as configured.
-        which: whether last or best values are compared.
-        short: number of updates of the runs that are compared bit by bit; 0: none are made.
-        is_full: compare whole runs bit by bit if the short ones are identical.
-        margin: smallest difference that matters; None: every difference does.
-        error_rate: probability of any false verdict on any candidate.
-        most_pairs: cap on the number of pairs.
-        is_fresh: use only runs that judge has trained.
-        config_dir: folder with custom configs.
-        trust: run the code that the config of a run folder names.
-    """
-
-    revisions: tuple[str, ...] = ()
-    metric: str = ""
-    which: Which = "last"
-    short: int = SHORT_UPDATES
-    is_full: bool = False
-    margin: float | None = None
-    error_rate: float = ERROR_RATE
-    most_pairs: int = MOST_PAIRS
-    is_fresh: bool = False
-    config_dir: str | None = None
-    trust: bool = False
-
-    def check(self) -> None:
-        """Reject values that make no sense.
-
-        Raises:
-            ConfigError: names the first one (code `cli.usage`).
-        """
-        problems = {
-            "--short": (self.short < 0, self.short, "0 or more"),
-            "--pairs": (self.most_pairs < 1, self.most_pairs, "1 or more"),
-            "--error-rate": (not 0 < self.error_rate < 1, self.error_rate, "between 0 and 1"),
-            "--d": (self.margin is not None and not self.margin > 0, self.margin, "above 0"),
-        }
-        for flag, (is_wrong, value, expected) in problems.items():
-            if is_wrong:
-                raise ConfigError(f"{flag} {value}: expected a number {expected}", code="cli.usage")
-
-
 def judge(
     words: Sequence[str],
-    settings: Settings,
+    settings: JudgeOptions,
     *,
     launch: Launch = launch_process,
     say: Callable[[str], None] = log.info,
@@ -131,7 +80,7 @@ def judge(
 
 @contextmanager
 def _open_contenders(
-    words: Sequence[str], settings: Settings, launch: Launch
+    words: Sequence[str], settings: JudgeOptions, launch: Launch
 ) -> Iterator[list[Contender]]:
     """Yield the contenders with their facts, the baseline first."""
     with ExitStack() as stack:
@@ -180,7 +129,7 @@ class _Session:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: JudgeOptions,
         contenders: Sequence[Contender],
         launch: Launch,
         say: Callable[[str], None],

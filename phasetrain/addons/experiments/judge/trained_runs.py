@@ -30,9 +30,6 @@ PREFIX = "judge-"
 POLL_SECONDS = 0.2
 """Interval at which a folder that is in use is looked at."""
 
-OF_A_RUN = ("RUN.dir", "RUN.name", "RUN.seed", "RUN.verbosity", "MACHINE.threads")
-"""Keys in which the finished runs of one contender may differ."""
-
 Which = Literal["last", "best"]
 
 
@@ -200,7 +197,7 @@ def list_config_changes(
     return [
         change.path
         for change in compare_configs(one, other, schema)
-        if change.resume != "free" and change.path not in OF_A_RUN
+        if change.resume != "free" and change.path != "RUN.seed"
     ]
 
 

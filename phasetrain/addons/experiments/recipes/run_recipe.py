@@ -11,6 +11,7 @@ from phasetrain.addons.experiments.recipes.first_epoch import FirstEpoch, read_f
 from phasetrain.addons.experiments.recipes.recipe import Variant
 from phasetrain.app.result import RunResult
 from phasetrain.config.compose.override_text import key_of, quote_value
+from phasetrain.config.schema import default_schema
 from phasetrain.hooks import Hook
 from phasetrain.runs.history import read_history
 from phasetrain.runs.view import RunView, read_status
@@ -18,9 +19,6 @@ from phasetrain.runtime.machine import limit_cpu_capability
 
 RUNS = "runs/recipes"
 """Folder of the runs of recipes."""
-
-_OWN = ("RUN.dir", "RUN.name", "RUN.verbosity")
-"""Keys that change nothing about the results of a run."""
 
 RunWords = Callable[[Sequence[str], Mapping[str, Hook]], RunResult]
 """Runs the words of a command line with further hooks."""
@@ -113,6 +111,7 @@ def run_variant(
         if result.state != "finished" or first_epoch:
             break
     start = folders[next(iter(variant.stages))]
+    schema = default_schema()
     return Repetition(
         seed=seed,
         folder=folders[stage],
@@ -124,7 +123,10 @@ def run_variant(
         digest=result.digest,
         first_epoch=read_first_epoch(start),
         platform=read_platform(folders[stage]),
-        is_changed=any(key_of(word) not in (*_OWN, *variant.paths) for word in changes),
+        is_changed=any(
+            schema.scope(key) == "result" and key not in variant.paths
+            for key in map(key_of, changes)
+        ),
         is_first_epoch=first_epoch,
         seconds=seconds,
     )

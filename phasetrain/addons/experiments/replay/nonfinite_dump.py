@@ -19,11 +19,11 @@ from phasetrain.app.setup import Setup
 from phasetrain.distributed import Ordered, Strategy, World
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ChangedError, ConfigError, InvalidCheckpointError, NumericsError
-from phasetrain.hooks.ledger_content import find_tensors
 from phasetrain.hooks.numerics import StepDump, read_dump
 from phasetrain.optim import NonFinite
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
+from phasetrain.runtime.nested import list_tensors
 from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import SavedTask, Task
 from phasetrain.tasks.parts import StepEvents
@@ -154,7 +154,7 @@ class _NonFiniteValues(StepEvents):
 
     def on_batch(self, batch: Batch) -> Batch:
         """Check the input of each sample."""
-        for tensor in find_tensors(batch.input):
+        for tensor in list_tensors(batch.input):
             if tensor.is_floating_point() and tensor.ndim and len(tensor) == batch.size:
                 bad = ~tensor.reshape(batch.size, -1).isfinite().all(dim=1)
                 self.inputs += batch.ids[bad.cpu()].tolist()
@@ -257,6 +257,6 @@ def _record_gradient(seen: _NonFiniteValues, name: str, gradient: Tensor) -> Non
 def _is_finite(value: Any) -> bool:
     return all(
         bool(tensor.isfinite().all())
-        for tensor in find_tensors(value)
+        for tensor in list_tensors(value)
         if tensor.is_floating_point()
     )

@@ -18,7 +18,8 @@ from uuid import uuid4
 import hydra
 from omegaconf import OmegaConf
 
-from phasetrain.addons.experiments.sweep.groups import ComparisonSettings
+from phasetrain.addons.experiments.options import ComparisonSettings
+from phasetrain.addons.experiments.sweep.groups import check_comparison
 from phasetrain.addons.experiments.sweep.jobs import NUMBER_KEY, Job, read_job_records
 from phasetrain.addons.experiments.sweep.output import show_results
 from phasetrain.addons.experiments.sweep.override_text import (
@@ -94,7 +95,7 @@ def sweep(
     prune = PruneSettings.read(words.prune_words)
     _check_sweeper(words, prune)
     comparison = comparison or ComparisonSettings()
-    comparison.check(words)
+    check_comparison(comparison, words)
     configs = [check(sample) for sample in words.list_samples()]
     grid: list[list[str]] = []
     if words.sweeper == "basic":

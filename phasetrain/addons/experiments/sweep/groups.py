@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from phasetrain.addons.experiments.options import ComparisonSettings
 from phasetrain.addons.experiments.statistics import (
     Bounds,
     adjust_p_values,
@@ -31,57 +32,44 @@ ABSENT = "not swept"
 """State of a repetition that other configs have and this one has not."""
 
 
-@dataclass(frozen=True)
-class ComparisonSettings:
-    """How configs are compared that folds or seeds repeat.
+def check_comparison(comparison: ComparisonSettings, words: SweepOverrides) -> None:
+    """Check that settings fit a sweep.
 
-    Attributes:
-        baseline: values of the config that the others are compared with, such as
-            `OPTIMIZER.lr=0.1`; by default the one with the best mean.
-        detect: difference of the metric for which the number of seeds needed is computed.
+    Raises:
+        ConfigError: the baseline is not one config of the grid (`sweep.baseline`), or the
+            difference is not greater than 0 (`sweep.detect`).
     """
-
-    baseline: tuple[str, ...] = ()
-    detect: float | None = None
-
-    def check(self, words: SweepOverrides) -> None:
-        """Check that the settings fit a sweep.
-
-        Raises:
-            ConfigError: the baseline is not one config of the grid (`sweep.baseline`), or the
-                difference is not greater than 0 (`sweep.detect`).
-        """
-        if self.detect is not None and not 0 < self.detect < math.inf:
+    if comparison.detect is not None and not 0 < comparison.detect < math.inf:
+        raise ConfigError(
+            f"--detect {comparison.detect:g}: expected a difference of the metric greater than 0",
+            code="sweep.detect",
+        )
+    for flag, value in (("--baseline", comparison.baseline), ("--detect", comparison.detect)):
+        if value and not any(is_repeated(override.key_or_group) for override in words.swept):
             raise ConfigError(
-                f"--detect {self.detect:g}: expected a difference of the metric greater than 0",
-                code="sweep.detect",
+                f"{flag}: configs are compared over seeds, and no seeds are swept; add "
+                "'RUN.seed=seeds(5)'",
+                code=f"sweep.{flag.removeprefix('--')}",
             )
-        for flag, value in (("--baseline", self.baseline), ("--detect", self.detect)):
-            if value and not any(is_repeated(override.key_or_group) for override in words.swept):
-                raise ConfigError(
-                    f"{flag}: configs are compared over seeds, and no seeds are swept; add "
-                    "'RUN.seed=seeds(5)'",
-                    code=f"sweep.{flag.removeprefix('--')}",
-                )
-        if self.baseline:
-            self._check_baseline(words)
+    if comparison.baseline:
+        _check_baseline(comparison.baseline, words)
 
-    def _check_baseline(self, words: SweepOverrides) -> None:
-        flag = f"--baseline {' '.join(self.baseline)}"
-        if words.sweeper != "basic":
-            raise ConfigError(
-                f"{flag}: a sampler chooses the configs of this sweep; leave the flag out, and "
-                "configs are compared with the best one",
-                code="sweep.baseline",
-            )
-        configs = words.list_configs()
-        if find_config(map(split_words, configs), self.baseline) is None:
-            listed = join_first((" ".join(config) for config in configs), 8)
-            raise ConfigError(
-                f"{flag}: expected the values of exactly one config of the sweep; they are: "
-                f"{listed}",
-                code="sweep.baseline",
-            )
+
+def _check_baseline(baseline: Sequence[str], words: SweepOverrides) -> None:
+    flag = f"--baseline {' '.join(baseline)}"
+    if words.sweeper != "basic":
+        raise ConfigError(
+            f"{flag}: a sampler chooses the configs of this sweep; leave the flag out, and "
+            "configs are compared with the best one",
+            code="sweep.baseline",
+        )
+    configs = words.list_configs()
+    if find_config(map(split_words, configs), baseline) is None:
+        listed = join_first((" ".join(config) for config in configs), 8)
+        raise ConfigError(
+            f"{flag}: expected the values of exactly one config of the sweep; they are: {listed}",
+            code="sweep.baseline",
+        )
 
 
 @dataclass(frozen=True)
@@ -167,7 +155,7 @@ class ConfigGroup:
 def group_runs(
     runs: Sequence[SweepRun],
     objective: Objective,
-    comparison: ComparisonSettings = ComparisonSettings(),
+    comparison: ComparisonSettings,
 ) -> list[ConfigGroup]:
     """Return a group per config, the best mean first; none if no fold or seed is swept."""
     runs_by_config: dict[tuple[tuple[str, str], ...], list[SweepRun]] = {}

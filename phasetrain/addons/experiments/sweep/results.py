@@ -11,13 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.addons.experiments.sweep.groups import ComparisonSettings, ConfigGroup, group_runs
+from phasetrain.addons.experiments.options import ComparisonSettings
+from phasetrain.addons.experiments.sweep.groups import ConfigGroup, group_runs
 from phasetrain.addons.experiments.sweep.jobs import JobRecord, read_job_records
 from phasetrain.addons.experiments.sweep.override_text import hash_overrides, split_words
 from phasetrain.addons.experiments.sweep.prune_record import PruneRecord, describe_spent
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
 from phasetrain.app.json_values import to_json_value
-from phasetrain.app.runs.list_runs import summarize_run
+from phasetrain.app.list_runs import summarize_run
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runtime.format import format_duration, format_metric
 

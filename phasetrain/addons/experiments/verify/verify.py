@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from phasetrain.addons.experiments.options import VerifyOptions
 from phasetrain.addons.experiments.verify.evidence import (
     Evidence,
     Finding,
@@ -27,7 +28,6 @@ from phasetrain.addons.experiments.verify.weights_file import (
 )
 from phasetrain.app.train.resume import limit_to_checkpoint
 from phasetrain.checkpoint.promised import read_promised
-from phasetrain.errors import ConfigError
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.records import EnvironmentRecord
 from phasetrain.runs.view import RunView
@@ -40,40 +40,6 @@ EXIT_CODES = {"bit-identical": 0, "different": 1, "undecided": 9}
 
 SHOWN = 4
 """Maximum number of segments, findings and remarks of a kind in the text."""
-
-
-@dataclass(frozen=True)
-class VerifyOptions:
-    """How to verify.
-
-    Attributes:
-        fraction: share of the updates to train again, above 0 and up to 1.
-        segments: number of segments to train again instead of a share; None for the share.
-        seed: of the random choice of segments; None: one that nobody can predict.
-        run: folder of the run that weights are from; empty: the folder that contains them.
-        trust: run the code that the config of the run names.
-
-    Raises:
-        ConfigError: a value is out of range (code `verify.out_of_range`).
-    """
-
-    fraction: float = 0.05
-    segments: int | None = None
-    seed: int | None = None
-    run: str = ""
-    trust: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(
-                f"--fraction {self.fraction:g}: expected a share of the updates above 0 and up to "
-                "1, such as 0.05",
-                code="verify.out_of_range",
-            )
-        if self.segments is not None and self.segments < 1:
-            raise ConfigError(
-                f"--segments {self.segments}: expected at least 1", code="verify.out_of_range"
-            )
 
 
 @dataclass(frozen=True)

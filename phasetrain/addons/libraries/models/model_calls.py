@@ -7,17 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from phasetrain.config.nested import to_plain
 from phasetrain.config.registry import parameters
 from phasetrain.errors import ConfigError, did_you_mean
-
-
-def to_plain_containers(value: Any) -> Any:
-    """Return a config value as plain dicts and lists, which a library may modify."""
-    if isinstance(value, Mapping):
-        return {key: to_plain_containers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain_containers(item) for item in value]
-    return value
 
 
 def check_params(
@@ -33,7 +25,7 @@ def check_params(
     Raises:
         ConfigError: weights were requested.
     """
-    checked: dict[str, Any] = to_plain_containers(params or {})
+    checked: dict[str, Any] = to_plain(params or {})
     requested = [f"params.{name}" for name in refused if checked.get(name)]
     if pretrained:
         requested.append("pretrained")

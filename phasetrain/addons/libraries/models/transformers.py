@@ -14,6 +14,7 @@ from phasetrain.addons.libraries.models.model_calls import (
     check_params,
     list_input_names,
 )
+from phasetrain.config.nested import leaves
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.base import MODELS
@@ -125,7 +126,7 @@ def _make_config(
                 f"It has {', '.join(sorted(names))}",
                 code="config.unknown_key",
             )
-    _reject_downloads(settings, "MODEL.config")
+    _reject_downloads(settings)
     facts = {} if classes is None else {"num_labels": classes}
     try:
         return kind(**{**facts, **settings})
@@ -134,21 +135,20 @@ def _make_config(
         raise ConfigError(f"MODEL.config: {kind.__name__} rejects it: {reason}") from error
 
 
-def _reject_downloads(value: Any, path: str) -> None:
+def _reject_downloads(settings: Mapping[str, Any]) -> None:
     """Reject kernels and models of a hub: transformers would download and execute the former.
 
     Raises:
         ConfigError: there is one, at any depth.
     """
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _reject_downloads(item, f"{path}.{key}")
-    if not isinstance(value, str):
-        return
-    # `OWNER/NAME` instead of the name of an implementation is a kernel.
-    if value.startswith(OF_A_HUB) or ("implementation" in path and "/" in value):
-        raise ConfigError(
-            f"{path} = {value!r}: it is on a hub, and no code or model is downloaded while a run "
-            "is built; use what is installed, such as sdpa or eager for attn_implementation",
-            code="config.download",
-        )
+    for path, value in leaves(settings, "MODEL.config").items():
+        if not isinstance(value, str):
+            continue
+        # `OWNER/NAME` instead of the name of an implementation is a kernel.
+        if value.startswith(OF_A_HUB) or ("implementation" in path and "/" in value):
+            raise ConfigError(
+                f"{path} = {value!r}: it is on a hub, and no code or model is downloaded while a "
+                "run is built; use what is installed, such as sdpa or eager for "
+                "attn_implementation",
+                code="config.download",
+            )

@@ -15,10 +15,10 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.ledger_content import find_tensors
 from phasetrain.hooks.metrics import Metrics, describe_position, record_line
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.name_patterns import match_modules
+from phasetrain.runtime.nested import list_tensors
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def select_modules(model: nn.Module, rules: Sequence[str]) -> dict[str, nn.Modul
 
 def iterate_floating(value: Any) -> Iterator[Tensor]:
     """Yield the nonempty dense floating-point tensors in a nested list, tuple or mapping."""
-    for tensor in find_tensors(value):
+    for tensor in list_tensors(value):
         if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
             yield tensor
 

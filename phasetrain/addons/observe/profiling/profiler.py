@@ -4,7 +4,8 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,7 @@ class Profiler(Hook):
         self.stacks = stacks
         self.memory = memory
         self.flops = flops
-        with warnings.catch_warnings():
-            # `warmup: 0` is a setting of this hook, so the advice against it is noise.
-            warnings.filterwarnings("ignore", "Profiler won't be using warmup")
+        with _hide_advice():
             self._schedule = schedule(
                 wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first
             )
@@ -141,7 +140,8 @@ class Profiler(Hook):
             with_stack=self.stacks,
             with_flops=self.flops,
         )
-        profiler.start()
+        with _hide_advice():
+            profiler.start()
         self._profile = profiler
         self._ranges.recording = profiler.current_action in RECORDING
         self._ranges.begin("data")
@@ -185,7 +185,8 @@ class Profiler(Hook):
         self._profile = None
         if profiler.current_action is ProfilerAction.NONE:
             _check_no_other_profiler()
-        profiler.step()
+        with _hide_advice():
+            profiler.step()
         if self._steps == self._last:
             profiler.stop()
             return
@@ -277,6 +278,16 @@ class _TraceRanges:
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
+
+
+@contextmanager
+def _hide_advice() -> Iterator[None]:
+    """Hide what torch says about `warmup: 0`, a setting of the hook, and (torch 2.11) about
+    events of former cycles, which the hook has written by then."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Profiler won't be using warmup")
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        yield
 
 
 def _check_no_other_profiler() -> None:

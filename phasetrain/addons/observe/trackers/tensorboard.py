@@ -19,7 +19,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import HOOKS, Run
 from phasetrain.meters import Meter
-from phasetrain.runtime.images import encode_png
+from phasetrain.runtime.png import encode_png
 from phasetrain.runtime.storage import LogFile
 
 BINS = 64

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from phasetrain.addons.report.images import PREFIX, class_color
 from phasetrain.addons.report.page.reading import PredictionsRecord
 from phasetrain.runs.records import parse_number
 from phasetrain.runtime.format import format_count
 from phasetrain.runtime.html import element, escape_text
-from phasetrain.runtime.images import PREFIX, class_color
 
 MAX_NAMED_CLASSES = 24
 """Maximum number of classes that the legend names."""

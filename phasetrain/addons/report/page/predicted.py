@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from phasetrain.addons.report.images import PREFIX
 from phasetrain.addons.report.page.overlays import draw_pictures
 from phasetrain.addons.report.page.reading import Array, PredictionsRecord, RunReport
 from phasetrain.runs.records import READ_ERRORS, parse_number
 from phasetrain.runtime.html import element, escape_text, table
-from phasetrain.runtime.images import PREFIX
 
 MAX_DRAWN_CLASSES = 40
 """Maximum number of classes of a matrix that is drawn."""

@@ -343,15 +343,3 @@ def _count_epoch_updates(plan: PlanRecord) -> int:
     if len(complete) == 1:
         return complete.pop()
     return 0
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by their dotted paths."""
-    if not isinstance(value, Mapping) or not value:
-        if path:
-            return {path: value}
-        return {}
-    leaves: dict[str, Any] = {}
-    for key, item in value.items():
-        leaves |= flatten(item, f"{path}.{key}" if path else str(key))
-    return leaves

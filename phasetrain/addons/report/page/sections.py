@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from phasetrain.addons.report.page.charts import metric_names
-from phasetrain.addons.report.page.reading import Curve, RunReport, flatten
+from phasetrain.addons.report.page.reading import Curve, RunReport
 from phasetrain.addons.report.page.tiles import badge
+from phasetrain.config.nested import leaves
+from phasetrain.config.schema import default_schema
 from phasetrain.runs.history import Best
 from phasetrain.runs.records import StatusRecord, parse_number
 from phasetrain.runtime.clock import KINDS, goodput
@@ -27,9 +29,6 @@ MAX_VALUE_LENGTH = 400
 
 MAX_COMPARED_LENGTH = 100
 """Characters of a value in a table of several runs."""
-
-FOLDER_KEYS = ("RUN.dir", "RUN.name")
-"""Keys that differ between all runs."""
 
 NO_BEST = "no best value: the meter does not say which values are better, nor does the name"
 
@@ -122,8 +121,16 @@ def steps_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
 def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the keys in which a run differs from the defaults, or several runs from each other."""
     if len(runs) > 1:
-        configs = [flatten(run.config) for run in runs]
-        return _compare_table(configs, names, "The configs are equal.", skip=FOLDER_KEYS)
+        schema = default_schema()
+        configs = [
+            {
+                key: value
+                for key, value in leaves(run.config).items()
+                if not schema.is_of_one_run(key)
+            }
+            for run in runs
+        ]
+        return _compare_table(configs, names, "The configs are equal.")
     run = runs[0]
     parts = []
     if run.plan.differs:
@@ -140,7 +147,7 @@ def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
         parts.append(element("p", "Nothing was given on the command line.", cls="note"))
     if run.config:
         rows = [
-            (_make_code(key), _format_value(value)) for key, value in flatten(run.config).items()
+            (_make_code(key), _format_value(value)) for key, value in leaves(run.config).items()
         ]
         parts.append(_fold(f"all {len(rows)} keys", table(("key", "value"), rows)))
     return "".join(parts)
@@ -159,7 +166,7 @@ def deviations_section(run: RunReport) -> str:
 def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the environment of a run, or the differences between several."""
     if len(runs) > 1:
-        environments = [flatten(run.environment.content) for run in runs]
+        environments = [leaves(run.environment.content) for run in runs]
         return _compare_table(environments, names, "The environments are equal.")
     environment = runs[0].environment.content
     first = {
@@ -178,7 +185,7 @@ def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     for key, value in rest.items():
         entries: Iterable[tuple[Any, Any]] = enumerate(value)
         if isinstance(value, Mapping):
-            entries = flatten(value).items()
+            entries = leaves(value).items()
         rows = [(escape_text(name), _format_value(entry)) for name, entry in entries]
         parts.append(_fold(key, table(("", ""), rows, cls="plain")))
     return "".join(parts)
@@ -270,7 +277,6 @@ def _compare_table(
     sides: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     equal_note: str,
-    skip: Sequence[str] = (),
 ) -> str:
     """Return a table of the keys in which the runs differ, or a note that they are equal."""
     keys = dict.fromkeys(key for side in sides for key in side)
@@ -280,7 +286,7 @@ def _compare_table(
         values = [side[key] for side in sides if key in side]
         equal = len(values) == len(sides) and all(value == values[0] for value in values)
         empty = all(isinstance(value, Mapping) for value in values)  # its keys are in the others
-        if not equal and not empty and key not in skip:
+        if not equal and not empty:
             # `missing` and not null, which is a value that a config may have
             cells = (
                 _format_value(side[key], MAX_COMPARED_LENGTH) if key in side else missing

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from phasetrain.addons.report.page.reading import RunReport, flatten
+from phasetrain.addons.report.page.reading import RunReport
+from phasetrain.config.nested import leaves
 from phasetrain.config.objects import display_name
 from phasetrain.runs.records import PlanRecord, parse_count
 from phasetrain.runtime.clock import goodput
@@ -59,7 +60,7 @@ def tiles_section(run: RunReport, now: float) -> str:
 
 def _headline(run: RunReport) -> list[str]:
     """Return a tile with the metric that counts: the monitored one, or the first of a test."""
-    chosen = flatten(run.config).get("CHECKPOINT.best.monitor")
+    chosen = leaves(run.config).get("CHECKPOINT.best.monitor")
     monitor = chosen if isinstance(chosen, str) and chosen != "auto" else None
     best = run.history.best_monitored(monitor) if monitor else None
     best = best or run.history.best()

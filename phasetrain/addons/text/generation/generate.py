@@ -1,7 +1,7 @@
 """Continues texts token by token."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -12,7 +12,6 @@ from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import seed_of
 
 
-@runtime_checkable
 class CachingModel(Protocol):
     """A model that keeps keys and values of earlier tokens, such as phasetrain's own transformer.
 
@@ -96,7 +95,7 @@ class TextGenerator:
 
 def find_context(model: nn.Module) -> int | None:
     """Return the maximum number of tokens that a model takes; None if it is unknown."""
-    if isinstance(model, CachingModel):
+    if _keeps_cache(model):
         return model.context
     if isinstance(model, PretrainedLike):
         model_config = model.config.to_dict()
@@ -104,6 +103,10 @@ def find_context(model: nn.Module) -> int | None:
         if isinstance(limit, int):
             return limit
     return None
+
+
+def _keeps_cache(model: object) -> TypeGuard[CachingModel]:
+    return hasattr(model, "make_cache") and hasattr(model, "context")
 
 
 class _Scorer:
@@ -139,7 +142,7 @@ class _Scorer:
         """Return the scores after the last token, and the cache with these tokens."""
         batch = torch.tensor([list(tokens)], device=self._device)
         model = self._model
-        if isinstance(model, CachingModel):
+        if _keeps_cache(model):
             if cache is None and self._uses_cache:
                 cache = model.make_cache()
             return model(batch, cache)[0, -1], cache

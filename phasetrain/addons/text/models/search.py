@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from phasetrain.engine.batch import mapped
+from phasetrain.runtime.nested import map_tensors
 
 PADDING = -100
 """Value after the end of a decoded sequence, the padding of targets."""
@@ -130,7 +130,7 @@ def decode_beam(model: Decodes, inputs: Any, end: int, max_length: int, beams: i
 
 
 def _select_rows(state: Any, rows: Tensor) -> Any:
-    return mapped(state, lambda tensor: tensor.index_select(0, rows))
+    return map_tensors(state, lambda tensor: tensor.index_select(0, rows))
 
 
 def _find_device(inputs: Any) -> torch.device:

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from phasetrain.addons.text.options import TokenizeOptions
+from phasetrain.cli.options import add_options, read_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call
 
@@ -16,40 +18,15 @@ def add_tokenize_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="text files (a document each), .jsonl (a document per line), or folders; also .gz",
     )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="a tokenizer.json, or a folder with one (default: a token per byte)",
-    )
-    parser.add_argument(
-        "--train-bpe",
-        type=int,
-        metavar="SIZE",
-        help="train a byte-level BPE with this number of tokens on the inputs",
-    )
-    parser.add_argument(
-        "--field", default="text", metavar="KEY", help="key of the text in .jsonl (default: text)"
-    )
-    parser.add_argument(
-        "--end", metavar="TOKEN", help="token of the tokenizer at the end of a document"
-    )
-    parser.add_argument(
-        "--shard-tokens",
-        type=int,
-        default=2**25,
-        metavar="N",
-        help="tokens after which a shard ends (default: 33,554,432)",
-    )
+    add_options(parser, TokenizeOptions)
 
 
 def run_tokenize(call: Call) -> Outcome:
     """Write texts as token files."""
-    from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
+    from phasetrain.addons.text.tokenize.tokenize import tokenize
 
     flags = call.flags
-    options = TokenizeOptions(
-        flags.tokenizer, flags.train_bpe, flags.field, flags.end, flags.shard_tokens
-    )
+    options = read_options(TokenizeOptions, flags)
     made = tokenize(flags.out.rstrip("/") or "/", flags.inputs, options)
     content: dict[str, Any] = {
         "out": flags.out,

@@ -3,13 +3,14 @@
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from phasetrain.addons.text.options import TokenizeOptions
 from phasetrain.addons.text.tokenize.documents import (
     InputFile,
     Position,
@@ -40,39 +41,6 @@ log = logging.getLogger(__name__)
 
 BATCH_BYTES = 2**20
 """Bytes of text that are encoded together, by several threads."""
-
-
-@dataclass(frozen=True)
-class TokenizeOptions:
-    """How texts become tokens.
-
-    Attributes:
-        tokenizer: path of a `tokenizer.json`, or of a folder with one; None: bytes.
-        train_bpe: size of a byte-level BPE to train on the inputs instead.
-        field: key of the text in JSON lines.
-        end: name of the token at the end of a document; None: the usual one of the tokenizer.
-        shard_tokens: a shard ends with the document that reaches this number of tokens.
-
-    Raises:
-        ConfigError: two tokenizers, or a size below 1.
-    """
-
-    tokenizer: str | None = None
-    train_bpe: int | None = None
-    field: str = "text"
-    end: str | None = None
-    shard_tokens: int = 2**25
-
-    def __post_init__(self) -> None:
-        if self.tokenizer is not None and self.train_bpe is not None:
-            raise ConfigError(
-                "--tokenizer and --train-bpe: a tokenizer is read or trained; set one of them",
-                code="cli.usage",
-            )
-        if self.shard_tokens < 1:
-            raise ConfigError(
-                f"--shard-tokens {self.shard_tokens}: expected at least 1", code="cli.usage"
-            )
 
 
 def tokenize(

@@ -27,7 +27,7 @@ from phasetrain.addons.text.tokens.packing import TokenArray
 from phasetrain.data.datasets.base import locate_part
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import fetch, is_url, strip_file_scheme
-from phasetrain.runtime.storage.remote import redact_url
+from phasetrain.runtime.storage.urls import redact_url
 
 FORMAT = "phasetrain-tokens"
 VERSION = 1

@@ -14,7 +14,7 @@ from phasetrain.addons.text.byte_counts import ByteCounts
 from phasetrain.addons.text.tokens.token_files import MANIFEST, read_manifest
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.storage import fetch, is_url, strip_file_scheme
-from phasetrain.runtime.storage.remote import redact_url
+from phasetrain.runtime.storage.urls import redact_url
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phasetrain.addons.vision.batch_transforms.mixing import PairMixing, Per, blend_pairs
 from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS
-from phasetrain.engine.batch import mapped
+from phasetrain.runtime.nested import map_tensors
 
 
 @BATCH_TRANSFORMS.register("mixup")
@@ -37,4 +37,4 @@ class Mixup(PairMixing):
         self, value: Any, partners: Tensor, shares: NDArray[np.float64], random: np.random.Generator
     ) -> tuple[Any, NDArray[np.float64]]:
         """Return means of inputs, and the shares unchanged."""
-        return mapped(value, lambda tensor: blend_pairs(tensor, partners, shares)), shares
+        return map_tensors(value, lambda tensor: blend_pairs(tensor, partners, shares)), shares

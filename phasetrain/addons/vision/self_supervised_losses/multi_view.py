@@ -9,7 +9,7 @@ update of a single process with the whole batch.
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from phasetrain.distributed import World, gather_rows, gather_with_gradient
 
 
-@runtime_checkable
 class TeacherLoss(Protocol):
     """A loss of views that may compare them with the embeddings of a teacher.
 
@@ -28,7 +27,6 @@ class TeacherLoss(Protocol):
     uses_teacher: bool
 
 
-@runtime_checkable
 class ScheduledLoss(Protocol):
     """A loss that changes in the course of training."""
 
@@ -40,7 +38,6 @@ class ScheduledLoss(Protocol):
         """
 
 
-@runtime_checkable
 class FreezingLoss(Protocol):
     """A loss that freezes some of its parameters for a time."""
 
@@ -48,7 +45,6 @@ class FreezingLoss(Protocol):
         """Return the parameters that the current update must not change."""
 
 
-@runtime_checkable
 class MemoryLoss(Protocol):
     """A loss that remembers every training sample."""
 
@@ -57,7 +53,6 @@ class MemoryLoss(Protocol):
         the device; before each call in training."""
 
 
-@runtime_checkable
 class ClusteringLoss(MemoryLoss, Protocol):
     """A loss with a memory that prepares for each epoch."""
 
@@ -73,7 +68,6 @@ class ClusteringLoss(MemoryLoss, Protocol):
         """
 
 
-@runtime_checkable
 class InstanceLoss(MemoryLoss, Protocol):
     """A loss that compares views with the memory, not with each other: one view is enough, and
     there are no tests, whose samples are not in the memory.

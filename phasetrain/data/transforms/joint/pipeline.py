@@ -61,6 +61,10 @@ class FieldPipeline(Pipeline):
         """Return the number of transforms: all of them take single samples."""
         return len(self.transforms)
 
+    def check_fields(self, sample: Any, where: str) -> None:
+        """Reject a sample that lacks a declared field, see `Pipeline.check_fields`."""
+        to_fields(sample, self.kinds, where)
+
     def replace_transforms(self, transforms: Sequence[Callable[..., Any]]) -> "FieldPipeline":
         """Return a pipeline with other transforms of the same fields."""
         return FieldPipeline(transforms, self.kinds, self.where)

@@ -96,6 +96,11 @@ def make_script(shell: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.feature(
+    "completion",
+    "completion in bash and zsh: keys, values, parts, experiments, run folders",
+    "`phasetrain completion`",
+)
 @pytest.mark.parametrize(
     ("line", "wanted", "unwanted"),
     [

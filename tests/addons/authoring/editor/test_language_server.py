@@ -139,6 +139,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageServer]
     made.close()
 
 
+@pytest.mark.feature("schema")
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -176,6 +177,7 @@ def test_completion(text: str, wanted: list[str], server: LanguageServer) -> Non
         assert "hidden" not in found
 
 
+@pytest.mark.feature("schema")
 @pytest.mark.parametrize(
     ("text", "meaning", "resume"),
     [

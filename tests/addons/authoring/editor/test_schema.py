@@ -15,7 +15,8 @@ from raising import raises
 from test_docs import PAGES, Block, blocks
 
 from phasetrain.addons.authoring.editor.schema import make_schema
-from phasetrain.app.setup import SLOTS, import_modules
+from phasetrain.app.setup import import_modules
+from phasetrain.app.slots import SLOTS
 from phasetrain.cli import main
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.merge import Merged
@@ -275,6 +276,7 @@ def test_parameters_of_parts_have_types_defaults_and_texts(schema: dict[str, Any
     assert "on resume free" in every["properties"]["seconds"]["description"]
 
 
+@pytest.mark.feature("schema")
 def test_parts_of_the_user_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +330,9 @@ def corpus() -> Any:
     sys.path.remove(str(ROOT / "benchmarks"))
 
 
+@pytest.mark.feature(
+    "schema", "JSON Schema of experiments, with the parts of the user", "`phasetrain schema`"
+)
 @pytest.mark.slow
 def test_key_and_type_errors_of_the_corpus_are_refused(
     corpus: Any, validator: Draft7Validator, tmp_path: Path

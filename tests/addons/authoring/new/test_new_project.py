@@ -39,6 +39,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.feature("new", "new projects: experiment, parts, test, schema", "`phasetrain new`")
 def test_project_trains_and_its_experiment_is_valid(project: Path) -> None:
     assert {one.name for one in project.iterdir()} == set(FILES)
     text = (project / "my-first.yaml").read_text()
@@ -75,6 +76,7 @@ def test_path_of_a_file_is_rejected(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.feature("new")
 @pytest.mark.slow
 def test_tests_of_the_project_pass(project: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]

@@ -28,6 +28,7 @@ def write(path: Path, ids: torch.Tensor, model: str = "one") -> str:
     return str(path)
 
 
+@pytest.mark.feature("cluster", "labels by k-means of features", "`phasetrain cluster`")
 def test_samples_of_a_corner_get_one_label_in_every_folder(tmp_path: Path) -> None:
     train = write(tmp_path / "train", torch.arange(30))
     test = write(tmp_path / "test", torch.tensor([0, 1, 2, 5]))

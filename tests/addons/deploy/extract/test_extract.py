@@ -164,6 +164,7 @@ class Breaking:
 
 
 class TestResume:
+    @pytest.mark.feature("25")
     @pytest.mark.by_default("True")
     @pytest.mark.parametrize("torn", [False, True])
     def test_killed_extraction_resumes(

@@ -84,6 +84,7 @@ class TestNearest:
 
 
 class TestLinear:
+    @pytest.mark.feature("probe", "kNN and linear probes", "`phasetrain probe`")
     @pytest.mark.parametrize("penalty", [1e-3, 0.1])
     def test_it_is_the_minimum_that_scikit_learn_finds(self, penalty: float) -> None:
         features, labels = clusters(120, 0)

@@ -51,6 +51,11 @@ def folders(tmp_path: Path) -> tuple[str, str]:
     return write(tmp_path / "train", *make(60, 0)), write(tmp_path / "test", *make(40, 100))
 
 
+@pytest.mark.feature(
+    "probe.svm",
+    "probe by SVMs, with few samples per class on request",
+    "`phasetrain probe --kind svm`",
+)
 def test_average_precisions_are_those_of_vissl(folders: tuple[str, str], tmp_path: Path) -> None:
     settings = replace(SETTINGS, costs=(1.0,))
     found = probe_by_svm(*folders, settings)
@@ -76,6 +81,7 @@ def test_classes_are_separated_one_by_one(tmp_path: Path) -> None:
     assert (found.samples, found.mean, len(found.costs)) == ((59, 59), 1.0, 3)
 
 
+@pytest.mark.feature("probe.svm")
 def test_few_samples_are_drawn_per_class() -> None:
     _, table = make(60, 0)
     found = draw_shots(table, 3, 4, np.random.default_rng(0))

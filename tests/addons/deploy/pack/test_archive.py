@@ -64,6 +64,7 @@ def test_equal_content_gives_equal_bytes_without_dates_or_compression() -> None:
     assert sha256(CONTENT).hexdigest().startswith("af9bc96250e4")
 
 
+@pytest.mark.feature("pack.no_code")
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     weights = CONTENT.index(MEMBERS["weights.safetensors"])
@@ -183,6 +184,7 @@ def _write_local_extra(path: Path) -> None:
     path.write_bytes(content[:entry] + head + tail)
 
 
+@pytest.mark.feature("pack.no_code")
 @pytest.mark.parametrize(
     "write",
     [

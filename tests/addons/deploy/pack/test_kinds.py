@@ -27,6 +27,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS, SmallCNN
 
 
+@pytest.mark.feature("pack")
 @pytest.mark.addon("text")
 def test_language_model_continues_lines_of_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -52,6 +53,11 @@ def test_language_model_continues_lines_of_standard_input(
     assert names[0] == names[2] == [name for name, _ in one.classes]
 
 
+@pytest.mark.feature(
+    "pack.tokenizer",
+    "packed language models with their tokenizer",
+    "`phasetrain generate MODEL.zip`",
+)
 @pytest.mark.addon("text")
 def test_tokenizer_is_part_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from phasetrain.addons.text.tokenize.tokenize import TokenizeOptions, tokenize
@@ -95,6 +101,7 @@ def numbers(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.feature("predict")
 def test_rows_of_a_table_are_samples(
     numbers: Path,
     tmp_path: Path,
@@ -140,6 +147,7 @@ def _loss(output: dict[str, Tensor], target: Tensor) -> Tensor:
     return scores + (output["size"] - target).square().mean()
 
 
+@pytest.mark.feature("pack")
 def test_model_with_several_outputs_and_given_in_python(tmp_path: Path) -> None:
     model = TwoHeads()
     inputs = torch.arange(640.0).view(10, 1, 8, 8) / 640
@@ -163,6 +171,7 @@ def test_model_with_several_outputs_and_given_in_python(tmp_path: Path) -> None:
     assert row.output == {"score": one["score"][0].tolist(), "size": float(one["size"][0])}
 
 
+@pytest.mark.feature("pack")
 def test_average_of_the_weights_and_bf16(tmp_path: Path) -> None:
     words = ["PHASES.epochs=1", "MODEL.ema.decay=0.5", "MACHINE.precision=bf16"]
     phasetrain.run([*SMALL, *words, f"RUN.dir={tmp_path}/run"])
@@ -184,6 +193,7 @@ def test_average_of_the_weights_and_bf16(tmp_path: Path) -> None:
         phasetrain.pack(tmp_path / "run", tmp_path / "b.zip", weights="swa")
 
 
+@pytest.mark.feature("optimizer.schedule_free")
 @pytest.mark.addon("libraries")
 def test_weights_for_use_of_a_schedule_free_optimizer_are_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -247,6 +257,7 @@ def test_detector_collates_inputs_without_boxes(
         assert [row["output"]["labels"] for row in rows] == expected["labels"].tolist()
 
 
+@pytest.mark.feature("pack")
 def test_adapters_are_merged_and_their_base_is_inside(tmp_path: Path) -> None:
     base = tmp_path / "base.safetensors"
     torch.manual_seed(7)
@@ -264,6 +275,7 @@ def test_adapters_are_merged_and_their_base_is_inside(tmp_path: Path) -> None:
     assert sorted(found.model.state_dict()) == sorted(SmallCNN(10, width=4).state_dict())
 
 
+@pytest.mark.feature("pack")
 @pytest.mark.addon("text")
 def test_task_that_decodes_is_part_of_the_prediction(tmp_path: Path) -> None:
     data = "{dataset: reversed_tokens, collate: pad, batch_size: 12, transforms: []}"
@@ -320,6 +332,11 @@ class Blobs:
 """
 
 
+@pytest.mark.feature(
+    "pack.masks",
+    "masks of a model of segmentation for new images",
+    "`phasetrain predict --masks FOLDER`",
+)
 def test_masks_of_a_dataset_with_fields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -409,6 +426,7 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     forget_parts()
 
 
+@pytest.mark.feature("pack.no_code")
 @pytest.mark.parametrize("model", ["packed_net", "packed_parts.Plain"])
 def test_custom_code_is_named_and_needed_but_not_inside(
     model: str, own_code: Callable[..., Path], tmp_path: Path
@@ -437,6 +455,7 @@ def test_custom_code_is_named_and_needed_but_not_inside(
             phasetrain.load_pack(out)
 
 
+@pytest.mark.feature("pack.example")
 def test_other_code_is_revealed_by_the_example(
     own_code: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,6 +52,12 @@ def image(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.feature(
+    "pack",
+    "a model handed over as one file: weights, transforms, class names, card; equal bytes for "
+    "equal runs",
+    "`phasetrain pack`, `phasetrain predict MODEL.zip`, `phasetrain.load_pack`",
+)
 def test_outputs_are_those_of_the_run(folder: Path, packed: Path, image: Path) -> None:
     found = phasetrain.load_pack(packed)
     task = phasetrain.load(folder)
@@ -68,6 +74,7 @@ def test_outputs_are_those_of_the_run(folder: Path, packed: Path, image: Path) -
     assert not any(module.training for module in found.model.modules())
 
 
+@pytest.mark.feature("pack")
 def test_same_run_gives_the_same_bytes(folder: Path, packed: Path, tmp_path: Path) -> None:
     made = phasetrain.pack(folder, tmp_path / "other-name.zip", license_name="CC0-1.0")
     content = (tmp_path / "other-name.zip").read_bytes()
@@ -75,6 +82,7 @@ def test_same_run_gives_the_same_bytes(folder: Path, packed: Path, tmp_path: Pat
     assert (made.size, made.digest) == (len(content), sha256(content).hexdigest())
 
 
+@pytest.mark.feature("pack")
 def test_card_has_metrics_digests_and_versions(folder: Path, packed: Path) -> None:
     card = phasetrain.load_pack(packed).card
     status = json.loads((folder / "status.json").read_text())
@@ -167,6 +175,11 @@ def test_changed_class_list_is_rejected(packed: Path, tmp_path: Path) -> None:
         phasetrain.load_pack(tmp_path / "a.zip", digest=digest)
 
 
+@pytest.mark.feature(
+    "pack.example",
+    "a packed model repeats its example before the first prediction",
+    "`phasetrain pack --example`",
+)
 def test_example_reveals_changes_whose_digests_fit(packed: Path, tmp_path: Path) -> None:
     def change_transform(_index: dict[str, Any], members: dict[str, bytes]) -> None:
         test = json.loads(members["config.json"])["DATA"]["TEST"]
@@ -243,6 +256,11 @@ def _break_index(index: dict[str, Any], _members: Members) -> None:
     del index["form"]
 
 
+@pytest.mark.feature(
+    "pack.no_code",
+    "a packed model executes no code from its file; custom parts are asked for by name",
+    "`--imports`, `--digest`",
+)
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -277,6 +295,7 @@ def test_imports_of_the_run_are_not_imported(packed: Path, tmp_path: Path) -> No
     assert "this" not in sys.modules
 
 
+@pytest.mark.feature("pack.example")
 def test_other_example_is_taken_from_a_file(folder: Path, image: Path, tmp_path: Path) -> None:
     phasetrain.pack(folder, tmp_path / "a.zip", example=[str(image)])
     found = read_archive(str(tmp_path / "a.zip")).parse_json("example.json")
@@ -294,6 +313,7 @@ def test_wrong_target_is_rejected_before_the_run_is_read(tmp_path: Path) -> None
             phasetrain.pack(tmp_path / "no-run", tmp_path / name)
 
 
+@pytest.mark.feature("pack")
 def test_kill_while_the_file_is_written_leaves_no_half_file(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.zip"
     if (pid := os.fork()) == 0:

@@ -48,6 +48,7 @@ def by_hand(folder: Path) -> Tensor:
     return torch.softmax(scores, 1)[0]
 
 
+@pytest.mark.feature("predict")
 def test_image_gets_the_probabilities_of_a_normalization_by_hand(
     folder: Path, image: Path, by_hand: Tensor
 ) -> None:
@@ -57,6 +58,11 @@ def test_image_gets_the_probabilities_of_a_normalization_by_hand(
     assert [int(name) for name, _ in found.classes] == by_hand.argsort(descending=True).tolist()
 
 
+@pytest.mark.feature(
+    "predict",
+    "predictions for files: images, tensors, tables, text, lines of standard input",
+    "`phasetrain predict RUN_FOLDER FILE...`, `task.predict(PATH)`",
+)
 def test_task_takes_paths_as_the_command_does(folder: Path, image: Path, by_hand: Tensor) -> None:
     task = load(folder)
     for inputs in (image, str(image), [str(image)], image.parent):
@@ -68,6 +74,11 @@ def test_task_takes_paths_as_the_command_does(folder: Path, image: Path, by_hand
         task.predict(image, transform=False)
 
 
+@pytest.mark.feature(
+    "predict.images",
+    "images of Pillow are predicted, and an array is a sample or a batch by the recorded shape",
+    "`task.predict`, `phasetrain predict`",
+)
 def test_task_takes_images_of_pillow(folder: Path, image: Path, by_hand: Tensor) -> None:
     task = load(folder)
     with Image.open(image) as picture:
@@ -143,6 +154,7 @@ def test_class_names_of_a_custom_dataset_are_an_attribute(
     assert sorted(name for name, _ in found.classes) == ["cat", "dog"]
 
 
+@pytest.mark.feature("predict.images")
 def test_array_of_one_sample_is_no_batch_though_the_dataset_reports_no_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +290,7 @@ def test_files_that_cannot_be_read_are_named(folder: Path, tmp_path: Path) -> No
     assert not str(unknown.value).endswith(".text")
 
 
+@pytest.mark.feature("predict")
 def test_unreadable_files_are_skipped_on_request(
     folder: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +309,7 @@ def test_unreadable_files_are_skipped_on_request(
     assert '"predict.unreadable"' in capsys.readouterr().out
 
 
+@pytest.mark.feature("predict")
 @pytest.mark.addon("text")
 def test_language_model_predicts_the_next_byte(tmp_path: Path) -> None:
     words = [

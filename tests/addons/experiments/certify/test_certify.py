@@ -14,7 +14,7 @@ from forks import launch_fork
 from phasetrain.addons.experiments.certify.certify import (
     NOT_EQUAL,
     Certified,
-    Options,
+    CertifyOptions,
     certify,
     check,
 )
@@ -40,11 +40,17 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str, is_quick: bool = False, forks: bool = True) -> Certified:
-    options = Options(is_quick=is_quick, launch=launch_fork if forks else None)
+    options = CertifyOptions(is_quick=is_quick, launch=launch_fork if forks else None)
     silent = Terminal(io.StringIO(), live=False)
     return certify([*SMALL, *words], options, terminal=silent)
 
 
+@pytest.mark.feature(
+    "certify",
+    "the promise is proved on the user's machine for a config: kills, resumes, comparison of "
+    "every bit, cost of deterministic kernels",
+    "`phasetrain certify`",
+)
 def test_sound_run_is_certified_and_leaves_only_the_certificate(tmp_path: Path) -> None:
     found = run("RUN.dir=runs/mine", is_quick=True)
     assert (found.exit_code, found.content["verdict"]) == (0, "yes"), found.text
@@ -59,6 +65,7 @@ def test_sound_run_is_certified_and_leaves_only_the_certificate(tmp_path: Path) 
     assert (same.exit_code, same.content["differences"]) == (0, {})
 
 
+@pytest.mark.feature("certify")
 def test_generator_that_is_not_restored_is_caught() -> None:
     found = run(*FAULTY, "MODEL.name=faults.OwnGenerator", is_quick=True)
     assert (found.exit_code, found.content["verdict"]) == (NOT_EQUAL, "no")
@@ -68,6 +75,7 @@ def test_generator_that_is_not_restored_is_caught() -> None:
     assert f"phasetrain runs diff {folder.absolute()}/deterministic/reference" in found.text
 
 
+@pytest.mark.feature("certify")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "update", "component", "path"),
@@ -108,6 +116,7 @@ def test_a_run_that_fails_without_a_kill_has_no_verdict() -> None:
     assert "this loss fails" in found.text
 
 
+@pytest.mark.feature("certify")
 @pytest.mark.slow
 def test_both_settings_are_tried_with_all_kills_and_the_cost_is_measured() -> None:
     found = run("MODEL.dropout=0.3", "MODEL.width=4")
@@ -131,7 +140,10 @@ def test_both_settings_are_tried_with_all_kills_and_the_cost_is_measured() -> No
     "words",
     [
         ["LAUNCH.processes=2", "DATA.TRAIN.batch_size=24"],
-        ["LAUNCH.processes=2", "DISTRIBUTED.strategy=fsdp", "MODEL.name=mlp"],
+        pytest.param(
+            ["LAUNCH.processes=2", "DISTRIBUTED.strategy=fsdp", "MODEL.name=mlp"],
+            marks=pytest.mark.addon("sharding"),
+        ),
         ["MACHINE.precision=bf16", "DATA.TEST=null"],
         ["MACHINE.compile={backend: aot_eager}", "DATA.TRAIN.drop_last=true"],
         ["CHECKPOINT.background=false", "OPTIMIZER=adamw", "OPTIMIZER.accumulate=2"],

@@ -46,6 +46,7 @@ def test_keys_that_change_no_bit_are_shared_to_the_end(word: str) -> None:
     assert compare((), (word,)) == RunDifference(15)
 
 
+@pytest.mark.feature("fork.first_difference")
 @pytest.mark.by_default(5)
 @pytest.mark.parametrize(
     ("word", "key"),
@@ -74,6 +75,11 @@ def test_unknown_or_early_keys_share_nothing(word: str, key: str) -> None:
     assert (found.updates, found.key.startswith(key)) == (0, True)
 
 
+@pytest.mark.feature(
+    "fork.first_difference",
+    "the first update at which two configs can differ, never too late",
+    "`phasetrain.addons.experiments.fork.first_difference`",
+)
 @pytest.mark.by_default(5)
 @pytest.mark.parametrize(
     ("one", "other", "updates"),

@@ -45,6 +45,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.feature(
+    "fork",
+    "a fork of a run at an update ends as the run from scratch",
+    "`phasetrain.addons.experiments.fork.fork_run.fork_run`",
+)
 @pytest.mark.parametrize("update", [1, 3])
 def test_fork_with_another_config_ends_as_the_run_from_scratch(
     scratch: Path, source: Path, tmp_path: Path, update: int

@@ -23,6 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.feature("sweep.shared_prefixes")
 def test_run_is_forked_from_the_newest_checkpoint_that_it_shares(runs: Path) -> None:
     folder = runs / "late"
     run_until_killed(folder, *WORDS, LATE, REUSE, hooks={"kill": KillAfter(3)})

@@ -11,7 +11,7 @@ from raising import raises
 
 from phasetrain.addons.experiments.judge.contenders import parse_contenders
 from phasetrain.addons.experiments.judge.facts import Order
-from phasetrain.addons.experiments.judge.judge import Settings, judge
+from phasetrain.addons.experiments.judge.judge import JudgeOptions, judge
 from phasetrain.addons.experiments.judge.judgement import UNDECIDED_CODE, WORSE_CODE, Judgement
 from phasetrain.addons.experiments.judge.processes import WorkingFolder
 from phasetrain.errors import ConfigError, PhasetrainError
@@ -22,7 +22,7 @@ WORKERS = "digits DATA.TRAIN.workers=1"
 
 
 def judge_quietly(runs: FakeRuns, *words: str, **settings: Any) -> Judgement:
-    return judge(words, Settings(**{"short": 4} | settings), launch=runs, say=lambda line: None)
+    return judge(words, JudgeOptions(**{"short": 4} | settings), launch=runs, say=lambda line: None)
 
 
 def verdicts(found: Judgement) -> list[str]:
@@ -37,6 +37,12 @@ def finish_run(runs: FakeRuns, folder: str, *words: str) -> None:
 
 
 class TestIdentical:
+    @pytest.mark.feature(
+        "judge",
+        "a change is proved harmless by a short run, or judged better, worse or no different by "
+        "paired seeds and a sequential test with a stated error rate; runs, configs, revisions",
+        "`phasetrain judge`",
+    )
     def test_short_runs_prove_as_many_updates_as_they_have(self, runs: FakeRuns) -> None:
         found = judge_quietly(runs, "digits", WORKERS)
         (trial,) = found.trials
@@ -78,6 +84,7 @@ class TestIdentical:
 
 
 class TestPairs:
+    @pytest.mark.feature("judge")
     def test_worse_candidate(self, runs: FakeRuns) -> None:
         found = judge_quietly(runs, "digits", WORSE)
         (trial,) = found.trials

@@ -10,7 +10,7 @@ import pytest
 from harness import SMALL
 from judge_forks import launch_fork
 
-from phasetrain.addons.experiments.judge.judge import Settings, judge
+from phasetrain.addons.experiments.judge.judge import JudgeOptions, judge
 from phasetrain.addons.experiments.judge.judgement import Judgement
 from phasetrain.runs.view import read_status
 
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def judge_runs(*words: str, most_pairs: int = 2, short: int = 3) -> Judgement:
-    settings = Settings(short=short, most_pairs=most_pairs)
+    settings = JudgeOptions(short=short, most_pairs=most_pairs)
     return judge(words, settings, launch=launch_fork, say=lambda line: None)
 
 
@@ -60,6 +60,7 @@ def test_harmless_changes_are_identical_and_others_are_not(
     assert len(found.trials[2].pairs) == 2
 
 
+@pytest.mark.feature("judge")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_judgement_resumes_to_the_same_evidence(

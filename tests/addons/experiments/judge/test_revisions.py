@@ -9,7 +9,7 @@ from fake_runs import FakeRuns
 from raising import raises
 
 from phasetrain.addons.experiments.judge import revisions
-from phasetrain.addons.experiments.judge.judge import Settings, judge
+from phasetrain.addons.experiments.judge.judge import JudgeOptions, judge
 from phasetrain.addons.experiments.judge.revisions import open_revision
 from phasetrain.errors import ConfigError
 
@@ -40,6 +40,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.feature("judge")
 def test_folder_has_the_revision_and_links_to_ignored_files(project: Path) -> None:
     with open_revision("main", str(project)) as revision:
         folder = Path(revision.place.path)
@@ -113,7 +114,7 @@ def test_folder_without_a_repository(tmp_path: Path) -> None:
 def test_revision_and_working_tree_are_judged(runs: FakeRuns, project: Path) -> None:
     found = judge(
         ["experiment=digits"],
-        Settings(revisions=("HEAD",), short=4),
+        JudgeOptions(revisions=("HEAD",), short=4),
         launch=runs,
         say=lambda line: None,
     )

@@ -62,6 +62,7 @@ class TestErrorRate:
 
     rng = np.random.default_rng(1)
 
+    @pytest.mark.feature("judge")
     @pytest.mark.parametrize(
         ("differences", "most"),
         [

@@ -39,6 +39,7 @@ def write(folder: Path, **changes: object) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 class TestEach:
+    @pytest.mark.feature("recipes")
     def test_page_has_the_tables_of_the_recipe(self, name: str) -> None:
         page = (PAGES / f"{name}.md").read_text("utf-8")
         assert page == replace_generated(page, render_page(read_recipe(find_files()[name])))

@@ -63,6 +63,11 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.feature(
+    "recipes",
+    "recipes: results on real data, repeated and checked by one command, over kills",
+    "`phasetrain recipes list`, `phasetrain rerun --recipe NAME`, [recipes](recipes/index.md)",
+)
 def test_repetition_is_bit_identical_or_not_reproduced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +100,7 @@ def test_repetition_is_bit_identical_or_not_reproduced(
     assert (code, again["outcome"]) == (1, "not_reproduced")
 
 
+@pytest.mark.feature("recipes")
 def test_killed_repetition_is_resumed_by_the_same_command(tmp_path: Path) -> None:
     variant = find_variant("tiny", str(variant_of(tmp_path / "mine")))[1]
 

@@ -17,7 +17,12 @@ from phasetrain.addons.experiments.sweep.group_tables import (
     make_mean_table,
     make_needs_table,
 )
-from phasetrain.addons.experiments.sweep.groups import Comparison, ComparisonSettings, find_config
+from phasetrain.addons.experiments.sweep.groups import (
+    Comparison,
+    ComparisonSettings,
+    check_comparison,
+    find_config,
+)
 from phasetrain.addons.experiments.sweep.override_text import SweepOverrides
 from phasetrain.addons.experiments.sweep.results import Results
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
@@ -60,6 +65,11 @@ def read_difference(results: Results, place: int = 1) -> Comparison:
     return difference
 
 
+@pytest.mark.feature(
+    "sweep.pairs",
+    "paired differences between configs with the same seeds, and seeds needed",
+    "`phasetrain sweep --baseline --detect`",
+)
 def test_differences_are_paired_by_seed() -> None:
     results = make_results(FIRST, SECOND)
     assert [group.is_baseline for group in results.groups] == [True, False]
@@ -296,4 +306,4 @@ def test_settings_that_do_not_fit_the_sweep_are_rejected(
     settings: ComparisonSettings, words: list[str], code: str
 ) -> None:
     with raises(ConfigError, code=code):
-        settings.check(SweepOverrides.read(words))
+        check_comparison(settings, SweepOverrides.read(words))

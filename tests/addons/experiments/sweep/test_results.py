@@ -121,6 +121,12 @@ def fold_run(name: str, fold: int, best: float | None, **swept: str) -> SweepRun
 
 
 class TestGroups:
+    @pytest.mark.feature(
+        "sweep.intervals",
+        "mean, standard deviation and confidence interval, within the bounds of the metric, over "
+        "folds and seeds of a sweep",
+        "`'RUN.seed=seeds(5)'`, `results.json`",
+    )
     @pytest.mark.addon("report")
     def test_folds_are_in_order_with_mean_and_spread_of_each_config(self) -> None:
         from phasetrain.addons.experiments.sweep.page import render_sweep

@@ -89,6 +89,11 @@ def differences(study: Study, separate: Sequence[Path]) -> list[str]:
     ]
 
 
+@pytest.mark.feature(
+    "sweep.shared_prefixes",
+    "sweeps train shared first updates once, with the bits of runs from scratch",
+    "`RUN.reuse_prefix`, `phasetrain sweep --plan`",
+)
 def test_shared_updates_are_trained_once(separate: list[Path], tmp_path: Path) -> None:
     study = Study(tmp_path)
     assert [(one.parent, one.fork) for one in study.shared.tree.branches] == [
@@ -103,6 +108,7 @@ def test_shared_updates_are_trained_once(separate: list[Path], tmp_path: Path) -
     assert differences_of_runs(separate[0], separate[1]) != []  # negative control
 
 
+@pytest.mark.feature("sweep.shared_prefixes")
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("kill_after", [2, 3, 1, 4, 5])
 def test_killed_sweep_ends_with_the_same_tree(

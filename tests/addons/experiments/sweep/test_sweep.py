@@ -43,6 +43,7 @@ def test_each_combination_is_a_process_in_its_own_folder(program: list[str]) -> 
 
 
 class TestTheSameCommandAgain:
+    @pytest.mark.feature("sweep")
     def test_starts_nothing_that_has_finished(
         self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -105,6 +106,11 @@ def test_optuna_and_the_table_go_by_the_metric_that_the_sampler_is_given(
 
 
 class TestTheTable:
+    @pytest.mark.feature(
+        "sweep",
+        "sweeps with results, any Hydra launcher, Optuna",
+        "`phasetrain sweep`, `hydra/launcher=joblib`, `hydra/sweeper=optuna`",
+    )
     @pytest.mark.addon("report")
     def test_has_a_row_per_run_the_best_one_first(
         self,

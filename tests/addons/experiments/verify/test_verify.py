@@ -157,6 +157,7 @@ class TestHonest:
         assert "all 8 updates" in found.format_text().splitlines()[-1]
         assert before == {path: path.stat().st_mtime_ns for path in honest.rglob("*")}
 
+    @pytest.mark.feature("verify")
     def test_killed_and_resumed_run_is_not_accused(self, tmp_path: Path) -> None:
         words = (f"PHASES.limit.train={UPDATES}",)
         forged_runs.train_and_kill(tmp_path / "run", 5, *words)
@@ -187,6 +188,7 @@ class TestHonest:
 
 
 class TestForged:
+    @pytest.mark.feature("verify")
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("kind", ["weights", "sample", "lr"])
     def test_update_is_found_if_its_segment_is_trained_again(
@@ -212,6 +214,7 @@ class TestForged:
             assert found.verdict == "different"
             assert found.findings[0].update == found.choice.chosen[0].first
 
+    @pytest.mark.feature("verify")
     def test_log_with_consistent_hashes_is_found_if_its_segment_is(self, copy: Path) -> None:
         forged_runs.rewrite_log(copy, 3)
         found = {
@@ -234,6 +237,7 @@ class TestForged:
         ]
         assert "model.weight" in found.findings[0].components[0]
 
+    @pytest.mark.feature("verify")
     @pytest.mark.addon("deploy")
     def test_claimed_change_does_not_hide_forged_updates(self, copy: Path) -> None:
         from phasetrain.addons.deploy.export import export
@@ -481,6 +485,7 @@ class TestWeights:
         found = verify(str(tmp_path / "model.zip"), self.options(tmp_path / "copy"))
         assert summarize(found) == ("undecided", 9, [])
 
+    @pytest.mark.feature("verify")
     @pytest.mark.addon("deploy")
     @pytest.mark.parametrize(
         ("tensors", "facts", "verdict"),

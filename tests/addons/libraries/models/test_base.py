@@ -13,9 +13,9 @@ from phasetrain.addons.libraries.models.model_calls import (
     OutputSelector,
     PositionalSelector,
     check_params,
-    to_plain_containers,
 )
 from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.nested import to_plain
 from phasetrain.errors import ConfigError
 
 Both = namedtuple("Both", ["first", "second"])
@@ -50,10 +50,10 @@ def test_output_is_selected_for_a_positional_argument_only() -> None:
 
 def test_parameters_are_plain_containers_without_pretrained_weights() -> None:
     config = AttrDict({"a": {"b": [1, {"c": 2}]}})
-    assert to_plain_containers(config) == {"a": {"b": [1, {"c": 2}]}}
+    assert to_plain(config) == {"a": {"b": [1, {"c": 2}]}}
     assert [
-        type(to_plain_containers(config)["a"]),
-        type(to_plain_containers(config)["a"]["b"]),
+        type(to_plain(config)["a"]),
+        type(to_plain(config)["a"]["b"]),
     ] == [dict, list]
     assert check_params(config, ["weights"], pretrained=False) == {"a": {"b": [1, {"c": 2}]}}
     assert check_params({"weights": None}, ["weights"], pretrained=False) == {"weights": None}

@@ -29,6 +29,11 @@ def test_config_has_priority_over_facts() -> None:
     assert model(torch.zeros(2, 2, 32, 32)).shape == (2, 3)
 
 
+@pytest.mark.feature(
+    "libraries.models",
+    "models from timm, torchvision and transformers",
+    "`MODEL.name=timm.resnet18`",
+)
 def test_run_trains_and_saves_the_model(tmp_path: Path) -> None:
     words = (
         "DATA.TRAIN.batch_size=8",

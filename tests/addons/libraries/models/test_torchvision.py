@@ -13,6 +13,7 @@ from phasetrain.models import MODELS
 pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
 
 
+@pytest.mark.feature("libraries.models")
 @pytest.mark.slow
 def test_run_trains_and_saves_the_model(tmp_path: Path) -> None:
     splits = [

@@ -94,6 +94,11 @@ def test_mapping_is_passed_as_keywords() -> None:
     assert torch.equal(deepcopy(model)(ids), model(ids))
 
 
+@pytest.mark.feature(
+    "model.transformers_inputs",
+    "inputs that a model of transformers would ignore are rejected; padding values per input",
+    "[model.md](model.md#models-from-other-libraries), `DATA.*.collate.value`",
+)
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -176,6 +181,7 @@ def test_code_of_a_hub_is_rejected(given: Any) -> None:
     MODELS.build(CLASSIFIER, {"config": BERT | {"attn_implementation": "eager"}})
 
 
+@pytest.mark.feature("data.document_mask")
 @pytest.mark.addon("text")
 def test_positions_that_begin_again_keep_documents_apart() -> None:
     from phasetrain.addons.text.language_model import LanguageModel

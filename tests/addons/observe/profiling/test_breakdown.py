@@ -220,6 +220,11 @@ def test_transfer_and_meters_can_be_wrapped() -> None:
 
 
 class TestSanity:
+    @pytest.mark.feature(
+        "110",
+        "step time, MFU, traces, memory, activations, without changing a bit",
+        "`HOOKS.breakdown`, `HOOKS.profiler`, `HOOKS.memory`, `HOOKS.activations`",
+    )
     @pytest.mark.parametrize(
         "words",
         [

@@ -40,6 +40,7 @@ def test_breakdown_changes_no_bit_on_three_ranks(
     assert ledger_bytes(tmp_path / "run") == ledger_bytes(unbroken_by_three_ranks)
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 def test_breakdown_changes_no_bit_of_sharded_weights(launcher: Launcher, tmp_path: Path) -> None:
     words = (*SMALL, ONE, "DISTRIBUTED.strategy=fsdp")

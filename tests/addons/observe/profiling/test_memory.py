@@ -158,6 +158,7 @@ class TestUnsupported:
         train(tmp_path, "PHASES.epochs=2", "HOOKS.memory={}", "RUN.allow=[PHASES]")
         assert list(json.loads((tmp_path / "memory.json").read_text())["attempts"]) == ["2"]
 
+    @pytest.mark.addon("remote")
     def test_memory_is_written_to_object_storage(self, objects: dict[str, bytes]) -> None:
         run_and_capture(
             "mem://weighed",

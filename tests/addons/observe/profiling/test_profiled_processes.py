@@ -40,6 +40,7 @@ def watched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.feature("110")
 @pytest.mark.slow
 def test_three_watched_ranks_are_bit_identical(
     launcher: Launcher, watched: Path, tmp_path: Path
@@ -72,6 +73,7 @@ def test_killed_run_with_profiling_hooks_resumes_exactly(
     assert differences_of_runs(watched, tmp_path / "broken") == []
 
 
+@pytest.mark.addon("sharding")
 @pytest.mark.slow
 def test_sharded_weights_support_activations_but_not_their_gradients(
     launcher: Launcher, tmp_path: Path

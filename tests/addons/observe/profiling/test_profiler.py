@@ -232,6 +232,7 @@ class TestWhatGoesWrong:
         assert re.search(r"needs [\d,]+ bytes, and 1,049,576 ", text)
         assert not traces(tmp_path)
 
+    @pytest.mark.addon("remote")
     def test_a_run_folder_that_is_no_folder(self, objects: dict[str, bytes]) -> None:
         words = (
             "RUN.imports=[phasetrain.testing]",

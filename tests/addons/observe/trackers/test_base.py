@@ -139,6 +139,11 @@ def test_values_are_named_by_split_and_kind() -> None:
 
 
 class TestExactlyOnce:
+    @pytest.mark.feature(
+        "109",
+        "trackers: each step once, never ending a run",
+        "`HOOKS.console`, `metrics`, `csv`, `tensorboard`, `wandb`, `mlflow`",
+    )
     @pytest.mark.parametrize(
         ("kills", "live"),
         [

@@ -61,6 +61,7 @@ class KillService(Hook):
 
 @pytest.mark.usefixtures("own_home")
 class TestOffline:
+    @pytest.mark.feature("109")
     @pytest.mark.slow
     def test_each_record_once_though_run_and_service_are_killed(self, tmp_path: Path) -> None:
         run_until_killed(tmp_path, *WORDS, hooks={"kill": KillAfter(9)})

@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import train
+from harness import REPORT, train
 
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports") / "small"
-    train(folder, "OPTIMIZER.clip_norm=5")
+    train(folder, "OPTIMIZER.clip_norm=5", *REPORT)
     return folder
 
 

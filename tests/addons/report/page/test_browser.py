@@ -65,6 +65,7 @@ def with_script(page: Path, script: str) -> Path:
     return path
 
 
+@pytest.mark.feature("report")
 def test_it_renders_without_errors_and_shows_values_under_the_pointer(
     run_folder: Path, tmp_path: Path
 ) -> None:

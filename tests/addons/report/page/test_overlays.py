@@ -6,9 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasetrain.addons.report.images import (
+    blend_classes,
+    class_color,
+    make_data_url,
+    resize_nearest,
+)
 from phasetrain.addons.report.page.overlays import draw_pictures
 from phasetrain.addons.report.page.reading import RunReport
-from phasetrain.runtime.images import blend_classes, class_color, make_data_url, resize_nearest
 
 IMAGE = make_data_url(np.zeros((2, 2), np.uint8))
 MASKS = {
@@ -41,6 +46,7 @@ def test_masks_stand_next_to_their_image(tmp_path: Path) -> None:
     assert [name in text for name in ("sky", "cat", "dog")] == [True, False, True]
 
 
+@pytest.mark.feature("report.masks")
 def test_boxes_are_drawn_over_the_image_in_the_colors_of_the_legend(tmp_path: Path) -> None:
     text = draw(tmp_path, boxes=[BOXES])
     assert text.count('viewBox="0 0 16 12"') == 2

@@ -32,6 +32,11 @@ def test_sections_of_a_run(run_folder: Path) -> None:
     assert 'class="problems"' not in text
 
 
+@pytest.mark.feature(
+    "report",
+    "HTML report; comparisons; plots",
+    "`report.html`, `HOOKS.report`, `phasetrain report`",
+)
 def test_it_takes_nothing_from_anywhere(run_folder: Path) -> None:
     text = render_report([read_run(str(run_folder))])
     addresses = re.findall(r'\b(?:src|href)="([^"]*)"', text) + re.findall(

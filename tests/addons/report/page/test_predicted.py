@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasetrain.addons.report.images import make_data_url
 from phasetrain.addons.report.page.predicted import (
     predictions_section,
     read_confusion,
     shorten_names,
 )
 from phasetrain.addons.report.page.reading import PredictionsRecord, RunReport
-from phasetrain.runtime.images import make_data_url
 
 IMAGE = make_data_url(np.zeros((2, 2), np.uint8))
 SAMPLE = {"index": 7, "label": "cat", "prediction": "dog", "confidence": 0.75, "image": IMAGE}

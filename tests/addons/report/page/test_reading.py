@@ -15,11 +15,10 @@ from phasetrain.addons.report.page.page import render_report
 from phasetrain.addons.report.page.reading import (
     Curve,
     RunReport,
-    flatten,
     list_step_values,
     read_run,
 )
-from phasetrain.app.runs.list_runs import summarize_run
+from phasetrain.app.list_runs import summarize_run
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
 from phasetrain.runs.records import parse_metrics
@@ -132,8 +131,7 @@ def test_of_very_many_lines_some_steps_and_all_phases(tmp_path: Path) -> None:
     assert found.metrics["accuracy"]["test"].y.tolist() == [0.9]
 
 
-def test_small_pieces() -> None:
-    assert flatten({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
+def test_curve_without_points_is_empty() -> None:
     assert Curve.from_points([]).x.tolist() == []
 
 

@@ -60,6 +60,11 @@ def test_cached_scores_are_those_of_the_whole_input() -> None:
         made(tokens[:, :5], cache)
 
 
+@pytest.mark.feature(
+    "generate",
+    "text from a run: greedy, temperature, top-k, top-p, seeded, with cached keys and values",
+    "`phasetrain generate`, `task.generate`",
+)
 @pytest.mark.parametrize("values", [{"temperature": 0}, {"top_k": 40}, {"top_p": 0.9, "seed": 3}])
 @pytest.mark.parametrize("count", [6, 12])  # within the context, and beyond it
 def test_cache_changes_no_token(count: int, values: dict[str, float]) -> None:

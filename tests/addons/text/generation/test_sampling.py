@@ -19,6 +19,7 @@ def count(sampling: Sampling, draws: int = 1000) -> list[float]:
     return [found.count(token) / draws for token in range(4)]
 
 
+@pytest.mark.feature("generate")
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [

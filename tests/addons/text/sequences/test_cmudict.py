@@ -40,6 +40,11 @@ def test_pronunciations_without_stress_are_different_ones(file: str) -> None:
     assert (len(list_phonemes(stress=False)), len(list_phonemes(stress=True))) == (39, 69)
 
 
+@pytest.mark.feature(
+    "sequences.datasets",
+    "grapheme to phoneme on the CMU dictionary; time series of the UCR archive",
+    "`experiment=g2p`, `experiment=timeseries`",
+)
 def test_training_has_pronunciations_and_tests_have_words(tmp_path: Path) -> None:
     words = [f"{one}{two}{three}" for one in "bcd" for two in "aeio" for three in "lmnprst"]
     lines = [f"{word} B AE1 D\n{word}(2) B AE1 T\n" for word in words]

@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.feature("sequences.datasets")
 def test_channels_and_classes_of_ts_files(folder: str) -> None:
     found = load_ucr("Two", folder=folder, normalize=False)
     assert found.inputs.tolist() == [[[1, 2, 3], [4, 4, 4]], [[3, 2, 1], [0, 0, 6]]]

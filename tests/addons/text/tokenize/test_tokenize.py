@@ -68,6 +68,11 @@ def test_documents_are_in_the_order_of_the_names(texts: Path, tmp_path: Path) ->
     assert made.bytes_table is not None
 
 
+@pytest.mark.feature(
+    "tokenize",
+    "token files by a resumable command, with a trained BPE on request",
+    "`phasetrain tokenize`",
+)
 @pytest.mark.parametrize("trained", [False, True])
 def test_killed_at_every_file_operation_writes_the_same_bytes(
     texts: Path, tmp_path: Path, trained: bool

@@ -20,6 +20,7 @@ def test_every_byte_has_a_token() -> None:
     assert sorted(codec.byte_counts)[:257] == [0, *[1] * 256]
 
 
+@pytest.mark.feature("tokenize")
 @pytest.mark.slow
 def test_processes_train_the_same_tokenizer() -> None:
     program = (

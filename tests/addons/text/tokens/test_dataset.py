@@ -92,6 +92,7 @@ class _Described:
         return self._facts
 
 
+@pytest.mark.feature("data.tokens")
 def test_a_billion_tokens_are_not_read(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

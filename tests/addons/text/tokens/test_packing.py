@@ -39,6 +39,12 @@ def test_window_begins_with_the_token_before_its_first_target() -> None:
     assert targets[:counted].tolist() == [1, END]
 
 
+@pytest.mark.feature(
+    "data.tokens",
+    "windows of tokens in files as a function of the index; checks of files, tokenizer and "
+    "vocabulary",
+    "`DATA.*.dataset=tokens`",
+)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 11), st.integers(0, 5))
 def test_every_token_is_a_target_once(lengths: list[int], context: int, seed: int) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from raising import raises
-from web_server import quick_transfers, serve_files
 
 from phasetrain.addons.text.tokens import MANIFEST, TokenFiles
 from phasetrain.addons.text.tokens.tokenizers import ByteCodec, load_codec
@@ -32,7 +31,10 @@ def test_shards_are_one_stream(write: Write) -> None:
     assert files.read_document_ends().tolist() == ends
 
 
+@pytest.mark.addon("remote")
 def test_folder_on_a_server_is_read_through_the_cache(write: Write, tmp_path: Path) -> None:
+    from web_server import quick_transfers, serve_files
+
     folder = Path(write())
     with serve_files() as server, quick_transfers(tmp_path / "cache"):
         server.files = {f"/t/{file.name}": file.read_bytes() for file in folder.iterdir()}
@@ -103,6 +105,7 @@ def later_version(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({**content, "version": 2}))
 
 
+@pytest.mark.feature("data.tokens")
 @pytest.mark.parametrize(
     ("damage", "code"),
     [

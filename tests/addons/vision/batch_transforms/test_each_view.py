@@ -16,6 +16,7 @@ def batch_of(rows: int = 4, mask: torch.Tensor | None = None) -> Batch:
     return Batch(views, numbers, numbers, rows if mask is None else int(mask.sum()), mask=mask)
 
 
+@pytest.mark.feature("68")
 def test_views_have_the_same_partners_and_shares_of_their_own() -> None:
     batch = batch_of()
     mixed = PairPipeline([EachView(MIXUP)])(batch, 0)

@@ -34,6 +34,7 @@ def test_inputs_and_targets_are_mixed_with_the_same_weights() -> None:
     assert ((mixed.target > 0).sum(0)[~alone] == 2).all()  # each is the partner of one
 
 
+@pytest.mark.feature("68")
 def test_mixture_of_two_samples_follows_the_formula() -> None:
     random = np.random.Generator(np.random.Philox(key=5))
     batch = Batch(torch.tensor([[0.0], [10.0]]), torch.tensor([1, 0]), torch.arange(2), 2)

@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.feature("segmentation")
 def test_masks_are_the_classes_of_pixels(folder: Path) -> None:
     dataset = ImageMaskFolder(str(folder), class_names=("sky", "dog", "cat"))
     assert len(dataset) == 2

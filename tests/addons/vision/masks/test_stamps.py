@@ -71,6 +71,11 @@ def test_mask_is_where_something_was_pasted(folders: dict[str, str]) -> None:
     assert seen == {0, 1, 2}
 
 
+@pytest.mark.feature(
+    "segmentation.recipe",
+    "segmentation of cut-out pictures on photographs",
+    "`experiment=segment`, [recipe](recipes/segment.md)",
+)
 def test_splits_share_no_picture_and_no_drawing_is_taken(folders: dict[str, str]) -> None:
     train = Stamps(size=32, **folders)
     test = Stamps("test", size=32, **folders)

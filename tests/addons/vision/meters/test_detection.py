@@ -54,6 +54,7 @@ def update(meter: Meter, ids: list[int], mask: Tensor | None = None, target: Any
     return meter
 
 
+@pytest.mark.feature("meters.dense")
 def test_values_are_those_of_pycocotools() -> None:
     found = update(MeanAveragePrecision(per_class=True), list(range(40))).compute()
     assert isinstance(found, dict)
@@ -69,6 +70,7 @@ def test_values_are_those_of_pycocotools() -> None:
     assert found == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.feature("meters.dense")
 def test_order_of_steps_and_ranks_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = update(MeanAveragePrecision(), list(range(40))).compute()
     ranks = [update(MeanAveragePrecision(), list(range(rank, 40, 3))) for rank in (2, 0, 1)]

@@ -29,6 +29,12 @@ def update(meter: Meter, output: Any, target: Any, mask: Tensor | None = None) -
 
 # Counted by hand, 7 pixels: class 0 has hits 2, true 3, predicted 3; class 1 has 3, 3, 4; class 2
 # has 0, 1, 0; class 3 does not occur.
+@pytest.mark.feature(
+    "meters.dense",
+    "mean IoU, Dice score, pixel accuracy and COCO's mean average precision, whatever the "
+    "order of steps and ranks",
+    "`METERS.mean_iou`, `dice`, `pixel_accuracy`, `mean_average_precision`",
+)
 @pytest.mark.parametrize(("kind", "of_0", "of_1"), [(MeanIoU, 2 / 4, 3 / 4), (Dice, 4 / 6, 6 / 7)])
 def test_overlap_has_the_values_counted_by_hand(kind: Any, of_0: float, of_1: float) -> None:
     found = update(kind(4, class_names=("sky", "dog", "cat", "cow")), score(PREDICTED), TRUE)
@@ -60,6 +66,7 @@ def test_masked_samples_do_not_count(kind: Any) -> None:
     assert padding.is_empty
 
 
+@pytest.mark.feature("meters.dense")
 @pytest.mark.parametrize("kind", [MeanIoU, Dice, PixelAccuracy])
 def test_merged_ranks_have_the_counts_of_one_process(kind: Any) -> None:
     whole = update(kind(4), score(PREDICTED), TRUE)

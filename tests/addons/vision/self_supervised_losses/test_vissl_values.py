@@ -23,6 +23,7 @@ def test_simclr() -> None:
     assert loss(views(0, 1), None).item() == pytest.approx(10.119626998901367, abs=1e-5)
 
 
+@pytest.mark.feature("vissl")
 @pytest.mark.parametrize(
     ("power_law", "expected"), [(0, 1.800754189491272), (0.25, 1.7931127548217773)]
 )
@@ -59,6 +60,7 @@ def test_barlow_twins_of_both_views_together() -> None:
     assert loss(views(0, 1), None).item() == pytest.approx(0.18665815889835358, abs=1e-5)
 
 
+@pytest.mark.feature("loss.memory")
 def test_deepcluster_and_its_clusters() -> None:
     facts = {"dimensions": 6, "train_samples": 8}
     loss = LOSSES.build("deepcluster_v2", {"clusters": [3, 2]}, facts=facts)
@@ -70,6 +72,11 @@ def test_deepcluster_and_its_clusters() -> None:
     assert loss(views(3, 4, 5), None).item() == pytest.approx(2.2981467247009277, abs=1e-5)
 
 
+@pytest.mark.feature(
+    "loss.memory",
+    "a memory of all samples: DeepCluster v2 with k-means in each epoch, NPID",
+    "`LOSS.name=deepcluster_v2`, `npid`",
+)
 @pytest.mark.parametrize(
     ("contrast", "expected"),
     [
@@ -92,6 +99,11 @@ def test_npid_and_its_memory(contrast: str, expected: list[float]) -> None:
         assert loss.partition.item() == pytest.approx(24.420032501220703, abs=1e-5)
 
 
+@pytest.mark.feature(
+    "loss.view_distillation",
+    "distillation of a self-supervised teacher over views",
+    "`TASK.teacher`, `LOSS.name=view_distillation`",
+)
 @pytest.mark.parametrize(
     ("swapped", "expected"), [(False, 8.753036499023438), (True, 8.672012329101562)]
 )

@@ -71,6 +71,11 @@ def test_samples_read_one_by_one_have_the_target_of_their_rotation(tmp_path: Pat
         assert image.mean() < 0.6
 
 
+@pytest.mark.feature(
+    "data.random_transforms",
+    "transforms with a probability, or that make the target; images by lists of paths",
+    "`apply`, `rotate`, `DATA.*.dataset=file_list`",
+)
 def test_run_with_rotations_resumes_exactly() -> None:
     assert_exact_resume([*SMALL, *ROTATED], steps=[2], workers=None)
 

@@ -81,6 +81,11 @@ def make_blob(top: int, left: int, tall: int, wide: int, size: int = 40) -> dict
     }
 
 
+@pytest.mark.feature(
+    "fields",
+    "image, mask, boxes and key points are transformed together, with one draw per sample",
+    "`DATA.*.fields`, [fields.md](fields.md)",
+)
 @pytest.mark.parametrize("name", as_params(*GEOMETRIC))
 def test_image_and_index_image_agree_in_each_pixel_over_1000_draws(name: str) -> None:
     pipeline = FieldPipeline([TRANSFORMS.build(name, GEOMETRIC[name])], PAIR)
@@ -94,6 +99,7 @@ def test_image_and_index_image_agree_in_each_pixel_over_1000_draws(name: str) ->
         assert len(seen) > 1
 
 
+@pytest.mark.feature("fields")
 def test_fields_with_different_draws_are_found() -> None:
     pipeline = FieldPipeline([TRANSFORMS.build("random_crop", {"size": 7})], PAIR)
     sample = make_pair()
@@ -102,6 +108,7 @@ def test_fields_with_different_draws_are_found() -> None:
     assert not torch.equal(image[0].long(), mask)
 
 
+@pytest.mark.feature("fields")
 @pytest.mark.parametrize(
     "name", as_params(*(name for name in GEOMETRIC if name != "random_rotate"))
 )
@@ -331,6 +338,11 @@ ALBUMENTATIONS = [
 @pytest.mark.addon("libraries")
 @pytest.mark.parametrize("items", [TORCHVISION, ALBUMENTATIONS], ids=["torchvision", "alb"])
 class TestBridges:
+    @pytest.mark.feature(
+        "fields.libraries",
+        "fields in transforms of torchvision and Albumentations, the same in every reader",
+        "`torchvision.NAME`, `albumentations.NAME`",
+    )
     def test_readers_agree_whatever_the_order(self, items: Any) -> None:
         pytest.importorskip(items[0][0].partition(".")[0])
         transforms = [TRANSFORMS.build(*item) for item in items]
@@ -354,6 +366,7 @@ class TestBridges:
             assert all(mask[int(py), int(px)] == 1 for px, py, _ in shown.tolist())
 
 
+@pytest.mark.feature("fields.libraries")
 def test_albumentations_without_our_seeds_is_found() -> None:
     albumentations = pytest.importorskip("albumentations")
     composed = albumentations.Compose([albumentations.RandomBrightnessContrast(p=1.0)])

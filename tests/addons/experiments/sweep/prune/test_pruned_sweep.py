@@ -155,6 +155,12 @@ def test_the_table_and_the_json_show_rungs_and_updates(tmp_path: Path) -> None:
     assert not any(one.error for one in results.runs)
 
 
+@pytest.mark.feature(
+    "sweep.prune",
+    "pruned sweeps: successive halving and Hyperband by pause and exact resume; a killed sweep "
+    "promotes the same runs",
+    "`hydra.sweeper.prune`, `prune.json`",
+)
 @pytest.mark.by_default("halving-0")
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("method", ["halving", "hyperband"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 from harness import SMALL, KillAfter, differences_of_runs, run_until_killed, status, train
 
 from phasetrain.addons.experiments.sweep.jobs import Job
@@ -16,6 +17,7 @@ from phasetrain.addons.experiments.sweep.prune.trial_plan import plan_trial
 TWO = ("PHASES.epochs=2", "PHASES.limit.test=1", "MODEL.width=2")
 
 
+@pytest.mark.feature("sweep.prune")
 def test_promoted_and_resumed_runs_have_the_bits_of_unpaused_ones(tmp_path: Path) -> None:
     job = Job(command=(), fixed=(*SMALL, *TWO), folder=str(tmp_path), sweep="x")
     ends: list[int | None] = []

@@ -1,0 +1,8 @@
+"""Submitting runs to clusters (section LAUNCH)."""
+
+from phasetrain.config.addons import AddOn
+
+
+def register(addon: AddOn) -> None:
+    """Declare what this add-on adds."""
+    addon.add_service("submit", "phasetrain.addons.cluster.submit:submit")

@@ -1,0 +1,1 @@
+"""Two runs compared: results, settings, and the first update at which they differ."""

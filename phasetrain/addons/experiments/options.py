@@ -1,0 +1,150 @@
+"""Options of the commands for experiments; no module here imports torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from phasetrain.cli.options import option
+from phasetrain.cli.parsing import TRUST
+from phasetrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CertifyOptions:
+    """How to certify.
+
+    Attributes:
+        launch: runs the order in a file, writes the output to another, and returns the exit code;
+            None: in new processes.
+    """
+
+    out: str = option(
+        "certificate.json",
+        "certificate to write (default: certificate.json)",
+        metavar="FILE",
+    )
+    is_quick: bool = option(
+        False,
+        "one kill, with the configured setting of MACHINE.deterministic only",
+        flag="--quick",
+    )
+    launch: Callable[[Path, Path], int] | None = None
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """How to verify.
+
+    Raises:
+        ConfigError: a value is out of range (code `verify.out_of_range`).
+    """
+
+    fraction: float = option(0.05, "share of the updates to train again (default: 0.05)")
+    segments: int | None = option(None, "number of segments between kept checkpoints", metavar="N")
+    seed: int | None = option(
+        None, "of the choice of segments (default: unpredictable)", metavar="N"
+    )
+    run: str = option(
+        "",
+        "run that the weights are from (default: the run folder that contains them)",
+        metavar="RUN_FOLDER",
+    )
+    trust: bool = option(False, TRUST)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(
+                f"--fraction {self.fraction:g}: expected a share of the updates above 0 and up to "
+                "1, such as 0.05",
+                code="verify.out_of_range",
+            )
+        if self.segments is not None and self.segments < 1:
+            raise ConfigError(
+                f"--segments {self.segments}: expected at least 1", code="verify.out_of_range"
+            )
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """How to judge."""
+
+    revisions: tuple[str, ...] = option(
+        (),
+        "judge revisions of your project, the first one is the baseline; with a single one "
+        "the candidate is the working tree. The words are then the command that is run in each",
+        flag="--rev",
+        metavar="REVISION",
+    )
+    metric: str = option("", "such as test/accuracy, or -test/loss if smaller is better")
+    which: Literal["last", "best"] = option(
+        "last", "value of each run: last or best", flag="--value"
+    )
+    short: int = option(
+        20, "updates that are compared bit by bit first (default: 20; 0: none)", metavar="N"
+    )
+    is_full: bool = option(
+        False, "compare whole runs bit by bit if the first updates are", flag="--full"
+    )
+    margin: float | None = option(
+        None, "smallest difference of the metric that matters", flag="--d", metavar="D"
+    )
+    error_rate: float = option(
+        0.05, "probability of any false verdict (default: 0.05)", metavar="P"
+    )
+    most_pairs: int = option(12, "most pairs of runs (default: 12)", flag="--pairs", metavar="N")
+    is_fresh: bool = option(False, "use only runs that judge has trained itself", flag="--fresh")
+    trust: bool = option(False, TRUST)
+    config_dir: str | None = option(None, "folder with your configs", metavar="DIR")
+
+    def check(self) -> None:
+        """Reject values that make no sense.
+
+        Raises:
+            ConfigError: names the first one (code `cli.usage`).
+        """
+        problems = {
+            "--short": (self.short < 0, self.short, "0 or more"),
+            "--pairs": (self.most_pairs < 1, self.most_pairs, "1 or more"),
+            "--error-rate": (not 0 < self.error_rate < 1, self.error_rate, "between 0 and 1"),
+            "--d": (self.margin is not None and not self.margin > 0, self.margin, "above 0"),
+        }
+        for flag, (is_wrong, value, expected) in problems.items():
+            if is_wrong:
+                raise ConfigError(f"{flag} {value}: expected a number {expected}", code="cli.usage")
+
+
+@dataclass(frozen=True)
+class Question:
+    """The change of a run that `rerun` is asked about."""
+
+    without: tuple[str, ...] = option(
+        (),
+        "what if: leave samples out; a file of ids, or ids such as 3,17",
+        metavar="IDS",
+    )
+    settings: tuple[str, ...] = option(
+        (),
+        "what if: change a key that a stage may change, see --from-update",
+        flag="--set",
+        metavar="KEY=VALUE",
+    )
+    from_update: int | None = option(None, "first update with the keys of --set", metavar="K")
+    keep_until: int | None = option(None, "train all updates after update K again", metavar="K")
+
+
+@dataclass(frozen=True)
+class ComparisonSettings:
+    """How configs are compared that folds or seeds repeat."""
+
+    baseline: tuple[str, ...] = option(
+        (),
+        "the config that the others are compared with, instead of the best one; again for "
+        "every swept key that tells it from others",
+        metavar="SECTION.key=VALUE",
+    )
+    detect: float | None = option(
+        None,
+        "show how many seeds find a difference of this size in the metric",
+        metavar="DIFFERENCE",
+    )

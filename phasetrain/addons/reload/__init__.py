@@ -1,0 +1,8 @@
+"""Loading newer weights while a run trains (hook `reload_weights`)."""
+
+from phasetrain.config.addons import AddOn
+
+
+def register(addon: AddOn) -> None:
+    """Declare what this add-on adds."""
+    addon.add_parts("hook", {"reload_weights": "phasetrain.addons.reload.reload_weights"})

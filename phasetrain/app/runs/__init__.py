@@ -1,1 +1,0 @@
-"""List, follow and compare runs."""

@@ -1,0 +1,50 @@
+"""Walks over the values of a config: nested mappings, lists, numbers and texts."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from phasetrain.config.sections.keys import join_path
+
+
+def leaves(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return dotted path -> value of each leaf, in order; lists and empty mappings are leaves."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        here = join_path(path, key)
+        if isinstance(value, Mapping) and value:
+            flat |= leaves(value, here)
+        else:
+            flat[here] = value
+    return flat
+
+
+def iter_texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of all texts in nested mappings and lists, such as `("A.b[0]", "x")`."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from iter_texts(item, join_path(path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from iter_texts(item, f"{path}[{index}]")
+
+
+def to_plain(
+    value: Any, change: Callable[[Any], Any] | None = None, *, text_keys: bool = False
+) -> Any:
+    """Return nested mappings, lists and tuples as new dicts and lists.
+
+    Args:
+        value: the value.
+        change: returns the new value of everything else in it; None keeps it.
+        text_keys: turn keys into texts, as in JSON.
+    """
+    if isinstance(value, Mapping):
+        return {
+            str(key) if text_keys else key: to_plain(item, change, text_keys=text_keys)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [to_plain(item, change, text_keys=text_keys) for item in value]
+    return value if change is None else change(value)
