@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import TensorDataset
 
-from phasetrain.proof.digest import hash_tensors
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.data import (
@@ -43,6 +42,7 @@ from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInter
 from phasetrain.errors import ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
+from phasetrain.proof.digest import hash_tensors
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks.build.dataset_builder import STREAM_ADVICE, open_dataset
 from phasetrain.tasks.build.loading_builder import (
