@@ -244,7 +244,7 @@ def render(results: Mapping[str, Any]) -> str:
         "<!-- Written by `make matrix` from versions.json. -->",
         "",
         f"Tested on {results['machine']}. In each environment a run of each case is killed with SIGKILL",
-        "and resumed, and weights, metrics and ledger are compared with those of an uninterrupted run; in",
+        "and resumed, and weights, metrics and ledger are compared with an uninterrupted run; in",
         "some of them a part of the test suite runs. `pinned` has the versions of",
         "`constraints.txt`, `lowest` the lower bounds of `pyproject.toml`, `newest` the newest on PyPI.",
         "Linux and macOS are supported; macOS is not tested here, Windows is not supported. Extras are",

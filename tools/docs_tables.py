@@ -24,6 +24,9 @@ from phasetrain.config.validation import Slot
 
 ROOT = Path(__file__).parents[1]
 
+_ASKED = re.compile(r'(?:find_service|require_service|_find)\(\s*"(\w+)"')
+"""A call that asks for a service."""
+
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -45,6 +48,7 @@ def list_tables() -> dict[str, partial[str]]:
         "further features": partial(_render_features, is_numbered=False),
         "hooks": partial(_render_hooks),
         "add-ons": partial(_render_addons, list(own.values())),
+        "services": partial(_render_services),
     }
     return tables | {f"add-on {name}": partial(_render_addon, own[name]) for name in own}
 
@@ -88,6 +92,25 @@ def _render_addons(addons: Sequence[AddOn]) -> str:
         module = importlib.import_module(f"phasetrain.addons.{addon.name}")
         rows.append((f"[`{addon.name}`](addons/{addon.name}.md)", _summarize(module)))
     return _format_table(("add-on", "purpose"), rows)
+
+
+def _render_services() -> str:
+    """Return the table of the services that the core or an add-on asks for."""
+    package = ROOT / "phasetrain"
+    asked: dict[str, set[str]] = {}
+    for path in package.rglob("*.py"):
+        is_core = package / "addons" not in path.parents
+        for name in _ASKED.findall(path.read_text("utf-8")):
+            asked.setdefault(name, set()).add("core" if is_core else "add-ons")
+    rows = []
+    for addon in list_own_addons():
+        for name in sorted(addon.services.keys() & asked):
+            service = import_object(addon.services[name])
+            names = ", ".join(inspect.signature(service).parameters)
+            link = f"[{addon.name}](addons/{addon.name}.md)"
+            askers = ", ".join(sorted(asked[name], reverse=True))
+            rows.append((f"`{name}({names})`", link, askers, _summarize(service)))
+    return _format_table(("service", "add-on", "asked for by", "effect"), rows)
 
 
 def _render_addon(addon: AddOn) -> str:

@@ -129,7 +129,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
             log.warning(line)
         if is_submitted(setup.config):
             submit = require_service(
-                "submit", "cluster", f"LAUNCH.cluster = {setup.config.LAUNCH.cluster!r}:"
+                "submit", "submission", f"LAUNCH.cluster = {setup.config.LAUNCH.cluster!r}:"
             )
             return RunResult(
                 "submitted", folder=setup.config.RUN.dir, reason=f"job {submit(setup)}"

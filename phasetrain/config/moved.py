@@ -28,7 +28,7 @@ MOVED = MappingProxyType(
                 ("runs.follow", f"{ADDONS}.observe.follow"),
             )
         },
-        "phasetrain.app.submit": f"{ADDONS}.cluster.submit",
+        "phasetrain.app.submit": f"{ADDONS}.submission.submit",
         "phasetrain.checkpoint.sharded": f"{SHARDING}.checkpoint",
         "phasetrain.commands": "phasetrain.app",
         **{

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
 COMPLETED = "completed"
-"""Why a run ended that nothing stopped before the end of its plan."""
+"""Reason of a run that reached the end of its plan."""
 
 
 class Countable(Protocol):

@@ -20,8 +20,8 @@
 
 `OPENING_EVENTS` are called in the order of the keys under HOOKS, all other events in reverse order.
 
-A new event is a method of `Hook`. The engine calls it by its name (`Hooks.call`); an event within a
-step is also a method of `phasetrain.tasks.StepEvents`, which a step calls.
+A new event is a method of `Hook`. The engine calls it by its name (`Hooks.call`), the checkpoint
+hook `on_save` and `on_saved`; one within a step is also a method of `phasetrain.tasks.StepEvents`.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -152,6 +153,20 @@ class TestFailures:
         (failure,) = addons.list_failures()
         assert "did you mean 'loss'?" in failure
         assert addons.explain_missing().endswith(failure)
+
+
+def test_interface_for_addons_is_public_and_exists() -> None:
+    page = (ROOT / "docs" / "stability.md").read_text("utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| interface for [add-ons]")]
+    listed = [
+        f"{module}:{name}"
+        for module, names in re.findall(r"`(phasetrain[\w.]+)`: ((?:`\w+`(?:, )?)+)", row)
+        for name in re.findall(r"`(\w+)`", names)
+    ]
+    pinned = json.loads((ROOT / "tests" / "data" / "public_names.json").read_text("utf-8"))
+    assert listed == pinned["addons"]
+    for path in listed:
+        assert addons.import_object(path) is not None
 
 
 def test_docs_show_the_example() -> None:

@@ -11,7 +11,7 @@ def register(addon: AddOn) -> None:
         Command(
             "spikes",
             "RUN_FOLDER",
-            "list the epochs of a run whose loss is a multiple of the one before",
+            "list the epochs whose loss exceeds FACTOR times that of the previous epoch",
             f"{PARTS}:run_spikes",
             arguments=f"{PARTS}:add_spikes_arguments",
         )

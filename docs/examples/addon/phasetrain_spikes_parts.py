@@ -24,7 +24,7 @@ def add_spikes_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_spikes(call: Call) -> Outcome:
-    """List the epochs, by their last update, whose loss is a multiple of the one before."""
+    """List the last updates of epochs whose loss exceeds a multiple of the previous loss."""
     losses = read_history(call.flags.folder).scalar("train/loss")
     spikes = [
         int(update)
@@ -42,14 +42,16 @@ def count_updates(setup: Setup, extras: Extras) -> RunResult:
 
 @HOOKS.register("spike_alarm")
 class SpikeAlarm(Hook):
-    """Stops the run when the loss of an update exceeds a limit."""
+    """Stops the run when the loss of every n-th update exceeds a limit."""
 
-    def __init__(self, limit: float = 100.0) -> None:
+    def __init__(self, limit: float = 100.0, every_updates: int = 10) -> None:
         self.limit = limit
+        self.every_updates = every_updates
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Compare the loss with the limit."""
-        if phase.is_train and float(out.loss) > self.limit:
+        """Compare the loss with the limit; `float` waits for the device."""
+        is_due = phase.is_train and run.state.updates % self.every_updates == 0
+        if is_due and float(out.loss) > self.limit:
             run.stop(f"loss above {self.limit:g}")
 
 

@@ -1,4 +1,4 @@
-"""The way of the gradients from the backward pass to the optimizer: prepare, check, clip, drop."""
+"""Gradient processing between the backward pass and the optimizer: check, clip, drop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

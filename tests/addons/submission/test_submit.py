@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.addons.cluster import submit
-from phasetrain.addons.cluster.submit import Training, job_environment, job_overrides
+from phasetrain.addons.submission import submit
+from phasetrain.addons.submission.submit import Training, job_environment, job_overrides
 from phasetrain.app.setup import resolve_config
 from phasetrain.cli import main
 from phasetrain.cli.failures import format_error, record_failure

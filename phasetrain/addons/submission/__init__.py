@@ -5,4 +5,4 @@ from phasetrain.config.addons import AddOn
 
 def register(addon: AddOn) -> None:
     """Declare what this add-on adds."""
-    addon.add_service("submit", "phasetrain.addons.cluster.submit:submit")
+    addon.add_service("submit", "phasetrain.addons.submission.submit:submit")
