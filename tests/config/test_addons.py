@@ -254,6 +254,13 @@ class TestPlacesOfParts:
         assert "  LOSS.inner.share = 1.0" in topic_help("LOSS")
         assert "## Entries of `LOSS.inner`" in reference_page()
 
+    @pytest.mark.addon("authoring")
+    def test_place_is_in_the_schema(self) -> None:
+        from phasetrain.addons.authoring.editor.sections import describe_sections
+
+        inner = describe_sections({})["definitions"]["LOSS.inner"]
+        assert "share" in str(inner)
+
     def test_place_of_the_core_is_rejected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         addon = AddOn("mine", "package")
         addon.add_slots(PartPlace("LOSS", "loss"))
