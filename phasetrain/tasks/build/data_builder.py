@@ -39,7 +39,7 @@ from phasetrain.data.samplers.source import SampleView
 from phasetrain.data.transforms import Pipeline, TargetTransform
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
 from phasetrain.proof.digest import hash_tensors
@@ -59,7 +59,7 @@ from phasetrain.tasks.build.loading_builder import (
     find_mixture,
 )
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import raise_unless_misfit
 
 if TYPE_CHECKING:
     from phasetrain.data.mixture import MixedDataset, SourceOrder
