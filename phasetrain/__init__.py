@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from phasetrain.engine.step_logs import log
     from phasetrain.runs.history import History
 
-__version__ = "0.1.0"
+    # While the program runs, `__getattr__` lists those that are installed.
+    __all__ = [
+        "History",
+        "PackedModel",
+        "RunResult",
+        "__version__",
+        "fit",
+        "load",
+        "load_pack",
+        "log",
+        "pack",
+        "run",
+        "train",
+    ]
 
-__all__ = [
-    "History",
-    "PackedModel",
-    "RunResult",
-    "__version__",
-    "fit",
-    "load",
-    "load_pack",
-    "log",
-    "pack",
-    "run",
-    "train",
-]
+__version__ = "0.1.0"
 
 # Before the finders of Python, which would load a module a second time below the former name of its
 # package.
@@ -54,8 +55,11 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     """Import the Python API on first use, because importing torch takes a second."""
-    from phasetrain.config.addons import find_name, import_object
+    from phasetrain.config.addons import find_name, import_object, load_addons
 
+    if name == "__all__":
+        added = (added for addon in load_addons() for added in addon.names)
+        return sorted(["__version__", *_PLACES, *added])
     path = f"{_PLACES[name]}:{name}" if name in _PLACES else find_name(name)
     if path is None:
         return _find_renamed(name)

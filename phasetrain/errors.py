@@ -9,12 +9,12 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import walk_tb
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import ClassVar
 
 _KEY_AND_VALUE = re.compile(
@@ -24,6 +24,25 @@ _KEY_AND_VALUE = re.compile(
     re.DOTALL,
 )
 _SUGGESTION = re.compile(r"did you mean (?P<suggestion>[^?]+)\?")
+
+EXIT_CODES: Mapping[int, str] = MappingProxyType(
+    {
+        0: "success, or the run had already finished",
+        1: "any other error",
+        2: "error in the config or in the command line",
+        3: "the data, the plan or a forbidden key has changed since the checkpoint",
+        4: "another process uses the run folder",
+        5: "there are checkpoints, but none is valid",
+        6: "repeated attempts made no progress",
+        7: "a resumed run is not bit-identical, or the machine is not the certified one",
+        8: "a repeated update has another result, or a candidate is worse",
+        9: "undecided: not everything could be compared",
+    }
+)
+"""Exit code -> its meaning; a process that a signal n ends has 128 + n."""
+
+MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
+"""Types that torch and custom code raise for wrong shapes, dtypes and values."""
 
 SHOWN_FRAMES = 3
 """Maximum number of frames of user code below an error."""

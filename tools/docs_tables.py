@@ -15,7 +15,7 @@ from pathlib import Path
 
 from feature_table import list_features
 
-from phasetrain.app.setup import SLOTS
+from phasetrain.app.setup import list_slots
 from phasetrain.config.addons import AddOn, import_object, load_addons
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
@@ -178,7 +178,7 @@ def _link_kind(kind: str) -> str:
 
 def _find_slot(kind: str) -> Slot:
     """Return the place of parts of a kind that every config has, if there is one."""
-    slots = [slot for slot in SLOTS if slot.registry.kind == kind]
+    slots = [slot for slot in list_slots() if slot.registry.kind == kind]
     return min(slots, key=lambda slot: slot.only is not None)
 
 

@@ -77,7 +77,7 @@ def _merge_adapters(
         parts = builder.parts(data, builder.plan(data), train=False)
         parts.model.load_state_dict(dict(state))
         model = parts.model.eval()
-        name = choose_split(setup, data)
+        name = choose_example_split(setup, data)
         batch = read_batch(builder, data, parts, name, data[name].at(0).reader)
         args: tuple[Any, ...] = (batch.input,)
         keywords: Mapping[str, Any] = {}
@@ -113,7 +113,7 @@ def _record_call(task: Task, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str
     return calls[0]
 
 
-def choose_split(setup: Setup, data: Mapping[str, SplitData]) -> str:
+def choose_example_split(setup: Setup, data: Mapping[str, SplitData]) -> str:
     """Return the name of the split whose inputs are the example."""
     # Inputs of a test: training may crop images to another size.
     split = find_test_split(setup.config.DATA)

@@ -44,8 +44,8 @@ class RanksNeededError(ConfigError):
 
     def __init__(self, processes: int) -> None:
         super().__init__(
-            f"LAUNCH.processes = {processes}: only the commands train, resume, test, extract and "
-            f"rerun start processes; start this with torchrun --nproc-per-node={processes}",
+            f"LAUNCH.processes = {processes}: not every command starts processes, and this one and "
+            f"the Python API do not; start it with torchrun --nproc-per-node={processes}",
             code="launch.needs_command",
         )
         self.processes = processes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.app.stored.leftovers import ignore_leftovers, remove_unknown_keys
 from phasetrain.app.stored.stored_config import StoredConfig, list_file_folders
 from phasetrain.app.stored.trust import check_code, describe_code, select_code_folders
@@ -161,7 +161,7 @@ def _resolve_composed(
     stages = compose_stages(composed, config.plain(), schema)
     raise_all(
         collect_problems(
-            *(partial(check_config, stage, SLOTS, schema) for stage in stages),
+            *(partial(check_config, stage, list_slots(), schema) for stage in stages),
             lambda: check_allow(config, schema),
             lambda: parse_sources(config.MODEL.weights),
             lambda: check_threads(config.MACHINE.threads),
@@ -219,7 +219,7 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
     Raises:
         ConfigError: see `check_config` and `derive`.
     """
-    problems = collect_problems(lambda: check_config(composed, SLOTS, schema))
+    problems = collect_problems(lambda: check_config(composed, list_slots(), schema))
     # Values are missing because their file could not be read: no mistake of its own.
     if any(problem.code in _UNREAD for problem in composed.problems):
         raise_all(problem for problem in problems if problem.code != "config.missing_dataset")

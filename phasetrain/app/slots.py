@@ -1,6 +1,7 @@
 """The places in the config where a name chooses a part, without the parts themselves: this module
 does not import torch."""
 
+from phasetrain.config.addons import describe_place, load_addons, make_conflict_error
 from phasetrain.config.sections.data import SOURCE_KEYS
 from phasetrain.config.validation import Slot
 
@@ -13,22 +14,12 @@ LOSS_FACTS = frozenset({"input", "output", "target", "world", "make_loss"})
 LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 """Parameters of custom loaders that the program passes."""
 
-SLOTS = (
+CORE_SLOTS = (
     Slot("TASK", "task", provided=frozenset({"parts", "make_model"})),
     Slot("TASK.teacher", "model", only=("TASK", "distillation")),
-    Slot("TASK.judge", "model", only=("TASK", "gan")),
-    Slot("TASK.teacher", "model", only=("TASK", "self_supervised")),
     Slot("MODEL", "model", provided=frozenset({"make_model"})),
     Slot("MODEL.trunk", "model", only=("MODEL", "trunk_heads")),
     Slot("MODEL.heads.*", "model", only=("MODEL", "trunk_heads")),
-    Slot("MODEL.trunk", "model", only=("MODEL", "trunk_head")),
-    Slot("MODEL.head", "head", provided=frozenset({"features"}), only=("MODEL", "trunk_head")),
-    Slot(
-        "MODEL.predictor",
-        "head",
-        provided=frozenset({"features"}),
-        only=("MODEL", "trunk_head"),
-    ),
     Slot(
         "MODEL.adapters",
         "adapter",
@@ -66,29 +57,27 @@ SLOTS = (
         Slot("DATA.*.transforms[].transforms[]", "transform", only=("DATA.*.transforms[]", name))
         for name in ("apply", "on_fields")
     ),
-    Slot(
-        "DATA.*.transforms[].groups[].transforms[]",
-        "transform",
-        only=("DATA.*.transforms[]", "multi_crop"),
-    ),
-    Slot(
-        "DATA.*.transforms[].groups[].transforms[].transforms[]",
-        "transform",
-        only=("DATA.*.transforms[].groups[].transforms[]", "apply"),
-    ),
     Slot("DATA.TRAIN.batch_transforms[]", "batch transform"),
-    *(
-        Slot(
-            "DATA.TRAIN.batch_transforms[].transforms[]",
-            "batch transform",
-            only=("DATA.TRAIN.batch_transforms[]", name),
-        )
-        for name in ("one_of", "each_view")
-    ),
     Slot("DATA.*.sampler", "sampler", provided=SAMPLER_FACTS),
     Slot("DATA.*.collate", "collate function"),
     Slot("DATA.*.loader", "loader", provided=LOADER_FACTS),
     Slot("DISTRIBUTED", "strategy", provided=frozenset({"world", "communication", "precision"})),
     Slot("HOOKS.*", "hook", provided=frozenset({"terminal", "hparams"})),
 )
-"""The places in the config where a name chooses a part."""
+"""The places that the core has."""
+
+
+def list_slots() -> tuple[Slot, ...]:
+    """Return the places in the config where a name chooses a part, of the core and of add-ons.
+
+    Raises:
+        ConfigError: an add-on adds a place of the core.
+    """
+    slots = list(CORE_SLOTS)
+    places = {describe_place(slot) for slot in CORE_SLOTS}
+    for addon in load_addons():
+        for slot in addon.slots:
+            if describe_place(slot) in places:
+                raise make_conflict_error(addon, f"the place of a part {describe_place(slot)!r}")
+            slots.append(Slot(**vars(slot)))
+    return tuple(slots)

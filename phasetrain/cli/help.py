@@ -3,11 +3,11 @@
 import inspect
 from collections.abc import Iterator
 
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.config.parts import FACTS
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
-from phasetrain.config.schema import default_schema, matches
+from phasetrain.config.schema import DEFAULT_NAMES, default_schema, matches
 from phasetrain.config.sections.keys import Key
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError, did_you_mean
@@ -18,8 +18,8 @@ def topic_help(topic: str) -> str:
 
     Args:
         topic: `OPTIMIZER`, `CHECKPOINT.best`, `OPTIMIZER.lr`, `lr`, `OPTIMIZER.momentum`, `cosine`,
-            a class name of torch such as `RAdam`, a kind of parts such as `losses`, or `parts`.
-            Sections and kinds in any case.
+            `METERS.accuracy`, a class name of torch such as `RAdam`, a kind of parts such as
+            `losses`, or `parts`. Sections and kinds in any case.
 
     Raises:
         ConfigError: there is nothing of this name.
@@ -40,7 +40,7 @@ def topic_help(topic: str) -> str:
         ]
     if paragraphs:
         return "\n\n".join(paragraphs)
-    parts = [name for slot in SLOTS for name in slot.registry]
+    parts = [name for slot in list_slots() for name in slot.registry]
     near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts]) or "."
     raise ConfigError(
         f"help {topic}: no section, key, part or command has this name{near} Sections: "
@@ -55,7 +55,7 @@ def _find_section(topic: str) -> str:
     sections = default_schema().sections
     if topic.upper() in sections:
         return topic.upper()
-    for slot in sorted(SLOTS, key=_is_conditional):
+    for slot in sorted(list_slots(), key=_is_conditional):
         if topic.lower() in (slot.kind, _plural(slot.kind)):
             return slot.path.partition(".")[0]
     return ""
@@ -70,7 +70,7 @@ def _plural(kind: str) -> str:
 def _list_all_parts() -> str:
     """Return the names of the parts of each kind, with the keys that choose them."""
     places: dict[int, list[Slot]] = {}
-    for slot in sorted(SLOTS, key=_is_conditional):
+    for slot in sorted(list_slots(), key=_is_conditional):
         places.setdefault(id(slot.registry), []).append(slot)
     paragraphs = []
     for slots in places.values():
@@ -87,7 +87,7 @@ def _section_help(section: str) -> str:
     for path, key in default_schema().keys.items():
         if path == section or path.startswith(f"{section}."):
             lines += _describe_key(path, key)
-    slots = [slot for slot in SLOTS if slot.path.partition(".")[0] == section]
+    slots = [slot for slot in list_slots() if slot.path.partition(".")[0] == section]
     # Several places take the same parts, such as OPTIMIZER and OPTIMIZER.others.*.
     for registry in {id(slot.registry): slot.registry for slot in slots}.values():
         places = [slot for slot in slots if slot.registry is registry]
@@ -112,7 +112,7 @@ def _list_keys(topic: str) -> Iterator[list[str]]:
     for path in below or [path for path in schema.keys if path.endswith(f".{topic}")]:
         yield _describe_key(path, schema.keys[path])
     if not below:
-        for slot in SLOTS:
+        for slot in list_slots():
             for name, own in slot.own_keys.items():
                 if topic == name or matches(topic, own.path):
                     yield _describe_key(own.path, own)
@@ -122,7 +122,7 @@ def _list_parts_with(topic: str) -> Iterator[list[str]]:
     """Yield a heading and the lines of each part that takes the parameter with a path."""
     path, _, parameter = topic.rpartition(".")
     heading = [f"{topic} is a parameter of"]
-    for slot in SLOTS:
+    for slot in list_slots():
         if not path or not matches(path, slot.path.removesuffix("[]")):
             continue
         for name, factory in slot.registry.items():
@@ -132,20 +132,22 @@ def _list_parts_with(topic: str) -> Iterator[list[str]]:
 
 
 def _list_parts_named(topic: str) -> Iterator[list[str]]:
-    """Yield the lines of the parts with a name, with the words that choose them."""
+    """Yield the lines of the parts with a name, or with the label that is the last name of a path,
+    with the words that choose them."""
+    path, _, name = topic.rpartition(".")
     # Where a registry has several places, the first one that every run has is shown.
     slots: dict[int, Slot] = {}
-    for slot in sorted(SLOTS, key=_is_conditional):
-        slots.setdefault(id(slot.registry), slot)
+    for slot in sorted(list_slots(), key=_is_conditional):
+        # A label is the default name of a part: HOOKS.csv.
+        if not path or (slot.path in DEFAULT_NAMES and matches(topic, slot.path)):
+            slots.setdefault(id(slot.registry), slot)
     for slot in slots.values():
         registry = slot.registry
-        if "." in topic:
-            continue
         try:
-            registry.find(topic)
+            registry.find(name)
         except ConfigError:
             continue
-        lines = _describe_part(slot, topic, in_full=True)
+        lines = _describe_part(slot, name, in_full=True)
         yield [f"{registry.kind} for {slot.path}.{slot.key}", *lines]
 
 

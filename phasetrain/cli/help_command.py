@@ -4,6 +4,8 @@ import argparse
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from phasetrain.app.code_cache import compute_once
 from phasetrain.cli.output import Outcome
@@ -11,8 +13,22 @@ from phasetrain.cli.parsing import Call, make_parser
 from phasetrain.cli.table import format_commands, list_commands, list_group
 from phasetrain.config.compose.folders import find_config_dir, list_options
 from phasetrain.config.schema import default_schema
+from phasetrain.errors import EXIT_CODES
 
 USAGE = "phasetrain [COMMAND] [flags] [FILE.yaml] [SECTION=GROUP] [SECTION.key=value ...]"
+
+COMMAND_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "rerun": (
+            "  --from RUN_FOLDER      repeat a run in a new folder and check that it is "
+            "bit-identical\n"
+        ),
+        "sweep": (
+            "  -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01\n"
+        ),
+    }
+)
+"""Command of an add-on -> line about the flag that runs it."""
 
 
 def add_help_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +74,9 @@ def general_help(usage: str, config_dir: str | None) -> str:
     """Return flags, groups, sections and exit codes."""
     options = list_options(find_config_dir(config_dir))
     groups = "\n".join(f"  {group:<12} {', '.join(names)}" for group, names in options.items())
+    installed = {command.name for command in list_commands()}
+    flags = [text for command, text in COMMAND_FLAGS.items() if command in installed]
+    codes = "\n".join(f"  {code:<6} {meaning}" for code, meaning in EXIT_CODES.items())
     return f"""usage: {usage}
 
 Trains the configured experiment. Run the same command again to resume an interrupted run.
@@ -69,9 +88,7 @@ flags
   --config-dir DIR       a folder with your configs, in one sub-folder per group below;
                          by default ./configs or ./conf
   --restart              start over; the folder of the run is kept under a number: runs/base.1
-  --from RUN_FOLDER      repeat a run in a new folder and check that it is bit-identical
-  -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01
-
+{"".join(flags)}
 groups (SECTION=GROUP) and experiments (experiment=NAME, or a file: phasetrain FILE.yaml)
 {groups}
 
@@ -84,14 +101,8 @@ getting started
   PHASES.epochs=N        length of the training
 
 exit codes
-  0      success, or the run had already finished
-  2      error in the config or in the command line
-  3      the data, the plan or a forbidden key has changed since the checkpoint
-  4      another process uses the run folder
-  5      there are checkpoints, but none is valid
-  6      repeated attempts made no progress
-  128+n  after signal n
-  1      any other error"""
+{codes}
+  128+n  after signal n"""
 
 
 def wrap_help(text: str, width: int) -> str:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from phasetrain.config.exports import find_public
-from phasetrain.config.parts import DECLARED_PARTS
+from phasetrain.config.parts import DECLARED_PARTS, REGISTRIES
 from phasetrain.errors import ConfigError, did_you_mean
 
 GROUP = "phasetrain.addons"
@@ -30,12 +30,8 @@ GROUP = "phasetrain.addons"
 OWN_PACKAGE = "phasetrain.addons"
 """Package with the add-ons of phasetrain itself."""
 
-KINDS = (
-    *("adapter", "batch transform", "collate function", "dataset", "head", "hook", "loader"),
-    *("loss", "meter", "model", "optimizer", "sampler", "scaler", "schedule", "strategy", "task"),
-    "transform",
-)
-"""Kinds of parts."""
+KINDS = tuple(REGISTRIES)
+"""Kinds of parts: each has a registry."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +82,29 @@ class Engine:
     runs_as_job: bool = False
 
 
+@dataclass(frozen=True)
+class PartPlace:
+    """A place in the config where a name chooses a part.
+
+    Attributes:
+        path: dotted path; `*` is one label or data split, a name with `[]` each item of a list.
+        kind: kind of parts, whose registry has the name.
+        provided: parameters that the program passes and a config must not set.
+        other_keys: keys of the place that are no parameters of the part; their reader checks them.
+        only: a part and its name; the place exists only within parts of this name. The part is
+            given by its own place, the beginning of `path`.
+        section: `module:Class` of a dataclass with keys of the place, next to the parameters of the
+            part, see `phasetrain.config.sections`.
+    """
+
+    path: str
+    kind: str
+    provided: frozenset[str] = frozenset()
+    other_keys: tuple[str, ...] = ()
+    only: tuple[str, str] | None = None
+    section: str = ""
+
+
 @dataclass
 class AddOn:
     """What one add-on adds.
@@ -105,6 +124,7 @@ class AddOn:
     engines: list[Engine] = field(default_factory=list)
     parts: dict[str, Mapping[str, str]] = field(default_factory=dict)
     bridges: dict[str, dict[str, str]] = field(default_factory=dict)
+    slots: list[PartPlace] = field(default_factory=list)
     sections: dict[str, str] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
     services: dict[str, str] = field(default_factory=dict)
@@ -130,6 +150,17 @@ class AddOn:
         """
         _check_kind(kind)
         self.parts[kind] = {**self.parts.get(kind, {}), **modules}
+
+    def add_slots(self, *slots: PartPlace) -> None:
+        """Add places in the config where a name chooses a part, such as the parameters of a part
+        that holds others.
+
+        Raises:
+            ValueError: there is no such kind of parts.
+        """
+        for slot in slots:
+            _check_kind(slot.kind)
+        self.slots += slots
 
     def add_bridges(self, kind: str, modules: Mapping[str, str]) -> None:
         """Add bridges to the parts of libraries, see `phasetrain.config.registry.Registry.bridge`.
@@ -260,6 +291,8 @@ def _reject_conflicts(addons: Sequence[AddOn]) -> None:
     for addon in (core, *addons):
         for thing in _list_names(addon):
             other = owners.setdefault(thing, addon)
+            if other is core and addon is not core:
+                raise make_conflict_error(addon, f"the {thing[0]} {thing[1]!r}")
             if other is not addon:
                 raise ConfigError(
                     f"the {thing[0]} {thing[1]!r} is added by two installed packages, "
@@ -286,12 +319,20 @@ def _list_names(addon: AddOn) -> Iterator[tuple[str, str]]:
     yield from (("command", command.name) for command in addon.commands)
     yield from (("engine", engine.name) for engine in addon.engines)
     yield from (("section", name) for name in addon.sections)
+    yield from (("place of a part", describe_place(slot)) for slot in addon.slots)
     yield from (("service", name) for name in addon.services)
     yield from (("name", name) for name in addon.names)
     for kind, modules in addon.parts.items():
         yield from ((kind, name) for name in modules)
     for kind, modules in addon.bridges.items():
         yield from ((f"bridge for {kind} parts of", library) for library in modules)
+
+
+def describe_place(slot: PartPlace) -> str:
+    """Return the path of a place, and the part that has it."""
+    if slot.only is None:
+        return slot.path
+    return f"{slot.path} of {slot.only[1]}"
 
 
 @cache

@@ -13,9 +13,9 @@ from typing import Any
 
 from phasetrain.config.compose.override_text import format_literal
 from phasetrain.config.problems import format_value
-from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
+from phasetrain.config.sections import Config, TrainSplitSection
 from phasetrain.config.sections.data import SubsetSection
-from phasetrain.config.sections.extended import complete_config
+from phasetrain.config.sections.extended import complete_config, complete_entries
 from phasetrain.config.sections.keys import Key, section_keys, walk_section
 
 HEADER = """# Reference
@@ -42,7 +42,7 @@ def reference_page() -> str:
         keys = _keys_to_list(section, path)
         if keys:
             parts.append(f"## {path}\n\n{_summary(section)}\n\n{_table(keys)}")
-    for path, section in ENTRIES.items():
+    for path, section in complete_entries().items():
         keys = list(section_keys(section, path).values())
         parts.append(f"## Entries of `{path}`\n\n{_summary(section)}\n\n{_table(keys)}")
     return "\n\n".join(parts) + "\n"

@@ -35,7 +35,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
 )
 """Places where a name chooses a part -> the key of the name. `*` is one label or data split.
 
-The registry of each place is in `phasetrain.app.slots.SLOTS`.
+The registry of each place is in `phasetrain.app.slots.list_slots`.
 """
 
 WORDS = (

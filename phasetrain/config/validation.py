@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from phasetrain.config.addons import explain_missing, list_parts
+from phasetrain.config.addons import PartPlace, explain_missing, list_parts
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.folders import EXPERIMENT
 from phasetrain.config.compose.merge import lookup
@@ -31,7 +31,7 @@ from phasetrain.config.schema import (
     matches,
     part_pattern,
 )
-from phasetrain.config.sections import ENTRIES
+from phasetrain.config.sections.extended import complete_entries
 from phasetrain.config.sections.keys import Key, join_path, section_keys
 from phasetrain.config.sections.value_types import describe_type, fits, list_choices
 from phasetrain.config.suggestions import KnownPaths, find_synonym
@@ -39,23 +39,8 @@ from phasetrain.errors import ConfigError, Problem, did_you_mean, nearest
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A place in the config where a name chooses a part.
-
-    Attributes:
-        path: dotted path; `*` is one label or data split, a name with `[]` each item of a list.
-        kind: kind of parts, whose registry has the name.
-        provided: parameters that the program passes and a config must not set.
-        other_keys: keys of the place that are no parameters of the part; their reader checks them.
-        only: a part and its name; the place exists only within parts of this name. The part is
-            given by its slot's path, the beginning of `path`.
-    """
-
-    path: str
-    kind: str
-    provided: frozenset[str] = frozenset()
-    other_keys: tuple[str, ...] = ()
-    only: tuple[str, str] | None = None
+class Slot(PartPlace):
+    """A place in the config where a name chooses a part, with its registry and its own keys."""
 
     @property
     def registry(self) -> Registry[Any]:
@@ -70,9 +55,10 @@ class Slot:
     @property
     def own_keys(self) -> Mapping[str, Key]:
         """Keys of the place by name, without the parameters of the part."""
-        if self.path not in ENTRIES:
+        entries = complete_entries()
+        if self.path not in entries:
             return {}
-        return section_keys(ENTRIES[self.path], self.path)
+        return section_keys(entries[self.path], self.path)
 
     @property
     def default_name(self) -> str | None:

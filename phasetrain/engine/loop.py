@@ -40,8 +40,8 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         completes_first_steps: whether a phase that has begun is left after its first step at the
             earliest, because hooks act in `on_phase_start` and would act again in a resume.
         pause_at: update after which the run pauses, with the tests that follow it; None: never.
-        is_phase_begun: whether such a phase has begun and its first step is not complete; nothing
-            may be saved then.
+        is_phase_begun: whether a phase has begun whose first step must be completed, and is not;
+            nothing may be saved then.
     """
 
     def __init__(

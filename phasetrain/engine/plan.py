@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+# Imported under their own names for other modules: `plan` is the public place of phases.
 from phasetrain.engine.phases import AVERAGED as AVERAGED
 from phasetrain.engine.phases import TRAIN as TRAIN
 from phasetrain.engine.phases import Phase as Phase
@@ -178,6 +179,20 @@ class StageSpan(NamedTuple):
     updates: int
 
 
+@dataclass
+class _EpochStart:
+    """Progress at the first update of an epoch: the same in all steps of a phase, and asked for in
+    each of them.
+
+    Attributes:
+        key: index of the phase, and updates before it; None: not computed yet.
+        progress: `where` and `within`.
+    """
+
+    key: tuple[int, int] | None = None
+    progress: tuple[float, float] = (0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Plan:
     """The phases of a run, in order, and progress through them.
@@ -195,8 +210,8 @@ class Plan:
     updates: int = field(init=False, compare=False, default=0)
     epochs: int = field(init=False, compare=False, default=0)
     stages: tuple[StageSpan, ...] = field(init=False, compare=False, default=())
-    _epoch_starts: dict[str, Any] = field(
-        init=False, repr=False, compare=False, default_factory=dict
+    _last_epoch_start: _EpochStart = field(
+        init=False, repr=False, compare=False, default_factory=_EpochStart
     )
 
     def __post_init__(self) -> None:
@@ -268,19 +283,25 @@ class Plan:
             self._epoch_start(phase, state),
         )
 
+    def position_of(self, phase: Phase, step: int) -> Position:
+        """Return the position of a step of a phase."""
+        updates = self.updates_before(phase.index)
+        if phase.is_train:
+            updates += step
+        return self.position(RunState(phase=phase.index, step=step, updates=updates))
+
     def _epoch_start(self, phase: Phase, state: RunState) -> tuple[float, float] | None:
         """Return `where` and `within` at the first update of the epoch; None in a test."""
         if phase.split != TRAIN:
             return None
         key = (phase.index, state.updates - state.step)
-        # The same in all steps of a phase, and asked for in each of them.
-        if self._epoch_starts.get("key") != key:
+        last = self._last_epoch_start
+        if last.key != key:
             # Not before a splice: progress there followed another plan.
             updates = max(key[1] - phase.first, self.anchor.updates)
-            found = self.where_at(updates), self.within(phase.stage, updates)
-            self._epoch_starts.update(key=key, found=found)
-        start: tuple[float, float] = self._epoch_starts["found"]
-        return start
+            last.key = key
+            last.progress = self.where_at(updates), self.within(phase.stage, updates)
+        return last.progress
 
     def following(self, phase: Phase) -> Iterator[Phase]:
         """Yield `phase` and all later phases over the same samples, in order."""

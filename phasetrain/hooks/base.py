@@ -1,4 +1,4 @@
-"""The base class of hooks, the events in the order of the loop, and their dispatch.
+"""The base class of hooks, and the events in the order of the loop.
 
     on_start                                  once, after a resume has restored the state
     on_load                                   once, if the run resumes from a checkpoint

@@ -73,7 +73,7 @@ class Metrics(Hook):
         self.record(
             {
                 "kind": "step",
-                **describe_position(run, phase, state.step),
+                **record_position(run, phase, state.step),
                 "samples": state.samples,
                 "loss": _encode_number(float(out.loss)),
                 "lr": run.task.updater.lr,
@@ -138,7 +138,7 @@ def record_line(run: Run, line: dict[str, Any]) -> None:
             hook.record(line)
 
 
-def describe_position(run: Run, phase: Phase, step: int) -> dict[str, Any]:
+def record_position(run: Run, phase: Phase, step: int) -> dict[str, Any]:
     """Return the entries of a line that say where in the plan it was written."""
     return {
         "updates": run.state.updates,

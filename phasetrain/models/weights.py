@@ -127,7 +127,7 @@ def load_pretrained(
     )
     others: dict[str, Tensor] = {}
     with torch.no_grad():
-        for name, value in broadcast_tensors(report, own, values, world):
+        for name, value in broadcast_loaded(report, own, values, world):
             if parameters.get(name) is own[name]:
                 own[name].copy_(value)
             else:  # state that a module creates in state_dict() has to go through load_state_dict()
@@ -163,7 +163,7 @@ def match_sources(
     return world.run_on_main(read_all), values
 
 
-def broadcast_tensors(
+def broadcast_loaded(
     report: LoadReport, own: Mapping[str, Tensor], values: Mapping[str, Tensor], world: World
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield on every rank the name and value of each loaded tensor, in the type of the model, on

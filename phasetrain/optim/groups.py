@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import join_first
+from phasetrain.runtime.name_patterns import as_list
 
 SELECTORS = ("match", "types", "max_ndim")
 """Keys of a rule that select weights; all others except `lr_scale` are options of the optimizer."""
@@ -196,13 +197,6 @@ def split_by_note(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Gro
     return split
 
 
-def patterns(value: str | Sequence[str]) -> list[str]:
-    """Return one pattern or several as a list."""
-    if isinstance(value, str):
-        return [value]
-    return list(value)
-
-
 def select_weights(
     rule: Mapping[str, Any], weights: Sequence[Weight], where: str, frozen: Sequence[Weight] = ()
 ) -> set[str]:
@@ -228,7 +222,7 @@ def select_weights(
         _chooses(rule, weight) for weight in frozen
     ):
         return set()
-    for pattern in patterns(rule.get("match", [])):
+    for pattern in as_list(rule.get("match", [])):
         names = [weight.name for weight in weights]
         if not any(fnmatchcase(name, pattern) for name in names):
             parts = dict.fromkeys(
@@ -240,7 +234,7 @@ def select_weights(
                 f"weights{near}"
             )
     kinds = {weight.kind for weight in weights}
-    for type_name in patterns(rule.get("types", [])):
+    for type_name in as_list(rule.get("types", [])):
         if type_name not in kinds:
             listed = ", ".join(sorted(kinds))
             raise ConfigError(
@@ -280,10 +274,10 @@ def _check_types(rule: Mapping[str, Any], where: str) -> None:
 
 def _chooses(rule: Mapping[str, Any], weight: Weight) -> bool:
     if "match" in rule and not any(
-        fnmatchcase(weight.name, pattern) for pattern in patterns(rule["match"])
+        fnmatchcase(weight.name, pattern) for pattern in as_list(rule["match"])
     ):
         return False
-    if "types" in rule and weight.kind not in patterns(rule["types"]):
+    if "types" in rule and weight.kind not in as_list(rule["types"]):
         return False
     return "max_ndim" not in rule or weight.parameter.ndim <= rule["max_ndim"]
 

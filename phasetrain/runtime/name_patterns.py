@@ -10,6 +10,13 @@ LISTED_NAMES = 6
 """Number of names in an error."""
 
 
+def as_list(value: str | Sequence[str]) -> list[str]:
+    """Return one pattern or several as a list."""
+    if isinstance(value, str):
+        return [value]
+    return list(value)
+
+
 def match_names(
     pattern: str, names: Collection[str], otherwise: str, *, code: str = "config.no_match"
 ) -> list[str]:

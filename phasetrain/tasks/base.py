@@ -43,6 +43,7 @@ class Task(StepRunner, TaskState, Predictor):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.excluded = parts.excluded
+        self._split = TRAIN
         self._train_model = parts.model if parts.train_model is None else parts.train_model
         self._train_loss = parts.loss if parts.train_loss is None else parts.train_loss
         losses = nn.ModuleList([parts.loss, *parts.losses])
@@ -108,6 +109,7 @@ class Task(StepRunner, TaskState, Predictor):
 
     def _select_split(self, split: str) -> None:
         """Select the meters and the terms of the loss of a split."""
+        self._split = split
         self._measured = {}
         if self.parts.train_meters or split != TRAIN:
             self._measured = meters_of(self.meters, split)

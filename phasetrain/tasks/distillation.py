@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.losses import SoftTargets
 from phasetrain.models.digest import hash_model
 from phasetrain.models.sources import parse_sources
 from phasetrain.models.weights import load_pretrained
 from phasetrain.tasks.base import TASKS
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import raise_unless_misfit
 from phasetrain.tasks.parts import Parts
 from phasetrain.tasks.state import Stateful
 from phasetrain.tasks.supervised import Supervised

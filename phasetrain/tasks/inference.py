@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.config.addons import require_service
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.runtime.nested import map_tensors
-from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
+from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
 
 if TYPE_CHECKING:

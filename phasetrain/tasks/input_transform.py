@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from phasetrain.data.loading.collate import Collate, PadCollate, stack_samples
 from phasetrain.data.transforms import BatchTransform, Keys, Pipeline
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.runtime.machine import preserve_generators, reseed_all
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import raise_unless_misfit
 
 Transform = Callable[..., Any]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.meters import Meter
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import raise_unless_misfit
 from phasetrain.tasks.parts import OutputChoice
 
 

@@ -16,9 +16,6 @@ from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.losses import name_loss
 from phasetrain.runtime.format import join_first
 
-MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
-"""Types that torch and custom code raise for wrong shapes, dtypes and values."""
-
 SHOWN_SAMPLES = 3
 """Maximum number of sample indices in an error."""
 

@@ -50,8 +50,8 @@ class GradientPass:
         """Return two passes over the same micro-batches as one: losses add up, logs are joined."""
         pairs = zip(self.outputs, other.outputs, strict=True)
         outputs = [
-            replace(batch_loss, loss=batch_loss.loss + more.loss, logs=batch_loss.logs | more.logs)
-            for batch_loss, more in pairs
+            replace(out, loss=out.loss + more.loss, logs=out.logs | more.logs)
+            for out, more in pairs
         ]
         return GradientPass(outputs, other.batches)
 

@@ -7,18 +7,15 @@ import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.losses import FromModel, WeightedSum, find_target_counter
 from phasetrain.losses.shape_checks import check_pair
 from phasetrain.meters.base import meters_of
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.misfits import (
-    MISFITS,
     describe_failed_forward,
+    describe_shapes,
     raise_unless_misfit,
-)
-from phasetrain.tasks.misfits import (
-    describe_shapes as _shape,
 )
 from phasetrain.tasks.parts import Parts
 
@@ -122,7 +119,8 @@ class Supervised(Task):
         """Check once that the loss is a scalar."""
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError(
-                f"the loss is {_shape(loss)}, expected a scalar tensor, the mean over the batch"
+                f"the loss is {describe_shapes(loss)}, expected a scalar tensor, the mean over the "
+                "batch"
             )
         self._checked = True
 
@@ -152,16 +150,16 @@ class Supervised(Task):
                 "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}"
             )
         return (
-            f"LOSS: {_type_name(self.parts.loss)} does not fit the output {_shape(output)} of the "
-            f"model {_type_name(self.parts.model)} and the target {_shape(target)}: {error}{advice}"
+            f"LOSS: {_type_name(self.parts.loss)} does not fit the output "
+            f"{describe_shapes(output)} of the model {_type_name(self.parts.model)} and the target "
+            f"{describe_shapes(target)}: {error}{advice}"
         )
 
     def _label_outside(self, label: int, sample: int, classes: int) -> str:
-        split = "DATA.TRAIN" if self.model.training else "the test split"
         return (
-            f"{split}: sample {sample} has label {label}, and the model has {classes} classes, "
-            f"so labels go from 0 to {classes - 1}; set MODEL.classes to the number of classes, or "
-            "fix the labels"
+            f"DATA.{self._split.upper()}: sample {sample} has label {label}, and the model has "
+            f"{classes} classes, so labels go from 0 to {classes - 1}; set MODEL.classes to the "
+            "number of classes, or fix the labels"
         )
 
 

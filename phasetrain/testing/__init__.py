@@ -1,6 +1,8 @@
 """The proof kit: checks phasetrain's promises for custom parts, with any test framework or none."""
 
-from phasetrain.config.addons import find_service
+from typing import Any
+
+from phasetrain.config.addons import find_service, require_service
 from phasetrain.proof.compare import differences
 from phasetrain.testing.kills import KillAfter, Killed, SaveEachStep
 from phasetrain.testing.learning import assert_learns_one_batch
@@ -9,8 +11,14 @@ from phasetrain.testing.round_trip import assert_state_round_trip
 from phasetrain.testing.sync import assert_no_device_sync
 from phasetrain.testing.world import assert_world_size_invariant
 
-MemoryHandler = find_service("memory_handler")
-"""An object store in memory for iopath, under `mem://`; None without the add-on `remote`."""
+
+def _require_memory_handler(*_: Any) -> Any:
+    return require_service("memory_handler", "remote", "phasetrain.testing.MemoryHandler")
+
+
+MemoryHandler: Any = find_service("memory_handler") or _require_memory_handler
+"""An object store in memory for iopath, under `mem://`, of the add-on `remote`; without the add-on,
+a call is an error that names it."""
 
 __all__ = [
     "KillAfter",

@@ -1,5 +1,6 @@
 """What `phasetrain help` prints."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from raising import raises
 from phasetrain.cli import main
 from phasetrain.cli.help import topic_help
 from phasetrain.cli.help_command import general_help, wrap_help
+from phasetrain.config.addons import Command
 from phasetrain.config.parts import FACTS
 from phasetrain.config.schema import default_schema
-from phasetrain.errors import ConfigError
+from phasetrain.errors import EXIT_CODES, ConfigError
 from phasetrain.testing.build import resolve_overrides
 
 
@@ -26,6 +28,27 @@ def test_groups_sections_and_exit_codes() -> None:
         "128+n",
     ):
         assert expected in text
+
+
+def test_exit_codes_are_those_of_the_docs() -> None:
+    rows = (Path(__file__).parents[2] / "docs" / "config.md").read_text("utf-8")
+    (table,) = re.findall(r"## Exit codes\n(.*?)\n\n", rows, re.DOTALL)
+    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
+    assert sorted(EXIT_CODES) == documented == list(range(10))
+    text = general_help("", None)
+    assert all(f"\n  {code}      {meaning}" in text for code, meaning in EXIT_CODES.items())
+
+
+@pytest.mark.parametrize(
+    ("commands", "flags"), [((), []), (("rerun", "sweep"), ["--from", "--multirun"])]
+)
+def test_flags_of_add_ons_are_listed_with_them(
+    commands: tuple[str, ...], flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = [Command(name, "", "", "module:run") for name in commands]
+    monkeypatch.setattr("phasetrain.cli.help_command.list_commands", lambda: installed)
+    text = general_help("", None)
+    assert [flag for flag in ("--from", "--multirun") if flag in text] == flags
 
 
 @pytest.mark.parametrize("section", default_schema().sections)
@@ -75,6 +98,9 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
         ),
         ("cosine", "schedule for OPTIMIZER.SCHEDULES.*.name", "  cosine(end=0.0, "),
         ("RAdam", "optimizer for OPTIMIZER.name", "  RAdam(betas="),
+        ("METERS.accuracy", "meter for METERS.*.name", "  accuracy(topk="),
+        ("HOOKS.early_stopping", "hook for HOOKS.*.name", "  early_stopping("),
+        ("LOSS.losses.soft_targets", "loss for LOSS.losses.*.name", "  soft_targets("),
         ("lora", "adapter for MODEL.adapters.name", "  lora(rank=8, alpha=16.0, "),
     ],
 )

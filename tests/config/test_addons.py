@@ -3,26 +3,35 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 from raising import raises
 
-from phasetrain.app.slots import SLOTS
+import phasetrain
+from phasetrain import testing
+from phasetrain.app import slots
+from phasetrain.app.setup import resolve_config
+from phasetrain.app.slots import list_slots
+from phasetrain.cli.help import topic_help
 from phasetrain.config import addons, engines
-from phasetrain.config.addons import AddOn, Command, Engine, import_object, load_addons
+from phasetrain.config.addons import AddOn, Command, Engine, PartPlace, import_object, load_addons
+from phasetrain.config.reference import reference_page
 from phasetrain.config.registry import Registry
 from phasetrain.config.sections import extended
 from phasetrain.config.sections.keys import Section, key
 from phasetrain.errors import ConfigError
+from phasetrain.losses import LOSSES
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "addon"
@@ -37,6 +46,7 @@ def list_paths(addon: AddOn) -> list[str]:
     paths = [*addon.sections.values(), *addon.services.values()]
     paths += [path for keys in addon.keys.values() for path in keys]
     paths += addon.names.values()
+    paths += [slot.section for slot in addon.slots]
     for command in addon.commands:
         paths += [command.run, command.arguments, command.config_words]
     paths += [engine.run for engine in addon.engines]
@@ -84,6 +94,10 @@ class SeedKeys(Section):
     seed: int = key(1, "another seed", resume="free")
 
 
+def add_slot(addon: AddOn) -> None:
+    addon.add_slots(PartPlace("LOSS.inner", "loss", only=("LOSS", "wrapped")))
+
+
 def add_command(addon: AddOn) -> None:
     addon.add_commands(Command("spikes", "", "list spikes", "module:run"))
 
@@ -113,17 +127,22 @@ class TestFailures:
         ]
 
     @pytest.mark.parametrize(
-        ("function", "names"),
-        [("add_command", ("one", "two")), ("add_loss_of_the_core", ("one",))],
+        ("function", "names", "advice"),
+        [
+            ("add_command", ("one", "two"), "; uninstall one of them"),
+            ("add_slot", ("one", "two"), "; uninstall one of them"),
+            ("add_loss_of_the_core", ("one",), f"; uninstall {__name__!r}"),
+        ],
     )
     def test_same_thing_of_two_packages_is_rejected(
-        self, monkeypatch: pytest.MonkeyPatch, function: str, names: tuple[str, ...]
+        self, monkeypatch: pytest.MonkeyPatch, function: str, names: tuple[str, ...], advice: str
     ) -> None:
         value = f"{__name__}:{function}"
         monkeypatch.setitem(sys.modules, __name__, sys.modules[add_command.__module__])
         install(monkeypatch, *(EntryPoint(name, value, addons.GROUP) for name in names))
-        with raises(ConfigError, code="addon.conflict"):
+        with raises(ConfigError, code="addon.conflict") as caught:
             addons.load_addons()
+        assert str(caught.value).endswith(advice)
 
     @pytest.mark.parametrize(
         ("register", "code"),
@@ -147,6 +166,22 @@ class TestFailures:
         with raises(ConfigError, code=code):
             extended.complete_config.__wrapped__()
 
+    def test_names_of_the_python_api_are_those_that_are_installed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(addons, "load_addons", lambda: ())
+        assert {"fit", "run", "__version__"} <= set(phasetrain.__all__)
+        assert {"pack", "load_pack", "PackedModel"} & set(phasetrain.__all__) == set()
+
+    def test_object_store_in_memory_without_its_add_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(addons, "load_addons", lambda: ())
+        names = runpy.run_path(str(testing.__file__))
+        with raises(ConfigError, code="addon.missing") as caught:
+            names["MemoryHandler"]({})
+        assert "'remote'" in str(caught.value)
+
     def test_unknown_kind_of_parts_is_a_warning(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, __name__, sys.modules[add_losses.__module__])
         install(monkeypatch, EntryPoint("mine", f"{__name__}:add_losses", addons.GROUP))
@@ -169,6 +204,86 @@ def test_interface_for_addons_is_public_and_exists() -> None:
         assert addons.import_object(path) is not None
 
 
+@dataclass(frozen=True, kw_only=True)
+class InnerSection(Section):
+    """Keys next to the parameters of an inner loss."""
+
+    share: float = key(1.0, "share of the inner loss", resume="forbidden")
+
+
+class Wrapped:
+    """A loss around another one."""
+
+    def __init__(self, inner: Mapping[str, Any]) -> None:
+        self.inner = inner
+
+
+@pytest.fixture
+def _wrapped_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let an installed add-on have a loss that holds another one."""
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Wrapped.__module__])
+    addon = AddOn("mine", "package")
+    addon.add_slots(
+        PartPlace(
+            "LOSS.inner",
+            "loss",
+            provided=frozenset({"label_smoothing"}),
+            only=("LOSS", "wrapped"),
+            section=f"{__name__}:InnerSection",
+        )
+    )
+    installed = (*load_addons(), addon)
+    for module in (slots, extended):
+        monkeypatch.setattr(module, "load_addons", lambda: installed)
+    monkeypatch.setitem(LOSSES._own, "wrapped", Wrapped)
+    extended.complete_entries.cache_clear()
+    yield
+    extended.complete_entries.cache_clear()
+
+
+@pytest.mark.usefixtures("_wrapped_loss")
+class TestPlacesOfParts:
+    def test_part_within_a_part_of_an_add_on_is_valid(self) -> None:
+        words = ["LOSS.name=wrapped", "LOSS.inner={name: cross_entropy, share: 0.5}"]
+        assert resolve_config(words).config.LOSS is not None
+
+    @pytest.mark.parametrize(
+        ("inner", "code", "key"),
+        [
+            ("{name: cross_entropi}", "config.unknown_part", "LOSS.inner.name"),
+            ("{share: 0.5}", "config.missing_part", "LOSS.inner"),
+            ("{name: cross_entropy, shar: 0.5}", "config.unknown_parameter", "LOSS.inner.shar"),
+            ("{name: cross_entropy, share: a}", "config.wrong_type", "LOSS.inner.share"),
+            (
+                "{name: cross_entropy, label_smoothing: 0.1}",
+                "config.reserved_parameter",
+                "LOSS.inner.label_smoothing",
+            ),
+        ],
+    )
+    def test_mistakes_within_it_are_reported(self, inner: str, code: str, key: str) -> None:
+        with raises(ConfigError, code=code, key=key):
+            resolve_config(["LOSS.name=wrapped", f"LOSS.inner={inner}"])
+
+    def test_place_is_in_help_and_reference(self) -> None:
+        assert "  LOSS.inner.share = 1.0" in topic_help("LOSS")
+        assert "## Entries of `LOSS.inner`" in reference_page()
+
+    @pytest.mark.addon("authoring")
+    def test_place_is_in_the_schema(self) -> None:
+        from phasetrain.addons.authoring.editor.sections import describe_sections
+
+        inner = describe_sections({})["definitions"]["LOSS.inner"]
+        assert "share" in str(inner)
+
+    def test_place_of_the_core_is_rejected(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        addon = AddOn("mine", "package")
+        addon.add_slots(PartPlace("LOSS", "loss"))
+        monkeypatch.setattr(slots, "load_addons", lambda: (addon,))
+        with raises(ConfigError, code="addon.conflict"):
+            list_slots()
+
+
 def test_docs_show_the_example() -> None:
     _, code = (EXAMPLE / "phasetrain_spikes.py").read_text("utf-8").split('"""\n\n', 1)
     assert f"```python\n{code}```" in (ROOT / "docs" / "addons.md").read_text("utf-8")
@@ -186,7 +301,10 @@ def test_add_on_that_older_metadata_lacks_is_a_warning(monkeypatch: pytest.Monke
 
 
 def test_kinds_are_those_of_the_registries() -> None:
-    assert {slot.kind for slot in SLOTS} == set(addons.KINDS)
+    assert {slot.kind for slot in list_slots()} == set(addons.KINDS) - {"format of weights"}
+    addon = AddOn("mine", "package")
+    addon.add_parts("format of weights", {"mine": "module"})
+    assert addon.parts == {"format of weights": {"mine": "module"}}
 
 
 @pytest.mark.parametrize("module", ["no_such_module", addons.__name__])

@@ -23,7 +23,7 @@ from typing import Any
 
 from test_docs import blocks
 
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.cli.help_command import general_help
 from phasetrain.cli.table import list_commands
 from phasetrain.config.compose.composed import compose
@@ -144,7 +144,11 @@ def exists(span: str) -> bool:
         return word in general_help("", None)
     name = re.sub(r"\(.*\)$", "", span)  # a call
     if "." not in name:
-        return _is_class(name) or any(name in slot.registry for slot in SLOTS) or _is_event(name)
+        return (
+            _is_class(name)
+            or any(name in slot.registry for slot in list_slots())
+            or _is_event(name)
+        )
     return _is_member(name) or _is_file(name) or _can_import(name)
 
 
@@ -161,7 +165,7 @@ def _has_key(path: str) -> bool:
     place, _, last = path.rpartition(".")
     return any(
         _has_label(slot, path) or (matches(place, slot.path) and _has_parameter(slot, place, last))
-        for slot in SLOTS
+        for slot in list_slots()
     )
 
 
@@ -184,7 +188,7 @@ def _is_valid(override: str) -> bool:
     """Return whether a config with this override has no mistake at its key."""
     path = override.partition("=")[0]
     try:
-        check_config(compose([override]), SLOTS, default_schema())
+        check_config(compose([override]), list_slots(), default_schema())
     except ConfigError as error:
         # Another part in the place of one of the defaults may need more keys than this one.
         return not any(f"{problem.key}.".startswith(f"{path}.") for problem in error.problems)

@@ -4,6 +4,8 @@ leftovers."""
 import ast
 import functools
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -289,3 +291,11 @@ def f(config):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_rule_accepts_good_code(rule: Rule) -> None:
     assert list(rule(ast.parse(GOOD))) == []
+
+
+def test_linter_sees_every_file() -> None:
+    """`build` is excluded by default, and is the name of a folder of the package."""
+    words = [sys.executable, "-m", "ruff", "check", "--show-files", "phasetrain", "tests"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    seen = {Path(line) for line in done.stdout.splitlines()}
+    assert {*(ROOT / "phasetrain").rglob("*.py"), *(ROOT / "tests").rglob("*.py")} - seen == set()

@@ -125,7 +125,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_thread: None)
     for name in ("trainer_order", "masking"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(SAMPLERS, "_own", dict(SAMPLERS._own))
+    # All are imported first: what registers in the meantime would be forgotten with the rest.
+    monkeypatch.setattr(SAMPLERS, "_own", dict(SAMPLERS.items()))
     runpy.run_path("speech.py")
     return tmp_path
 

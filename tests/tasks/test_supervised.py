@@ -10,6 +10,7 @@ from torch import nn
 
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Split, make_test_phase
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.losses import LOSSES, FromModel
 from phasetrain.meters import METERS
@@ -68,6 +69,12 @@ class TestMisfits:
             nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(torch.tensor([0, 1, label, 0]))
         )
         assert re.search(rf"^DATA\.TRAIN: sample 42 .*label {label}, .*2 classes", found)
+
+    def test_label_outside_the_classes_is_in_the_split_under_way(self) -> None:
+        tested = task(nn.Linear(3, 2), nn.CrossEntropyLoss())
+        tested.begin(make_test_phase(Split("valid", 4, 4, drop_last=False)), fresh=True)
+        with raises(ConfigError, key="DATA.VALID"):
+            tested.forward(batch(torch.tensor([0, 1, 2, 0])))
 
     def test_targets_of_the_wrong_type_are_rejected(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(torch.ones(4)))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from phasetrain import __version__
 from phasetrain.addons.deploy.native_folder import is_native, make_native_files
 from phasetrain.addons.deploy.peft import make_peft_files
-from phasetrain.app.complete_weights import choose_split, complete_weights, read_batch
+from phasetrain.app.complete_weights import choose_example_split, complete_weights, read_batch
 from phasetrain.app.load import choose_weights, find_test_split, load_task, resolve_for_inference
 from phasetrain.app.setup import Setup
 from phasetrain.app.stored.stored_config import read_loaded_config
@@ -415,7 +415,7 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
             code="checkpoint.other_model",
         ) from error
     split = find_test_split(setup.config.DATA)
-    name = choose_split(setup, data)
+    name = choose_example_split(setup, data)
     reader = data[name].at(0).reader
     inside: Sequence[Any] = ()
     transform = None

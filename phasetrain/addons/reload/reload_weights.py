@@ -18,7 +18,7 @@ from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import record_line
 from phasetrain.models.sources import WeightSource, parse_sources, read_source
-from phasetrain.models.weights import LoadReport, WeightMatcher, broadcast_tensors, model_tensors
+from phasetrain.models.weights import LoadReport, WeightMatcher, broadcast_loaded, model_tensors
 from phasetrain.runtime.storage import TEMPORARY
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class ReloadWeights(Hook):
         if loaded is None:
             return
         self._last, digest, report = loaded
-        new = dict(broadcast_tensors(report, own, values, run.world))
+        new = dict(broadcast_loaded(report, own, values, run.world))
         strategy = run.task.parts.strategy or Strategy(run.world)
         strategy.state.load_model_state(model, {**strategy.state.model_state(model), **new})
         if not run.world.is_main:

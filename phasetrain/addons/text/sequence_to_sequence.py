@@ -10,9 +10,9 @@ from phasetrain.addons.text.models.search import Decodes, decode_beam, decode_gr
 from phasetrain.addons.text.sequence_errors import SequenceErrors
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import IGNORED, Batch, SequenceOutput, StepOutput
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.tasks.base import TASKS
-from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
+from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
 
 

@@ -1,6 +1,6 @@
 """Vision: augmentation, segmentation, detection, self-supervised learning, GANs."""
 
-from phasetrain.config.addons import AddOn
+from phasetrain.config.addons import AddOn, PartPlace
 
 PACKAGE = "phasetrain.addons.vision"
 
@@ -80,5 +80,42 @@ def register(addon: AddOn) -> None:
                 for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
             },
         },
+    )
+    addon.add_slots(
+        PartPlace(
+            "TASK.judge",
+            "model",
+            only=("TASK", "gan"),
+            section="phasetrain.config.sections:TeacherSection",
+        ),
+        PartPlace("TASK.teacher", "model", only=("TASK", "self_supervised")),
+        PartPlace("MODEL.trunk", "model", only=("MODEL", "trunk_head")),
+        *(
+            PartPlace(
+                f"MODEL.{place}",
+                "head",
+                provided=frozenset({"features"}),
+                only=("MODEL", "trunk_head"),
+            )
+            for place in ("head", "predictor")
+        ),
+        PartPlace(
+            "DATA.*.transforms[].groups[].transforms[]",
+            "transform",
+            only=("DATA.*.transforms[]", "multi_crop"),
+        ),
+        PartPlace(
+            "DATA.*.transforms[].groups[].transforms[].transforms[]",
+            "transform",
+            only=("DATA.*.transforms[].groups[].transforms[]", "apply"),
+        ),
+        *(
+            PartPlace(
+                "DATA.TRAIN.batch_transforms[].transforms[]",
+                "batch transform",
+                only=("DATA.TRAIN.batch_transforms[]", name),
+            )
+            for name in ("one_of", "each_view")
+        ),
     )
     addon.add_service("split_boxes", f"{PACKAGE}.meters.detection:split_boxes")

@@ -24,13 +24,13 @@ from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
-from phasetrain.errors import ConfigError, is_out_of_memory
+from phasetrain.errors import MISFITS, ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.runtime.machine import seed_of
 from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.distillation import MakeModel, Teacher, build_teacher
-from phasetrain.tasks.misfits import MISFITS, describe_failed_forward, raise_unless_misfit
+from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.state import Stateful
 from phasetrain.tasks.step_runner import GradientPass

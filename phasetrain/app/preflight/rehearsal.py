@@ -49,7 +49,6 @@ from phasetrain.app.setup import Setup
 from phasetrain.data import SampleError
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
-from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
 from phasetrain.optim import CLEAN_DATA, NonFinite
 from phasetrain.runtime.machine import Machine, preserve_generators
@@ -399,7 +398,7 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, step_kind: StepKind) ->
         steps = iter(task.batches(phase, step_kind.step))
         for step in range(step_kind.step, step_kind.step + step_kind.steps):
             began = time.perf_counter()
-            at = _position_of(plan, phase, step)
+            at = plan.position_of(phase, step)
             _run_step(task, phase, next(steps), at)
             seconds = time.perf_counter() - began
             samples = at.samples
@@ -416,14 +415,6 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, step_kind: StepKind) ->
             for monitor in list_monitors(setup):
                 monitor.read_score(phase, metrics)
     return RehearsedKind(step_kind.name, samples, tuple(metrics), seconds)
-
-
-def _position_of(plan: Plan, phase: Phase, step: int) -> Position:
-    """Return the position of a step of a phase in the plan."""
-    updates = plan.updates_before(phase.index)
-    if phase.is_train:
-        updates += step
-    return plan.position(RunState(phase=phase.index, step=step, updates=updates))
 
 
 def _run_step(task: Task, phase: Phase, batches: list[Batch], at: Position) -> None:
@@ -456,7 +447,7 @@ def _update_once(task: Task, plan: Plan, trained: Phase | None) -> None:
     """Run one more update, so that the restore has something to undo."""
     if trained is not None:
         task.begin(trained, fresh=False)
-        at = _position_of(plan, trained, 0)
+        at = plan.position_of(trained, 0)
         _run_step(task, trained, next(iter(task.batches(trained, 0))), at)
 
 

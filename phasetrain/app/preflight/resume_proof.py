@@ -18,13 +18,12 @@ from phasetrain.checkpoint.codec import assemble_state, flatten_state
 from phasetrain.data import CustomLoader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
-from phasetrain.engine.position import RunState
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.proof.causes import name_section
 from phasetrain.proof.compare import Difference, find_difference
 from phasetrain.proof.trace import Digests, Trace
 from phasetrain.runtime.format import join_first
-from phasetrain.tasks import Position, SavedTask, Task
+from phasetrain.tasks import SavedTask, Task
 from phasetrain.tasks.dry_run import warm_up
 from phasetrain.tasks.parts import StepEvents
 
@@ -216,7 +215,9 @@ def _run_steps(task: Task, plan: Plan, phase: Phase, steps: range, trace: Trace)
     events = _RecordStep(trace)
     compute = task.train_step if phase.is_train else task.test_step
     for step in steps:
-        at = _position_of(plan, phase, step)
+        # Schedules are in the middle of the run: with the first values of a warm-up, which are
+        # close to zero, an update would change no bit of a weight.
+        at = plan.position_of(phase, step)._replace(where=0.5, within=0.5)
         if batches := next(loaded):
             compute(batches, at, events)
         else:
@@ -225,16 +226,6 @@ def _run_steps(task: Task, plan: Plan, phase: Phase, steps: range, trace: Trace)
             task.updater.resolve()
             trace.record_state(task.stateful())
         trace.end_step((phase.index, step + 1))
-
-
-def _position_of(plan: Plan, phase: Phase, step: int) -> Position:
-    updates = plan.updates_before(phase.index)
-    if phase.is_train:
-        updates += step
-    at = plan.position(RunState(phase=phase.index, step=step, updates=updates))
-    # Schedules are in the middle of the run: with the first values of a warm-up, which are close
-    # to zero, an update would change no bit of a weight.
-    return at._replace(where=0.5, within=0.5)
 
 
 def _copy_state(task: Task) -> SavedTask:

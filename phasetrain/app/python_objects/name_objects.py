@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from phasetrain.app.python_objects.split_loader import split_loader
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.config.addons import require_service
 from phasetrain.config.objects import PREFIX, GivenObject, GivenObjects
 from phasetrain.config.schema import matches
@@ -195,4 +195,4 @@ def _identify_code(code: CodeType) -> str:
 
 def _find_slot(path: str) -> Slot | None:
     """Return the first slot at this path; a list of parts ends with `[]`."""
-    return next((slot for slot in SLOTS if matches(path, slot.path)), None)
+    return next((slot for slot in list_slots() if matches(path, slot.path)), None)

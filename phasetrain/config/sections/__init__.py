@@ -71,7 +71,6 @@ class Config:
 
 ENTRIES: Mapping[str, type] = MappingProxyType(
     {
-        "TASK.judge": TeacherSection,
         "TASK.teacher": TeacherSection,
         "MODEL.trunk": TrunkSection,
         "MODEL.heads.*": HeadSection,
@@ -86,7 +85,8 @@ ENTRIES: Mapping[str, type] = MappingProxyType(
         "HOOKS.*": HookSection,
     }
 )
-"""Path of an entry -> its own keys, next to `name` and the parameters of the part."""
+"""Path of an entry -> its own keys, next to `name` and the parameters of the part; add-ons add
+others, see `phasetrain.config.sections.extended`."""
 
 
 __all__ = [

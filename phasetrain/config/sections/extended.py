@@ -1,5 +1,6 @@
 """The sections of the core with the sections and keys of the installed add-ons."""
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cache
@@ -7,7 +8,7 @@ from typing import Any, Literal
 
 from phasetrain.config.addons import import_object, load_addons, make_conflict_error
 from phasetrain.config.engines import list_engines
-from phasetrain.config.sections import Config
+from phasetrain.config.sections import ENTRIES, Config
 from phasetrain.config.sections.keys import group, own_keys
 
 
@@ -35,6 +36,18 @@ def complete_config() -> type[Config]:
     body["__annotations__"] = sections
     body["__doc__"] = Config.__doc__
     return _make_dataclass("Config", (Config,), body)
+
+
+@cache
+def complete_entries() -> Mapping[str, type]:
+    """Return the own keys of all entries by path: those of the core and of add-ons."""
+    added = {
+        slot.path: import_object(slot.section)
+        for addon in load_addons()
+        for slot in addon.slots
+        if slot.section
+    }
+    return {**ENTRIES, **added}
 
 
 def _extend_section(name: str, section: type) -> type:

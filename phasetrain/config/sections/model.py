@@ -178,7 +178,7 @@ class ModelSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSection(Section):
-    """Keys of TASK.teacher and TASK.judge next to the parameters of the model."""
+    """Keys of another model of the task next to the parameters of the model."""
 
     weights: str | Mapping[str, Any] | tuple[Any, ...] | None = key(
         None, "its trained weights, as for MODEL.weights", resume="forbidden"

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from phasetrain.config.registry import Registry
 from phasetrain.engine.batch import Batch
-from phasetrain.errors import ConfigError, is_out_of_memory
+from phasetrain.errors import MISFITS, ConfigError, is_out_of_memory
 from phasetrain.runtime.machine import mix_seed
-
-MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
 
 
 class PairTransform(ABC):

@@ -32,7 +32,7 @@ from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline
 from phasetrain.engine.batch import Batch
-from phasetrain.errors import is_out_of_memory
+from phasetrain.errors import MISFITS, is_out_of_memory
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import (
     GLOBAL_GENERATORS,
@@ -43,9 +43,6 @@ from phasetrain.runtime.machine import (
 from phasetrain.runtime.nested import map_tensors
 
 log = logging.getLogger(__name__)
-
-
-MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
 
 
 class SampleReader(Dataset[Batch]):

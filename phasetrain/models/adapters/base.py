@@ -11,7 +11,7 @@ from phasetrain.config.registry import Registry
 from phasetrain.config.sections import AdapterSection, part_parameters
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.format import join_first
-from phasetrain.runtime.name_patterns import match_names
+from phasetrain.runtime.name_patterns import as_list, match_names
 
 WHERE = "MODEL.adapters"
 CHILD = "adapter"
@@ -74,7 +74,7 @@ def attach_adapters(
     name = section.get("name", AdapterSection.name)
     params = part_parameters(AdapterSection, section)
     trained = _match_modules(model, section.get("train", ()), f"{WHERE}.train")
-    for layer in _match_layers(model, _as_list(section.get("match", ["*"])), trained):
+    for layer in _match_layers(model, as_list(section.get("match", ["*"])), trained):
         module = model.get_submodule(layer)
         generator = torch.Generator().manual_seed(seed_of_name(layer))
         facts = {"layer": module, "layer_name": layer, "generator": generator}
@@ -109,7 +109,7 @@ def _match_modules(model: nn.Module, patterns: str | Sequence[str], where: str) 
     names = [name for name, _ in model.named_modules() if name]
     return {
         name
-        for pattern in _as_list(patterns)
+        for pattern in as_list(patterns)
         for name in match_names(
             pattern, names, f"{where} = [{pattern}]: no module of the model has such a name"
         )
@@ -139,9 +139,3 @@ def _match_layers(model: nn.Module, patterns: Sequence[str], trained: set[str]) 
             code="config.no_match",
         )
     return layers
-
-
-def _as_list(value: str | Sequence[str]) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    return list(value)

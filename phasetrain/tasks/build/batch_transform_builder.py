@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, PairPipeline
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.losses import name_loss
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import raise_unless_misfit
 
 WHERE = "DATA.TRAIN.batch_transforms"
 

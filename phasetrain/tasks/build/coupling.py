@@ -7,8 +7,8 @@ from torch import nn
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
-from phasetrain.losses.base import CoupledLoss
 from phasetrain.losses import has_nested_target_counter
+from phasetrain.losses.base import CoupledLoss
 
 
 def is_coupled(loss: nn.Module) -> bool:

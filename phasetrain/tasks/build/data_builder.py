@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import TensorDataset
 
-from phasetrain.proof.digest import hash_tensors
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.data import (
@@ -40,9 +39,10 @@ from phasetrain.data.samplers.source import SampleView
 from phasetrain.data.transforms import Pipeline, TargetTransform
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
+from phasetrain.proof.digest import hash_tensors
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks.build.dataset_builder import STREAM_ADVICE, open_dataset
 from phasetrain.tasks.build.loading_builder import (
@@ -59,7 +59,7 @@ from phasetrain.tasks.build.loading_builder import (
     find_mixture,
 )
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.misfits import raise_unless_misfit
 
 if TYPE_CHECKING:
     from phasetrain.data.mixture import MixedDataset, SourceOrder

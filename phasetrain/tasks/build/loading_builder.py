@@ -112,7 +112,9 @@ def find_mixture(dataset: Any) -> "MixedDataset | None":
     return dataset if isinstance(dataset, MixedDataset) else None
 
 
-def check_sources(where: str, section: AttrDict, batches: "SourceBatches", *, is_train: bool) -> None:
+def check_sources(
+    where: str, section: AttrDict, batches: "SourceBatches", *, is_train: bool
+) -> None:
     """Check the section of a mixture with a number of samples of each source per batch.
 
     Raises:

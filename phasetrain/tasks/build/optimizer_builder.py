@@ -26,6 +26,7 @@ from phasetrain.optim.schedules.schedules import check_schedule
 from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.sparse import find_sparse_weights
+from phasetrain.tasks.base import TASKS, Task, makes_several_passes
 from phasetrain.tasks.build.optimizer_factory import (
     OptimizerSpec,
     list_optimizer_specs,
@@ -40,7 +41,6 @@ from phasetrain.tasks.build.sections import (
     split_item,
 )
 from phasetrain.tasks.build.weights_builder import describe_freezes, tabulate_frozen
-from phasetrain.tasks.base import TASKS, Task, makes_several_passes
 
 NEEDS_WHOLE_WEIGHTS = (
     "each rank would need all gradients and weights, unsharded; use DISTRIBUTED.strategy=ddp with "

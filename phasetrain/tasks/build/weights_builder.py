@@ -116,7 +116,9 @@ def _list_base(context: BuildContext, model: nn.Module) -> list[str]:
         name
         for name, value in model.state_dict().items()
         if isinstance(value, Tensor)
-        and (name in always.parameters if name in parameters else _is_inside(name, always))
+        and (
+            name in always.parameters if name in parameters else _is_in_frozen_module(name, always)
+        )
     ]
 
 
@@ -136,7 +138,7 @@ def _check_excludable(context: BuildContext, where: str, strategy: Strategy) -> 
         )
 
 
-def _is_inside(name: str, frozen: FrozenNames) -> bool:
+def _is_in_frozen_module(name: str, frozen: FrozenNames) -> bool:
     """Return whether a buffer belongs to a frozen module."""
     return name.rpartition(".")[0] in frozen.modules
 

@@ -151,7 +151,11 @@ class TestData:
 
 
 class TestParts:
-    @pytest.mark.feature("8", "facts of data and plan are passed to parts by parameter name", "parameters `classes`, `updates`, ...")
+    @pytest.mark.feature(
+        "8",
+        "facts of data and plan are passed to parts by parameter name",
+        "parameters `classes`, `updates`, ...",
+    )
     def test_facts_fill_open_parameters(self) -> None:
         parts, plan, _ = built()
         assert parts.facts["MODEL.classes"] == 10
@@ -426,7 +430,9 @@ class Witness(Strategy):
 
 
 class TestPrepare:
-    @pytest.mark.feature("65", "SyncBatchNorm over all ranks, a machine or a group", "`DISTRIBUTED.sync_batch_norm`")
+    @pytest.mark.feature(
+        "65", "SyncBatchNorm over all ranks, a machine or a group", "`DISTRIBUTED.sync_batch_norm`"
+    )
     def test_model_is_prepared_in_the_documented_order(
         self,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from phasetrain.addons.authoring.editor.schema import has_custom_parts, import_parts
 from phasetrain.addons.authoring.editor.value_schemas import describe_values
 from phasetrain.app.code_cache import compute_once
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.parts import RUN_FACTS
@@ -121,7 +121,7 @@ def completion_script(
 def list_part_words() -> dict[str, list[str]]:
     """Return the keys and values of all parts."""
     words: dict[str, list[str]] = {"keys": [], "values": []}
-    for slot in SLOTS:
+    for slot in list_slots():
         if slot.only is None:
             words["keys"] += _list_parameters(slot)
             words["values"] += _list_values(slot)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from phasetrain.addons.authoring.editor.value_schemas import JsonSchema
 from phasetrain.app.code_cache import compute_once
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.config.addons import list_parts
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.folders import EXPERIMENT, find_config_dir
@@ -42,10 +42,10 @@ def make_schema(
             be loaded, or there is no such group.
     """
     composed = import_parts(overrides, config_dir)
-    names = find_part_names(composed, SLOTS, default_schema())
+    names = find_part_names(composed, list_slots(), default_schema())
     others = {
         slot.path: [name for name in names[slot.path] if name not in list_parts(slot.kind)]
-        for slot in SLOTS
+        for slot in list_slots()
     }
     if has_custom_parts(composed) or any(others.values()):
         sections = _describe_sections(others)

@@ -19,7 +19,6 @@ from phasetrain.addons.authoring.editor.value_schemas import (
     describe_values,
 )
 from phasetrain.config.schema import DEFAULT_NAMES, LABELLED, matches
-from phasetrain.config.sections import ENTRIES
 from phasetrain.config.sections.keys import Key, section_keys, walk_section
 from phasetrain.config.validation import Slot
 
@@ -142,10 +141,7 @@ class SchemaBuilder:
         if _escape(name) in self.definitions:
             return {"$ref": _reference(name)}
         self._define(name, {})  # before its parts, which may refer to it
-        own = {}
-        if slot.path in ENTRIES:
-            keys = section_keys(ENTRIES[slot.path], slot.path)
-            own = {key: self._describe_key(entry_key) for key, entry_key in keys.items()}
+        own = {key: self._describe_key(own_key) for key, own_key in slot.own_keys.items()}
         for key in slot.other_keys:
             own[key] = self.properties[f"DATA.TRAIN.{key}"]
         schema = self._describe_part_mapping(slot, own)

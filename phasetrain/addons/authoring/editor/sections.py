@@ -6,7 +6,7 @@ from typing import Any
 from phasetrain.addons.authoring.editor.schema_builder import SPLIT, SchemaBuilder, describe_mapping
 from phasetrain.addons.authoring.editor.texts import value_texts
 from phasetrain.addons.authoring.editor.value_schemas import JsonSchema, describe_values
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.config.sections.extended import complete_config
 from phasetrain.config.stages import CHANGES, LENGTHS
 
@@ -17,7 +17,7 @@ def describe_sections(names: Mapping[str, Iterable[str]]) -> dict[str, JsonSchem
     Args:
         names: path of a slot -> names of parts in addition to those of its registry.
     """
-    builder = SchemaBuilder(SLOTS, names)
+    builder = SchemaBuilder(list_slots(), names)
     root = builder.add_section(complete_config(), "")
     definitions = builder.definitions
     # The only section that is one key, and so has no definition yet.

@@ -28,7 +28,7 @@ from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, PhaseTable, Plan
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import MISFITS, ConfigError, did_you_mean
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of
@@ -37,7 +37,6 @@ from phasetrain.tasks.build.builder import build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_loader
 from phasetrain.tasks.build.sections import BuildContext
 from phasetrain.tasks.misfits import (
-    MISFITS,
     describe_failed_forward,
     raise_unless_misfit,
 )

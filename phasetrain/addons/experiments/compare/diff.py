@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.config.changes import ABSENT, Change, compare_configs
 from phasetrain.config.nested import leaves
@@ -422,7 +422,7 @@ def _format_side(path: str, value: Any, config: Mapping[str, Any]) -> str:
     if part is None:
         return format_value(value)
     # Only parts that are registered already: a comparison runs no code that a config names.
-    registries = [slot.registry for slot in SLOTS if matches(part_path, slot.path)]
+    registries = [slot.registry for slot in list_slots() if matches(part_path, slot.path)]
     factory = next((registry[part] for registry in registries if part in registry), None)
     if factory is None:
         return "default"

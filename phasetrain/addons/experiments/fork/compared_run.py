@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasetrain.app.setup import Setup
-from phasetrain.app.slots import SLOTS
+from phasetrain.app.slots import list_slots
 from phasetrain.config.registry import parameters
 from phasetrain.config.validation import find_part_names
 from phasetrain.data.samplers.locate import PassFinder
@@ -81,10 +81,10 @@ class ComparedRun:
     @cached_property
     def used_build_values(self) -> frozenset[str]:
         """The PLAN_FACTS that parts other than schedules may ask for."""
-        names = find_part_names(self.setup.composed, SLOTS, self.setup.schema)
+        names = find_part_names(self.setup.composed, list_slots(), self.setup.schema)
         return frozenset(
             fact
-            for slot in SLOTS
+            for slot in list_slots()
             if ".SCHEDULES." not in slot.path
             for name in names[slot.path]
             for fact in parameters(slot.registry.find(name, slot.path))

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from phasetrain.addons.experiments.options import ComparisonSettings
@@ -19,6 +18,7 @@ from phasetrain.addons.experiments.sweep.prune_record import PruneRecord, descri
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.list_runs import summarize_run
+from phasetrain.errors import EXIT_CODES
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runtime.format import format_duration, format_metric
 
@@ -27,17 +27,6 @@ OPTIONAL_COLUMNS = ("updates", "at update", "last", "time", "folder", "state")
 
 FRAME = 3
 """Characters around a cell."""
-
-EXIT_CODE_MEANINGS = MappingProxyType(
-    {
-        2: ": its config was rejected",
-        3: ": data or config is no longer what its checkpoint was made with",
-        4: ": its folder is in use",
-        5: ": none of its checkpoints can be read",
-        6: ": several attempts made no progress",
-    }
-)
-"""Exit code -> its meaning; see docs/config.md."""
 
 DIGITS = 9
 """Longer numbers are shown with six significant digits."""
@@ -251,7 +240,8 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
         state = "failed" if record.exit_code else "waiting"
     # A config that is refused ends a run before it has a status: its last words are in the log.
     if record.exit_code and not error:
-        meaning = EXIT_CODE_MEANINGS.get(record.exit_code, "")
+        # The other codes say less than the last line of the log, or belong to other commands.
+        meaning = f": {EXIT_CODES[record.exit_code]}" if 2 <= record.exit_code <= 6 else ""
         last_line = read_last_line(Path(folder, f"{name}.log"))
         error = last_line or f"exit code {record.exit_code}{meaning}"
     return SweepRun(

@@ -15,7 +15,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.metrics import Metrics, describe_position, record_line
+from phasetrain.hooks.metrics import Metrics, record_line, record_position
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.name_patterns import match_modules
 from phasetrain.runtime.nested import list_tensors
@@ -126,7 +126,7 @@ class Activations(Hook):
         if state.updates != self._update or not self._statistics:
             self._warn_missing_line()
             return
-        position = describe_position(run, phase, state.step)
+        position = record_position(run, phase, state.step)
         record_line(run, {"kind": "activations", **position, **self._statistics.take()})
 
     def close(self) -> None:

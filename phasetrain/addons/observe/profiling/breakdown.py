@@ -17,7 +17,7 @@ from phasetrain.addons.observe.profiling.timing import StepTimes, StepTotals, ma
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.metrics import describe_position, record_line
+from phasetrain.hooks.metrics import record_line, record_position
 from phasetrain.runtime.format import format_si
 from phasetrain.runtime.terminal import Terminal, plain_table
 
@@ -183,7 +183,7 @@ class Breakdown(Hook):
         if new.device_seconds:
             figures["device_seconds"] = round_parts(new.device_seconds)
         figures |= flop_rates(new, self.peak_flops)
-        position = describe_position(run, phase, step)
+        position = record_position(run, phase, step)
         record_line(run, {"kind": "breakdown", **position, "time": figures})
 
     def _print_summary(self) -> None:

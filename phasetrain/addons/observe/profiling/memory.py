@@ -12,7 +12,7 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
-from phasetrain.hooks.metrics import describe_position, record_line
+from phasetrain.hooks.metrics import record_line, record_position
 from phasetrain.hooks.progress.resource_usage import (
     NOT_LINUX,
     GpuReader,
@@ -176,7 +176,7 @@ class Memory(Hook):
         peaks = self._peaks.setdefault(phase.split, {})
         peaks |= {name: max(value, peaks.get(name, value)) for name, value in values.items()}
         self._updates = run.state.updates
-        position = describe_position(run, phase, step)
+        position = record_position(run, phase, step)
         record_line(run, {"kind": "memory", **position, "time": {"at": time.time(), **values}})
 
     def _write_snapshot(self) -> None:

@@ -29,8 +29,9 @@ FILES = [
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a new project, whose parts are forgotten after the test."""
-    monkeypatch.setattr(LOSSES, "_own", dict(LOSSES._own))
-    monkeypatch.setattr(METERS, "_own", dict(METERS._own))
+    # All are imported first: what registers in the meantime would be forgotten with the rest.
+    monkeypatch.setattr(LOSSES, "_own", dict(LOSSES.items()))
+    monkeypatch.setattr(METERS, "_own", dict(METERS.items()))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_first_parts", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -91,7 +91,7 @@ def test_a_code_says_what_it_means(tmp_path: Path) -> None:
     }
     (tmp_path / "01234567.json").write_text(json.dumps(record))
     (one,) = Results.read(str(tmp_path)).runs
-    assert (one.state, one.error) == ("failed", "exit code 4: its folder is in use")
+    assert (one.state, one.error) == ("failed", "exit code 4: another process uses the run folder")
 
 
 def test_the_metric_that_is_asked_for_comes_before_that_of_the_runs(tmp_path: Path) -> None:
