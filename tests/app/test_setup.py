@@ -54,6 +54,7 @@ def test_everything_wrong_at_once_with_broken_imports(
         assert text in str(caught.value)
 
 
+@pytest.mark.addon("vision")
 def test_every_section_that_names_a_part_has_a_slot() -> None:
     assert PARTS.keys() <= {slot.path for slot in list_slots()}
     assert {slot.path for slot in list_slots()} == {

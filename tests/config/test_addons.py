@@ -300,6 +300,7 @@ def test_add_on_that_older_metadata_lacks_is_a_warning(monkeypatch: pytest.Monke
     ]
 
 
+@pytest.mark.addon("vision")
 def test_kinds_are_those_of_the_registries() -> None:
     assert {slot.kind for slot in list_slots()} == set(addons.KINDS) - {"format of weights"}
     addon = AddOn("mine", "package")

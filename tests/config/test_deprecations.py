@@ -151,6 +151,7 @@ class TestPython:
         assert find_python_name("train") is None
 
     @pytest.mark.feature("deprecations")
+    @pytest.mark.addon("deploy")
     def test_no_public_name_has_gone(self) -> None:
         stored = json.loads(PUBLIC.read_text("utf-8"))
         documented = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
