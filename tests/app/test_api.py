@@ -189,6 +189,7 @@ class TestLoad:
         with raises(ConfigError, code="weights.unusable"):
             load(tmp_path / "x")
 
+    @pytest.mark.addon("deploy")
     def test_unfit_inputs_are_rejected(self, result: RunResult) -> None:
         task = result.load()
         with raises(ConfigError, key="MODEL"):

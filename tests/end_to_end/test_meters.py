@@ -97,6 +97,7 @@ def partly_labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.addon("report")
 def test_targets_that_the_loss_ignores_are_no_errors(partly_labelled: Path) -> None:
     phases = [record for record in records(partly_labelled) if record["kind"] == "phase"]
     assert [phase["split"] for phase in phases] == ["train", "test", "train", "test"]

@@ -75,6 +75,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.feature("55")
+@pytest.mark.addon("libraries")
 def test_run_with_several_optimizers_resumes_exactly(several: Path, tmp_path: Path) -> None:
     run_until_killed(
         tmp_path / "run", *SEVERAL, hooks={"save": SaveEachStep(), "kill": KillAfter(9)}
@@ -125,10 +126,12 @@ def test_optimizer_and_schedule_of_timm_resume_exactly(tmp_path: Path) -> None:
     assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
 
+@pytest.mark.addon("libraries")
 def test_logged_lr_is_that_of_the_main_optimizer(several: Path) -> None:
     assert next(one["lr"] for one in records(several) if one["kind"] == "step") == 0.05
 
 
+@pytest.mark.addon("libraries")
 def test_plan_lists_the_groups_of_each_optimizer(several: Path) -> None:
     rows = json.loads((several / "plan.json").read_text())["groups"]
     assert [row[0] for row in rows] == [
@@ -139,6 +142,7 @@ def test_plan_lists_the_groups_of_each_optimizer(several: Path) -> None:
     ]
 
 
+@pytest.mark.addon("libraries")
 def test_null_removes_an_optimizer(tmp_path: Path) -> None:
     words = (*SEVERAL, "RUN.engine=plan", "RUN.rehearse=false")
     train(tmp_path / "run", *words, "OPTIMIZER.others.norms=null")
@@ -289,17 +293,19 @@ def test_weights_equal_those_of_one_process_with_ordered_reduction(
             {"code": "config.conflict", "key": "OPTIMIZER.name"},
         ),
         ((PARTS, *ROWS, "OPTIMIZER.sam={rho: 0.1}"), {"code": "config.conflict"}),
-        (
+        pytest.param(
             ("OPTIMIZER.SCHEDULES.lr={name: torch.OneCycleLR, max_lr: 0.1, total_steps: 9}",),
             {"code": "config.rejected_by_part", "key": "OPTIMIZER.SCHEDULES.lr"},
+            marks=pytest.mark.addon("libraries"),
         ),
-        (
+        pytest.param(
             ("OPTIMIZER.SCHEDULES.lr={name: torch.CosineAnnealingWarmRestart, T_0: 9}",),
             {
                 "code": "config.unknown_part",
                 "key": "OPTIMIZER.SCHEDULES.lr.name",
                 "suggestion": "CosineAnnealingWarmRestarts",
             },
+            marks=pytest.mark.addon("libraries"),
         ),
     ],
     ids=[

@@ -76,7 +76,7 @@ def test_missing_invented_and_repeated_names_are_reported(page: Path) -> None:
         pytest.param("DISTRIBUTED.strategy=fsdp", marks=pytest.mark.addon("sharding")),
         "MODEL.ema={decay: 0.99}",
         "RUN.resume=must",
-        "mixup",
+        pytest.param("mixup", marks=pytest.mark.addon("vision")),
         "on_step",
         "Hook.state_dict",
         "Hook.main_only",

@@ -77,7 +77,9 @@ def test_exhausted_memory_is_recognized_by_type_and_text(error: Exception) -> No
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-@pytest.mark.parametrize("experiment", ["digits", "digits_simclr"])
+@pytest.mark.parametrize(
+    "experiment", ["digits", pytest.param("digits_simclr", marks=pytest.mark.addon("vision"))]
+)
 @pytest.mark.parametrize("part", ["model", "loss"])
 def test_exhausted_memory_in_a_train_step_is_no_config_error(
     experiment: str, part: str, error: Exception

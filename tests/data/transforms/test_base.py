@@ -38,6 +38,17 @@ RANDOM = [
 ]
 
 
+OF_VISION = {"random_erase", "random_resized_crop", "random_rotate"}
+
+
+def as_params(names):
+    """Return names of transforms that are skipped without the add-on that has them."""
+    return [
+        pytest.param(name, marks=[pytest.mark.addon("vision")] if name in OF_VISION else [])
+        for name in names
+    ]
+
+
 def keys(count, first=0):
     return Keys(np.arange(first, first + count))
 
@@ -146,6 +157,7 @@ def test_keys_with_two_dimensions_are_rejected():
         Keys(np.zeros((2, 2)))
 
 
+@pytest.mark.addon("vision")
 def test_every_built_in_transform_is_tested_here():
     own = {name for name in TRANSFORMS if TRANSFORMS[name].__module__.startswith("phasetrain.")}
     # The last ones take other transforms, or square images, and have files of their own.
@@ -158,7 +170,7 @@ def samples_are_independent(transform):
     return torch.equal(transform(batch, drawn), torch.cat(alone))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", as_params(PARAMETERS))
 def test_batch_is_bit_identical_to_its_samples(name):
     assert samples_are_independent(TRANSFORMS.build(name, PARAMETERS[name]))
 
@@ -174,14 +186,14 @@ def test_transform_that_depends_on_the_batch_fails_the_check(leaking):
     assert not samples_are_independent(leaking)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", as_params(PARAMETERS))
 def test_input_batch_is_not_modified(name):
     batch = images(8)
     TRANSFORMS.build(name, PARAMETERS[name])(batch, keys(8))
     assert torch.equal(batch, images(8))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", as_params(PARAMETERS))
 def test_result_depends_on_the_keys_alone(name):
     transform = TRANSFORMS.build(name, PARAMETERS[name])
     torch.manual_seed(0)
@@ -201,6 +213,7 @@ def test_pipeline_forks_the_keys_for_each_transform():
     assert torch.equal(pipeline(images(8), drawn), expected)
 
 
+@pytest.mark.addon("vision")
 def test_pipeline_is_bit_identical_for_a_sample_and_its_batch():
     pipeline = Pipeline([TRANSFORMS.build(name, PARAMETERS[name]) for name in RANDOM])
     batch, drawn = images(8), keys(8)
@@ -234,7 +247,7 @@ def test_pipeline_computes_the_shape_afterwards():
     assert Pipeline().is_batched
 
 
-@pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"flatten", "noise"}))
+@pytest.mark.parametrize("name", as_params(sorted(set(PARAMETERS) - {"flatten", "noise"})))
 def test_image_transforms_reject_vectors(name):
     with pytest.raises(ValueError, match=r"\(N, C, H, W\).*\(2, 5\)"):
         TRANSFORMS.build(name, PARAMETERS[name])(torch.zeros(2, 5), keys(2))

@@ -42,6 +42,7 @@ def test_mistakes_are_reported_with_their_key(value: Any, key: str, code: str) -
         parse_sources(value)
 
 
+@pytest.mark.addon("remote")
 def test_unknown_path_prefix_is_rejected() -> None:
     with raises(ConfigError, key="MODEL.weights.path", given="'s4://a'"):
         WeightSource("s4://a").get_storage()
