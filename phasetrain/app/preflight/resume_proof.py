@@ -284,11 +284,11 @@ def _describe_difference(task: Task, difference: Difference, lost: list[str], ph
     cause = difference.cause
     if key == "DATA":
         key = f"DATA.{phase.data.upper()}"
-    elif _may_kernels_differ(task):
+    elif not lost and _may_kernels_differ(task):
         key = "MACHINE.deterministic = false"
         cause = (
-            "kernels of CUDA that give other bits each time; MACHINE.deterministic=true uses "
-            "repeatable ones"
+            "CUDA kernels whose results differ from run to run; MACHINE.deterministic=true uses "
+            "deterministic ones"
         )
     elif path.startswith("loss."):
         key = _find_loss_key(task, lost)
@@ -305,6 +305,7 @@ def _describe_difference(task: Task, difference: Difference, lost: list[str], ph
 
 
 def _may_kernels_differ(task: Task) -> bool:
+    """Return whether two equal steps may differ by the kernels of the device alone."""
     device = task.parts.machine.device
     return device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
 
