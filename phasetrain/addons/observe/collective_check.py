@@ -135,7 +135,7 @@ class _CollectiveChecker:
 
 
 @contextmanager
-def check_collective_order(world: World, *, debug: bool = True) -> Iterator[None]:
+def check_collective_order(world: World) -> Iterator[None]:
     """Compare each collective call of the main thread over all ranks before it is made.
 
     Without the check, torch reduces tensors that do not belong together, or waits for the timeout.
@@ -144,14 +144,10 @@ def check_collective_order(world: World, *, debug: bool = True) -> Iterator[None
 
     Args:
         world: the ranks.
-        debug: `DISTRIBUTED.debug`; nothing is changed without it.
 
     Raises:
         OrderError: on all ranks, with the line of code of each.
     """
-    if world.is_single_process or not debug:
-        yield
-        return
     # Replaced on the class, since every function of torch.distributed ends in one of these
     # methods. vars() instead of getattr: only methods of the class itself can be put back.
     methods = {name: vars(dist.ProcessGroup).get(name) for name in COLLECTIVES}

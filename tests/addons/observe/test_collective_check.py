@@ -17,12 +17,12 @@ MISMATCH = "OrderError: DISTRIBUTED.debug: the ranks do not make the same collec
 
 
 def checked(
-    function: Callable[[World], Any], *, debug: bool = True, timeout_seconds: float = 20.0
+    function: Callable[[World], Any], *, timeout_seconds: float = 20.0
 ) -> Callable[[World], Any]:
     """Return the function, called with the check switched on."""
 
     def call(world: World) -> Any:
-        with check_collective_order(replace(world, timeout_seconds=timeout_seconds), debug=debug):
+        with check_collective_order(replace(world, timeout_seconds=timeout_seconds)):
             return function(world)
 
     return call
@@ -96,7 +96,7 @@ def alone(world: World) -> None:
 class TestMatchingCalls:
     def test_equal_calls_pass_with_the_same_results(self) -> None:
         found = together(3, checked(same))
-        assert found == together(3, checked(same, debug=False))
+        assert found == together(3, same)
         assert found[1] == [[3.0, 3.0], [1], [1.0], [0.0, 1.0, 2.0], [3.0], ["0", "1", "2"], 0]
 
     def test_calls_of_a_subgroup_are_not_compared(self) -> None:
@@ -121,7 +121,7 @@ class TestMismatch:
 
     def test_place_with_the_same_shape(self) -> None:
         assert all(one.startswith(MISMATCH) for one in together(3, checked(same_shape)))
-        assert together(3, checked(same_shape, debug=False)) == [[10.5]] * 3
+        assert together(3, same_shape) == [[10.5]] * 3
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
@@ -143,16 +143,13 @@ def test_waiting_and_missing_ranks_are_named_at_the_timeout() -> None:
     assert "missing: 1, 2)" in reports[0]
 
 
-def test_torch_is_unchanged_afterwards_and_when_the_check_is_off() -> None:
+def test_torch_is_unchanged_afterwards() -> None:
     def compare(world: World) -> list[bool]:
         before = dict(vars(dist.ProcessGroup))
-        with check_collective_order(world, debug=False):
-            off = dict(vars(dist.ProcessGroup)) == before
         with check_collective_order(world):
             on = dict(vars(dist.ProcessGroup)) == before
         # Rank 0 serves the store of the ranks: it may end when all have created their group.
         world.all_gather(None)
-        return [off, on, dict(vars(dist.ProcessGroup)) == before]
+        return [on, dict(vars(dist.ProcessGroup)) == before]
 
-    assert together(3, compare) == [[True, False, True]] * 3
-    assert compare(World()) == [True, True, True]
+    assert together(3, compare) == [[False, True]] * 3
