@@ -14,6 +14,17 @@ LOSS_FACTS = frozenset({"input", "output", "target", "world", "make_loss"})
 LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 """Parameters of custom loaders that the program passes."""
 
+_BASE_VALUE = frozenset({"base_value"})
+
+
+def _list_schedule_slots(path: str) -> tuple[Slot, Slot]:
+    """Return the slots of a schedule, and of the parts of a composite one."""
+    return (
+        Slot(path, "schedule", provided=_BASE_VALUE),
+        Slot(f"{path}.parts[]", "schedule", provided=_BASE_VALUE, only=(path, "composite")),
+    )
+
+
 CORE_SLOTS = (
     Slot("TASK", "task", provided=frozenset({"parts", "make_model"})),
     Slot("TASK.teacher", "model", only=("TASK", "distillation")),
@@ -29,21 +40,9 @@ CORE_SLOTS = (
     Slot("LOSS.losses.*", "loss", provided=LOSS_FACTS, only=("LOSS", "weighted_sum")),
     Slot("METERS.*", "meter"),
     Slot("OPTIMIZER", "optimizer", provided=frozenset({"params", "lr"})),
-    Slot("OPTIMIZER.SCHEDULES.*", "schedule", provided=frozenset({"base_value"})),
-    Slot(
-        "OPTIMIZER.SCHEDULES.*.parts[]",
-        "schedule",
-        provided=frozenset({"base_value"}),
-        only=("OPTIMIZER.SCHEDULES.*", "composite"),
-    ),
+    *_list_schedule_slots("OPTIMIZER.SCHEDULES.*"),
     Slot("OPTIMIZER.others.*", "optimizer", provided=frozenset({"params"})),
-    Slot("OPTIMIZER.others.*.SCHEDULES.*", "schedule", provided=frozenset({"base_value"})),
-    Slot(
-        "OPTIMIZER.others.*.SCHEDULES.*.parts[]",
-        "schedule",
-        provided=frozenset({"base_value"}),
-        only=("OPTIMIZER.others.*.SCHEDULES.*", "composite"),
-    ),
+    *_list_schedule_slots("OPTIMIZER.others.*.SCHEDULES.*"),
     Slot("OPTIMIZER.scaler", "scaler"),
     Slot("DATA.*", "dataset"),
     Slot(

@@ -29,9 +29,9 @@ def map_tensors(
         return [map_tensors(item, change, leaf, any_mapping=any_mapping) for item in value]
     if isinstance(value, tuple):
         items = [map_tensors(item, change, leaf, any_mapping=any_mapping) for item in value]
-        if type(value) is tuple:  # a named tuple
+        if type(value) is tuple:
             return tuple(items)
-        return type(value)(*items)
+        return type(value)(*items)  # a named tuple takes its fields one by one
     return value
 
 
