@@ -65,7 +65,7 @@ class Problem:
         message: the sentence for people.
         key: `SECTION.key` that the sentence is about, or empty.
         given: the value that was given, as written in YAML, or empty.
-        expected: what is expected instead, or empty if the message names no key.
+        expected: the expected value, or empty if the message names no key.
         suggestion: the key or value that was probably meant, or empty.
         frames: the innermost lines of user code that led to it, see `list_user_frames`.
     """

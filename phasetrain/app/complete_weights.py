@@ -38,7 +38,7 @@ def complete_weights(
     Raises:
         ConfigError: a part or the data of the run is missing here, or its adapters cannot be
             merged.
-        ChangedError: weights that the checkpoint leaves out are not what they were.
+        ChangedError: weights that the checkpoint leaves out have changed.
     """
     state: Mapping[str, Any] = loaded.state["task"][which]
     # A training may be waiting for these weights: its initial values must not depend on them, and

@@ -42,7 +42,7 @@ def launch_processes(
         size: number of ranks; one is started as if this process were it, without a world.
         words: the command line, without the program.
         command: starts the program.
-        output: file for all output; the ranks are then a process group of their own, which one of
+        output: file for all output; the ranks are then a separate process group, which one of
             them may kill.
 
     Returns:

@@ -29,7 +29,7 @@ def find_checkpoints(reader: CheckpointReader, checkpoint: str) -> list[Saved]:
 
     Args:
         reader: of the checkpoints of a run.
-        checkpoint: `latest`, `best` by the monitor of the run, or a name: that of a folder, or
+        checkpoint: `latest`, `best` by the monitor of the run, or a name: the name of a folder, or
             the one given to a save on request.
 
     Raises:

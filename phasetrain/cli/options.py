@@ -45,7 +45,7 @@ def add_options(
     Args:
         parser: of the command.
         options: the dataclass; fields without `option` are no flags.
-        exclusive: names of the fields of which at most one may be given.
+        exclusive: names of fields; at most one of them may be given.
     """
     # argparse cannot format a group without flags.
     group = parser.add_mutually_exclusive_group() if exclusive else parser

@@ -107,7 +107,7 @@ class PartPlace:
 
 @dataclass
 class AddOn:
-    """What one add-on adds.
+    """The parts, commands, keys and services of one add-on.
 
     Args:
         name: name of its entry point.
@@ -245,7 +245,7 @@ def _list_unlisted(names: Collection[str]) -> list[AddOn]:
 
 def explain_missing() -> str:
     """Return the end of a message that something is unknown, which names the add-ons that may have
-    it: those of phasetrain that were deleted, and those that failed; empty if there are none."""
+    it: deleted add-ons of phasetrain and add-ons that failed; empty if there are none."""
     deleted = ", ".join(addon.name for addon in load_addons() if addon.is_deleted)
     text = f"; not installed here: the add-ons {deleted} of phasetrain" if deleted else ""
     return "; ".join([text, *list_failures()])
@@ -306,7 +306,7 @@ def make_conflict_error(addon: AddOn, thing: str) -> ConfigError:
 
     Args:
         addon: the add-on.
-        thing: what it adds, such as `the command 'train'`.
+        thing: the addition in conflict, such as `the command 'train'`.
     """
     return ConfigError(
         f"{thing} is added by the installed package {addon.package!r}, and there is one already; "
@@ -368,7 +368,7 @@ def require_service(name: str, addon: str, purpose: str) -> Any:
     Args:
         name: the name.
         addon: add-on of phasetrain that offers it, for the message.
-        purpose: what needs it, the beginning of the message.
+        purpose: the feature that needs it, the beginning of the message.
 
     Raises:
         ConfigError: no installed add-on offers it.

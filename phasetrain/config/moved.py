@@ -225,7 +225,7 @@ NAMES = MappingProxyType(
 
 
 def import_moved_name(package: str, name: str) -> object:
-    """Return what a package had under a name, with a warning.
+    """Return the former content of a package under a name, with a warning.
 
     Raises:
         AttributeError: it had nothing of this name.
@@ -266,7 +266,7 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Undo what the import system has changed in the module, which is loaded already."""
+        """Undo the changes of the import system to the module, which is loaded already."""
         module.__spec__ = self.spec
 
 

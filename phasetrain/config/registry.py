@@ -444,7 +444,7 @@ def import_part(path: str, key: str, kind: str) -> Factory[Any]:
     Args:
         path: module and name in it.
         key: the config key with the path, for messages.
-        kind: kind of part, which decides what may be imported inside of `trust_only`.
+        kind: kind of part, which decides which modules `trust_only` may import.
 
     Raises:
         ConfigError: there is no such callable, or it is not trusted.

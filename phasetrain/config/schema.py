@@ -139,7 +139,7 @@ class Schema:
         return "forbidden"
 
     def scope(self, path: str) -> Scope:
-        """Return what any dotted path is about; parameters of parts are about the result."""
+        """Return the scope of any dotted path; parameters of parts belong to the result."""
         key = self._find_key(path)
         return "result" if key is None else key.scope
 

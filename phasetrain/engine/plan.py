@@ -114,7 +114,7 @@ class PhaseSettings:
 
     @property
     def interval(self) -> SplitInterval:
-        """The interval between the tests of splits that have none of their own."""
+        """The interval between the tests of splits that set no interval."""
         return SplitInterval(self.test_every_epochs, self.test_every_updates)
 
 

@@ -36,7 +36,7 @@ class Hooks:
 
     Attributes:
         by_label: label -> hook on this rank.
-        calls: event -> what to call, in order: the hooks that override it.
+        calls: event -> functions to call, in order: the hooks that override it.
     """
 
     def __init__(

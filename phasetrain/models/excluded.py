@@ -43,8 +43,8 @@ class ExcludedTensors:
         """Check that all tensors have their initial values.
 
         Args:
-            fully: compare all bits. Otherwise only those of tensors that PyTorch knows to have been
-                written to, which takes microseconds.
+            fully: compare all bits. Otherwise only the bits of tensors to which PyTorch has seen a
+                write, which takes microseconds.
 
         Raises:
             ConfigError: one has changed.

@@ -1,1 +1,1 @@
-"""Recording what the steps of a run do, and comparing the bits of two runs."""
+"""Traces of the steps of a run, and comparisons of the bits of two runs."""

@@ -102,7 +102,7 @@ SECTIONS: Mapping[str, str] = MappingProxyType(
 
 
 def explain(path: str) -> str:
-    """Return the probable cause of a difference at a path, and what to do."""
+    """Return the probable cause of a difference at a path, and the remedy."""
     return next(text for pattern, text in CAUSES.items() if fnmatchcase(path, pattern))
 
 

@@ -48,7 +48,7 @@ class Difference:
         """Return the difference and its usual cause as a sentence.
 
         Args:
-            before: what had happened before, such as `killed after step 3`.
+            before: the event before the difference, such as `killed after step 3`.
             phases: the phases of the plan.
             rank: the rank that has seen it, if there are several.
         """

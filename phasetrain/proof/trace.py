@@ -1,4 +1,4 @@
-"""Records digests of what the steps of a run read, compute and leave, to compare two runs."""
+"""Records digests of the inputs, results and state of each step, to compare two runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ class Trace:
         self.phases = phases
 
     def drop_step(self) -> None:
-        """Forget what was recorded since the last step ended."""
+        """Forget the records since the last step ended."""
         self._step = {}
         self._batches = 0
         self.passes = 0
@@ -93,7 +93,7 @@ class Trace:
         self._step |= digest_state(parts)
 
     def end_step(self, position: StepPosition) -> None:
-        """Keep what was recorded since the last step ended, under the position after it."""
+        """Keep the records since the last step ended, under the position after it."""
         step = {path: self._step[path] for path in _sort_paths(self._step)}
         self.drop_step()
         # The end of the run is at the position of the end of its last phase.

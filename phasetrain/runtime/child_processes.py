@@ -79,7 +79,7 @@ def forward_signals(
     Args:
         processes: the processes; more may be added during the context.
         further: other signals to pass on.
-        is_apart: whether the processes are a process group of their own.
+        is_apart: whether the processes are a separate process group.
     """
     received: list[int] = []
 

@@ -1,8 +1,8 @@
 """Live progress at the foot of a terminal, drawn by rich, and the streams around it.
 
 While live lines are drawn, standard output and standard error are passed on line by line, and
-reading standard input removes the lines first: a prompt, such as that of `breakpoint()`, would be
-overwritten twice a second.
+reading standard input removes the lines first: they would overwrite a prompt, such as the one of
+`breakpoint()`, twice a second.
 """
 
 import io

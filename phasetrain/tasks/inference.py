@@ -127,7 +127,7 @@ class Predictor:
             samples: texts per prompt.
             sampling: how tokens are drawn, a `Sampling` of the add-on text; by default with
                 temperature 1 and seed 0.
-            tokenizer: path of a `tokenizer.json`; by default that of the data of the run.
+            tokenizer: path of a `tokenizer.json`; by default the tokenizer of the run's data.
             cache: keep keys and values of earlier tokens, if the model can; the scores are the same
                 up to rounding.
 

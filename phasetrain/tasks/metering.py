@@ -53,7 +53,7 @@ def compute_metrics(meters: Mapping[str, Meter], world: World) -> dict[str, floa
     A metric that is NaN because its meter saw no sample is left out.
 
     Raises:
-        ConfigError: a meter rejects what it has seen.
+        ConfigError: a meter rejects its input.
     """
     metrics: dict[str, float] = {}
     for label, meter in meters.items():

@@ -129,7 +129,7 @@ class StepEvents:
     """The events of `phasetrain.hooks.Hook` within a step, which train and test steps call.
 
     Args:
-        calls: event -> what to call, in order, such as the hooks of a run; more may be added to it
+        calls: event -> functions to call, in order, such as the hooks of a run; more may be added
             while the phase runs. Nobody listens to an event that is not in it.
         context: first arguments of each call; the hooks of a run get the run and the phase.
     """

@@ -6,7 +6,7 @@ COMMANDS = "phasetrain.addons.authoring.commands"
 
 
 def register(addon: AddOn) -> None:
-    """Declare what this add-on adds."""
+    """Declare the parts, commands and keys of this add-on."""
     addon.add_commands(
         Command(
             "new",

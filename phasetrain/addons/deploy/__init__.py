@@ -9,7 +9,7 @@ FEATURE_COMMANDS = "phasetrain.addons.deploy.feature_commands"
 
 
 def register(addon: AddOn) -> None:
-    """Declare what this add-on adds."""
+    """Declare the parts, commands and keys of this add-on."""
     addon.add_commands(
         Command(
             "predict",

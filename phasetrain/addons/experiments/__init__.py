@@ -11,7 +11,7 @@ COMPARE_COMMANDS = f"{PACKAGE}.compare.commands"
 
 
 def register(addon: AddOn) -> None:
-    """Declare what this add-on adds."""
+    """Declare the parts, commands and keys of this add-on."""
     addon.add_commands(
         Command(
             "runs compare",

@@ -78,7 +78,7 @@ def repeat(
 ) -> Verdict:
     """Repeat a run in a new folder, and return the verdict.
 
-    The config is that of the newest attempt of the original, with its number of threads.
+    The config and the number of threads are taken from the newest attempt of the original.
 
     Args:
         folder: folder of the original.
@@ -131,7 +131,7 @@ def repeat_overrides(
     Args:
         original: the run to repeat.
         overrides: changes of its config.
-        suffix: what the default of RUN.dir adds to the name of its folder.
+        suffix: appended to the name of the folder in the default of RUN.dir.
     """
     words = []
     new = {key_of(word) for word in overrides}

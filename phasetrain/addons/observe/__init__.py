@@ -9,7 +9,7 @@ PROFILING = f"{PACKAGE}.profiling"
 
 
 def register(addon: AddOn) -> None:
-    """Declare what this add-on adds."""
+    """Declare the parts, commands and keys of this add-on."""
     addon.add_commands(
         Command(
             "runs follow",

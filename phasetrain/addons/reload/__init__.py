@@ -4,5 +4,5 @@ from phasetrain.config.addons import AddOn
 
 
 def register(addon: AddOn) -> None:
-    """Declare what this add-on adds."""
+    """Declare the parts, commands and keys of this add-on."""
     addon.add_parts("hook", {"reload_weights": "phasetrain.addons.reload.reload_weights"})

@@ -6,7 +6,7 @@ PACKAGE = "phasetrain.addons.remote"
 
 
 def register(addon: AddOn) -> None:
-    """Declare what this add-on adds."""
+    """Declare the parts, commands and keys of this add-on."""
     addon.add_service("fetch", f"{PACKAGE}.cache:fetch")
     addon.add_service("list_urls", f"{PACKAGE}.systems:list_urls")
     addon.add_service("memory_handler", f"{PACKAGE}.memory:MemoryHandler")

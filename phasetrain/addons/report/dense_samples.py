@@ -47,7 +47,7 @@ def select_dense_samples(
     """Return `count` samples of a batch, evenly spaced, with their targets and predictions.
 
     Args:
-        kind: what `find_dense_kind` found.
+        kind: result of `find_dense_kind`.
         batch: the batch.
         out: its output, with the target.
         count: number of samples.

@@ -6,7 +6,7 @@ PACKAGE = "phasetrain.addons.sharding"
 
 
 def register(addon: AddOn) -> None:
-    """Declare what this add-on adds."""
+    """Declare the parts, commands and keys of this add-on."""
     addon.add_parts(
         "strategy",
         {

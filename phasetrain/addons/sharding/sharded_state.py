@@ -37,7 +37,7 @@ class ShardedOptimizerState(StateAdapter):
         """Note the inner optimizer of `optimizer`, and return `optimizer`.
 
         Raises:
-            ConfigError: it saves its state in a form of its own.
+            ConfigError: it saves its state in a custom form.
         """
         # As in the optimizers of bitsandbytes: what is in `state` is not what they save and load,
         # so shards would not form the state that another strategy can resume from.

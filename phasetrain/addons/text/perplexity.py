@@ -39,7 +39,7 @@ class BitsPerByte(MeanLoss):
     Args:
         token_bytes: bytes of each token, `(vocabulary,)`, a fact of the datasets `tokens`, `text`
             and `alice`.
-        ignore_index: token that does not count as a target; by default that of the loss.
+        ignore_index: token that does not count as a target; by default the one of the loss.
 
     Raises:
         ConfigError: on update: the data provides no such numbers.

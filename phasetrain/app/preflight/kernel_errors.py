@@ -32,7 +32,7 @@ def make_kernel_error(error: BaseException, name: str, note: str = "") -> Config
 
     Args:
         error: the error of torch.
-        name: what was computed, such as the kind of step.
+        name: name of the computation, such as the kind of step.
         note: text at the end.
     """
     text = (

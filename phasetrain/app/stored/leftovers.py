@@ -1,4 +1,4 @@
-"""What add-ons that are not installed here have left in the config of a run folder."""
+"""Sections and keys in the config of a run folder whose add-ons are not installed here."""
 
 import logging
 from collections.abc import Mapping, Sequence

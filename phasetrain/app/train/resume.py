@@ -172,7 +172,7 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
 
 
 def list_config_changes(setup: Setup, promised: Mapping[str, Any]) -> list[Change]:
-    """Return how a config differs from that of a checkpoint with this promise."""
+    """Return how a config differs from the config of a checkpoint with this promise."""
     # Both redacted: a secret is no part of the run, and may be shown in no message.
     clean = Redaction({})
     before = remove_unknown_keys(clean.redact_config(promised["config"]), setup.schema)

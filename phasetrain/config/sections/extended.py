@@ -40,7 +40,7 @@ def complete_config() -> type[Config]:
 
 @cache
 def complete_entries() -> Mapping[str, type]:
-    """Return the own keys of all entries by path: those of the core and of add-ons."""
+    """Return the own keys of all entries by path, from the core and from add-ons."""
     added = {
         slot.path: import_object(slot.section)
         for addon in load_addons()

@@ -93,7 +93,7 @@ def list_adapted(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def list_base_parameters(model: nn.Module, section: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the parameters that adapters leave as they are: all except those of the
+    """Return the names of the parameters that adapters leave as they are: all outside of the
     adapters and of the modules in MODEL.adapters.train."""
     inside = _match_modules(model, section.get("train", ()), f"{WHERE}.train")
     inside |= {f"{layer}.{CHILD}" for layer in list_adapted(model)}

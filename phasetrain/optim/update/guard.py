@@ -1,4 +1,4 @@
-"""Counts updates that are not finite, and undoes what they have changed besides the weights."""
+"""Counts updates that are not finite, and undoes their changes to buffers and other state."""
 
 import logging
 from collections.abc import Callable, Sequence

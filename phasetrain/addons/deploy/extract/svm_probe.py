@@ -1,6 +1,6 @@
 """Judge extracted features with linear support vector machines (`phasetrain probe --kind svm`).
 
-scikit-learn's, because the published numbers of this benchmark are those of its solver.
+scikit-learn's, because its solver gave the published numbers of this benchmark.
 """
 
 import math

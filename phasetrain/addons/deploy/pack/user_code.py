@@ -148,7 +148,7 @@ def _add_unlisted(needed: Sequence[NeededCode], config: Mapping[str, Any]) -> li
 
 
 def _check_imports(needed: Sequence[NeededCode], imports: Sequence[str]) -> None:
-    """Reject files that do not exist, also those that the model would not need: whoever names a
+    """Reject files that do not exist, also those that the model would not need: anyone who names a
     file expects that it is used."""
     modules = [code.module for code in needed]
     for name in imports:

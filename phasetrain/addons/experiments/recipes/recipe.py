@@ -111,7 +111,7 @@ class Variant:
         recipe: name of the recipe.
         name: name within the recipe.
         title: one line.
-        stages: name -> words of the command line. `{seed}` stands for the seed, and `{NAME}` for
+        stages: name -> words of the command line. `{seed}` is replaced by the seed, and `{NAME}` by
             the run folder of an earlier stage. A single stage has an empty name.
         metrics: metric of the last stage, such as `test/accuracy` -> its criterion. The
             first one decides whether a repetition is within the spread.

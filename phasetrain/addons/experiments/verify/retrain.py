@@ -398,7 +398,7 @@ def _compare_state(
         differing: gets the names, by name of the checkpoint.
         state: the state of the run trained again.
         only_learned: leave out sums of metrics, which differ between ranks.
-        is_old: compare only what the checkpoint has: those of 0.1 lack some entries.
+        is_old: compare only the entries of the checkpoint: checkpoints of 0.1 lack some.
     """
     # Hooks that only observe are not called again, so they have no state to compare.
     labels = state["hooks"].keys() & end.state["hooks"].keys()

@@ -1,4 +1,4 @@
-"""What the core calls: the tokenizer of a run, and texts from a task with a language model."""
+"""Services for the core: the tokenizer of a run, and texts from a task with a language model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -147,7 +147,7 @@ class MeanIoU(ClassOverlap):
 
     Args:
         classes: number of classes; by default the number in the data.
-        ignore_index: class of pixels that do not count; null: all count. By default that of the
+        ignore_index: class of pixels that do not count; null: all count. By default the one of the
             loss, or -100 if it has none.
         class_names: names of the classes; by default the names in the data.
 
@@ -172,7 +172,7 @@ class Dice(ClassOverlap):
 
     Args:
         classes: number of classes; by default the number in the data.
-        ignore_index: class of pixels that do not count; null: all count. By default that of the
+        ignore_index: class of pixels that do not count; null: all count. By default the one of the
             loss, or -100 if it has none.
         class_names: names of the classes; by default the names in the data.
 
@@ -196,7 +196,7 @@ class PixelAccuracy(PixelMeter):
 
     Args:
         classes: number of classes; by default the number in the data.
-        ignore_index: class of pixels that do not count; null: all count. By default that of the
+        ignore_index: class of pixels that do not count; null: all count. By default the one of the
             loss, or -100 if it has none.
 
     Raises:

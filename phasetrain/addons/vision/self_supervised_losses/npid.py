@@ -32,7 +32,7 @@ class NPID(nn.Module):
 
     where the partition is S times the mean of exp(z m / t) in the first batch. The loss is the mean
     over views and samples. After each training batch, momentum moves the memory of its samples
-    towards their first views. Other samples than those of the training have no memory, so there are
+    towards their first views. Samples outside of the training split have no memory, so there are
     no tests.
 
     Args:
