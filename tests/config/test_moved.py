@@ -44,7 +44,7 @@ FORMER_PLACES = (
         "phasetrain.meters.classification.class_scores",
         "read_scores",
         "phasetrain.meters.class_scores",
-        None,
+        "metrics",  # the former package is this add-on
     ),
     ("phasetrain.runs.report", "read_run", "phasetrain.addons.report.page", "report"),
 )

@@ -58,13 +58,15 @@ def test_what_is_not_measured_or_no_number_is_none() -> None:
             {"key": "HOOKS.early_stopping.monitor"},
         ),
         (["CHECKPOINT.best.monitor=test/loss"], {"key": "CHECKPOINT.best.monitor"}),
-        (
+        pytest.param(
             ["METERS.wrong={name: f1}", "CHECKPOINT.best.monitor=test/wrong"],
             {"key": "CHECKPOINT.best.monitor", "suggestion": "test/wrong_micro"},
+            marks=pytest.mark.addon("metrics"),
         ),
-        (
+        pytest.param(
             ["METERS.wrong={name: f1}", "HOOKS.plateau={monitor: test/wrong_mikro}"],
             {"key": "HOOKS.plateau.monitor", "suggestion": "test/wrong_micro"},
+            marks=pytest.mark.addon("metrics"),
         ),
         (
             ["METERS={accuracy: null, loss: null}", "HOOKS.plateau={}"],
