@@ -13,7 +13,7 @@ from phasetrain.config.addons import list_bridges
 from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.engine.batch import StepOutput
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.runs.direction import COUNTS, NO_DIRECTION, Direction, guess_direction
 
 Better = Literal["larger", "smaller"]
@@ -232,7 +232,8 @@ class Meter(RankBuffers, ABC):
         try:
             with warnings.catch_warnings(action="ignore"):
                 value = empty.compute()
-        except Exception:  # noqa: BLE001 - a custom meter may fail in any way on no data
+        # A custom meter may fail in any of these ways on no data.
+        except (*MISFITS, ArithmeticError, AssertionError, AttributeError, LookupError):
             return None
         if isinstance(value, dict):
             return tuple(value)
