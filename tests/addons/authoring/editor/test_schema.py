@@ -70,6 +70,7 @@ def errors(validator: Draft7Validator, values: Any) -> list[str]:
     ]
 
 
+@pytest.mark.addon
 def test_shipped_experiments_are_valid(validator: Draft7Validator) -> None:
     files = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
     assert len(files) >= 10
