@@ -19,8 +19,8 @@ from operators import declared_operators
 from phasetrain.config.addons import load_addons
 
 OWN_ADDONS = (
-    *("authoring", "deploy", "experiments", "libraries", "observe", "optimizers", "reload"),
-    *("remote", "report", "sharding", "submission", "text", "vision", "vissl"),
+    *("authoring", "deploy", "experiments", "libraries", "metrics", "observe", "optimizers"),
+    *("reload", "remote", "report", "sharding", "submission", "text", "vision", "vissl"),
 )
 """The add-ons of phasetrain, each of which may be deleted."""
 

@@ -103,7 +103,9 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     if optimizer is not None:
         modules = [module for module in (model, loss) if isinstance(module, nn.Module)]
         config["OPTIMIZER"] = describe_optimizer(optimizer, *modules)
-    config["METERS"] = {"loss": {}, **_describe_metrics(metrics)}
+    # The loss comes last: the first metric is the one by which `best` chooses.
+    config["METERS"] = _describe_metrics(metrics)
+    config["METERS"].setdefault("loss", {})
     if epochs is not None:
         config["PHASES"] = {"epochs": epochs}
     extra = dict(hooks or {})

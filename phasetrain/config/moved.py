@@ -11,6 +11,7 @@ REMOVED_IN = "0.4"
 ADDONS = "phasetrain.addons"
 EXPERIMENTS = "phasetrain.addons.experiments"
 DEPLOY = "phasetrain.addons.deploy"
+METRICS = "phasetrain.addons.metrics"
 TEXT = "phasetrain.addons.text"
 BATCH_TRANSFORMS = "phasetrain.addons.vision.batch_transforms"
 TRANSFORMS = "phasetrain.addons.vision.transforms"
@@ -73,7 +74,11 @@ MOVED = MappingProxyType(
         "phasetrain.hooks.weights": f"{ADDONS}.reload.reload_weights",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
+        "phasetrain.meters.classification": METRICS,
+        "phasetrain.meters.classification.accuracy": "phasetrain.meters.accuracy",
+        "phasetrain.meters.classification.class_scores": "phasetrain.meters.class_scores",
         "phasetrain.meters.dense": f"{ADDONS}.vision.meters",
+        "phasetrain.meters.regression": f"{METRICS}.regression",
         "phasetrain.models.adapters.peft": f"{DEPLOY}.peft",
         "phasetrain.models.heads": f"{ADDONS}.vision.trunk_head",
         "phasetrain.models.layers": f"{DEPLOY}.extract.layers",
@@ -178,13 +183,24 @@ NAMES = MappingProxyType(
             "ViewDistillation": f"{SELF_SUPERVISED_LOSSES}.view_distillation",
         },
         "phasetrain.meters": {
+            "AUROC": f"{METRICS}.auroc",
+            "AveragePrecision": f"{METRICS}.average_precision",
             "BitsPerByte": f"{ADDONS}.text.perplexity",
+            "ConfusionMatrix": f"{METRICS}.confusion_matrix",
             "Dice": f"{ADDONS}.vision.meters.pixels",
+            "F1": f"{METRICS}.f1",
             "FrechetDistance": f"{ADDONS}.vision.frechet_distance",
+            "GroupedAUROC": f"{METRICS}.auroc",
             "MeanAveragePrecision": f"{ADDONS}.vision.meters.detection",
             "MeanIoU": f"{ADDONS}.vision.meters.pixels",
+            "MultilabelAccuracy": f"{METRICS}.multilabel_accuracy",
+            "PerClassAccuracy": f"{METRICS}.per_class_accuracy",
             "Perplexity": f"{ADDONS}.text.perplexity",
             "PixelAccuracy": f"{ADDONS}.vision.meters.pixels",
+            "PrecisionAtK": f"{METRICS}.at_k",
+            "PresentAccuracy": f"{METRICS}.present_accuracy",
+            "RecallAtK": f"{METRICS}.at_k",
+            "Regression": f"{METRICS}.regression",
             "SequenceErrorRate": f"{ADDONS}.text.sequence_errors",
             "SequenceErrors": f"{ADDONS}.text.sequence_errors",
             "TokenErrorRate": f"{ADDONS}.text.sequence_errors",

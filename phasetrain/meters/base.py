@@ -1,5 +1,6 @@
 """The base class of meters, and the registry of meters (section METERS)."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -12,7 +13,7 @@ from phasetrain.config.addons import list_bridges
 from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.engine.batch import StepOutput
-from phasetrain.errors import ConfigError
+from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.runs.direction import COUNTS, NO_DIRECTION, Direction, guess_direction
 
 Better = Literal["larger", "smaller"]
@@ -212,7 +213,7 @@ class Meter(RankBuffers, ABC):
     @abstractmethod
     def compute(self) -> float | dict[str, float]:
         """Return the metric of everything added so far, or several metrics by name; NaN if nothing
-        was."""
+        was. Called before the first step as well, to learn the names; an error then says none."""
 
     def direction(self, metric: str = "") -> Better | None:
         """Return which values of a metric are better; `metric` is its name if there are several."""
@@ -229,9 +230,10 @@ class Meter(RankBuffers, ABC):
         empty = deepcopy(self)
         empty.reset()
         try:
-            value = empty.compute()
+            with warnings.catch_warnings(action="ignore"):
+                value = empty.compute()
         # A custom meter may fail in any of these ways on no data.
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        except (*MISFITS, ArithmeticError, AssertionError, AttributeError, LookupError):
             return None
         if isinstance(value, dict):
             return tuple(value)

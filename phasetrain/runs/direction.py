@@ -1,13 +1,11 @@
-"""Which values of a metric are better, and which are possible: the one definition that everything
-else reads.
+"""Which values of a metric are better: the one definition that everything else reads.
 
 A meter declares the direction of its metrics (`Meter.better`, `Meter.direction`). It is written
 into plan.json and into the phase lines of metrics.jsonl, from where `runs list`, reports and sweeps
 read it. In configs a metric is named with a minus sign if smaller values are better: `-test/loss`.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -66,8 +64,7 @@ FRACTIONS = frozenset(
         "jaccard",
     ]
 )
-"""Words in names of metrics with values in [0, 1] whose larger values are better, see
-`guess_bounds`."""
+"""Words in names of metrics with values in [0, 1] whose larger values are better."""
 
 LARGER_IS_BETTER = FRACTIONS | {
     "kappa",
@@ -176,7 +173,7 @@ def guess_direction(metric: str) -> Direction | None:
     # The label says nothing about a count: `f1_absent` is the number of absent classes.
     if metric.endswith(tuple(f"_{count}" for count in COUNTS)):
         return None
-    words = _split_words(metric)
+    words = list_words(metric)
     if words & SMALLER_IS_BETTER:
         return Direction.SMALLER
     if words & LARGER_IS_BETTER:
@@ -184,16 +181,8 @@ def guess_direction(metric: str) -> Direction | None:
     return None
 
 
-def guess_bounds(metric: str, values: Iterable[float]) -> tuple[float, float]:
-    """Return the smallest and largest possible value of a metric: 0 and 1 if the words of its name
-    say so and its values are not in percent, else infinite ones."""
-    is_fraction = guess_direction(metric) is Direction.LARGER and _split_words(metric) & FRACTIONS
-    if is_fraction and all(0 <= value <= 1 for value in values):
-        return 0.0, 1.0
-    return -math.inf, math.inf
-
-
-def _split_words(metric: str) -> set[str]:
+def list_words(metric: str) -> set[str]:
+    """Return the words of the name of a metric, in lower case."""
     return set(metric.replace("/", "_").replace("-", "_").lower().split("_"))
 
 

@@ -36,9 +36,11 @@ class Task(StepRunner, TaskState, Predictor):
 
     Attributes:
         counted: unit of `StepOutput.weight`, `samples` or `tokens`; for speeds.
+        uses_loss: whether the task uses section LOSS; for messages.
     """
 
     counted: ClassVar[str] = "samples"
+    uses_loss: ClassVar[bool] = True
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)

@@ -38,7 +38,7 @@ class Supervised(Task):
         self._checked = False
         from_model = [module for module in parts.loss.modules() if isinstance(module, FromModel)]
         self._with_target = any(module.with_target for module in from_model)
-        self._needs_target = self._with_target or not isinstance(parts.loss, FromModel)
+        self._needs_target = self._with_target or getattr(parts.loss, "needs_target", True)
         self._count = find_target_counter(parts.loss)
         # Counting samples needs no communication between ranks, so it is the default.
         if self._count is None and type(self).weight_of is Supervised.weight_of:
@@ -112,7 +112,9 @@ class Supervised(Task):
         advice = "" if split == "train" else f", or leave the split out with {where}=null"
         raise ConfigError(
             f"{where}: its samples have no targets (None), and {needing} needs them; use a dataset "
-            f"with targets{advice}"
+            f"with targets, or if they are ignored, set {where}.label_type=zero, or needs_target = "
+            f"False in the class of the loss or meter{advice}",
+            code="data.no_targets",
         )
 
     def _check_mean(self, loss: Any) -> None:

@@ -81,6 +81,9 @@ def test_result_of_a_call_is_that_of_a_run(unbroken: tuple[Path, RunResult, nn.M
     _, result, model = unbroken
     assert (result.state, result.updates) == ("finished", 10)
     assert set(result.last) == {"train/loss", "train/accuracy", "test/loss", "test/accuracy"}
+    # The metrics of the call come before the loss, so that the first of them chooses.
+    assert result.best is not None
+    assert result.best.metric == "test/accuracy"
     assert hash_model(model) == result.digest != hash_model(make_net())
 
 

@@ -45,7 +45,7 @@ def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
         "phasetrain.data.transforms.resize",
         "phasetrain.hooks.monitors.plateau",
         "phasetrain.losses.distillation",
-        "phasetrain.meters.classification.auroc",
+        "phasetrain.addons.metrics.auroc",
         "phasetrain.models.resnet",
         "phasetrain.models.weights",
         "phasetrain.optim.muon",

@@ -34,6 +34,18 @@ FORMER_PLACES = (
         "phasetrain.addons.vision.self_supervised_losses.multi_view",
         "vision",
     ),
+    (
+        "phasetrain.meters.classification.ranking",
+        "compute_auroc",
+        "phasetrain.addons.metrics.ranking",
+        "metrics",
+    ),
+    (
+        "phasetrain.meters.classification.class_scores",
+        "read_scores",
+        "phasetrain.meters.class_scores",
+        "metrics",  # the former package is this add-on
+    ),
     ("phasetrain.runs.report", "read_run", "phasetrain.addons.report.page", "report"),
 )
 """Former module, a name in it, present module, its add-on."""

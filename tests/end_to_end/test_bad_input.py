@@ -177,7 +177,7 @@ def test_two_definitions_of_one_name_are_reported_with_both_places(here: Path) -
     )
     with pytest.raises(ConfigError, match="'accuracy'") as caught:
         run(["RUN.imports=[second_accuracy]"])
-    assert "phasetrain.meters.classification.accuracy" in str(caught.value)
+    assert "phasetrain.meters.accuracy" in str(caught.value)
     assert "second_accuracy.Mine" in str(caught.value)
 
 

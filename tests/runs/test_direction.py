@@ -9,7 +9,6 @@ from phasetrain.runs.direction import (
     Direction,
     Objective,
     choose_split,
-    guess_bounds,
     guess_direction,
     parse_directions,
     resolve_objective,
@@ -56,19 +55,6 @@ def test_sign_decides_before_the_record() -> None:
 )  # fmt: skip
 def test_guess_reads_whole_words(metric: str, direction: str | None) -> None:
     assert guess_direction(metric) == direction
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "bounds"),
-    [("test/accuracy", [0.2, 1.0], (0, 1)), ("test/f1_macro", [0.5], (0, 1)),
-     ("test/accuracy", [0.9, 91.5], (-math.inf, math.inf)),
-     ("test/loss", [0.2], (-math.inf, math.inf)), ("test/r2", [0.2], (-math.inf, math.inf)),
-     ("test/f1_absent", [1.0], (-math.inf, math.inf))],
-)  # fmt: skip
-def test_fractions_are_bounded(
-    metric: str, values: list[float], bounds: tuple[float, float]
-) -> None:
-    assert guess_bounds(metric, values) == bounds
 
 
 @pytest.mark.parametrize(

@@ -146,10 +146,22 @@ class TestSplitsWithoutTargets:
         return Supervised(parts)
 
     def test_loss_that_needs_targets_is_rejected(self) -> None:
-        with raises(ConfigError, key="DATA.TEST") as caught:
+        with raises(ConfigError, key="DATA.TEST", code="data.no_targets") as caught:
             self.made(nn.CrossEntropyLoss()).check_targets("test", None)
         assert "LOSS (CrossEntropyLoss)" in str(caught.value)
+        assert "DATA.TEST.label_type=zero" in str(caught.value)
         self.made(nn.CrossEntropyLoss()).check_targets("test", 3)
+
+    def test_loss_that_ignores_targets_is_accepted(self) -> None:
+        class Spread(nn.Module):
+            needs_target = False
+
+            def forward(self, output: torch.Tensor, target: None) -> torch.Tensor:
+                return output.square().mean()
+
+        made = self.made(Spread())
+        made.check_targets("train", None)
+        assert float(made.forward(batch(None)).loss.detach()) > 0
 
     def test_meter_that_needs_targets_is_rejected(self) -> None:
         loss, accuracy = METERS.build("loss"), METERS.build("accuracy")

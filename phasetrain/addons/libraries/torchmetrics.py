@@ -16,7 +16,7 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS, Better, Meter
-from phasetrain.meters.classification.class_scores import label_classes, make_class_labels
+from phasetrain.meters.class_scores import label_classes, make_class_labels
 from phasetrain.runtime.nested import map_tensors
 
 if TYPE_CHECKING:

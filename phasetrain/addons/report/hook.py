@@ -21,8 +21,8 @@ from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
 from phasetrain.losses import find_ignore_index
-from phasetrain.meters import ConfusionMatrix, Meter
-from phasetrain.meters.classification.class_scores import (
+from phasetrain.meters import METERS, Meter
+from phasetrain.meters.class_scores import (
     ClassScores,
     make_class_labels,
     read_scores,
@@ -52,7 +52,8 @@ class Report(Hook):
     Args:
         samples: number of samples that are kept, and of mistakes in the first batch; 0 for none.
         pixels: longer side of a kept image; larger ones are subsampled.
-        confusion: whether to count confusions, for up to 200 classes.
+        confusion: whether to count confusions, for up to 200 classes, with the meter
+            `confusion_matrix` of the add-on `metrics`.
     """
 
     observe_only = True
@@ -71,7 +72,7 @@ class Report(Hook):
         check_at_least(8, pixels=pixels)
         self.samples = samples
         self.pixels = pixels
-        self.confusion = confusion
+        self.confusion = confusion and "confusion_matrix" in METERS
         self._by_split: dict[str, Any] = {}
         self._written_at = -WRITE_SECONDS
         self._is_pending = False
@@ -81,7 +82,7 @@ class Report(Hook):
         self._batch: Batch | None = None
         self._names: tuple[str, ...] | None = None
         self._kept: dict[str, Any] | None = None
-        self._counts: ConfusionMatrix | None = None
+        self._counts: Meter | None = None
         self._loaded: dict[str, Any] = {}
 
     def on_start(self, run: Run) -> None:
@@ -148,10 +149,14 @@ class Report(Hook):
             self._keep_samples(batch, scores, self._count_shown(run, phase))
         self._is_watching = True
 
-    def _make_matrix(self, run: Run, classes: int) -> ConfusionMatrix:
+    def _make_matrix(self, run: Run, classes: int) -> Meter:
         parts = run.task.parts
-        ignored = find_ignore_index(parts.losses or [parts.loss])
-        return ConfusionMatrix(classes, class_names=self._names, ignore_index=ignored)
+        params = {
+            "classes": classes,
+            "class_names": self._names,
+            "ignore_index": find_ignore_index(parts.losses or [parts.loss]),
+        }
+        return METERS.build("confusion_matrix", params)
 
     def _watch_dense(self, run: Run, phase: Phase, batch: Batch | None, out: StepOutput) -> bool:
         """Keep samples with masks or boxes; return whether the model predicts them."""
@@ -202,8 +207,10 @@ class Report(Hook):
         if not run.world.is_main or run.folder is None:
             return
         content: dict[str, Any] = {"updates": run.state.updates, **(self._kept or {})}
-        if isinstance(total, ConfusionMatrix) and not int(total.outside):
-            content |= {"classes": list(total.names), "confusion": total.counts.tolist()}
+        if total is not None and not int(total.get_buffer("outside")):
+            counted = total.get_buffer("counts")
+            labels = make_class_labels(len(counted), self._names)
+            content |= {"classes": list(labels), "confusion": counted.tolist()}
         self._by_split[phase.split] = content
         self._is_pending = True
         if time.monotonic() - self._written_at >= WRITE_SECONDS:
@@ -215,8 +222,8 @@ class Report(Hook):
             return {}
         state: dict[str, Any] = {"processes": self._world_size, "kept": self._kept}
         if self._counts is not None:
-            state["counts"] = self._counts.counts.cpu()
-            state["outside"] = self._counts.outside.cpu()
+            for name in ("counts", "outside"):
+                state[name] = self._counts.get_buffer(name).cpu()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

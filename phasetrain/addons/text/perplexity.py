@@ -9,7 +9,7 @@ from torch import Tensor
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.class_scores import combine_masks, find_kept
+from phasetrain.meters.class_scores import combine_masks, find_kept
 from phasetrain.meters.loss import MeanLoss
 
 

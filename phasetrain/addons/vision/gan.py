@@ -48,6 +48,7 @@ class GAN(Task):
     """
 
     separate_updaters = True
+    uses_loss = False
 
     def __init__(
         self,

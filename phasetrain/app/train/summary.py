@@ -23,7 +23,7 @@ from phasetrain.engine.position import COMPLETED, RunState
 from phasetrain.runtime.format import format_count, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import IN_SWEEP, Pairs
-from phasetrain.tasks import SplitData
+from phasetrain.tasks import TASKS, SplitData
 from phasetrain.tasks.build.data_builder import count_left_out
 
 ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", "OPTIMIZER.lr")
@@ -206,10 +206,12 @@ def _list_assumed(setup: Setup) -> Pairs:
     """Return what a run with other settings trains with although nobody asked for it, if
     anything."""
     composed = setup.composed
+    task = TASKS.find(setup.config.TASK.name)
     assumed = [
         f"{key} = {lookup(composed.config, key)}"
         for key in ASSUMABLE
         if composed.origins.get(key, DEFAULTS) in composed.assumed
+        and (key != "LOSS.name" or getattr(task, "uses_loss", True))
     ]
     # Of the default experiment itself, the lines above say enough.
     if not 0 < len(assumed) < len(ASSUMABLE):

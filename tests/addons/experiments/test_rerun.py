@@ -266,7 +266,7 @@ class TestChangedFiles:
             config_dir=tmp_path / "mine",
             terminal=terminal,
         )
-        more = "LOSS: {label_smoothing: 0.1}\nMETERS: {confusion_matrix: {}}\nMODEL: {ema: {decay: 0.9}}\n"
+        more = "LOSS: {label_smoothing: 0.1}\nMETERS: {logged: {of: grad_norm}}\nMODEL: {ema: {decay: 0.9}}\n"
         mine.write_text(
             text.replace("0.05", "0.2").replace("width: 4", "width: 4, dropout: 0.5") + more
         )

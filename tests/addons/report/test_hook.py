@@ -60,6 +60,7 @@ class Counts(Hook):
         self.pairs += zip(out.target.tolist(), out.output.argmax(1).tolist(), strict=True)
 
 
+@pytest.mark.addon("metrics")
 def test_a_finished_run_has_confusions_and_samples_of_its_last_test(tmp_path: Path) -> None:
     counts = Counts()
     result = train(tmp_path, hooks={"counts": counts})
@@ -294,6 +295,14 @@ def test_samples_and_confusion_can_be_turned_off(tmp_path: Path) -> None:
     assert predictions(tmp_path)["test"] == {"updates": 5}
     with pytest.raises(ValueError, match="samples = -1"):
         Report(samples=-1)
+
+
+def test_report_without_the_addon_metrics_has_samples_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phasetrain.addons.report.hook.METERS", {})
+    train(tmp_path, "PHASES.epochs=1")
+    assert sorted(predictions(tmp_path)["test"]) == ["first", "mistakes", "updates"]
 
 
 def test_train_steps_are_left_alone(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ TOTAL = 355
 """Samples of the test split, of which no number of processes gets equal shares."""
 
 
+@pytest.mark.addon("metrics")
 @pytest.mark.parametrize("processes", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_confusions_are_those_of_all_processes(
     launcher: Launcher, tmp_path: Path, processes: int

@@ -14,6 +14,7 @@ from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
 from phasetrain.engine.position import RunState
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.terminal import IN_SWEEP, Terminal
+from phasetrain.tasks import Supervised
 from phasetrain.testing.build import resolve_overrides
 
 TRAIN = Split("train", 220, 10, drop_last=True)
@@ -148,6 +149,14 @@ def test_header_lists_what_was_not_asked_for(tmp_path: Path) -> None:
         "LOSS.name = cross_entropy, OPTIMIZER.name = sgd, OPTIMIZER.lr = 0.1 "
         "(experiment=digits, since none is given)"
     )
+
+
+def test_header_has_no_loss_of_a_task_that_uses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Supervised, "uses_loss", False)
+    assumed = read_header(tmp_path, f"DATA.TRAIN={SYNTHETIC}")["default"]
+    assert assumed.startswith("OPTIMIZER.name = sgd, ")
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_a_run_without_meters_shows_its_last_training_loss(tmp_path: Path) -> No
     assert "best" not in text
 
 
+@pytest.mark.addon("metrics")
 def test_values_per_class_are_not_in_the_line_of_a_phase(tmp_path: Path) -> None:
     text = run_and_capture(tmp_path, "METERS={loss: {}, confusion_matrix: {}}", "PHASES.epochs=1")
     assert re.search(r"test  ?.*loss \d", text)
@@ -104,6 +105,7 @@ def test_values_per_class_are_not_in_the_line_of_a_phase(tmp_path: Path) -> None
     assert "confusion_matrix" in (tmp_path / "metrics.jsonl").read_text()
 
 
+@pytest.mark.addon("metrics")
 def test_counts_of_zero_are_not_in_the_line_of_a_phase_and_have_no_best(tmp_path: Path) -> None:
     text = run_and_capture(tmp_path, "METERS={f1: {}}", "PHASES.epochs=1")
     assert re.search(r"test  ?.*f1_macro \d", text)

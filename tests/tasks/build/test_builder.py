@@ -215,7 +215,9 @@ class TestParts:
     def test_meters_ignore_the_targets_that_the_loss_ignores(
         self, words: list[str], ignored: dict[str, int | None]
     ) -> None:
-        meters = "METERS={loss: null, own: {name: ignoring}, digit: {name: f1, target: digit}}"
+        meters = (
+            "METERS={loss: null, own: {name: ignoring}, digit: {name: accuracy, target: digit}}"
+        )
         parts = built_whole([*WORDS, meters, *words]).task.parts
         assert {
             label: vars(meter)["ignore_index"] for label, meter in parts.meters.items()

@@ -5,7 +5,7 @@ scikit-learn's, because its solver gave the published numbers of this benchmark.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from phasetrain.addons.deploy.extract.feature_files import read_columns
 from phasetrain.addons.deploy.extract.linear_probe import check_origins
+from phasetrain.config.addons import require_service
 from phasetrain.errors import ConfigError
-from phasetrain.meters.classification.ranking import compute_average_precision
 from phasetrain.runtime.machine import seed_of
 from phasetrain.runtime.storage import open_storage
 
@@ -92,10 +93,12 @@ def probe_by_svm(train: str, test: str, settings: SvmSettings, out: str | None =
         out: file to write; None for `probe.json` next to the folder `test`.
 
     Raises:
-        ConfigError: scikit-learn is not installed, a folder is not complete or has no such layer,
-            there are no targets, a class has too few samples, or a setting is invalid.
+        ConfigError: scikit-learn or the add-on `metrics` is not installed, a folder is not complete
+            or has no such layer, there are no targets, a class has too few samples, or a setting is
+            invalid.
     """
     _check_settings(settings)
+    _require_area()  # before minutes of fitting
     features, targets = _read_features(train, settings.layer)
     others, expected = _read_features(test, settings.layer)
     check_origins(train, test, features.shape[1], others.shape[1])
@@ -252,7 +255,15 @@ def _measure(classifier: Any, features: Array, expected: Array) -> float:
     """Return the average precision over samples whose class is known."""
     is_known = expected >= 0
     scores = torch.from_numpy(classifier.decision_function(features[is_known]))
-    return compute_average_precision(scores, torch.from_numpy(expected[is_known] > 0))
+    return _require_area()(scores, torch.from_numpy(expected[is_known] > 0))
+
+
+def _require_area() -> Callable[[Tensor, Tensor], float]:
+    """Return the function that computes an average precision of scores and positives `(N,)`."""
+    area: Callable[[Tensor, Tensor], float] = require_service(
+        "compute_average_precision", "metrics", "probe --kind svm"
+    )
+    return area
 
 
 def _read_features(path: str, layer: str) -> tuple[Array, Array]:

@@ -24,7 +24,7 @@ from phasetrain.data.loading.collate import UnequalShapesError
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
-from phasetrain.meters.classification.accuracy import Accuracy
+from phasetrain.meters.accuracy import Accuracy
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task

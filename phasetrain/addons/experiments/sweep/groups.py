@@ -17,6 +17,7 @@ from phasetrain.addons.experiments.statistics import (
     count_pairs,
     summarize_sample,
 )
+from phasetrain.addons.experiments.sweep.bounds import find_bounds
 from phasetrain.addons.experiments.sweep.override_text import (
     SweepOverrides,
     is_repeated,
@@ -24,7 +25,7 @@ from phasetrain.addons.experiments.sweep.override_text import (
 )
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
 from phasetrain.errors import ConfigError
-from phasetrain.runs.direction import Objective, guess_bounds
+from phasetrain.runs.direction import Objective
 from phasetrain.runs.records import parse_number
 from phasetrain.runtime.format import format_metric, join_first
 
@@ -167,8 +168,7 @@ def group_runs(
         runs_by_config.setdefault(shared, []).append(run)
     # Of all configs together: a run that one of them lacks is listed as missing.
     repetitions = _list_repetitions(runs, over)
-    values = [run.best for run in runs if run.best is not None and math.isfinite(run.best)]
-    bounds = guess_bounds(objective.metric, values)
+    bounds = find_bounds(objective.metric, runs)
     groups = [
         _make_group(dict(shared), over, each, objective, repetitions, bounds)
         for shared, each in runs_by_config.items()

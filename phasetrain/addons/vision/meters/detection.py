@@ -12,7 +12,7 @@ from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.class_scores import make_class_labels
+from phasetrain.meters.class_scores import make_class_labels
 
 THRESHOLDS = np.round(np.arange(0.5, 1.0, 0.05), 2)
 """Overlaps from which a box is found, as COCO averages them."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import IGNORED, StepOutput
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.class_scores import (
+from phasetrain.meters.class_scores import (
     ClassMeter,
     average_present,
     check_classes,

@@ -154,7 +154,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageServer]
         ("MODEL:\n  ema:\n    |", ["decay", "warmup"]),
         ("MACHINE:\n  precision: |", ["fp32", "bf16"]),
         ("MACHINE:\n  deterministic: |", ["true", "false"]),
-        ("METERS:\n  |", ["accuracy", "f1"]),
+        ("METERS:\n  |", ["accuracy", "logged"]),
         ("METERS:\n  accuracy:\n    |", ["topk", "splits"]),
         ("DATA:\n  TRAIN:\n    dataset: |", ["digits", "image_folder"]),
         ("DATA:\n  TRAIN:\n    sampler: |", ["shuffled", "lanes"]),

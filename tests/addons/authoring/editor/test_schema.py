@@ -70,6 +70,7 @@ def errors(validator: Draft7Validator, values: Any) -> list[str]:
     ]
 
 
+@pytest.mark.addon
 def test_shipped_experiments_are_valid(validator: Draft7Validator) -> None:
     files = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
     assert len(files) >= 10
@@ -205,7 +206,7 @@ SHORT = """
 RUN: {allow: PHASES, verbosity: normal}
 DATA: {TRAIN: {sampler: lanes, collate: pad, transforms: [flatten, torch.nn.Flatten]}, TEST: null}
 OPTIMIZER: {SCHEDULES: {lr: cosine, momentum: null}, scaler: none, others: null}
-METERS: {accuracy: null, top5: null, f1: {}}
+METERS: {accuracy: null, top5: null, loss: {}}
 HOOKS: null
 MODEL: {name: timm.resnet18, pretrained: true}
 TASK: {name: "object:Mine-0123", whatever: 1}
@@ -302,7 +303,7 @@ def test_parts_of_the_user_are_known(
 
 
 def test_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    for group, key in {"DATA/TRAIN": "batch_size", "METERS": "f1", "HOOKS": "console"}.items():
+    for group, key in {"DATA/TRAIN": "batch_size", "METERS": "logged", "HOOKS": "console"}.items():
         assert main(["schema", "--group", group]) == 0
         schema = json.loads(capsys.readouterr().out)
         Draft7Validator.check_schema(schema)

@@ -20,6 +20,8 @@ from phasetrain.addons.deploy.extract.svm_probe import (
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 
+pytestmark = pytest.mark.addon("metrics")  # it computes average precisions
+
 VISSL = [0.9210130942329086, 0.9239583333333333, 0.9318948595264384]
 """Computed once with VISSL's SVMTrainer on these features, with C = 1."""
 
@@ -130,6 +132,14 @@ def test_scikit_learn_is_named_if_it_is_missing(
     monkeypatch.setitem(sys.modules, "sklearn.svm", None)
     with raises(ConfigError, code="config.missing_library"):
         probe_by_svm(*folders, replace(SETTINGS, costs=(1.0,)))
+
+
+def test_missing_addon_is_named_before_anything_is_fitted(
+    folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phasetrain.config.addons.load_addons", lambda: ())
+    with raises(ConfigError, code="addon.missing"):
+        probe_by_svm(*folders, SETTINGS)
 
 
 def test_command_prints_a_table(

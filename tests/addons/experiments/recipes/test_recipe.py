@@ -61,6 +61,7 @@ class TestEach:
                 assert variant.metrics[variant.metric].is_met(variant.measured.mean(variant.metric))
 
 
+@pytest.mark.addon
 @pytest.mark.parametrize(
     ("name", "variant"),
     [(name, one) for name in NAMES for one in read_recipe(find_files()[name]).variants],

@@ -72,6 +72,7 @@ def test_each_tracker_gets_each_step_once(tmp_path: Path) -> None:
     ] == found
 
 
+@pytest.mark.addon("metrics")
 @pytest.mark.slow
 def test_three_ranks_resume_after_one_is_killed(launcher: Launcher, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")

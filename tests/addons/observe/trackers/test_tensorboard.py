@@ -91,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.addon("metrics")
 class TestPictures:
     def events(self, folder: Path) -> Any:
         module: Any = importlib.import_module(

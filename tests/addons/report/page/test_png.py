@@ -13,6 +13,7 @@ from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 
 
+@pytest.mark.addon("metrics")
 def test_command_writes_a_file_for_each_plot_and_matrix(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

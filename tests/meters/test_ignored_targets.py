@@ -79,6 +79,14 @@ CASES: list[tuple[str, dict[str, Any], Any, dict[str, float]]] = [
     ("torchmetrics.AUROC", {"task": "multiclass"}, CLASSES, {"m": 11 / 12}),
 ]
 OF_ADDONS = {
+    **dict.fromkeys(
+        (
+            *("present_accuracy", "per_class_accuracy", "precision_at_k", "recall_at_k", "f1"),
+            *("confusion_matrix", "auroc", "average_precision", "multilabel_accuracy"),
+            "grouped_auroc",
+        ),
+        "metrics",
+    ),
     "mean_iou": "vision",
     "dice": "vision",
     "pixel_accuracy": "vision",
@@ -192,7 +200,7 @@ def test_phase_of_ignored_targets_has_no_metric(
     assert {key for key in metrics if key.removeprefix("m_") not in COUNTS} == set()
 
 
-@pytest.mark.parametrize("name", ["accuracy", "auroc", "grouped_auroc"])
+@pytest.mark.parametrize("name", as_params([("accuracy",), ("auroc",), ("grouped_auroc",)]))
 def test_state_of_an_earlier_version_is_loaded(name: str) -> None:
     seen = GROUPS if name == "grouped_auroc" else CLASSES
     meter = METERS.build(name, facts=LOSS_FACTS)

@@ -6,7 +6,7 @@ from torch import Tensor
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.class_scores import ClassMeter, find_outside
+from phasetrain.meters.class_scores import ClassMeter, find_outside
 
 
 @METERS.register("accuracy")

@@ -7,8 +7,9 @@ from measuring import seen as seen_in_steps
 from raising import raises
 from sklearn.metrics import average_precision_score
 
+from phasetrain.addons.metrics.average_precision import AveragePrecision
 from phasetrain.errors import ConfigError
-from phasetrain.meters import METERS, AveragePrecision
+from phasetrain.meters import METERS
 
 GENERATOR = torch.Generator().manual_seed(3)
 SCORES = torch.randn(120, 5, generator=GENERATOR)

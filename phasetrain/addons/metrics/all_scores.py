@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.meters.classification.class_scores import (
+from phasetrain.meters.class_scores import (
     ClassMeter,
     ClassScores,
     average_present,

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.class_scores import ClassMeter
+from phasetrain.meters.class_scores import ClassMeter
 
 
 @METERS.register("multilabel_accuracy")

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from phasetrain.addons.metrics.by_class import PerClassMeter
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.by_class import PerClassMeter
-from phasetrain.meters.classification.class_scores import label_classes
+from phasetrain.meters.class_scores import label_classes
 
 Normalize = Literal["none", "targets", "predictions", "all"]
 

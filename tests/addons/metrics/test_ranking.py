@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from phasetrain.meters.classification.ranking import (
+from phasetrain.addons.metrics.ranking import (
     compute_auroc,
     compute_auroc_by_group,
     compute_average_precision,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.classification.class_scores import (
+from phasetrain.meters.class_scores import (
     ClassMeter,
     ClassScores,
     check_classes,

@@ -6,9 +6,10 @@ import torch
 from measuring import seen as seen_in_steps
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
+from phasetrain.addons.metrics.regression import Regression
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.meters import METERS, Regression
+from phasetrain.meters import METERS
 
 GENERATOR = torch.Generator().manual_seed(11)
 OUTPUT = torch.randn(100, 3, generator=GENERATOR, dtype=torch.float64)

@@ -13,8 +13,11 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
+from phasetrain.addons.metrics.confusion_matrix import ConfusionMatrix
+from phasetrain.addons.metrics.f1 import F1
+from phasetrain.addons.metrics.per_class_accuracy import PerClassAccuracy
 from phasetrain.errors import ConfigError
-from phasetrain.meters import F1, METERS, ConfusionMatrix, PerClassAccuracy
+from phasetrain.meters import METERS
 
 GENERATOR = torch.Generator().manual_seed(9)
 SCORES = torch.randn(200, 4, generator=GENERATOR)

@@ -3,8 +3,9 @@ import torch
 from measuring import seen
 from sklearn.metrics import top_k_accuracy_score
 
+from phasetrain.addons.metrics.at_k import PrecisionAtK, RecallAtK
 from phasetrain.errors import ConfigError
-from phasetrain.meters import METERS, PrecisionAtK, RecallAtK
+from phasetrain.meters import METERS
 
 SCORES = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4], [0.1, 0.2, 0.7]])
 LABELS = torch.tensor([[0, 1, 1], [0, 1, 0], [1, 0, 1]])

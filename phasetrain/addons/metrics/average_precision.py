@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from phasetrain.addons.metrics.all_scores import RankingMeter
+from phasetrain.addons.metrics.ranking import Area, compute_average_precision
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.all_scores import RankingMeter
-from phasetrain.meters.classification.ranking import Area, compute_average_precision
 
 
 @METERS.register("average_precision")

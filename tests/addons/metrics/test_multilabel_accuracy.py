@@ -3,7 +3,7 @@ import torch
 from measuring import seen
 from sklearn.metrics import accuracy_score, hamming_loss
 
-from phasetrain.meters import MultilabelAccuracy
+from phasetrain.addons.metrics.multilabel_accuracy import MultilabelAccuracy
 
 GENERATOR = torch.Generator().manual_seed(15)
 SCORES = torch.randn(80, 3, generator=GENERATOR)

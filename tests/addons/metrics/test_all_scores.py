@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from phasetrain.meters.classification.all_scores import compute_log_odds
+from phasetrain.addons.metrics.all_scores import compute_log_odds
 
 
 def test_log_odds_are_exact_also_near_1():

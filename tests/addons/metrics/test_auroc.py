@@ -5,8 +5,8 @@ import torch
 from measuring import seen
 from sklearn.metrics import roc_auc_score
 
-from phasetrain.meters import AUROC, GroupedAUROC
-from phasetrain.meters.classification.ranking import compute_auroc
+from phasetrain.addons.metrics.auroc import AUROC, GroupedAUROC
+from phasetrain.addons.metrics.ranking import compute_auroc
 
 GENERATOR = torch.Generator().manual_seed(7)
 SCORES = torch.randn(150, 4, generator=GENERATOR)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from phasetrain.addons.metrics.by_class import PerClassMeter
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.by_class import PerClassMeter
-from phasetrain.meters.classification.class_scores import (
+from phasetrain.meters.class_scores import (
     average_present,
     check_classes,
     label_classes,

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.classification.class_scores import (
+from phasetrain.meters.class_scores import (
     check_classes,
     make_class_labels,
     read_scores,

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from phasetrain.engine.batch import StepOutput
-from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.all_scores import (
+from phasetrain.addons.metrics.all_scores import (
     BinaryProblem,
     RankingMeter,
     encode_labels,
 )
-from phasetrain.meters.classification.class_scores import ClassMeter
-from phasetrain.meters.classification.ranking import compute_auroc, compute_auroc_by_group
+from phasetrain.addons.metrics.ranking import compute_auroc, compute_auroc_by_group
+from phasetrain.engine.batch import StepOutput
+from phasetrain.meters.base import METERS
+from phasetrain.meters.class_scores import ClassMeter
 
 
 @METERS.register("auroc")

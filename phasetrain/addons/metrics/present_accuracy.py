@@ -6,7 +6,7 @@ from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.class_scores import ClassMeter, require_single_label
+from phasetrain.meters.class_scores import ClassMeter, require_single_label
 
 
 @METERS.register("present_accuracy")

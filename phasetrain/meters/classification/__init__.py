@@ -1,1 +1,0 @@
-"""Meters of class scores."""
