@@ -1,8 +1,6 @@
 """Train a model, datasets and a loss that exist in Python."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from inspect import isclass
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -11,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from phasetrain.app.api import run
+from phasetrain.app.build_hooks import GivenHooks, label_hooks, make_label
 from phasetrain.app.engines import Loop, OnException
 from phasetrain.app.python_objects.describe_optimizer import describe_optimizer
 from phasetrain.app.result import RunResult
@@ -28,8 +27,6 @@ from phasetrain.models.sources import WeightSource
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
-_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
 
 def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller knows from elsewhere
     model: Any,
@@ -41,7 +38,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     metrics: Any = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    hooks: Mapping[str, Hook] | None = None,
+    hooks: GivenHooks | None = None,
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
     config_dir: str | Path | None = None,
@@ -66,7 +63,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
             object, a class or a name. The mean loss is always measured.
         epochs: passes over the training data.
         batch_size: samples per update, if `train` is not a DataLoader.
-        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        hooks: hooks in addition to section HOOKS: a list, or a mapping from labels.
         loop: runs the engine of a training, see `phasetrain.run`.
         terminal: where to print; standard output by default.
         config_dir: folder with your configs.
@@ -90,7 +87,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     _check_given(overrides, MODEL=model, DATA=train, LOSS=loss, OPTIMIZER=optimizer)
     config: dict[str, Any] = {
         "experiment": None,
-        "RUN": {"name": _label(model)},
+        "RUN": {"name": make_label(model)},
         "MODEL": _describe_name("MODEL", model, config_dir),
     }
     if train is not None:
@@ -106,7 +103,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     config["METERS"] = {"loss": {}, **_describe_metrics(metrics)}
     if epochs is not None:
         config["PHASES"] = {"epochs": epochs}
-    extra = dict(hooks or {})
+    extra = label_hooks(hooks)
     if isinstance(model, nn.Module):
         _check_adapters(overrides)
         extra["return_weights"] = ReturnWeights(model)
@@ -242,13 +239,5 @@ def _describe_metrics(metrics: Any) -> dict[str, Any]:
             for label, metric in metrics.items()
         }
     if isinstance(metrics, Sequence) and not isinstance(metrics, str):
-        return {_label(metric): {"name": metric} for metric in metrics}
-    return {_label(metrics): {"name": metrics}}
-
-
-def _label(part: Any) -> str:
-    """Return the label of a part: its name or the name of its class in snake case."""
-    if isinstance(part, str):
-        return part.rpartition(".")[2].lower()
-    named = part if isclass(part) or isinstance(part, FunctionType) else type(part)
-    return _WORD_START.sub("_", named.__name__).lower()
+        return {make_label(metric): {"name": metric} for metric in metrics}
+    return {make_label(metrics): {"name": metrics}}

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from typing_extensions import TypeVar
 
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.interleave import add_last_tests
@@ -35,6 +36,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         clock: adds up how the wall time is spent.
 
     Attributes:
+        config: the frozen config of the run.
         stages: stages of the run, with the test splits of each. A run that is stopped for good is
             tested like one whose plan ends there; without stages it ends at once.
         completes_first_steps: whether a phase that has begun is left after its first step at the
@@ -56,6 +58,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         clock: Clock | None = None,
     ) -> None:
         self.task = task
+        self.config: AttrDict = task.parts.config
         self.plan = plan
         self.state = state
         self.stages: Sequence[Stage] = ()

@@ -6,7 +6,9 @@
         on_phase_start
         for batches in phase:
             on_step_start                       before the data of the step is fetched
-            on_batch, on_forward, on_backward   per micro-batch (on_backward in train phases only)
+            on_batch, on_output, on_forward     per micro-batch: before the model, between model and
+                                                loss, after the loss
+            on_backward                         per micro-batch of a train phase
             on_skip                             if the update was not finite; on CUDA one step later
             on_update                           in train phases
             on_step                             the step is counted
@@ -30,6 +32,7 @@ from operator import attrgetter
 from types import MethodType
 from typing import Any, Protocol, TypeVar
 
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput
@@ -57,6 +60,7 @@ class Run(Protocol):
         state: the position; read-only for hooks.
         folder: the run folder; None for a run that writes nothing.
         world: the processes of the run.
+        config: the frozen config, such as `run.config.OPTIMIZER.lr`.
         clock: accounts for wall time; its kind is `data` exactly between two steps.
         hooks: calls the hooks of the run, see `phasetrain.hooks.Hooks`.
         consensus: makes all ranks stop or save at the same step.
@@ -70,6 +74,7 @@ class Run(Protocol):
     state: RunState
     folder: RunFolder | None
     world: World
+    config: AttrDict
     clock: Clock
     hooks: Any  # a `Hooks`, whose module imports this one
     consensus: Consensus
@@ -132,6 +137,13 @@ class Hook:
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch | None:
         """Called before a micro-batch is used; a returned batch replaces it."""
+
+    def on_output(self, run: Run, phase: Phase, batch: Batch, output: Any) -> Any:
+        """Called between model and loss; a returned output replaces the model's, None keeps it.
+
+        Tasks that have a model and a loss call it; a custom `forward` calls
+        `self.events.on_output(batch, output)`.
+        """
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput | None:
         """Called after the forward pass and the loss; a returned output replaces it."""

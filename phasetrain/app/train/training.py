@@ -468,7 +468,7 @@ def _remaining_lr(task: Task, where: float) -> float:
 
 def _changes_steps(hooks: Mapping[str, Hook]) -> bool:
     """Return whether hooks may change the result of a step."""
-    events = ("on_start", "on_phase_start", "on_batch", "on_forward")
+    events = ("on_start", "on_phase_start", "on_batch", "on_output", "on_forward")
     return any(
         not hook.observe_only and overrides(hook, event)
         for hook in hooks.values()
