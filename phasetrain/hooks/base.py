@@ -14,7 +14,8 @@
             on_step                             the step is counted
             on_save                             if a checkpoint is about to be written
             on_saved                            a checkpoint was committed, perhaps steps later
-        on_phase_end                          the phase is counted, its metrics are known
+        on_metrics                            the phase is counted; hooks may add metrics
+        on_phase_end                          all metrics are known
         on_save                               if a checkpoint is about to be written
     on_end                                    finished, or stopped between two steps
     on_exception                              instead of on_end, after an exception
@@ -42,6 +43,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.hooks.error_policy import OnException
 from phasetrain.optim import NonFinite
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.history import Best
 from phasetrain.runtime.clock import Clock
 from phasetrain.tasks import Task
 
@@ -64,6 +66,9 @@ class Run(Protocol):
         clock: accounts for wall time; its kind is `data` exactly between two steps.
         hooks: calls the hooks of the run, see `phasetrain.hooks.Hooks`.
         consensus: makes all ranks stop or save at the same step.
+        best: best value of the monitored metric until now, see `phasetrain.runs.history.Best`;
+            None before the first one. The metric is CHECKPOINT.best.monitor, else the first one
+            of the validation split, else of the first test split.
         is_phase_begun: whether hooks have acted at the start of a phase whose first step is not
             complete; nothing may be saved then.
         resumed_from: path of the checkpoint this attempt resumed from, or empty.
@@ -79,7 +84,13 @@ class Run(Protocol):
     hooks: Any  # a `Hooks`, whose module imports this one
     consensus: Consensus
     resumed_from: str
+    best: Best | None
     is_phase_begun: bool
+
+    @property
+    def is_best(self) -> bool:
+        """Whether `best` was measured with the current weights."""
+        ...
 
     @property
     def stopping(self) -> str:
@@ -171,6 +182,10 @@ class Hook:
 
         Only ranks that write files call it, each at a different moment: make no collective call.
         """
+
+    def on_metrics(self, run: Run, phase: Phase, metrics: dict[str, float]) -> None:
+        """Called after a phase is complete and counted, to add metrics that other hooks read in
+        `on_phase_end`."""
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Called after a phase is complete and counted."""

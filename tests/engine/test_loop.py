@@ -114,11 +114,13 @@ class TestOrder:
             "a.batch 0.1 1", "a.output 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
             "a.update 0.1 1",
             "a.step 0.2 2",
+            "a.metrics 1.0 2",
             "a.phase_end 1.0 2",
             "a.phase_start 1.0 2",
             "a.step_start 1.0 2",
             "a.batch 1.0 2", "a.output 1.0 2", "a.forward 1.0 2",
             "a.step 1.1 2",
+            "a.metrics 2.0 2",
             "a.phase_end 2.0 2",
             "a.end 2.0 2",
         ]  # fmt: skip
