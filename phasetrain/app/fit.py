@@ -6,7 +6,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from phasetrain.app.api import run
 from phasetrain.app.build_hooks import GivenHooks, label_hooks, make_label
@@ -72,6 +72,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
             `RUN={"dir": "runs/a"}`; they win over the arguments.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C has stopped the run, which is saved; `model` has its weights.
         PhasetrainError: as for `phasetrain.run`; an argument is missing (code
             `config.missing_argument`), or cannot be described (see `describe_optimizer` and
             `split_loader`).
@@ -91,7 +92,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         "MODEL": _describe_name("MODEL", model, config_dir),
     }
     if train is not None:
-        config["DATA"] = {"TRAIN": _describe_split(train), **_describe_tests(test)}
+        config["DATA"] = {"TRAIN": _describe_split("TRAIN", train), **_describe_tests(test)}
     if batch_size is not None:
         config["DATA.TRAIN.batch_size"] = batch_size
     if loss is not None:
@@ -115,6 +116,11 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         config_dir=config_dir,
         on_exception=on_exception,
     )
+    if result.state == "interrupted":  # a loop over calls would go on to the next one
+        raise KeyboardInterrupt(
+            f"Ctrl-C after {result.updates} updates; {result.folder} is saved, and the same call "
+            "resumes it"
+        )
     if isinstance(model, nn.Module) and result.state == "finished" and not result.seconds:
         _load_finished(model, result)
     return result
@@ -220,13 +226,24 @@ def _describe_tests(test: Any) -> dict[str, Any]:
     if test is None:
         return {}
     if isinstance(test, Mapping):
-        return {str(name).upper(): _describe_split(split) for name, split in test.items()}
-    return {"TEST": _describe_split(test)}
+        tests = {str(name).upper(): split for name, split in test.items()}
+        return {key: _describe_split(key, split) for key, split in tests.items()}
+    return {"TEST": _describe_split("TEST", test)}
 
 
-def _describe_split(data: Any) -> Any:
+def _describe_split(key: str, data: Any) -> Any:
     if isinstance(data, DataLoader | Mapping):
         return data
+    if isinstance(data, tuple | list) and (
+        any(isinstance(item, Dataset | DataLoader) for item in data)
+        or (isinstance(data, tuple) and all(hasattr(item, "shape") for item in data))
+    ):
+        raise ConfigError(
+            f"DATA.{key}: a {type(data).__name__} of {type(data[0]).__name__} is not a dataset; "
+            "tensors become one by TensorDataset(inputs, targets), several tests a mapping from "
+            "names, and several datasets one by ConcatDataset(list)",
+            code="config.wrong_part",
+        )
     return {"dataset": data}
 
 

@@ -125,7 +125,7 @@ class CheckpointHook(Hook):
             self._monitor = Monitor(monitor, "CHECKPOINT.best.monitor")
         self._watched: Monitor | None = None
         # Monitor -> its best value, and the epoch and updates at which it was measured.
-        self._best: dict[str, list[Any]] = {}
+        self._best: dict[str, dict[str, Any]] = {}
         self._promised = dict(promised)
         self._encoded = json.dumps(promised).encode()
         self._plan: Plan | None = None
@@ -226,13 +226,17 @@ class CheckpointHook(Hook):
         value = run.world.broadcast(metrics.get(goal.name, math.nan))
         is_best = run.best is None or goal.direction.is_better(value, run.best.value)
         if math.isfinite(value) and is_best:
-            self._best[self._watched.name] = [value, phase.epoch, run.state.updates]
+            self._best[self._watched.name] = {
+                "value": value,
+                "epoch": phase.epoch,
+                "updates": run.state.updates,
+            }
             self._set_best(run)
 
     def _set_best(self, run: Run) -> None:
         if self._watched is not None and (best := self._best.get(self._watched.name)):
             goal = self._watched.objective
-            run.best = Best(goal.metric, *best, direction=goal.direction)
+            run.best = Best(goal.metric, **best, direction=goal.direction)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Save if it is due by epochs, or if the weights are among the best."""

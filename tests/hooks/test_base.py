@@ -106,6 +106,18 @@ def test_hook_and_task_read_the_frozen_config(tmp_path: Path) -> None:
     assert seen == [(0.25, 4, str(tmp_path))]
 
 
+def test_train_phase_that_ends_an_epoch_is_known_if_tests_cut_epochs(tmp_path: Path) -> None:
+    ends = []
+
+    @on("phase_end")
+    def note(run: Any, phase: Any, metrics: Any) -> None:
+        if phase.is_train:
+            ends.append((run.state.updates, phase.ends_epoch))
+
+    train(tmp_path, "PHASES.epochs=2", "PHASES.test_every.updates=3", hooks={"note": note})
+    assert ends == [(3, False), (5, True), (6, False), (9, False), (10, True)]
+
+
 class Scaling(Hook):
     """Scales the weights at the start of each phase that was not resumed."""
 

@@ -142,7 +142,7 @@ def _name_states(
             code="config.no_match",
         )
     weights = loaded.state["task"]["model"]
-    named = {}
+    named: dict[str, tuple[Any, Sequence[int] | None]] = {}
     for number, name in enumerate(saved.get("names", ())):
         weight = weights.get(name)
         shape = weight.shape if isinstance(weight, Tensor) else None
