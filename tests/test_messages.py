@@ -56,7 +56,7 @@ $ MACHINE.device=gpu
 MACHINE.device = 'gpu' (command line): expected 'auto' or 'cpu' or 'cuda' or 'mps'; did you mean 'cuda'?
 
 $ CHECKPOINT.keep_last=0
-CHECKPOINT.keep_last = 0 (command line): expected int >= 2
+CHECKPOINT.keep_last = 0 (command line): expected int >= 1
 
 $ LOSS.name=focl
 LOSS.name = 'focl' (command line): no loss has this name. Known: ...; a dotted path works too.

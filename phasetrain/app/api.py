@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from phasetrain.app.build_hooks import GivenHooks, label_hooks
 from phasetrain.app.engines import Loop, OnException, run_engine
 from phasetrain.app.load import load
 from phasetrain.app.python_objects.name_objects import ObjectNamer
@@ -15,7 +16,6 @@ from phasetrain.config.compose.override_text import format_overrides
 from phasetrain.config.objects import provide_objects
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import PhasetrainError
-from phasetrain.hooks import Hook
 from phasetrain.hooks.progress.notebook import NotebookProgress, in_notebook
 from phasetrain.runs.history import Best, read_history
 from phasetrain.runs.view import RunView
@@ -33,7 +33,7 @@ def run(
     config: Config = (),
     *,
     config_dir: str | Path | None = None,
-    hooks: Mapping[str, Hook] | None = None,
+    hooks: GivenHooks | None = None,
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
     on_exception: OnException = "raise",
@@ -48,7 +48,8 @@ def run(
             paths. In a mapping a part may also be a class, a function or an object instead of a
             name: `{"MODEL": {"name": Net, "width": 32}, "DATA": {"TRAIN": dataset}}`.
         config_dir: folder with your configs.
-        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        hooks: hooks in addition to section HOOKS: a list, whose labels are the class names in
+            snake case, or a mapping from labels; None stands for no hook.
         loop: runs the engine of a training; a custom loop iterates over `engine.steps()`.
         terminal: where to print; standard output by default, with a progress bar in a notebook.
         on_exception: `ignore` does not raise an exception of the run, but returns a result with
@@ -68,7 +69,7 @@ def train(
     config: Config = (),
     *,
     config_dir: str | Path | None = None,
-    hooks: Mapping[str, Hook] | None = None,
+    hooks: GivenHooks | None = None,
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
     on_exception: OnException = "raise",
@@ -83,13 +84,13 @@ def _run_words(
     config: Config,
     words: Sequence[str],
     config_dir: str | Path | None,
-    hooks: Mapping[str, Hook] | None,
+    hooks: GivenHooks | None,
     loop: Loop,
     terminal: Terminal | None,
     on_exception: OnException,
 ) -> RunResult:
     """Run a config with further overrides, see `run`."""
-    extra = dict(hooks or {})
+    extra = label_hooks(hooks)
     if terminal is None and in_notebook():
         # first, so that a hook of the caller with this label replaces it
         extra = {"notebook": NotebookProgress(), **extra}

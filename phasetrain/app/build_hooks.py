@@ -2,7 +2,10 @@
 
 import logging
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from inspect import isclass
+from types import FunctionType
 from typing import Any
 
 from phasetrain.app.setup import Setup
@@ -17,6 +20,40 @@ from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.redaction import Redaction
 
 log = logging.getLogger(__name__)
+
+GivenHooks = Mapping[str, Hook | None] | Sequence[Hook | None]
+"""Hooks from Python, by label or in a list; None stands for no hook."""
+
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def make_label(part: Any) -> str:
+    """Return the label of a part: its name or the name of its class in snake case."""
+    if isinstance(part, str):
+        return part.rpartition(".")[2].lower()
+    named = part if isclass(part) or isinstance(part, FunctionType) else type(part)
+    return _WORD_START.sub("_", named.__name__).lower()
+
+
+def label_hooks(hooks: GivenHooks | None) -> dict[str, Hook]:
+    """Return label -> hook of hooks from Python, without the entries that are None.
+
+    A hook in a list gets the name of its class in snake case, the second of a class `NAME_2`.
+
+    Raises:
+        ConfigError: an entry is not a hook.
+    """
+    labelled: dict[str, Hook] = {}
+    if hooks is not None and not isinstance(hooks, Mapping):
+        names = [make_label(hook) for hook in hooks]
+        counts = [names[: number + 1].count(name) for number, name in enumerate(names)]
+        labels = [f"{name}_{n}" if n > 1 else name for name, n in zip(names, counts, strict=True)]
+        hooks = dict(zip(labels, hooks, strict=True))
+    for label, hook in (hooks or {}).items():
+        if hook is not None:
+            check_signatures(label, hook)
+            labelled[label] = hook
+    return labelled
 
 
 def build_checkpointer(setup: Setup, folder: RunFolder) -> Checkpointer:

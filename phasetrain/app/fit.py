@@ -1,16 +1,15 @@
 """Train a model, datasets and a loss that exist in Python."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from inspect import isclass
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from phasetrain.app.api import run
+from phasetrain.app.build_hooks import GivenHooks, label_hooks, make_label
 from phasetrain.app.engines import Loop, OnException
 from phasetrain.app.python_objects.describe_optimizer import describe_optimizer
 from phasetrain.app.result import RunResult
@@ -28,8 +27,6 @@ from phasetrain.models.sources import WeightSource
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
-_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
 
 def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller knows from elsewhere
     model: Any,
@@ -41,7 +38,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     metrics: Any = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    hooks: Mapping[str, Hook] | None = None,
+    hooks: GivenHooks | None = None,
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
     config_dir: str | Path | None = None,
@@ -66,7 +63,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
             object, a class or a name. The mean loss is always measured.
         epochs: passes over the training data.
         batch_size: samples per update, if `train` is not a DataLoader.
-        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        hooks: hooks in addition to section HOOKS: a list, or a mapping from labels.
         loop: runs the engine of a training, see `phasetrain.run`.
         terminal: where to print; standard output by default.
         config_dir: folder with your configs.
@@ -75,6 +72,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
             `RUN={"dir": "runs/a"}`; they win over the arguments.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C has stopped the run, which is saved; `model` has its weights.
         PhasetrainError: as for `phasetrain.run`; an argument is missing (code
             `config.missing_argument`), or cannot be described (see `describe_optimizer` and
             `split_loader`).
@@ -90,11 +88,11 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     _check_given(overrides, MODEL=model, DATA=train, LOSS=loss, OPTIMIZER=optimizer)
     config: dict[str, Any] = {
         "experiment": None,
-        "RUN": {"name": _label(model)},
+        "RUN": {"name": make_label(model)},
         "MODEL": _describe_name("MODEL", model, config_dir),
     }
     if train is not None:
-        config["DATA"] = {"TRAIN": _describe_split(train), **_describe_tests(test)}
+        config["DATA"] = {"TRAIN": _describe_split("TRAIN", train), **_describe_tests(test)}
     if batch_size is not None:
         config["DATA.TRAIN.batch_size"] = batch_size
     if loss is not None:
@@ -108,7 +106,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     config["METERS"].setdefault("loss", {})
     if epochs is not None:
         config["PHASES"] = {"epochs": epochs}
-    extra = dict(hooks or {})
+    extra = label_hooks(hooks)
     if isinstance(model, nn.Module):
         _check_adapters(overrides)
         extra["return_weights"] = ReturnWeights(model)
@@ -120,6 +118,11 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         config_dir=config_dir,
         on_exception=on_exception,
     )
+    if result.state == "interrupted":  # a loop over calls would go on to the next one
+        raise KeyboardInterrupt(
+            f"Ctrl-C after {result.updates} updates; {result.folder} is saved, and the same call "
+            "resumes it"
+        )
     if isinstance(model, nn.Module) and result.state == "finished" and not result.seconds:
         _load_finished(model, result)
     return result
@@ -225,13 +228,24 @@ def _describe_tests(test: Any) -> dict[str, Any]:
     if test is None:
         return {}
     if isinstance(test, Mapping):
-        return {str(name).upper(): _describe_split(split) for name, split in test.items()}
-    return {"TEST": _describe_split(test)}
+        tests = {str(name).upper(): split for name, split in test.items()}
+        return {key: _describe_split(key, split) for key, split in tests.items()}
+    return {"TEST": _describe_split("TEST", test)}
 
 
-def _describe_split(data: Any) -> Any:
+def _describe_split(key: str, data: Any) -> Any:
     if isinstance(data, DataLoader | Mapping):
         return data
+    if isinstance(data, tuple | list) and (
+        any(isinstance(item, Dataset | DataLoader) for item in data)
+        or (isinstance(data, tuple) and all(hasattr(item, "shape") for item in data))
+    ):
+        raise ConfigError(
+            f"DATA.{key}: a {type(data).__name__} of {type(data[0]).__name__} is not a dataset; "
+            "tensors become one by TensorDataset(inputs, targets), several tests a mapping from "
+            "names, and several datasets one by ConcatDataset(list)",
+            code="config.wrong_part",
+        )
     return {"dataset": data}
 
 
@@ -244,13 +258,5 @@ def _describe_metrics(metrics: Any) -> dict[str, Any]:
             for label, metric in metrics.items()
         }
     if isinstance(metrics, Sequence) and not isinstance(metrics, str):
-        return {_label(metric): {"name": metric} for metric in metrics}
-    return {_label(metrics): {"name": metrics}}
-
-
-def _label(part: Any) -> str:
-    """Return the label of a part: its name or the name of its class in snake case."""
-    if isinstance(part, str):
-        return part.rpartition(".")[2].lower()
-    named = part if isclass(part) or isinstance(part, FunctionType) else type(part)
-    return _WORD_START.sub("_", named.__name__).lower()
+        return {make_label(metric): {"name": metric} for metric in metrics}
+    return {make_label(metrics): {"name": metrics}}

@@ -41,10 +41,10 @@ class Retention:
         # Several commits of one position come from repeated interruptions there.
         latest = list({_position_in_name(saved.name): saved for saved in found}.values())
         healthy = [saved for saved in latest if saved.manifest.facts.healthy]
-        # Two healthy ones, whatever the config says: one may turn out to be damaged.
+        # Two healthy ones unless the config says 1: the newest may turn out to be damaged.
         chosen = [
             *latest[-self.last :],
-            *healthy[-2:],
+            *healthy[-min(self.last, 2) :],
             *self.rank_by_monitor(latest)[: self.best],
             *(saved for saved in found if saved.manifest.facts.name),
             *(saved for saved in latest if self._is_milestone(saved.manifest)),

@@ -260,10 +260,11 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             arguments[key] = (facts or {})[key]
             if used is not None:
                 used[f"{where}.{key}"] = arguments[key]
+        known = ", ".join(sorted(n for n, v in (facts or {}).items() if isinstance(v, IN_CONFIGS)))
         missing = [
             Problem.from_message(
-                f"{where}.{key}: {self.kind} {name!r} needs a value, which the data does not "
-                f"provide; set {where}.{key}=...{_write_in_python(where, key)}"
+                f"{where}.{key}: {self.kind} {name!r} needs a value, and the run provides only "
+                f"{known or 'none'}; set {where}.{key}=...{_write_in_python(where, key)}"
                 f"{_OF_DATASET.get(key, '')}",
                 MISSING_PARAMETER,
             )

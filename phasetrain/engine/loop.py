@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from typing_extensions import TypeVar
 
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.interleave import add_last_tests
@@ -14,6 +15,7 @@ from phasetrain.engine.plan import Phase, Plan, Stage
 from phasetrain.engine.position import COMPLETED, Position, RunState
 from phasetrain.errors import ConfigError
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.history import Best
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Interrupted, reject_exit
 
@@ -35,6 +37,8 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         clock: adds up how the wall time is spent.
 
     Attributes:
+        config: the frozen config of the run.
+        best: best value of the monitored metric until now; a hook sets it.
         stages: stages of the run, with the test splits of each. A run that is stopped for good is
             tested like one whose plan ends there; without stages it ends at once.
         completes_first_steps: whether a phase that has begun is left after its first step at the
@@ -56,6 +60,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         clock: Clock | None = None,
     ) -> None:
         self.task = task
+        self.config: AttrDict = task.parts.config
         self.plan = plan
         self.state = state
         self.stages: Sequence[Stage] = ()
@@ -65,6 +70,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.hooks = hooks
         self.consensus = Consensus(self.world)
         self.resumed_from = ""
+        self.best: Best | None = None
         self.completes_first_steps = False
         self.is_phase_begun = False
         self.pause_at: int | None = None
@@ -123,6 +129,11 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.consensus.ask_stop(reason, interrupted=interrupted)
 
     @property
+    def is_best(self) -> bool:
+        """Whether `best` was measured with the current weights."""
+        return self.best is not None and self.best.updates == self.state.updates
+
+    @property
     def stopping(self) -> str:
         """Why the run stops, or empty."""
         return self.consensus.stopping or self.consensus.ending
@@ -179,6 +190,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         # Counted before the hooks, as with steps: a checkpoint made by one of them must not repeat
         # the phase.
         state.finish_phase()
+        self.hooks.call("on_metrics", self, phase, metrics)
         self.hooks.call("on_phase_end", self, phase, metrics)
         # All ranks wait here: whether the run stops must be agreed before any of them begins a
         # phase whose collectives the others would miss.

@@ -16,8 +16,8 @@ collected: ContextVar[Collected | None] = ContextVar("logged numbers", default=N
 """What the pass or step under way has logged; None outside of steps."""
 
 
-def log(name: str, value: float | Tensor) -> None:
-    """Log a number from a model, a loss, or any other code that a step calls.
+def log(name: str | Mapping[str, float | Tensor], value: float | Tensor | None = None) -> None:
+    """Log a number, or several by name, from a model, a loss, or any other code that a step calls.
 
     The number is in the `logs` of its step in metrics.jsonl and trackers, and its mean over the
     phase and all ranks is a metric of the phase. In a forward pass it counts with the samples of
@@ -25,7 +25,7 @@ def log(name: str, value: float | Tensor) -> None:
     that a model which logs can be used without a run.
 
     Args:
-        name: name of the metric, without a split.
+        name: name of the metric, without a split; or a mapping from names to values.
         value: a number, or a tensor with one element; it is copied, and its graph is dropped.
 
     Raises:
@@ -35,6 +35,12 @@ def log(name: str, value: float | Tensor) -> None:
     values = collected.get()
     if values is None:
         return
+    if isinstance(name, Mapping):
+        for key, number in name.items():
+            log(key, number)
+        return
+    if value is None:
+        raise TypeError(f"phasetrain.log({name!r}): expected a value after the name")
     if name in RESERVED:
         raise ValueError(f"phasetrain.log({name!r}): every step logs {name}; use another name")
     if isinstance(value, Tensor):

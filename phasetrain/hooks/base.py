@@ -6,13 +6,16 @@
         on_phase_start
         for batches in phase:
             on_step_start                       before the data of the step is fetched
-            on_batch, on_forward, on_backward   per micro-batch (on_backward in train phases only)
+            on_batch, on_output, on_forward     per micro-batch: before the model, between model and
+                                                loss, after the loss
+            on_backward                         per micro-batch of a train phase
             on_skip                             if the update was not finite; on CUDA one step later
             on_update                           in train phases
             on_step                             the step is counted
             on_save                             if a checkpoint is about to be written
             on_saved                            a checkpoint was committed, perhaps steps later
-        on_phase_end                          the phase is counted, its metrics are known
+        on_metrics                            the phase is counted; hooks may add metrics
+        on_phase_end                          all metrics are known
         on_save                               if a checkpoint is about to be written
     on_end                                    finished, or stopped between two steps
     on_exception                              instead of on_end, after an exception
@@ -30,6 +33,7 @@ from operator import attrgetter
 from types import MethodType
 from typing import Any, Protocol, TypeVar
 
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.batch import Batch, StepOutput
@@ -39,6 +43,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.hooks.error_policy import OnException
 from phasetrain.optim import NonFinite
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.history import Best
 from phasetrain.runtime.clock import Clock
 from phasetrain.tasks import Task
 
@@ -57,9 +62,13 @@ class Run(Protocol):
         state: the position; read-only for hooks.
         folder: the run folder; None for a run that writes nothing.
         world: the processes of the run.
+        config: the frozen config, such as `run.config.OPTIMIZER.lr`.
         clock: accounts for wall time; its kind is `data` exactly between two steps.
         hooks: calls the hooks of the run, see `phasetrain.hooks.Hooks`.
         consensus: makes all ranks stop or save at the same step.
+        best: best value of the monitored metric until now, see `phasetrain.runs.history.Best`;
+            None before the first one. The metric is CHECKPOINT.best.monitor, else the first one
+            of the validation split, else of the first test split.
         is_phase_begun: whether hooks have acted at the start of a phase whose first step is not
             complete; nothing may be saved then.
         resumed_from: path of the checkpoint this attempt resumed from, or empty.
@@ -70,11 +79,18 @@ class Run(Protocol):
     state: RunState
     folder: RunFolder | None
     world: World
+    config: AttrDict
     clock: Clock
     hooks: Any  # a `Hooks`, whose module imports this one
     consensus: Consensus
     resumed_from: str
+    best: Best | None
     is_phase_begun: bool
+
+    @property
+    def is_best(self) -> bool:
+        """Whether `best` was measured with the current weights."""
+        ...
 
     @property
     def stopping(self) -> str:
@@ -133,6 +149,13 @@ class Hook:
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch | None:
         """Called before a micro-batch is used; a returned batch replaces it."""
 
+    def on_output(self, run: Run, phase: Phase, batch: Batch, output: Any) -> Any:
+        """Called between model and loss; a returned output replaces the model's, None keeps it.
+
+        Tasks that have a model and a loss call it; a custom `forward` calls
+        `self.events.on_output(batch, output)`.
+        """
+
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput | None:
         """Called after the forward pass and the loss; a returned output replaces it."""
 
@@ -159,6 +182,10 @@ class Hook:
 
         Only ranks that write files call it, each at a different moment: make no collective call.
         """
+
+    def on_metrics(self, run: Run, phase: Phase, metrics: dict[str, float]) -> None:
+        """Called after a phase is complete and counted, to add metrics that other hooks read in
+        `on_phase_end`."""
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Called after a phase is complete and counted."""

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,8 +28,9 @@ from phasetrain.engine.repeats import encode_plan
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.ledger import LedgerHook
-from phasetrain.hooks.monitors.monitor import Monitor
+from phasetrain.hooks.monitors.monitor import AUTO, Monitor
 from phasetrain.hooks.run_state import collect_state, restore
+from phasetrain.runs.history import Best
 from phasetrain.runtime.clock import DAY, young_interval
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Unfinished
@@ -121,6 +123,9 @@ class CheckpointHook(Hook):
         self._monitor: Monitor | None = None
         if monitor is not None:
             self._monitor = Monitor(monitor, "CHECKPOINT.best.monitor")
+        self._watched: Monitor | None = None
+        # Monitor -> its best value, and the epoch and updates at which it was measured.
+        self._best: dict[str, dict[str, Any]] = {}
         self._promised = dict(promised)
         self._encoded = json.dumps(promised).encode()
         self._plan: Plan | None = None
@@ -143,6 +148,10 @@ class CheckpointHook(Hook):
             self.checkpointer.retention = replace(
                 self.checkpointer.retention, monitor=self._monitor.name
             )
+            self._watched = self._monitor
+        else:
+            with suppress(ConfigError):  # nothing is tested, or no value is better than another
+                self._watched = Monitor(AUTO, "").resolve(run)
         self._timer.restart()
         self._plan = run.plan
         if run.task.shards_weights:
@@ -152,6 +161,7 @@ class CheckpointHook(Hook):
         if self._loaded is None:
             return
         restore(run, self._loaded)
+        self._set_best(run)
         self._saved_at = _current_position(run)
         self._measured = run.state.updates, dict(self._loaded.manifest.facts.metrics)
         # The hook lives as long as the run, and would keep the content of the checkpoint in memory.
@@ -207,6 +217,26 @@ class CheckpointHook(Hook):
         if phase.is_train and not self._checked_update:
             self._checked_update = True
             _check_state(run)  # again: the first update makes the state of the optimizer
+
+    def on_metrics(self, run: Run, phase: Phase, metrics: dict[str, float]) -> None:
+        """Compare the watched metric with its best value; all ranks use the value of rank 0."""
+        if self._watched is None or phase.split != self._watched.objective.split:
+            return
+        goal = self._watched.objective
+        value = run.world.broadcast(metrics.get(goal.name, math.nan))
+        is_best = run.best is None or goal.direction.is_better(value, run.best.value)
+        if math.isfinite(value) and is_best:
+            self._best[self._watched.name] = {
+                "value": value,
+                "epoch": phase.epoch,
+                "updates": run.state.updates,
+            }
+            self._set_best(run)
+
+    def _set_best(self, run: Run) -> None:
+        if self._watched is not None and (best := self._best.get(self._watched.name)):
+            goal = self._watched.objective
+            run.best = Best(goal.metric, **best, direction=goal.direction)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Save if it is due by epochs, or if the weights are among the best."""
@@ -297,6 +327,14 @@ class CheckpointHook(Hook):
                 if not is_lost_peer(error):
                     raise
                 log.debug("the current save was lost with another rank: %s", error)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value until now."""
+        return dict(self._best)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the best value; `on_start` gives it to the run."""
+        self._best = dict(state)
 
     def save(self, run: Run, why: str = "", *, epochs: int | None = None, name: str = "") -> None:
         """Save the current state, unless it is saved already.

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.data import PhaseLoader
 from phasetrain.data.batch_transforms import PairPipeline
 from phasetrain.distributed import Strategy, World
@@ -85,6 +86,7 @@ class Parts:
             `separate_updaters`.
         known_facts: values that parts may ask for by name.
         excluded: tensors of the model that checkpoints leave out; None without.
+        config: the frozen config; empty for a task that no config describes.
     """
 
     model: nn.Module
@@ -110,6 +112,7 @@ class Parts:
     other_updaters: Mapping[str, Updater] = field(default_factory=dict)
     known_facts: Mapping[str, Any] = field(default_factory=dict)
     excluded: ExcludedTensors | None = None
+    config: AttrDict = field(default_factory=AttrDict)
 
     @property
     def updaters(self) -> dict[str, Updater]:
@@ -153,6 +156,14 @@ class StepEvents:
             if changed is not None:
                 batch = _require_type(changed, Batch, "on_batch", call)
         return batch
+
+    def on_output(self, batch: Batch, output: Any) -> Any:
+        """Return the model's output to use for the loss: this one, or its replacement."""
+        for call in self._calls.get("on_output", ()):
+            changed = call(*self._context, batch, output)
+            if changed is not None:
+                output = changed
+        return output
 
     def on_forward(self, out: StepOutput) -> StepOutput:
         """Return the output to use after the model and the loss have run: this one, or its

@@ -33,6 +33,8 @@ from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
 
 Forward = Callable[[Batch], StepOutput]
 
+NO_EVENTS = StepEvents()
+
 
 @dataclass(frozen=True)
 class GradientPass:
@@ -66,6 +68,9 @@ class StepRunner(ABC):
         model, loss: the modules that `forward` calls; the strategy may have wrapped them for
             training, but never for tests.
         meters: label -> meter.
+        config: the frozen config of the run; empty without one.
+        events: events of hooks in the forward pass under way; a `forward` calls
+            `events.on_output(batch, output)` between model and loss.
         updaters: all updaters by name: `main`, and with `separate_updaters` the labels of
             OPTIMIZER.others; empty without training.
         generators: seeds the global generators that passes draw from.
@@ -85,6 +90,8 @@ class StepRunner(ABC):
         self.model = parts.model
         self.loss = parts.loss
         self.meters = parts.meters
+        self.config = parts.config
+        self.events = NO_EVENTS
         self.updaters = parts.updaters
         self._device = parts.machine.device
         self._world = parts.world
@@ -235,7 +242,7 @@ class StepRunner(ABC):
                     batch = events.on_batch(micro) if first else micro
                     used.append(batch)
                     changed = self.transform_batch(batch, at, number)
-                    out = self._autocast_forward(changed, forward)
+                    out = self._autocast_forward(changed, forward, events)
                     # Meters measure against the labels of the dataset: mixing makes probabilities
                     # of classes, and an accuracy against those would mean nothing. A task that
                     # returns another target keeps it.
@@ -326,7 +333,8 @@ class StepRunner(ABC):
             # A model may draw random numbers in tests as well; a resumed test must draw the same.
             self.reseed(at, number)
             batch = events.on_batch(micro)
-            outputs.append(self._release(events.on_forward(self._autocast_forward(batch))))
+            out = self._autocast_forward(batch, events=events)
+            outputs.append(self._release(events.on_forward(out)))
             self.generators.check_pass()
         return self._finish_step(outputs)
 
@@ -377,11 +385,14 @@ class StepRunner(ABC):
         transforms = self.parts.batch_transforms[at.stage]
         return transforms(batch, mix_seed(self._mix, rank, at.updates, number))
 
-    def _autocast_forward(self, batch: Batch, forward: Forward | None = None) -> StepOutput:
+    def _autocast_forward(
+        self, batch: Batch, forward: Forward | None = None, events: StepEvents = NO_EVENTS
+    ) -> StepOutput:
         forward = forward or self.forward
         # Not a context manager: this runs in every step, also of runs that log nothing.
         logged: Collected = {}
         token = collected.set(logged)
+        self.events = events
         try:
             if not self._casts:
                 out = forward(batch)
@@ -389,6 +400,7 @@ class StepRunner(ABC):
                 with self.parts.machine.autocast(train=self._trains):
                     out = forward(batch)
         finally:
+            self.events = NO_EVENTS
             collected.reset(token)
         if not isinstance(out, StepOutput):  # here as well, for a call less in each step
             out = check_step_output(self, out)

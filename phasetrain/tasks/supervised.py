@@ -53,7 +53,7 @@ class Supervised(Task):
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return mean loss and output of a micro-batch."""
-        output = self.output_of(batch)
+        output = self.events.on_output(batch, self.output_of(batch))
         weight = batch.size if batch.weight is None else batch.weight
         loss = self.loss_of(output, batch)
         if not weight and self._count is not None:  # a mean over nothing is not a number

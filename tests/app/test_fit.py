@@ -4,7 +4,9 @@ import ast
 import copy
 import io
 import json
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ from phasetrain.app.api import overrides_of
 from phasetrain.app.python_objects.describe_optimizer import describe_optimizer
 from phasetrain.app.result import RunResult
 from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.hooks import on
 from phasetrain.meters import Accuracy
 from phasetrain.models.digest import hash_model
 from phasetrain.runtime.terminal import Terminal
@@ -442,3 +445,53 @@ def test_adapters_of_a_model_that_is_an_object_are_rejected() -> None:
             epochs=1,
             MODEL={"adapters": {}},
         )
+
+
+@pytest.mark.feature("fit.interrupt", "Ctrl-C in `fit` saves and stops the program", "`fit`")
+def test_ctrl_c_saves_the_run_and_is_raised(tmp_path: Path) -> None:
+    @on("step")
+    def press(run: Any, phase: Any, out: Any) -> None:
+        if run.state.updates == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    net, whole = make_net(), make_net()
+    before = hash_model(net)
+    with pytest.raises(KeyboardInterrupt, match="after 3 updates"):
+        fit(tmp_path / "run", net, hooks=[press])
+    assert hash_model(net) != before
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "interrupted"
+    net = make_net()
+    assert fit(tmp_path / "run", net).updates == 10
+    fit(tmp_path / "whole", whole)
+    assert hash_model(net) == hash_model(whole)
+
+
+@pytest.mark.parametrize(
+    ("split", "data"),
+    [
+        ("train", (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))),
+        ("test", [Points(8)]),
+        ("test", (Points(8), Points(8))),
+        ("train", [DataLoader(Points(8))]),
+    ],
+)
+def test_list_of_datasets_or_of_tensors_is_no_dataset(
+    split: str, data: Any, tmp_path: Path
+) -> None:
+    with raises(ConfigError, key=f"DATA.{split.upper()}", code="config.wrong_part"):
+        fit(tmp_path, **{split: data})
+
+
+def test_list_of_samples_is_a_dataset(tmp_path: Path) -> None:
+    samples = [Points(32)[index] for index in range(32)]
+    assert fit(tmp_path, train=samples, batch_size=16, epochs=1).updates == 2
+
+
+def test_missing_value_names_what_the_run_provides(tmp_path: Path) -> None:
+    class Weighted(nn.CrossEntropyLoss):
+        def __init__(self, alpha: float, train_samples: int) -> None:
+            super().__init__()
+
+    with raises(ConfigError, key="LOSS.alpha", code="config.missing_parameter") as caught:
+        fit(tmp_path, loss=Weighted)
+    assert "train_samples" in str(caught.value)

@@ -105,20 +105,22 @@ class TestOrder:
             "a.start 0.0 0",
             "a.phase_start 0.0 0",
             "a.step_start 0.0 0",
-            "a.batch 0.0 0", "a.forward 0.0 0", "a.backward 0.0 0",
-            "a.batch 0.0 0", "a.forward 0.0 0", "a.backward 0.0 0",
+            "a.batch 0.0 0", "a.output 0.0 0", "a.forward 0.0 0", "a.backward 0.0 0",
+            "a.batch 0.0 0", "a.output 0.0 0", "a.forward 0.0 0", "a.backward 0.0 0",
             "a.update 0.0 0",
             "a.step 0.1 1",
             "a.step_start 0.1 1",
-            "a.batch 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
-            "a.batch 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
+            "a.batch 0.1 1", "a.output 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
+            "a.batch 0.1 1", "a.output 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
             "a.update 0.1 1",
             "a.step 0.2 2",
+            "a.metrics 1.0 2",
             "a.phase_end 1.0 2",
             "a.phase_start 1.0 2",
             "a.step_start 1.0 2",
-            "a.batch 1.0 2", "a.forward 1.0 2",
+            "a.batch 1.0 2", "a.output 1.0 2", "a.forward 1.0 2",
             "a.step 1.1 2",
+            "a.metrics 2.0 2",
             "a.phase_end 2.0 2",
             "a.end 2.0 2",
         ]  # fmt: skip
@@ -305,7 +307,7 @@ class TestAddedHooks:
         added = hooks["added"]
         engine({"adds": self.Adds(added)}, "PHASES.epochs=1", "PHASES.limit.test=1").run()
         assert events[:4] == [
-            "added.start 0.2 2", "added.step_start 0.2 2", "added.batch 0.2 2", "added.forward 0.2 2",
+            "added.start 0.2 2", "added.step_start 0.2 2", "added.batch 0.2 2", "added.output 0.2 2",
         ]  # fmt: skip
         assert events[-1] == "added.end 2.0 3"
 

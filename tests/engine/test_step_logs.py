@@ -42,7 +42,7 @@ class Net(nn.Module):
         self.layer = nn.Linear(4, classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        phasetrain.log("scale", self.scale)
+        phasetrain.log({"scale": self.scale, "twice": 2 * self.scale})
         for part in inputs.mean(1).chunk(2):  # two values in one pass: their mean counts
             phasetrain.log("mean", part.mean())
         if len(inputs) == 8:
@@ -81,7 +81,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]
 def test_steps_log_the_value_at_the_call(unbroken: tuple[Path, RunResult]) -> None:
     steps = [one["logs"] for one in records(unbroken[0]) if one["kind"] == "step"]
     assert [one["updates_before"] for one in steps] == list(range(10))
-    assert steps[0]["scale"] == 1.0  # not the value after the update
+    assert (steps[0]["scale"], steps[0]["twice"]) == (1.0, 2.0)  # not after the update
     assert steps[1]["scale"] != 1.0
 
 
@@ -143,7 +143,9 @@ def test_outside_of_a_step_nothing_happens() -> None:
     assert Net(2)(torch.zeros(8, 4)).shape == (8, 2)
 
 
-@pytest.mark.parametrize(("name", "value"), [("loss", 1.0), ("vector", torch.zeros(2))])
+@pytest.mark.parametrize(
+    ("name", "value"), [("loss", 1.0), ("vector", torch.zeros(2)), ("x", None)]
+)
 def test_wrong_name_or_value_is_refused(name: str, value: Any, tmp_path: Path) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         phasetrain.log(name, value)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import differences_of_runs, train
+import torch
+from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, train
 from raising import raises
 
 from phasetrain.data.datasets.digits import load_digits
 from phasetrain.errors import ConfigError, PhasetrainError
-from phasetrain.hooks import Hook
+from phasetrain.hooks import Hook, on
 
 
 @dataclass
@@ -50,6 +51,71 @@ def test_wrong_result_of_a_hook_is_rejected(tmp_path: Path, event: str, policy: 
     with raises(ConfigError, key="HOOKS", code="hooks.wrong_result") as caught:
         train(tmp_path, "PHASES.epochs=1", hooks={"other": Counter(), "wrong": hook})
     assert f"{event} of Wrong returned a Tensor" in str(caught.value)
+
+
+class MixesOutputs(Hook):
+    """Adds noise to the outputs before the loss, as a callback of the loss does, and keeps them."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[tuple[int, ...], bool]] = []
+
+    def on_output(self, run: Any, phase: Any, batch: Any, output: Any) -> Any:
+        if not phase.is_train:
+            return None
+        self.seen.append((tuple(output.shape), output.requires_grad))
+        return output + torch.rand_like(output)
+
+
+@pytest.mark.feature("hooks.on_output", "an event between model and loss", "`Hook.on_output`")
+def test_hook_replaces_the_output_before_the_loss(tmp_path: Path) -> None:
+    short = ("PHASES.epochs=1", "OPTIMIZER.accumulate=2")
+    plain = train(tmp_path / "plain", *short)
+    hook = MixesOutputs()
+    mixed = train(tmp_path / "mixed", *short, hooks={"mix": hook})
+    assert hook.seen == 10 * [((12, 10), True)]  # each micro-batch of five updates, no test
+    assert mixed.digest != plain.digest
+    hooks = {"mix": MixesOutputs(), "save": SaveEachStep(), "kill": KillAfter(3)}
+    with pytest.raises(Killed):
+        train(tmp_path / "killed", *short, hooks=hooks)
+    train(tmp_path / "killed", *short, hooks={"mix": MixesOutputs()})
+    assert differences_of_runs(tmp_path / "mixed", tmp_path / "killed") == []
+
+
+def test_output_of_a_wrong_shape_is_rejected(tmp_path: Path) -> None:
+    @on("output")
+    def shorten(run: Any, phase: Any, batch: Any, output: Any) -> Any:
+        return output[:3]
+
+    with raises(ConfigError, key="LOSS"):
+        train(tmp_path, "PHASES.epochs=1", hooks={"shorten": shorten})
+
+
+@pytest.mark.feature(
+    "hooks.config", "hooks and tasks read the config", "`run.config`, `task.config`"
+)
+def test_hook_and_task_read_the_frozen_config(tmp_path: Path) -> None:
+    seen = []
+
+    @on("start")
+    def read(run: Any) -> None:
+        seen.append((run.config.OPTIMIZER.lr, run.task.config.MODEL.width, run.config.RUN.dir))
+        with pytest.raises(TypeError):
+            run.config.OPTIMIZER.lr = 1.0
+
+    train(tmp_path, "PHASES.epochs=0", "OPTIMIZER.lr=0.25", hooks={"read": read})
+    assert seen == [(0.25, 4, str(tmp_path))]
+
+
+def test_train_phase_that_ends_an_epoch_is_known_if_tests_cut_epochs(tmp_path: Path) -> None:
+    ends = []
+
+    @on("phase_end")
+    def note(run: Any, phase: Any, metrics: Any) -> None:
+        if phase.is_train:
+            ends.append((run.state.updates, phase.ends_epoch))
+
+    train(tmp_path, "PHASES.epochs=2", "PHASES.test_every.updates=3", hooks={"note": note})
+    assert ends == [(3, False), (5, True), (6, False), (9, False), (10, True)]
 
 
 class Scaling(Hook):

@@ -1,4 +1,4 @@
-"""Optimizers that neither torch nor another library has in this form: LARS, LAMB, Muon."""
+"""LARS, LAMB and Muon, and the state of an optimizer from another run or a torch file."""
 
 from phasetrain.config.addons import AddOn
 
@@ -14,3 +14,4 @@ def register(addon: AddOn) -> None:
             "muon": f"{PACKAGE}.muon",
         },
     )
+    addon.add_service("load_optimizer_state", f"{PACKAGE}.optimizer_state:load_optimizer_state")

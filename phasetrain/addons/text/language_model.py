@@ -64,7 +64,7 @@ class LanguageModel(Supervised):
         """Return mean loss and scores of a micro-batch."""
         targets = _targets(batch)
         weight = self.weight_of(batch) if batch.weight is None else batch.weight
-        scores = self.output_of(batch)
+        scores = self.events.on_output(batch, self.output_of(batch))
         if not isinstance(scores, Tensor) or scores.ndim != 3 or scores.shape[:2] != targets.shape:
             received = type(scores).__name__
             if isinstance(scores, Tensor):

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ from phasetrain.data import SampleError
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
+from phasetrain.meters.base import split_metric
 from phasetrain.optim import CLEAN_DATA, NonFinite
 from phasetrain.runtime.machine import Machine, preserve_generators
 from phasetrain.tasks import Parts, Position, Task
@@ -413,7 +414,8 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, step_kind: StepKind) ->
             metrics = {}
         if metrics:
             for monitor in list_monitors(setup):
-                monitor.read_score(phase, metrics)
+                label, _ = split_metric(monitor.objective.name, task.meters)
+                replace(monitor, label=label).read_score(phase, metrics)
     return RehearsedKind(step_kind.name, samples, tuple(metrics), seconds)
 
 

@@ -60,7 +60,9 @@ def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = ""
     parameters = f"{total:,} parameters"
     if trained != total:
         parameters += f", {trained:,} of them trained"
-    length = f"{format_count(plan.epochs, 'epoch')}, {format_count(plan.updates, 'update')}"
+    has_windows = any(split.windows for split in run_plan.data.values())
+    passes = format_count(plan.epochs, "window" if has_windows else "epoch")
+    length = f"{passes}, {format_count(plan.updates, 'update')}"
     length += f": {format_timeline(plan)}"
     if estimate:
         length += f"; about {estimate}"

@@ -84,12 +84,12 @@ class CheckpointSection(Section):
         scope="run",
         gt=0,
     )
-    # At least 2: if the newest checkpoint turns out to be damaged, the one before it is loaded.
     keep_last: int = key(
         3,
-        "newest checkpoints to keep; older ones are deleted after a newer one is committed",
+        "newest checkpoints to keep; older ones are deleted after a newer one is committed; with 1 "
+        "none is left to resume from if the newest turns out to be damaged",
         scope="run",
-        ge=2,
+        ge=1,
     )
     keep_every: KeepEverySection = group(KeepEverySection)
     best: BestSection = group(BestSection)

@@ -76,8 +76,9 @@ class OptimizerSection(Section):
     )
     state_from: str | None = key(
         None,
-        "checkpoint or run folder from which the optimizer starts: momentum and the like of all "
-        "weights with the same name and shape; ignored on resume",
+        "checkpoint, run folder or file with an `optimizer_state_dict` from which the optimizer "
+        "starts: momentum and the like of all weights with the same name and shape; ignored on "
+        "resume",
         resume="forbidden",
     )
     groups: tuple[Any, ...] = key(

@@ -33,7 +33,7 @@ class Monitor:
 
     Attributes:
         name: such as `test/accuracy` or `-test/loss`.
-        key: config key, for messages.
+        key: config key, for messages; empty for a default that no key asks for.
         label: label of the meter that measures it; empty before it is resolved.
     """
 
@@ -119,8 +119,10 @@ class Monitor:
             chosen = first_metric(split, kinds)
         except ConfigError as error:
             raise ConfigError(f"{self.key} = {AUTO!r}: {error}", code=error.code) from error
-        log.info("%s: %s -> %s (the first metric of the split)", self.key, AUTO, chosen)
-        return Monitor(chosen, self.key)
+        if self.key:
+            log.info("%s: %s -> %s (the first metric of the split)", self.key, AUTO, chosen)
+        monitor = Monitor(chosen, self.key)
+        return replace(monitor, label=split_metric(monitor.objective.name, meters)[0])
 
     def _check_measured(
         self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool

@@ -1,5 +1,6 @@
 """Scheduled options of an optimizer, such as the learning rate, over a run and its stages."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,8 @@ from fvcore.common.param_scheduler import LinearParamScheduler, ParamScheduler
 from torch import Tensor
 
 from phasetrain.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 ParamGroups = Sequence[dict[str, Any]]
 """Parameter groups, as `Optimizer.param_groups`."""
@@ -118,6 +121,9 @@ class ParamSchedules:
         ]
         self.options = {(entry.group, entry.option) for entry in self._stages[0]}
         self._factor = 1.0
+        # What the last `apply` has set. A loaded state replaces the groups, and these stay.
+        self._values: list[tuple[dict[str, Any], str, Any]] = []
+        self._warns = True
         # Noted before the first `apply` writes scheduled values into the groups.
         self._base_lrs = [group.get("lr") for group in groups]
 
@@ -150,6 +156,20 @@ class ParamSchedules:
             return 1.0
         return max(rate.peak(where) for rate in rates) / peak
 
+    def _warn_of_overwritten(self) -> None:
+        """Warn once if other code has set an option since the last `apply`."""
+        for group, option, value in self._values:
+            if group[option] != value and self._warns:
+                self._warns = False
+                log.warning(
+                    "OPTIMIZER.SCHEDULES.%s: a hook or other code has set %s = %s; the schedule "
+                    "sets it again before each update, so this has no effect. Leave the schedule "
+                    "out, or set `updater.factor`, which multiplies all learning rates",
+                    option,
+                    option,
+                    group[option],
+                )
+
     def apply(
         self,
         groups: ParamGroups,
@@ -168,6 +188,7 @@ class ParamSchedules:
             epoch_start: both at the start of the epoch, for schedules with `every: epoch`; None:
                 the epoch starts here.
         """
+        self._warn_of_overwritten()
         now = (where, within)
         for entry in self._stages[stage]:
             at = now
@@ -178,6 +199,9 @@ class ParamSchedules:
         if self._factor != 1.0:
             for group in groups:
                 group["lr"] *= self._factor
+        self._values = [
+            (groups[number], option, groups[number][option]) for number, option in self.options
+        ]
 
 
 def _shared_options(

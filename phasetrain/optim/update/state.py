@@ -27,11 +27,12 @@ class UpdaterState:
     names: tuple[str, ...]
     _initial_options: list[dict[str, Any]]
     _started: set[int]
+    _used_lr: Any
 
     @property
     def lr(self) -> float:
         """Learning rate of the first parameter group, as the last update used it."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        return float(self._used_lr)
 
     @property
     def factor(self) -> float:

@@ -257,6 +257,7 @@ def build_parts(
         other_updaters=others,
         known_facts=facts,
         excluded=excluded,
+        config=context.config,
     )
 
 

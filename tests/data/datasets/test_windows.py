@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from phasetrain.data import DATASETS, WindowedDataset
 from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.windows import Windows
 from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import build_run
 
 
@@ -115,7 +117,9 @@ def seen(inputs: list[Tensor]) -> list[int]:
 )
 def test_run_resumes_on_added_windows_and_rejects_changed_ones(tmp_path: Path) -> None:
     hours(tmp_path, 8, 5)
-    result = run(words(tmp_path))
+    shown = io.StringIO()
+    result = run(words(tmp_path), terminal=Terminal(shown, live=False))
+    assert "2 windows, 4 updates" in shown.getvalue()
     assert (result.updates, phases(tmp_path)) == (
         4,
         [("train", 0), ("test", 0), ("train", 1), ("test", 1)],

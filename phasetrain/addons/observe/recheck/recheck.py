@@ -42,7 +42,7 @@ DATA = ("samples", "batch content")
 """Components that are compared with another reading, not with another computation."""
 
 STEP_EVENTS = (
-    *("on_step_start", "on_batch", "on_forward"),
+    *("on_step_start", "on_batch", "on_output", "on_forward"),
     *("on_backward", "on_skip", "on_update"),
 )
 """Events in which a hook could change the result of an update."""
