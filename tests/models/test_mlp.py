@@ -24,6 +24,13 @@ def test_activation_is_relu():
     assert model(torch.tensor([[2.0], [-5.0]])).tolist() == [[4.0], [1.0]]
 
 
+def test_activation_can_be_another_one():
+    model = MLP(1, (1,), hidden=(1,), activation="tanh")
+    for value in model.parameters():
+        value.data.fill_(1.0)
+    assert model(torch.tensor([[0.0]])).item() == pytest.approx(1.761594, abs=1e-6)
+
+
 def test_model_without_hidden_layers_is_linear():
     assert sum(p.numel() for p in MLP(3, (2,), hidden=()).parameters()) == 9
 
