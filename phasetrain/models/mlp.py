@@ -32,6 +32,7 @@ class MLP(nn.Module):
         input_norm: batch norm of the input, per channel of images `(N, C, H, W)` and per feature of
             `(N, D)`; for a linear probe whose features differ in scale.
         activation: function after each hidden layer; `none` makes the model linear.
+        init_scale: factor of the initial weights and biases, also of norms between layers.
 
     Raises:
         ValueError: a size is below 1, or dropout is outside [0, 1).
@@ -47,6 +48,7 @@ class MLP(nn.Module):
         batch_norm: bool = False,
         input_norm: bool = False,
         activation: Activation = "relu",
+        init_scale: float = 1.0,
     ) -> None:
         super().__init__()
         width = math.prod(input_shape)
@@ -64,6 +66,8 @@ class MLP(nn.Module):
                 layers += [nn.Dropout(dropout)]
             width = next_width
         self.layers = nn.Sequential(*layers, nn.Linear(width, classes))
+        for parameter in self.layers.parameters():
+            parameter.data *= init_scale
         self.norm: nn.Module | None = None
         if input_norm:
             self.norm = nn.BatchNorm1d(input_shape[0])

@@ -55,7 +55,7 @@ class LARS(LayerwiseOptimizer):
         ValueError: a negative number, or a momentum outside [0, 1).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parameters of the part, which a config names
         self,
         params: Parameters,
         lr: float,

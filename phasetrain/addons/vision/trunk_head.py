@@ -35,7 +35,7 @@ class ProjectionHead(nn.Sequential):
         ValueError: a size is below 1.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parameters of the part, which a config names
         self,
         features: int,
         dimensions: int = 128,
