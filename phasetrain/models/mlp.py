@@ -38,7 +38,7 @@ class MLP(nn.Module):
         ValueError: a size is below 1, or dropout is outside [0, 1).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parameters of the part, which a config names
         self,
         classes: int,
         input_shape: Sequence[int],
