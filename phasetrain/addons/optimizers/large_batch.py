@@ -49,7 +49,8 @@ class LARS(LayerwiseOptimizer):
         nesterov: look ahead along the velocity.
         all_weights: scale biases and norms like matrices, and let them decay; those without a
             weight or a gradient above 0 move as in SGD, without decay. As LARC in Apex.
-        joint_norm: the norm of the gradient is `|g + d w|`, as in the code of Barlow Twins.
+        joint_norm: the norm of the gradient is `|g + d w|`, and weights that are not scaled decay,
+            too, as in VISSL.
 
     Raises:
         ValueError: a negative number, or a momentum outside [0, 1).
@@ -89,6 +90,8 @@ class LARS(LayerwiseOptimizer):
             # Scaled before momentum, so that a velocity keeps the rates at which its gradients were
             # taken.
             gradient = self._scale(weight, gradient, group)
+        elif group["joint_norm"]:
+            gradient = gradient.add(weight, alpha=group["weight_decay"])
         if momentum:
             state = self.state[weight]
             if "momentum_buffer" not in state:

@@ -366,18 +366,11 @@ def _make_default_rules(source: VisslConfig, draft: ExperimentDraft) -> list[dic
         draft.skip("all weights are in one group of VISSL, and decay", *REGULARIZE, words_key)
         draft.translate("OPTIMIZER.groups", "OPTIMIZER.construct_single_param_group_only")
         return []
-    optimizer = draft.experiment["OPTIMIZER"]
-    if optimizer["weight_decay"] == 0:
+    if draft.experiment["OPTIMIZER"]["weight_decay"] == 0:
         draft.skip("nothing decays", *REGULARIZE, words_key)
         return []
     norms = bool(source.get("OPTIMIZER.regularize_bn"))
     biases = bool(source.get("OPTIMIZER.regularize_bias"))
-    if optimizer["name"] == "lars" and not optimizer.get("all_weights"):
-        draft.skip("`lars` does not decay biases and norms", *REGULARIZE)
-        if norms or biases:
-            key = "OPTIMIZER.exclude_bias_and_norm"
-            draft.miss("biases and norms that decay, and are not scaled", key)
-        return []
     rules: list[dict[str, Any]] = []
     if not norms:
         rules.append({"types": "*Norm*", "weight_decay": 0.0})
@@ -441,13 +434,6 @@ def _convert_eval_heads(source: VisslConfig, draft: ExperimentDraft) -> list[dic
         for label, entry in zip(labels, entries, strict=True)
     ]
     draft.translate("OPTIMIZER.groups", key)
-    optimizer = draft.experiment["OPTIMIZER"]
-    if optimizer["name"] == "lars" and not optimizer.get("all_weights"):
-        draft.skip("`lars` does not decay biases and norms", *REGULARIZE)
-        if source.get(REGULARIZE[1]):
-            # They decay in VISSL; without this, the sentence above would be a difference.
-            draft.note("VISSL lets the biases of the heads decay; `lars` does not.")
-        return rules
     if not source.get(REGULARIZE[0]):
         rules.append({"types": "*Norm*", "weight_decay": 0.0})
     if not source.get(REGULARIZE[1]):

@@ -66,7 +66,8 @@ class TestLars:
 
     def test_joint_norm_is_of_gradient_and_decay_together(self) -> None:
         options = {"momentum": 0.0, "weight_decay": 0.5, "trust": 0.02, "joint_norm": True}
-        weight, _ = moved(LARS, 1, lr=0.5, **options)
+        weight, bias = moved(LARS, 1, lr=0.5, **options)
+        assert torch.allclose(bias, BIAS - 0.5 * (BIAS_G + 0.5 * BIAS), rtol=0, atol=1e-15)
         step = G + 0.5 * W
         local = 0.02 * 5 / float(step.norm())
         assert torch.allclose(weight, W - 0.5 * local * step, rtol=0, atol=1e-15)
