@@ -1,40 +1,60 @@
-"""Shares of VISSL's complete configs that convert, and that build.
+"""Shares of VISSL's complete configs that convert, that build as written, and that mean the same.
 
-    python benchmarks/vissl_configs.py
+    python benchmarks/vissl_configs.py [--only TEXT]
 
-Converts the configs in tests/data/vissl, and builds data, model, loss and optimizer of each at batch
-size 4 on generated images. Trunks are small: transformers have a width of 16 per head and at most four
-blocks, heads of convolutional networks are measured at 64 pixels, and weights keep the values of their
-memory. Clusterings have two clusters. Experiments that differ in numbers only are built once. Takes about ten minutes on 2 cores; needs
-the extras image, torchvision and timm.
+Converts the configs in tests/data/vissl, builds data, model, loss and optimizer of each, and compares it
+with VISSL's behaviour (`vissl_meaning.py`): transforms with their random parameters, layers of heads, options
+of losses, which weights a file of VISSL sets, and for each parameter whether it trains, and its learning rate
+and weight decay at seven points of the training. Prints each difference that no gap and no note names.
+
+Paths lead to generated images, and weights to generated files with VISSL's names. Before the conversion,
+transformers get a width of 16 per head and at most four blocks, wide ResNets a width of 2, DATA_LIMIT is at
+most 8, and clusterings have two clusters; after it, the command line sets batch size 4, no worker, and the
+CPU with one process in full precision. Everything else is as written. Needs the extras image, torchvision and
+timm.
 """
 
+import argparse
 import gzip
 import json
-import re
+import math
 import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import vissl_meaning as meaning
 from PIL import Image
 from torch import nn
-from torchvision import models
 
-from phasetrain.addons.vissl.compose import VisslConfig
-from phasetrain.addons.vissl.draft import to_yaml
-from phasetrain.addons.vissl.vissl import convert_vissl
-from phasetrain.testing.build import build_run
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "end_to_end"))
+from operators import declared_operators  # noqa: E402 - its folder is known only now
+
+from phasetrain.addons.vissl.compose import VisslConfig  # noqa: E402
+from phasetrain.addons.vissl.vissl import Migration, convert_vissl  # noqa: E402
+from phasetrain.testing.build import BuiltRun, build_run  # noqa: E402
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "data" / "vissl" / "configs.json.gz"
 TOO_LARGE = ("regnet10B",)
-NUMBERS = re.compile(
-    r"'(classes|depth|embed_dim|num_heads|drop_path_rate|patch_size|mlp_ratio)': [0-9.]+"
+BATCH = 4
+WEIGHTS = "MODEL.WEIGHTS_INIT"
+TRANSFORMER = {"VISION_TRANSFORMERS": "NUM_LAYERS", "XCIT": "NUM_LAYERS"}
+
+OVERRIDES = (
+    "MACHINE.device=cpu",
+    "MACHINE.precision=fp32",
+    "DISTRIBUTED.strategy=ddp",
+    "RUN.resume=auto",
 )
+"""What this machine needs; the experiment has one process."""
+
+_OPERATORS = declared_operators()
 
 
 def write_images(folder: Path) -> None:
@@ -45,132 +65,475 @@ def write_images(folder: Path) -> None:
         for number in range(8):
             pixels = draw.integers(0, 255, (240, 260, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / "images" / name / f"{number}.png")
-    paths = [f"images/{name}/{number}.png" for name in "ab" for number in range(8)]
+    paths = [str(folder / f"images/{name}/{number}.png") for name in "ab" for number in range(8)]
     np.save(folder / "images.npy", np.array(paths))
     np.save(folder / "labels.npy", np.array([0] * 8 + [1] * 8))
 
 
-def shrink(experiment: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return an experiment on the generated images, with a small trunk and without weights."""
-    for split in experiment["DATA"].values():
-        _shrink_split(split, folder)
-    model = experiment.get("MODEL", {})
-    for section in (model, model.get("trunk", {})):
-        section.pop("weights", None)
-        _shrink_trunk(section, probes=model.get("name") == "trunk_heads")
-    if model.get("name") == "trunk_head" and "torchvision" in model["trunk"]["name"]:
-        model["input_shape"] = [3, 64, 64]
-    teacher = experiment.get("TASK", {}).get("teacher")
-    if teacher is not None and teacher["name"] == "trunk_head":
-        _shrink_trunk(teacher["trunk"], probes=False)
-        # A file with one tensor is enough, if all others are named as new.
-        head = teacher["head"]
-        name = f"head.layers.{2 * len(head['hidden'])}.bias"
-        torch.save({name: torch.zeros(head["bottleneck"])}, folder / "teacher.pt")
-        others = ["trunk.*", "head.prototypes", "head.layers.*.weight"]
-        others += [f"head.layers.{2 * number}.bias" for number in range(len(head["hidden"]))]
-        teacher["weights"] = {"path": str(folder / "teacher.pt"), "reinit": others}
-    elif teacher is not None:
-        name = teacher["name"].removeprefix("torchvision.")
-        trained = models.get_model(name, weights=None, num_classes=teacher.get("classes", 1000))
-        torch.save(trained.state_dict(), folder / "teacher.pt")
-        teacher["weights"] = str(folder / "teacher.pt")
-    loss = experiment.get("LOSS", {})
-    if "clusters" in loss:
-        loss["clusters"] = [2] * len(loss["clusters"])
-    for section, key in (("RUN", "engine"), ("RUN", "checkpoint"), ("MACHINE", "precision")):
-        experiment.get(section, {}).pop(key, None)
-    experiment.pop("LAUNCH", None)
-    experiment.setdefault("PHASES", {"epochs": 1})
-    experiment.setdefault("RUN", {})["dir"] = str(folder / "run")
-    return experiment
+def replace_torchvision_datasets() -> None:
+    """Give the datasets of torchvision 16 generated images, and leave names and parameters."""
+    from torchvision import datasets
+
+    for name, size, mode in (
+        *(("CIFAR10", 32, "RGB"), ("CIFAR100", 32, "RGB"), ("STL10", 96, "RGB")),
+        *(("SVHN", 32, "RGB"), ("MNIST", 28, "L")),
+    ):
+        kind = getattr(datasets, name)
+        image = Image.new(mode, (size, size), 100)
+        kind.__init__ = _with_signature(kind.__init__)
+        kind.__len__ = lambda self: 16
+        kind.__getitem__ = lambda self, index, image=image: (image, index % 2)
 
 
-def _shrink_split(split: dict[str, Any], folder: Path) -> None:
-    for key in ("workers", "start_method", "subset", "pin_memory", "prefetch_to_device"):
-        split.pop(key, None)
-    split["batch_size"] = 4
-    if split["dataset"].startswith("torchvision."):
-        split["dataset"] = "image_folder"
-        for key in ("root", "train", "split"):
-            split.pop(key, None)
-    if split["dataset"] == "image_folder":
-        split["path"] = str(folder / "images")
-    elif split["dataset"] == "file_list":
-        split["images"] = str(folder / "images.npy")
-        for key in ("replace_prefix", "local_copy"):
-            split.pop(key, None)
-        if "labels" in split:
-            split["labels"] = str(folder / "labels.npy")
+def _with_signature(original: Any) -> Any:
+    import functools
+
+    @functools.wraps(original)
+    def init(self: Any, root: str, *args: Any, **kwargs: Any) -> None:
+        nn.Module.__init__  # noqa: B018 - datasets of torchvision are no modules; nothing to prepare
+        self.root = root
+
+    return init
+
+
+# --- a config on generated data
+
+
+def shrink(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a config of VISSL on generated images, with a small trunk."""
+    small = deepcopy(dict(given))
+    for split in ("TRAIN", "TEST"):
+        key = f"DATA.{split}"
+        sources = small.get(f"{key}.DATA_SOURCES") or []
+        if sources:
+            folders = sources[0] == "disk_folder"
+            path = folder / ("images" if folders else "images.npy")
+            small[f"{key}.DATA_PATHS"] = [str(path)]
+            small[f"{key}.LABEL_PATHS"] = [str(folder / "labels.npy")]
+        if int(small.get(f"{key}.DATA_LIMIT") or 0) > 0:
+            small[f"{key}.DATA_LIMIT"] = 8
+            small.pop(f"{key}.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES", None)
+        small.pop(f"{key}.COPY_TO_LOCAL_DISK", None)
+    for base in ("MODEL", "DISTILLATION.TEACHER_MODEL"):
+        _shrink_trunk(small, f"{base}.TRUNK")
+    if "LOSS.deepclusterv2_loss.num_clusters" in small:
+        small["LOSS.deepclusterv2_loss.num_clusters"] = [2, 2, 2]
+    return small
+
+
+def _shrink_trunk(small: dict[str, Any], base: str) -> None:
+    width = f"{base}.RESNETS.WIDTH_MULTIPLIER"
+    if width in small:
+        small[width] = min(2, small[width])
+    for section in ("VISION_TRANSFORMERS", "XCIT"):
+        key = f"{base}.{section}"
+        if f"{key}.HIDDEN_DIM" in small or f"{key}.NUM_HEADS" in small:
+            heads = small.get(f"{key}.NUM_HEADS", 12 if section != "XCIT" else 8)
+            small[f"{key}.HIDDEN_DIM"] = 16 * heads
+            small[f"{key}.NUM_LAYERS"] = min(4, small.get(f"{key}.NUM_LAYERS", 12))
+            if section != "XCIT":
+                small[f"{key}.MLP_DIM"] = 64 * heads
+
+
+# --- names of weights
+
+
+def list_names(config: VisslConfig, built: BuiltRun, model: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the name in the state of the model, and of the loss -> VISSL's name and kind."""
+    net = built.task.parts.model
+    names: dict[str, tuple[str, str]] = {}
+    heads = meaning.read_heads(config)
+    is_whole = "trunk" not in model
+    cut = ""
+    if is_whole:
+        ours = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+        cut = f"{ours[-1]}."
+    for path, module in net.named_modules():
+        for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            full = f"{path}.{name}" if path else name
+            if is_whole and not (heads and full.startswith(cut)):
+                names[full] = (meaning.name_in_trunk(config, full), _kind(module))
+            elif full.startswith("trunk."):
+                own = full.removeprefix("trunk.")
+                names[full] = (meaning.name_in_trunk(config, own), _kind(module))
+    labels = list(model.get("heads", {}))
+    for number, head in enumerate(heads):
+        prefix = cut if is_whole else (f"heads.{labels[number]}." if labels else "head.")
+        if number == 0 or labels:
+            names |= _name_head(net, prefix, head)
+    prototypes = dict(built.task.parts.loss.named_parameters()) if built.task.parts.loss else {}
+    if "prototypes" in prototypes and heads:
+        names["LOSS.prototypes"] = ("heads.0.prototypes0.weight", "linear")
+    return names
+
+
+def _name_head(net: nn.Module, prefix: str, head: meaning.HeadShape) -> dict[str, tuple[str, str]]:
+    names: dict[str, tuple[str, str]] = {}
+    layers: list[str] = []
+    for path, module in net.named_modules():
+        inside = f"{path}.".startswith(prefix)
+        if not inside or not isinstance(module, nn.Linear | nn.BatchNorm1d | nn.BatchNorm2d):
+            continue
+        if path == f"{prefix}norm":
+            number = head.weights[0].name.split(".")[1]
+            for part in ("weight", "bias", "running_mean", "running_var"):
+                names[f"{path}.{part}"] = (f"heads.{number}.channel_bn.{part}", "norm")
+        else:
+            layers.append(path)
+    theirs = dict.fromkeys(
+        weight.name.rpartition(".")[0]
+        for weight in head.weights
+        if "channel_bn" not in weight.name and "prototypes" not in weight.name
+    )
+    for path, vissl_path in zip(layers, theirs, strict=True):
+        module = net.get_submodule(path)
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            if getattr(module, part, None) is not None:
+                names[f"{path}.{part}"] = (f"{vissl_path}.{part}", _kind(module))
+    for weight in head.weights:
+        if "prototypes" in weight.name:
+            end = "scales" if weight.name.endswith("_g") else "prototypes"
+            names[f"{prefix}{end}"] = (weight.name, weight.kind)
+    return names
+
+
+def _kind(module: nn.Module) -> str:
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+        return "linear"
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm):
+        return "norm"
+    return "other"
+
+
+def write_weights(config: VisslConfig, built: BuiltRun, model: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Write a file of VISSL with random weights for the model, and return name in the model -> value."""
+    names = list_names(config, built, model)
+    state = built.task.parts.model.state_dict()
+    draw = torch.Generator().manual_seed(1)
+    values = {
+        name: torch.rand(state[name].shape, generator=draw).to(state[name].dtype) + 1
+        for name in names
+        if name in state and state[name].is_floating_point()
+    }
+    # In a file, the trunk of a frozen one is not marked.
+    tensors = {names[name][0].replace("base_model.", ""): value for name, value in values.items()}
+    if str(config.get(f"{WEIGHTS}.STATE_DICT_KEY_NAME")) == "classy_state_dict":
+        parts = {
+            part: {
+                name.removeprefix(f"{part}."): value
+                for name, value in tensors.items()
+                if name.startswith(f"{part}.")
+            }
+            for part in ("trunk", "heads")
+        }
+        torch.save({"classy_state_dict": {"base_model": {"model": parts}}}, path)
     else:
-        split["samples"] = 16
+        added = str(config.get(f"{WEIGHTS}.APPEND_PREFIX") or "")
+        key = str(config.get(f"{WEIGHTS}.STATE_DICT_KEY_NAME"))
+        torch.save({key: {name.removeprefix(added): value for name, value in tensors.items()}}, path)
+    return values
 
 
-def _shrink_trunk(section: dict[str, Any], *, probes: bool) -> None:
-    params = section.get("params", {})
-    if "timm." in section.get("name", "") and isinstance(params.get("depth"), int):
-        # Probes name the last blocks, so these keep their number.
-        if params["depth"] > 4 and not probes and "num_heads" in params:
-            params["depth"] = 4
-        if "num_heads" in params:
-            per_head = "convit" in section["name"]
-            params["embed_dim"] = 16 if per_head else 16 * params["num_heads"]
+# --- comparisons; each returns sentences
 
 
-def describe_structure(experiment: dict[str, Any]) -> str:
-    """Return what decides whether an experiment can be built."""
-    found = deepcopy(experiment)
-    for key in ("HOOKS", "CHECKPOINT", "PHASES", "MACHINE", "DISTRIBUTED", "RUN"):
-        found.pop(key, None)
-    optimizer = found.get("OPTIMIZER", {})
-    optimizer.pop("lr", None)
-    optimizer.pop("weight_decay", None)
-    schedules = optimizer.get("SCHEDULES", {})
-    optimizer["SCHEDULES"] = sorted((key, one["name"]) for key, one in schedules.items())
-    for split in found["DATA"].values():
-        split["transforms"] = sorted({one["name"] for one in split["transforms"]})
-        split.pop("drop_last", None)
-    return NUMBERS.sub("", str(found))
+def compare_transforms(config: VisslConfig, found: Migration) -> list[str]:
+    """Compare the transforms of each split."""
+    differences = []
+    for split, section in found.experiment["DATA"].items():
+        expected = meaning.list_ops(config.get(f"DATA.{split}.TRANSFORMS", []))
+        made = meaning.list_converted_ops(section["transforms"])
+        noted = {"RandAugment"}
+        for view in expected:
+            view[:] = [(op[0], ()) if op[0] in noted else op for op in view]
+        if made != expected:
+            differences.append(f"transforms of {split}: {made} instead of {expected}")
+    return differences
 
 
-def build(experiment: dict[str, Any], folder: Path) -> str:
-    """Return why an experiment cannot be built; empty if it can."""
+def compare_heads(config: VisslConfig, model: Mapping[str, Any]) -> list[str]:
+    """Compare the layers of heads."""
+    expected = meaning.read_heads(config)
+    if "heads" in model:
+        made = [meaning.read_converted_head(section) for section in model["heads"].values()]
+    elif "head" in model:
+        made = [meaning.read_converted_head(model["head"])]
+    else:
+        layers = [(model.get("classes"), False, "none", False)]
+        made = [meaning.HeadShape(layers, biases=[True])]
+    parts = ("layers", "biases", "prototypes", "scale", "input_norm")
+    for head in expected:
+        # SwAV's prototypes are in the loss.
+        if head.prototypes and not any(one.prototypes for one in made):
+            head.prototypes = 0
+    shapes = [[getattr(head, part) for part in parts] for head in expected]
+    built = [[getattr(head, part) for part in parts] for head in made]
+    return [] if shapes == built else [f"heads: {built} instead of {shapes}"]
+
+
+def compare_losses(config: VisslConfig, found: Migration) -> list[str]:
+    """Compare the options of losses of views and of distillation."""
+    batch_size = found.experiment["DATA"]["TRAIN"]["batch_size"]
+    differences = []
+    for key, expected in meaning.list_loss_options(config, batch_size).items():
+        section, _, name = key.partition(".")
+        value = found.experiment.get(section, {}).get(name)
+        if value != expected:
+            differences.append(f"{key}: {value} instead of {expected}")
+    return differences
+
+
+def compare_options(config: VisslConfig, built: BuiltRun, model: Mapping[str, Any]) -> list[str]:
+    """Compare, for each parameter, whether it trains, its learning rate and its weight decay."""
+    task, plan = built.task, built.plan
+    updater = task.parts.updater
+    epochs = int(config.get("OPTIMIZER.num_epochs"))
+    names = list_names(config, built, model)
+    groups = meaning.Groups(config, epochs, _count_blocks(config))
+    frozen = meaning.freezes_trunk(config)
+    heads = {weight.name: weight for head in meaning.read_heads(config) for weight in head.weights}
+    ours = dict(task.parts.model.named_parameters())
+    ours |= {f"LOSS.{name}": p for name, p in task.parts.loss.named_parameters()}
+    updates_per_epoch = plan.updates // epochs
+    found: list[str] = []
+    for update, where, start in meaning.iterate_points(updates_per_epoch, epochs):
+        updater.schedule(where, 0, where, (start, start))
+        options = {
+            id(parameter): group
+            for group in updater.optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for name, parameter in ours.items():
+            if name not in names:
+                found.append(f"{name}: not in VISSL")
+                continue
+            vissl_name, kind = names[name]
+            group = options.get(id(parameter))
+            trains = group is not None and parameter.requires_grad and group["lr"] != 0
+            should = not (frozen and vissl_name.startswith("trunk."))
+            should = should and (vissl_name not in heads or heads[vissl_name].trains)
+            wanted = groups.options(vissl_name, kind) if should else None
+            rate = _evaluate(wanted.lr, where, start) * wanted.factor if wanted else 0.0
+            if trains != (rate != 0):
+                found.append(f"{name}: trains = {trains} in update {update}, VISSL's rate is {rate}")
+            if not trains or wanted is None:
+                continue
+            if not math.isclose(group["lr"], rate, rel_tol=2e-5, abs_tol=1e-9):
+                found.append(f"{name}: learning rate {group['lr']} instead of {rate} in {update}")
+            decay = _evaluate(wanted.decay, where, start)
+            made = group.get("weight_decay", 0.0)
+            if not math.isclose(made, decay, rel_tol=2e-5, abs_tol=1e-9):
+                found.append(f"{name}: weight decay {made} instead of {decay} in {update}")
+    return [*_compare_method(config, updater.optimizer.param_groups[0]), *found[:4]]
+
+
+def _evaluate(schedule: tuple[meaning.Schedule, bool], where: float, start: float) -> float:
+    function, held = schedule
+    return function(start if held else where)
+
+
+def _count_blocks(config: VisslConfig) -> int:
+    return int(config.get("MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS"))
+
+
+def _compare_method(config: VisslConfig, group: Mapping[str, Any]) -> list[str]:
+    name = str(config.get("OPTIMIZER.name"))
+    expected: dict[str, Any] = {}
+    if name in ("sgd", "sgd_fsdp", "lars"):
+        expected = {key: config.get(f"OPTIMIZER.{key}") for key in ("momentum", "nesterov")}
+    if config.get("OPTIMIZER.use_larc"):
+        expected |= {"all_weights": True, "joint_norm": False}
+        expected["clip"] = config.get("OPTIMIZER.larc_config.clip")
+        expected["trust"] = config.get("OPTIMIZER.larc_config.trust_coefficient")
+    elif name == "lars":
+        excludes = config.get("OPTIMIZER.exclude_bias_and_norm", default=False)
+        expected |= {"all_weights": not excludes, "joint_norm": True, "clip": False}
+        expected |= {"nesterov": False, "trust": 0.001}
+    elif name.startswith("adam"):
+        expected = {"betas": list(config.get("OPTIMIZER.betas"))}
+    return [
+        f"OPTIMIZER.{key}: {group.get(key)} instead of {value}"
+        for key, value in expected.items()
+        if (list(group[key]) if key == "betas" else group.get(key)) != value
+    ]
+
+
+def compare_modes(config: VisslConfig, model: Mapping[str, Any]) -> list[str]:
+    """Compare whether the trunk is in test mode during the training."""
+    stays = "trunk" in model.get("freeze", [])
+    expected = config.is_feature_extractor
+    return [] if stays == expected else [f"trunk in test mode: {stays} instead of {expected}"]
+
+
+def compare_weights(
+    config: VisslConfig, built: BuiltRun, values: Mapping[str, Any], model: Mapping[str, Any]
+) -> list[str]:
+    """Compare which weights are loaded."""
+    names = list_names(config, built, model)
+    state = built.task.parts.model.state_dict()
+    skipped = list(config.get(f"{WEIGHTS}.SKIP_LAYERS", []))
+    differences = []
+    for name, value in values.items():
+        vissl_name = names[name][0]
+        expected = not any(word in vissl_name for word in skipped)
+        if vissl_name.startswith("heads"):
+            expected = expected and meaning.loads_head(config)
+        loaded = torch.equal(state[name], value)
+        if loaded != expected:
+            differences.append(f"weights of {name} are loaded: {loaded} instead of {expected}")
+    return differences[:4]
+
+
+def compare_extraction(config: VisslConfig, found: Migration) -> list[str]:
+    """Compare what is extracted, and how neighbours are compared."""
+    layers = found.experiment["EXTRACT"]["layers"]
+    heads = [item[0] for item in config.get("MODEL.HEAD.PARAMS", [])]
+    uses_head = bool(config.get(f"{meaning.SETTINGS}.EVAL_TRUNK_AND_HEAD")) and heads
+    expected = bool(uses_head) and not config.is_feature_extractor and "identity" not in heads
+    differences = []
+    if expected and "extract_c" not in str(config.get("engine_name")) and "predictions" not in str(config.get("engine_name")) and layers != ["head"]:
+        differences.append(f"layers {layers} instead of the head")
+    if config.has("NEAREST_NEIGHBOR"):
+        dot = not config.get("NEAREST_NEIGHBOR.L2_NORM_FEATS")
+        if any("--similarity dot" in note for note in found.notes) != dot:
+            differences.append("similarity of neighbours")
+    return differences
+
+
+# --- all configs
+
+
+def examine(given: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
+    """Return why a config does not build, or an empty text, and its differences from VISSL."""
+    given = shrink(given, folder)
+    config = VisslConfig(given)
+    if given.get(f"{WEIGHTS}.PARAMS_FILE"):
+        given[f"{WEIGHTS}.PARAMS_FILE"] = str(folder / "weights.torch")
+    teacher = "DISTILLATION.TEACHER_MODEL"
+    if any(key.startswith(teacher) for key in given):
+        given[f"{teacher}.WEIGHTS_INIT.PARAMS_FILE"] = str(folder / "teacher.torch")
+    found = convert_vissl(VisslConfig(given))
+    # Fragments without data are converted as probes of a frozen trunk.
+    if not config.get("DATA.TRAIN.DATA_SOURCES") and config.get(f"{meaning.SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"):
+        for key in ("EVAL_MODE_ON", "FREEZE_TRUNK_ONLY"):
+            config.assume(f"{meaning.SETTINGS}.{key}", value=True)
+    experiment = json.loads(json.dumps(found.experiment))
+    _complete(experiment, folder)
+    model = experiment.get("MODEL", {})
+    values: dict[str, Any] = {}
+    weights = model.pop("weights", None)
+    differences: list[str] = []
+    is_extraction = experiment.get("RUN", {}).get("engine") == "extract"
+    try:
+        if experiment.get("TASK", {}).get("teacher"):
+            _write_teacher(experiment, folder)
+        if weights is not None:
+            built = build(experiment, folder)
+            values = write_weights(config, built, model, folder / "weights.torch")
+            model["weights"] = weights
+        built = build(experiment, folder)
+        if values:
+            differences += compare_weights(config, built, values, model)
+        if not is_extraction:
+            differences += compare_options(config, built, model)
+    except Exception as error:  # noqa: BLE001 - every reason is listed
+        return f"{type(error).__name__}: {error}", []
+    differences += compare_transforms(config, found)
+    if is_extraction:
+        differences += compare_extraction(config, found)
+    else:
+        differences += compare_heads(config, model)
+        differences += compare_losses(config, found)
+        differences += compare_modes(config, model)
+    return "", differences
+
+
+def _complete(experiment: dict[str, Any], folder: Path) -> None:
+    """Set what this machine needs, and what fragments lack."""
+    for split in experiment["DATA"].values():
+        split["batch_size"] = BATCH
+        split["workers"] = 0
+        for key in ("start_method", "pin_memory", "prefetch_to_device"):
+            split.pop(key, None)
+        if split["dataset"] == "file_list" and not Path(split["images"]).exists():
+            split["images"] = str(folder / "images.npy")
+            split["labels"] = str(folder / "labels.npy")
+        if split["dataset"] == "synthetic":
+            split["samples"] = 16
+    experiment.setdefault("RUN", {})["dir"] = str(folder / "run")
+    experiment["RUN"].pop("resume", None)
+    experiment.setdefault("MACHINE", {})["precision"] = "fp32"
+    experiment["MACHINE"]["device"] = "cpu"
+    experiment.pop("LAUNCH", None)
+    distributed = experiment.get("DISTRIBUTED", {})
+    distributed.pop("strategy", None)
+
+
+def _write_teacher(experiment: dict[str, Any], folder: Path) -> None:
+    """Write a file with the weights of the teacher of a distillation, by their names here."""
+    teacher = experiment["TASK"]["teacher"]
+    teacher["weights"] = {"path": str(folder / "teacher.pt")}
+    section = {key: value for key, value in teacher.items() if key != "weights"}
+    plain = deepcopy(experiment)
+    plain["MODEL"] = section
+    plain.pop("TASK")
+    for key in ("LOSS", "METERS", "OPTIMIZER"):
+        plain.pop(key, None)
+    if teacher["name"] == "trunk_head":
+        plain["TASK"] = {"name": "self_supervised"}
+        plain["LOSS"] = {"name": "simclr"}
+    net = build(plain, folder).task.parts.model
+    torch.save(net.state_dict(), folder / "teacher.pt")
+
+
+def build(experiment: Mapping[str, Any], folder: Path) -> BuiltRun:
+    """Return the parts of an experiment."""
+    from phasetrain.addons.vissl.draft import to_yaml
+
     path = folder / "experiment.yaml"
     path.write_text("# @package _global_\n" + to_yaml(experiment))
-    try:
-        build_run([str(path)])
-    except Exception as error:  # noqa: BLE001 - every reason is listed
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return build_run([str(path)])
 
 
-def main() -> None:
-    """Print the shares, and the reason for each config that does not build."""
-    # Initial weights take most of the time of a build, and do not decide whether it succeeds.
-    names = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
-    vars(nn.init).update({name: lambda tensor, *_args, **_kwargs: tensor for name in names})
+def list_configs(only: str) -> dict[str, Any]:
+    """Return the configs whose names contain a text: name -> key -> value."""
     configs = json.loads(gzip.decompress(CONFIGS.read_bytes()))
+    return {name: given for name, given in configs.items() if only in name}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print the shares, and each config that does not build, or that differs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", metavar="TEXT", help="names of configs contain it")
+    flags = parser.parse_args(words)
+    # Initial weights take most of the time of a build, and do not decide whether it succeeds.
+    inits = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
+    vars(nn.init).update({name: lambda tensor, *_args, **_kwargs: tensor for name in inits})
+    replace_torchvision_datasets()
+    configs = list_configs(flags.only)
     counts: Counter[str] = Counter()
-    known: dict[str, str] = {}
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_images(folder)
         for config, given in configs.items():
-            found = convert_vissl(VisslConfig(given))
-            counts["converted" if not found.missing else "with gaps"] += 1
+            gaps = sorted({one.text for one in convert_vissl(VisslConfig(given)).missing})
+            counts["with gaps" if gaps else "without a gap"] += 1
             if any(word in config for word in TOO_LARGE):
                 counts["too large to build"] += 1
                 continue
-            experiment = shrink(json.loads(json.dumps(found.experiment)), folder)
-            structure = describe_structure(experiment)
-            if structure not in known:
-                known[structure] = build(experiment, folder)
-            counts["built" if not known[structure] else "not built"] += 1
-            if known[structure]:
-                gaps = ", ".join(sorted({one.text for one in found.missing})) or "none"
-                sys.stdout.write(f"{config}: {known[structure]} (gaps: {gaps})\n")
+            if gaps:
+                continue
+            failure, differences = examine(given, folder)
+            counts["without a gap and not built" if failure else "without a gap and built"] += 1
+            counts["without a gap and different"] += bool(differences)
+            for text in [failure, *differences]:
+                if text:
+                    sys.stdout.write(f"{config}: {text}\n")
+                    sys.stdout.flush()
     for what, count in counts.items():
         sys.stdout.write(f"{what}: {count} of {len(configs)} ({count / len(configs):.0%})\n")
+    sys.stdout.write(f"{time.monotonic() - started:.0f} s\n")
 
 
 if __name__ == "__main__":

@@ -371,7 +371,7 @@ def _rename_tensors(
             changed = {old: re.sub(pattern, replacement, new) for old, new in renamed.items()}
         except (re.error, IndexError) as error:
             raise ConfigError(f"{what}: the replacement cannot be used: {error}") from error
-        if not any(re.search(pattern, new) for new in renamed.values()):
+        if source.strict and not any(re.search(pattern, new) for new in renamed.values()):
             raise ConfigError(
                 f"{what}: it finds nothing; the names in {source.path!r} are "
                 f"{join_first(renamed.values(), SHOWN)}",

@@ -90,10 +90,10 @@ def group_weights(
 
     Args:
         weights: trained weights.
-        rules: mappings with `match` (shell patterns over names), `types` (class names of modules)
-            or `max_ndim` (maximum number of dimensions, 1 for biases and norms); a weight has to
-            fit all that are given; `lr_scale`, a factor of the learning rate; and options of the
-            optimizer.
+        rules: mappings with `match` (shell patterns over names), `types` (shell patterns over
+            class names of modules) or `max_ndim` (maximum number of dimensions, 1 for biases and
+            norms); a weight has to fit all that are given; `lr_scale`, a factor of the learning
+            rate; and options of the optimizer.
         lr: learning rate that factors multiply.
         layer_decay: factor between the learning rates of a layer and of the next layer; the last
             one has `lr` (Bao et al. 2022, arXiv:2106.08254). The entries of the longest list of
@@ -235,7 +235,7 @@ def select_weights(
             )
     kinds = {weight.kind for weight in weights}
     for type_name in as_list(rule.get("types", [])):
-        if type_name not in kinds:
+        if not any(fnmatchcase(kind, type_name) for kind in kinds):
             listed = ", ".join(sorted(kinds))
             raise ConfigError(
                 f"{where}.types = {type_name!r}{did_you_mean(type_name, kinds) or ':'} modules "
@@ -273,12 +273,9 @@ def _check_types(rule: Mapping[str, Any], where: str) -> None:
 
 
 def _chooses(rule: Mapping[str, Any], weight: Weight) -> bool:
-    if "match" in rule and not any(
-        fnmatchcase(weight.name, pattern) for pattern in as_list(rule["match"])
-    ):
-        return False
-    if "types" in rule and weight.kind not in as_list(rule["types"]):
-        return False
+    for key, name in (("match", weight.name), ("types", weight.kind)):
+        if key in rule and not any(fnmatchcase(name, pattern) for pattern in as_list(rule[key])):
+            return False
     return "max_ndim" not in rule or weight.parameter.ndim <= rule["max_ndim"]
 
 

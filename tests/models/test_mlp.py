@@ -24,6 +24,21 @@ def test_activation_is_relu():
     assert model(torch.tensor([[2.0], [-5.0]])).tolist() == [[4.0], [1.0]]
 
 
+def test_activation_can_be_another_one():
+    model = MLP(1, (1,), hidden=(1,), activation="tanh")
+    for value in model.parameters():
+        value.data.fill_(1.0)
+    assert model(torch.tensor([[0.0]])).item() == pytest.approx(1.761594, abs=1e-6)
+
+
+def test_initial_weights_can_be_scaled():
+    torch.manual_seed(0)
+    usual = MLP(2, (3,)).state_dict()
+    torch.manual_seed(0)
+    scaled = MLP(2, (3,), init_scale=100.0).state_dict()
+    assert all(torch.equal(scaled[name], 100 * usual[name]) for name in usual)
+
+
 def test_model_without_hidden_layers_is_linear():
     assert sum(p.numel() for p in MLP(3, (2,), hidden=()).parameters()) == 9
 

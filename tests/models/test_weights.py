@@ -88,6 +88,8 @@ class TestNames:
             ("net.{}", {"rename": [["^net[.]", ""]]}),
             ("net.{}", {"rename": {"^net[.](.*)": r"\1"}}),
             ("{}_old", {"rename": [["_old$", "_new"], ["_new$", ""]]}),
+            # Without `strict`, a rule for tensors that this file lacks has no effect.
+            ("net.{}", {"rename": [["^head[.]", ""], ["^net[.]", ""]], "strict": False}),
         ],
     )
     def test_names_are_changed_by_rules(

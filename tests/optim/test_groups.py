@@ -57,7 +57,7 @@ def test_rules_are_combined_and_later_ones_win() -> None:
     rules = [
         {"match": "head.*", "lr_scale": 10.0, "weight_decay": 0.1},
         {"match": ["*.bias", "nothing*bias"][:1], "weight_decay": 0.0, "lr_scale": 2.0},
-        {"types": "BatchNorm2d", "momentum": 0.5},
+        {"types": ["Batch*d"], "momentum": 0.5},
     ]
     found = {
         name: group.options

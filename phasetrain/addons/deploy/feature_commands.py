@@ -44,6 +44,12 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
         "--neighbours", type=int, nargs="+", metavar="K", help="numbers of neighbours that vote"
     )
     parser.add_argument("--temperature", type=float, default=0.07, help="temperature of the votes")
+    parser.add_argument(
+        "--similarity",
+        default="cosine",
+        choices=["cosine", "dot"],
+        help="similarity of neighbours; dot: product of features that are not normalized",
+    )
     parser.add_argument("--l2", type=float, nargs="+", help="penalties to choose from")
     parser.add_argument(
         "--held-out",
@@ -96,6 +102,7 @@ def run_probe(call: Call) -> Outcome:
             flags.held_out,
             flags.seed,
             flags.device,
+            flags.similarity,
         )
         result = probe(flags.train, flags.test, settings, flags.out)
         measured = "accuracy"

@@ -47,12 +47,16 @@ class LARS(LayerwiseOptimizer):
         trust: how far a layer is trusted to move, relative to the size of its weights.
         clip: never move faster than SGD at `lr` would, which is called LARC.
         nesterov: look ahead along the velocity.
+        all_weights: scale biases and norms like matrices, and let them decay; those without a
+            weight or a gradient above 0 move as in SGD, without decay. As LARC in Apex.
+        joint_norm: the norm of the gradient is `|g + d w|`, and weights that are not scaled decay,
+            too, as in VISSL.
 
     Raises:
         ValueError: a negative number, or a momentum outside [0, 1).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parameters of the part, which a config names
         self,
         params: Parameters,
         lr: float,
@@ -62,24 +66,32 @@ class LARS(LayerwiseOptimizer):
         *,
         clip: bool = False,
         nesterov: bool = False,
+        all_weights: bool = False,
+        joint_norm: bool = False,
     ) -> None:
         check_at_least(0, lr=lr, weight_decay=weight_decay, trust=trust)
         check_below_one(momentum=momentum)
         options = {"momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        super().__init__(params, {"lr": lr, **options, "clip": clip, "nesterov": nesterov})
+        flags = {"clip": clip, "nesterov": nesterov}
+        flags |= {"all_weights": all_weights, "joint_norm": joint_norm}
+        super().__init__(params, {"lr": lr, **options, **flags})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the groups; checkpoints of version 0.1 lack the last two options."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("all_weights", False)
+            group.setdefault("joint_norm", False)
 
     def _move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         lr = group["lr"]
         momentum = group["momentum"]
-        if weight.ndim >= SCALED_NDIM:
-            decay = group["weight_decay"]
-            size = torch.linalg.vector_norm(weight)
-            scale = _ratio(group["trust"] * size, torch.linalg.vector_norm(gradient) + decay * size)
-            if group["clip"]:
-                scale = (scale / lr).clamp(max=1.0) if lr else torch.zeros_like(scale)
+        if weight.ndim >= SCALED_NDIM or group["all_weights"]:
             # Scaled before momentum, so that a velocity keeps the rates at which its gradients were
             # taken.
-            gradient = gradient.add(weight, alpha=decay) * scale
+            gradient = self._scale(weight, gradient, group)
+        elif group["joint_norm"]:
+            gradient = gradient.add(weight, alpha=group["weight_decay"])
         if momentum:
             state = self.state[weight]
             if "momentum_buffer" not in state:
@@ -90,6 +102,22 @@ class LARS(LayerwiseOptimizer):
             else:
                 gradient = velocity
         weight.add_(gradient, alpha=-lr)
+
+    def _scale(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return the gradient of a weight with its decay, scaled."""
+        decay = group["weight_decay"]
+        decayed = gradient.add(weight, alpha=decay)
+        size = torch.linalg.vector_norm(weight)
+        norm = torch.linalg.vector_norm(gradient)
+        total = torch.linalg.vector_norm(decayed) if group["joint_norm"] else norm + decay * size
+        scale = _ratio(group["trust"] * size, total)
+        if group["clip"]:
+            lr = group["lr"]
+            scale = (scale / lr).clamp(max=1.0) if lr else torch.zeros_like(scale)
+        scaled = decayed * scale
+        if group["all_weights"] and not group["joint_norm"]:
+            return torch.where((size > 0) & (norm > 0), scaled, gradient)
+        return scaled
 
 
 @OPTIMIZERS.register("lamb")

@@ -77,7 +77,13 @@ def register(addon: AddOn) -> None:
             "multi_crop": f"{PACKAGE}.multi_crop",
             **{
                 name: f"{PACKAGE}.transforms.{name}"
-                for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
+                for name in (
+                    "random_erase",
+                    "random_resized_crop",
+                    "random_rotate",
+                    "random_solarize",
+                    "rotate",
+                )
             },
         },
     )

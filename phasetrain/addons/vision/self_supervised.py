@@ -57,6 +57,8 @@ class SelfSupervised(Task):
         momentum: m at the start, in [0, 1]; None makes no copy.
         momentum_end: m at the end.
         teacher_views: number of leading views that the teacher sees.
+        teacher_drop_path: whether layers are dropped at random in the copy as in the model, if it
+            has stochastic depth; the teacher of DINO has none.
         teacher: `name` of a trained model, its parameters, and `weights` as MODEL.weights.
         make_model: fact; makes models.
 
@@ -78,6 +80,8 @@ class SelfSupervised(Task):
         teacher_views: int = 2,
         teacher: Mapping[str, Any] | None = None,
         make_model: MakeModel | None = None,
+        *,
+        teacher_drop_path: bool = True,
     ) -> None:
         super().__init__(parts)
         for name, value in (("momentum", momentum), ("momentum_end", momentum_end)):
@@ -93,6 +97,7 @@ class SelfSupervised(Task):
         self._has_teacher = teacher is not None or momentum is not None
         self._momentum = momentum
         self._teacher_views = teacher_views
+        self._teacher_drop_path = teacher_drop_path
         losses: list[Any] = list(parts.loss.modules())
         self._scheduled_losses: list[ScheduledLoss] = [
             part for part in losses if hasattr(part, "advance")
@@ -124,6 +129,11 @@ class SelfSupervised(Task):
             self._advance(1.0, 0)
         if self.teacher is not None:
             self.teacher.train(phase.is_train)
+            if not self._teacher_drop_path:
+                for module in self.teacher.modules():
+                    # By name: timm and torchvision have a class each.
+                    if type(module).__name__ in ("DropPath", "StochasticDepth"):
+                        module.eval()
             if not phase.is_train:
                 self._strategy.prepare_test(self.teacher)
 

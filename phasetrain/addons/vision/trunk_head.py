@@ -12,12 +12,14 @@ from torch.nn.functional import linear, normalize
 from phasetrain.config.checks import check_at_least
 from phasetrain.errors import is_out_of_memory
 from phasetrain.models.base import HEADS, MODELS
+from phasetrain.models.mlp import ACTIVATIONS, Activation
 from phasetrain.models.trunk_heads import MakeModel, build_trunk
 
 
 @HEADS.register("projection")
 class ProjectionHead(nn.Sequential):
-    """Fully connected layers with ReLU between them: `(N, features)` to `(N, dimensions)`.
+    """Fully connected layers with an activation between them: `(N, features)` to `(N,
+    dimensions)`.
 
     Args:
         features: fact; input size.
@@ -25,12 +27,15 @@ class ProjectionHead(nn.Sequential):
         hidden: width of each hidden layer; empty makes the head linear.
         batch_norm: batch norm after each hidden layer.
         last_batch_norm: batch norm without weights after the last layer.
+        last_bias: whether the last layer has a bias, without a batch norm after it.
+        last_hidden: treat the last layer like a hidden one, with batch norm and activation.
+        activation: function after each hidden layer; `none` makes the head linear.
 
     Raises:
         ValueError: a size is below 1.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parameters of the part, which a config names
         self,
         features: int,
         dimensions: int = 128,
@@ -38,17 +43,21 @@ class ProjectionHead(nn.Sequential):
         *,
         batch_norm: bool = False,
         last_batch_norm: bool = False,
+        last_bias: bool = True,
+        last_hidden: bool = False,
+        activation: Activation = "relu",
     ) -> None:
         check_at_least(1, features=features, dimensions=dimensions, hidden=min(hidden, default=1))
         layers: list[nn.Module] = []
-        for width in hidden:
+        for width in [*hidden, dimensions] if last_hidden else hidden:
             # Batch norm subtracts the mean, so a bias before it would have no effect.
             layers += [nn.Linear(features, width, bias=not batch_norm)]
             if batch_norm:
                 layers += [nn.BatchNorm1d(width)]
-            layers += [nn.ReLU(inplace=True)]
+            layers += [ACTIVATIONS[activation]()]
             features = width
-        layers += [nn.Linear(features, dimensions, bias=not last_batch_norm)]
+        if not last_hidden:
+            layers += [nn.Linear(features, dimensions, bias=last_bias and not last_batch_norm)]
         if last_batch_norm:
             layers += [nn.BatchNorm1d(dimensions, affine=False)]
         super().__init__(*layers)
@@ -66,6 +75,8 @@ class PrototypeHead(nn.Module):
         hidden: width of each hidden layer.
         bottleneck: size of the vectors that are compared with the prototypes.
         batch_norm: batch norm and ReLU instead of GELU after hidden layers, as in SwAV.
+        trained_scale: each score is multiplied by a trained scale of its prototype, which starts
+            at 1: the norm of a weight norm, which DINO fixes for large models only.
 
     Raises:
         ValueError: a size is below 1.
@@ -79,6 +90,7 @@ class PrototypeHead(nn.Module):
         bottleneck: int = 256,
         *,
         batch_norm: bool = False,
+        trained_scale: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(
@@ -99,12 +111,20 @@ class PrototypeHead(nn.Module):
             features = width
         self.layers = nn.Sequential(*layers, nn.Linear(features, bottleneck))
         self.prototypes = nn.Parameter(normalize(torch.randn(dimensions, bottleneck), dim=1))
+        self.scales: nn.Parameter | None = None
+        if trained_scale:
+            # With two dimensions like the weights of a layer, which rules for norms leave out.
+            self.scales = nn.Parameter(torch.ones(dimensions, 1))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return scores `(N, dimensions)` in [-1, 1]; the norm of a prototype does not matter."""
+        """Return scores `(N, dimensions)`, in [-1, 1] if they have no scales; the norm of a
+        prototype does not matter."""
         # Normalised on each call instead of a weight norm, whose fixed gain would be one more
         # parameter to freeze.
-        return linear(normalize(self.layers(features), dim=1), normalize(self.prototypes, dim=1))
+        prototypes = normalize(self.prototypes, dim=1)
+        if self.scales is not None:
+            prototypes = prototypes * self.scales
+        return linear(normalize(self.layers(features), dim=1), prototypes)
 
 
 @MODELS.register("trunk_head")

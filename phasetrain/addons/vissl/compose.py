@@ -51,6 +51,29 @@ class VisslConfig:
         """Return whether the files set a key, or one below it."""
         return any(key == prefix or key.startswith(f"{prefix}.") for key in self.given)
 
+    def assume(self, key: str, value: Any) -> None:
+        """Set a key that the files leave to another one."""
+        _set(self._tree, key, value)
+
+    @property
+    def is_feature_extractor(self) -> bool:
+        """Whether VISSL freezes the trunk, in test mode, and pools features of its layers."""
+        settings = "MODEL.FEATURE_EVAL_SETTINGS"
+        freezes = [f"{settings}.FREEZE_TRUNK_ONLY", f"{settings}.FREEZE_TRUNK_AND_HEAD"]
+        return bool(
+            self.get(f"{settings}.EVAL_MODE_ON")
+            and any(self.get(key) for key in freezes)
+            and self.get(f"{settings}.LINEAR_EVAL_FEAT_POOL_OPS_MAP")
+        )
+
+    @property
+    def loads_head(self) -> bool:
+        """Whether VISSL loads the weights of the head, too, from PARAMS_FILE."""
+        settings = "MODEL.FEATURE_EVAL_SETTINGS"
+        return not self.get(f"{settings}.EVAL_MODE_ON") or bool(
+            self.get(f"{settings}.EVAL_TRUNK_AND_HEAD")
+        )
+
     @property
     def is_extraction(self) -> bool:
         """Whether features are extracted, for a probe or for files, and nothing is trained."""

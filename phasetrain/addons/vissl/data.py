@@ -20,7 +20,9 @@ VIEW_COLLATORS = (
 )
 """Collators that need no counterpart: transforms make the views."""
 
-TORCHVISION_NAMES = {"stl10": "STL10", "svhn": "SVHN", "cifar10": "CIFAR10"}
+TORCHVISION_DATASETS = ("CIFAR10", "CIFAR100", "STL10", "MNIST", "SVHN")
+"""Datasets of torchvision that VISSL has."""
+
 SPLIT_BY_NAME = ("torchvision.STL10", "torchvision.SVHN")
 """Datasets of torchvision with a parameter `split` instead of `train`."""
 
@@ -56,6 +58,10 @@ def convert_data(source: VisslConfig, draft: ExperimentDraft, catalog: Mapping[s
         every = source.get("TEST_EVERY_NUM_EPOCH")
         if every != 1:
             draft.put("PHASES.test_every.epochs", every, "TEST_EVERY_NUM_EPOCH")
+            draft.note(
+                f"Tests follow epochs {every}, {2 * every}, ... and the last; those of VISSL "
+                f"follow epochs 1, {every + 1}, ... and the last."
+            )
     else:
         reason = "TEST_MODEL is false, or DATA.TEST has no DATA_SOURCES"
         draft.deactivate("DATA.TEST.", reason)
@@ -117,7 +123,10 @@ def _convert_source(
         draft.put(f"{key}.classes", max(2, classes), f"{key}.RANDOM_SYNTHETIC_LABELS")
     elif source_type == "torchvision_dataset":
         name = str((source.get(f"{key}.DATASET_NAMES") or ["CIFAR10"])[0])
-        draft.put(f"{key}.dataset", _find_torchvision_name(name), *names)
+        draft.put(f"{key}.dataset", f"torchvision.{name}", *names)
+        if name not in TORCHVISION_DATASETS:
+            reason = f"VISSL has no dataset {name} of torchvision, and no label for each image"
+            draft.miss(reason, f"{key}.DATASET_NAMES")
         draft.put(f"{key}.root", images)
         _put_torchvision_split(draft, key)
     else:
@@ -140,10 +149,6 @@ def _convert_local_copy(source: VisslConfig, draft: ExperimentDraft, key: str) -
         draft.put(f"{key}.local_copy", path, wanted, folder)
     else:
         draft.miss("only lists of files are copied to a local disk", wanted)
-
-
-def _find_torchvision_name(name: str) -> str:
-    return f"torchvision.{TORCHVISION_NAMES.get(name.lower(), name)}"
 
 
 def _put_torchvision_split(draft: ExperimentDraft, key: str) -> None:

@@ -46,12 +46,19 @@ class ExperimentDraft:
     Attributes:
         experiment: sections of the experiment.
         notes: differences and open ends, as sentences.
+        head_rules: pairs of a regular expression, which fits VISSL's name of a weight of a head,
+            and the name here; empty: the head has no weights, or none that fit.
+        head_pattern: pattern over the names of the weights of the head; None: there is none.
+        head_has_norms: whether the head has norms.
     """
 
     def __init__(self, source: VisslConfig) -> None:
         self.source = source
         self.experiment: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.head_rules: list[tuple[str, str]] = []
+        self.head_pattern: str | None = None
+        self.head_has_norms = False
         self._targets: dict[str, str] = {}
         self._missing: dict[str, str] = {}
         self._needless: dict[str, str] = {}

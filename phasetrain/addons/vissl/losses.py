@@ -99,9 +99,17 @@ def _convert_dino(source: VisslConfig, draft: ExperimentDraft, own: str) -> None
     ):
         draft.put(target, source.get(f"{own}.{key}"), f"{own}.{key}")
     updates = int(source.get(f"{own}.teacher_temp_warmup_iters"))
-    # The length of an epoch is not known here, so the share of the run cannot be computed.
-    draft.put("LOSS.warmup", 0.1, f"{own}.teacher_temp_warmup_iters")
-    draft.note(f"LOSS.warmup is a share of the run: divide {updates} updates by those of the run.")
+    if updates > 1:
+        draft.put("LOSS.warmup_updates", updates, f"{own}.teacher_temp_warmup_iters")
+    else:
+        # The first update, if it is one, has the first temperature.
+        draft.put("LOSS.warmup", 0.0, f"{own}.teacher_temp_warmup_iters")
+    trunk = str(source.get("MODEL.TRUNK.NAME"))
+    drop_path = "MODEL.TRUNK.VISION_TRANSFORMERS.DROP_PATH_RATE"
+    # VISSL takes this rate from the teacher, and not the one of other trunks.
+    if trunk.startswith(("vision_transformer", "convit")) and source.get(drop_path):
+        draft.put("TASK.teacher_drop_path", value=False)
+        draft.translate("TASK.teacher_drop_path", drop_path)
     taught = list(source.get(f"{own}.crops_for_teacher"))
     draft.put("TASK.teacher_views", len(taught), f"{own}.crops_for_teacher")
     if taught != list(range(len(taught))):
@@ -137,13 +145,20 @@ def _convert_swav(
     draft.put("LOSS.prototypes", prototype_sets[0], f"{own}.num_prototypes")
     if len(prototype_sets) > 1:
         draft.miss("several sets of prototypes", "MODEL.HEAD.PARAMS")
-    queue = int(source.get(f"{own}.queue.queue_length"))
+    length = int(source.get(f"{own}.queue.queue_length"))
+    # VISSL takes a multiple of the batch size.
+    queue = length - length % int(draft.experiment["DATA"]["TRAIN"]["batch_size"])
     if queue:
         draft.put("LOSS.queue", queue, f"{own}.queue.queue_length")
         updates = int(source.get(f"{own}.queue.start_iter"))
         draft.put("LOSS.queue_updates", updates, f"{own}.queue.start_iter")
     else:
         draft.deactivate(f"{own}.queue.", "there is no queue")
+    if source.get(f"{own}.normalize_last_layer"):
+        draft.put("LOSS.projected", value=True)
+        draft.translate("LOSS.projected", f"{own}.normalize_last_layer")
+    else:
+        draft.miss("prototypes that are not normalized", f"{own}.normalize_last_layer")
     if exponent := float(source.get(f"{own}.shk_powerlaw", 0.0)):
         draft.put("LOSS.power_law", exponent, f"{own}.shk_powerlaw")
 

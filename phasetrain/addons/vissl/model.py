@@ -1,14 +1,19 @@
 """VISSL's sections MODEL, LOSS and METERS."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from phasetrain.addons.vissl.compose import VisslConfig
 from phasetrain.addons.vissl.data import find_image_size
 from phasetrain.addons.vissl.draft import ExperimentDraft, find_row
 from phasetrain.addons.vissl.heads import (
+    CHAINED,
     DINO,
+    PROBES,
     SWAV,
+    Head,
     UnknownHeadError,
     convert_classifier,
     convert_cluster_head,
@@ -27,18 +32,16 @@ from phasetrain.addons.vissl.trunks import Trunk, convert_trunk
 SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 POOLS = f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
 HEADS = "MODEL.HEAD.PARAMS"
+CLASSY = "classy_state_dict"
+"""Key of the weights in a file of VISSL."""
+
 PROJECTIONS = (*SWAV, *DINO, "identity")
 """Heads without classes, which an extraction of features leaves out."""
-
-SWAV_RULES = [
-    [r"^heads\.0\.projection_head\.", "head.layers."],
-    [r"^heads\.0\.prototypes0\.weight$", "head.prototypes"],
-]
-"""Names of weights in VISSL's head with prototypes, and here."""
 
 
 def convert_model(source: VisslConfig, draft: ExperimentDraft) -> None:
     """Write the model, its initial weights, the loss and the meters."""
+    _complete_fragment(source, draft)
     loss = str(source.get("LOSS.name"))
     # Files merged over each other keep the parameters of losses that another one replaced.
     for key in source.given:
@@ -71,27 +74,45 @@ def convert_model(source: VisslConfig, draft: ExperimentDraft) -> None:
 def _convert_embedding(source: VisslConfig, draft: ExperimentDraft, loss: str) -> None:
     """Write a trunk with a projection, and a self-supervised loss."""
     trunk = convert_trunk(source, draft, views=True)
-    prototypes: list[int] = []
     try:
-        head, prototypes = convert_projection(list(source.get(HEADS, [])))
+        head = convert_projection(list(source.get(HEADS, [])))
         draft.translate("MODEL.head", HEADS)
     except UnknownHeadError as error:
         draft.miss(str(error), HEADS)
-        head = {}
-    if trunk is not None and head:
+        head = Head({})
+    if trunk is not None and head.section:
         _write_embedding(draft, trunk, head)
         _put_checkpointing(source, draft, trunk)
-    convert_self_supervised(source, draft, loss, prototypes)
+    convert_self_supervised(source, draft, loss, head.prototypes)
     if loss == "dino_distillation_loss":
         _convert_view_teacher(source, draft)
     draft.deactivate("METERS.", "tests of a self-supervised loss measure the loss")
     draft.put("METERS.loss", {})
 
 
-def _write_embedding(draft: ExperimentDraft, trunk: Trunk, head: Mapping[str, Any]) -> None:
+def _complete_fragment(source: VisslConfig, draft: ExperimentDraft) -> None:
+    """Set what files without data leave to the files that they are merged over."""
+    if source.get("DATA.TRAIN.DATA_SOURCES") or source.get("DATA.TEST.DATA_SOURCES"):
+        return
+    heads = list(source.get(HEADS, []))
+    if "LOSS.name" not in source.given and heads and heads[0][0] in SWAV:
+        source.assume("LOSS.name", "swav_loss")
+        draft.note("The files name no loss; their head is the head of SwAV.")
+    if source.has(POOLS) and not source.has(f"{SETTINGS}.EVAL_MODE_ON"):
+        source.assume(f"{SETTINGS}.EVAL_MODE_ON", value=True)
+        source.assume(f"{SETTINGS}.FREEZE_TRUNK_ONLY", value=True)
+        draft.note(
+            "The files name features and no EVAL_MODE_ON: taken as probes of a frozen trunk."
+        )
+
+
+def _write_embedding(draft: ExperimentDraft, trunk: Trunk, head: Head) -> None:
     draft.put("MODEL.name", "trunk_head")
     draft.put("MODEL.trunk", {**trunk.section, "cut": trunk.cut})
-    draft.put("MODEL.head", dict(head))
+    draft.put("MODEL.head", dict(head.section))
+    draft.head_pattern = "head.*"
+    draft.head_has_norms = bool(head.section.get("batch_norm"))
+    draft.head_rules = [(pattern, f"head.{name}") for pattern, name in head.rules]
     size = find_image_size(draft)
     draft.put("MODEL.input_shape", [3, size, size])
 
@@ -117,28 +138,29 @@ def _write_classifier(
 ) -> list[str]:
     """Write the model, and return the labels of its heads; none: a model with one output."""
     heads = list(source.get(HEADS, []))
-    pools = list(source.get(POOLS, []))
     if not source.get(f"{SETTINGS}.EVAL_MODE_ON"):
         draft.deactivate(f"{SETTINGS}.", "EVAL_MODE_ON is false")
-        pools = []
     if trunk is None:
         return []
     if not heads:
         raise UnknownHeadError("a model without heads")
-    frozen = bool(source.get(f"{SETTINGS}.FREEZE_TRUNK_ONLY")) and bool(
-        source.get(f"{SETTINGS}.EVAL_MODE_ON")
-    )
-    if not pools:
+    if not source.is_feature_extractor:
         keys = [key for key in source.given if key.startswith(SETTINGS)]
         draft.translate("MODEL", *keys)
-        return _write_plain_classifier(draft, trunk, heads, named=frozen)
+        freezes = bool(source.get(f"{SETTINGS}.EVAL_MODE_ON")) and bool(
+            source.get(f"{SETTINGS}.FREEZE_TRUNK_ONLY")
+        )
+        return _write_plain_classifier(source, draft, trunk, heads, named=freezes)
+    pools = list(source.get(POOLS))
     sections: dict[str, Any] = {}
-    for (name, pool), head in zip(pools, heads, strict=False):
+    for number, ((name, pool), item) in enumerate(zip(pools, heads, strict=False)):
         # Two heads may get the same feature, pooled in other ways.
         label = str(name)
         while label in sections:
             label += "_"
-        sections[label] = {**convert_classifier(head), **convert_feature(trunk, str(name), pool)}
+        head = _convert_head(source, draft, item, number)
+        sections[label] = {**head.section, **convert_feature(trunk, str(name), pool)}
+        draft.head_rules += [(pattern, f"heads.{label}.{name}") for pattern, name in head.rules]
     _write_heads(draft, trunk, sections)
     keys = [key for key in source.given if key.startswith(SETTINGS)]
     draft.translate("MODEL.heads", *keys)
@@ -147,37 +169,63 @@ def _write_classifier(
     return list(sections)
 
 
+def _convert_head(source: VisslConfig, draft: ExperimentDraft, item: Any, number: int) -> Head:
+    """Return the head for an entry of VISSL's list, with its scaled initial weights."""
+    items = [item] if isinstance(item[0], str) else list(item)
+    head = convert_classifier(items, number)
+    key = "MODEL.HEAD.PARAMS_MULTIPLIER"
+    scale = float(source.get(key))
+    # VISSL scales linear layers, and those of `mlp` only.
+    if scale == 1.0 or str(items[0][0]) not in (*CHAINED, *PROBES):
+        return head
+    if head.section.get("batch_norm"):
+        draft.miss("scaled initial weights in a head with batch norm", key)
+        return head
+    draft.translate("MODEL.heads.LABEL.init_scale", key)
+    return replace(head, section={**head.section, "init_scale": scale})
+
+
 def _write_heads(draft: ExperimentDraft, trunk: Trunk, sections: Mapping[str, Any]) -> None:
     draft.put("MODEL.name", "trunk_heads")
     draft.put("MODEL.trunk", {**trunk.section, "cut": trunk.cut})
     draft.put("MODEL.heads", dict(sections), HEADS)
+    draft.head_pattern = "heads.*"
+    draft.head_has_norms = any(
+        section.get("batch_norm") or section.get("input_norm") for section in sections.values()
+    )
     size = find_image_size(draft)
     draft.put("MODEL.input_shape", [3, size, size])
 
 
 def _write_plain_classifier(
-    draft: ExperimentDraft, trunk: Trunk, heads: Sequence[Any], *, named: bool = False
+    source: VisslConfig,
+    draft: ExperimentDraft,
+    trunk: Trunk,
+    heads: Sequence[Any],
+    *,
+    named: bool = False,
 ) -> list[str]:
     """Write a model whose last layer is the head, if the head is one layer.
 
     Args:
+        source: the config.
         draft: takes the model.
         trunk: the trunk.
         heads: heads of VISSL, each on the one before it.
         named: write a trunk with a head, whose modules have separate names, in any case.
     """
-    if len(heads) > 1:
-        if any("dims" not in params for _, params in heads):
-            raise UnknownHeadError(f"a chain of the heads {', '.join(head[0] for head in heads)}")
-        # A chain of linear heads is one head with hidden layers.
-        widths = [width for _, params in heads for width in params["dims"][1:]]
-        heads = [["mlp", {**heads[0][1], "dims": [0, *widths]}]]
-    head = convert_classifier(heads[0])
-    if not named and not head["hidden"] and not head.get("input_norm"):
-        draft.experiment["MODEL"] = {**trunk.section, "classes": head["classes"]}
+    # Several heads on one feature are a chain.
+    item = heads if len(heads) > 1 else heads[0]
+    head = _convert_head(source, draft, item, 0)
+    section = head.section
+    if not named and section.keys() == {"name", "hidden", "classes"} and not section["hidden"]:
+        draft.experiment["MODEL"] = {**trunk.section, "classes": section["classes"]}
+        draft.head_rules = [(pattern, f"{trunk.cut}.") for pattern, _ in head.rules]
+        draft.head_pattern = f"{trunk.cut}.*"
         draft.translate("MODEL.classes", HEADS)
         return []
-    _write_heads(draft, trunk, {"head": head})
+    draft.head_rules = [(pattern, f"heads.head.{name}") for pattern, name in head.rules]
+    _write_heads(draft, trunk, {"head": section})
     return ["head"]
 
 
@@ -194,6 +242,8 @@ def _convert_extraction(source: VisslConfig, draft: ExperimentDraft) -> None:
         return
     if str(source.get("engine_name")) == "extract_cluster":
         _convert_assignments(source, draft, trunk)
+        return
+    if source.get(f"{SETTINGS}.EVAL_TRUNK_AND_HEAD") and _extract_head(source, draft, trunk):
         return
     labels: dict[str, Any] = {}
     flatten = bool(source.get(f"{SETTINGS}.SHOULD_FLATTEN_FEATS"))
@@ -215,7 +265,7 @@ def _convert_extraction(source: VisslConfig, draft: ExperimentDraft) -> None:
         heads = list(source.get(HEADS, []))
         projects = any(item[0] in PROJECTIONS for item in heads)
         if heads and not projects and not source.get(f"{SETTINGS}.EXTRACT_TRUNK_FEATURES_ONLY"):
-            _write_plain_head(draft, trunk, heads)
+            _write_plain_head(source, draft, trunk, heads)
     draft.put("EXTRACT.layers", layers)
     keys = [key for key in source.given if key.startswith(SETTINGS)]
     draft.translate("EXTRACT.layers", *keys)
@@ -244,9 +294,32 @@ def _last_layer(trunk: Trunk) -> str:
     return trunk.layers.get("res5avg", "norm" if trunk.depth else trunk.cut.split(".")[0])
 
 
-def _write_plain_head(draft: ExperimentDraft, trunk: Trunk, heads: Sequence[Any]) -> None:
+def _extract_head(source: VisslConfig, draft: ExperimentDraft, trunk: Trunk) -> bool:
+    """Write an extraction of the output of the head, which VISSL compares in its benchmark of
+    nearest neighbours; return whether there is such a head."""
+    heads = list(source.get(HEADS, []))
+    if source.is_feature_extractor or not heads or any(item[0] == "identity" for item in heads):
+        return False
+    if str(source.get("engine_name")) == "extract_label_predictions":
+        return False
     try:
-        _write_plain_classifier(draft, trunk, heads)
+        head = convert_projection(heads)
+    except UnknownHeadError as error:
+        draft.miss(str(error), HEADS)
+        return True
+    _write_embedding(draft, trunk, head)
+    draft.put("EXTRACT.layers", ["head"])
+    draft.put("EXTRACT.predictions", value=False)
+    keys = [key for key in source.given if key.startswith(SETTINGS)]
+    draft.translate("EXTRACT.layers", HEADS, *keys)
+    return True
+
+
+def _write_plain_head(
+    source: VisslConfig, draft: ExperimentDraft, trunk: Trunk, heads: Sequence[Any]
+) -> None:
+    try:
+        _write_plain_classifier(source, draft, trunk, heads)
     except UnknownHeadError as error:
         draft.miss(str(error), HEADS)
 
@@ -260,12 +333,16 @@ def _convert_teacher(source: VisslConfig, draft: ExperimentDraft) -> None:
     section = dict(teacher.section)
     heads = list(source.get(f"{base}.HEAD.PARAMS", []))
     try:
-        section["classes"] = convert_classifier(heads[0])["classes"]
+        head = convert_classifier(heads[:1])
+        section["classes"] = head.section["classes"]
     except (UnknownHeadError, IndexError):
         draft.miss("a teacher without logits", f"{base}.HEAD.PARAMS")
+        head = Head({})
     keys = [key for key in source.given if key.startswith(f"{base}.")]
     path = source.get(f"{base}.WEIGHTS_INIT.PARAMS_FILE")
-    section["weights"] = {"path": path, **_read_rules(teacher, whole=True)}
+    rules = _make_trunk_rules(teacher, whole=True)
+    rules += [[pattern, f"{teacher.cut}."] for pattern, _ in head.rules]
+    section["weights"] = {"path": path, "rename": rules}
     draft.put("TASK.name", "distillation")
     draft.put("TASK.teacher", section, *keys)
 
@@ -277,23 +354,24 @@ def _convert_view_teacher(source: VisslConfig, draft: ExperimentDraft) -> None:
     if trunk is None:
         return
     try:
-        head, _ = convert_projection(list(source.get(f"{base}.HEAD.PARAMS", [])))
+        head = convert_projection(list(source.get(f"{base}.HEAD.PARAMS", [])))
     except UnknownHeadError as error:
         draft.miss(str(error), f"{base}.HEAD.PARAMS")
         return
     path = source.get(f"{base}.WEIGHTS_INIT.PARAMS_FILE")
     size = find_image_size(draft)
+    rules = _make_trunk_rules(trunk, whole=False)
+    rules += [[pattern, f"head.{name}"] for pattern, name in head.rules]
     section = {
         "name": "trunk_head",
         "trunk": {**trunk.section, "cut": trunk.cut},
-        "head": head,
+        "head": dict(head.section),
         "input_shape": [3, size, size],
-        "weights": {"path": path, **_read_rules(trunk, whole=False)},
+        "weights": {"path": path, "rename": rules},
     }
     draft.put("TASK.teacher", section, *[key for key in source.given if key.startswith(base)])
-    draft.note(
-        "VISSL's names of weights of heads and transformers need TASK.teacher.weights.rename."
-    )
+    if trunk.prefix is None:
+        draft.note(f"Names of weights of {trunk.section['name']} need TASK.teacher.weights.rename.")
 
 
 def _convert_frozen(source: VisslConfig, draft: ExperimentDraft) -> None:
@@ -304,36 +382,42 @@ def _convert_frozen(source: VisslConfig, draft: ExperimentDraft) -> None:
     trains = not source.is_extraction
     frozen = f"{SETTINGS}.FREEZE_TRUNK_ONLY"
     if trains and source.get(f"{SETTINGS}.EVAL_MODE_ON") and source.get(frozen):
-        if has_trunk:
+        if not has_trunk:
+            draft.miss("a frozen trunk in a model without named heads", frozen)
+        elif source.is_feature_extractor:
             patterns.append("trunk")
         else:
-            draft.miss("a frozen trunk in a model without named heads", frozen)
+            # VISSL freezes the weights and leaves the trunk in training mode, in which batch norms
+            # update their statistics; a learning rate of 0 does the same.
+            draft.put("OPTIMIZER.groups", [{"match": "trunk.*", "lr_scale": 0.0}], frozen)
     if patterns:
         draft.put("MODEL.freeze", patterns)
     rules = []
     updates_key = "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"
+    renames = dict(draft.head_rules)
     for name, updates in source.get(updates_key, []):
+        # VISSL's names are those inside of DistributedDataParallel.
+        vissl_name = str(name).removeprefix("module.")
+        matches = [new for pattern, new in renames.items() if re.search(pattern, vissl_name)]
         if "prototypes" in name and draft.experiment.get("LOSS", {}).get("name") == "swav":
             draft.put("LOSS.frozen_updates", int(updates), updates_key)
+        elif matches:
+            rules.append({"match": matches[0].rstrip("."), "for": int(updates)})
+        elif vissl_name.endswith(".weight_g"):
+            draft.translate("MODEL.freeze_updates", updates_key)
         else:
-            # VISSL's names are those inside of DistributedDataParallel.
-            pattern = str(name).removeprefix("module.")
-            if "heads" in pattern:
-                pattern = "head.prototypes" if "prototypes" in pattern else "head.*"
+            pattern = "head.*" if "heads" in vissl_name else vissl_name
             rules.append({"match": pattern, "for": int(updates)})
     if rules:
         draft.put("MODEL.freeze_updates", rules, updates_key)
 
 
-def _read_rules(trunk: Trunk, *, whole: bool) -> dict[str, Any]:
-    """Return rules that rename VISSL's weights to the names in the model."""
+def _make_trunk_rules(trunk: Trunk, *, whole: bool) -> list[list[str]]:
+    """Return rules that rename VISSL's weights of the trunk to the names in the model."""
     target = trunk.inner if whole else f"trunk.{trunk.inner}"
-    if trunk.prefix is None:
-        return {}
-    rules = [[f"^{trunk.prefix}", target]]
-    if whole:
-        rules.append([r"^heads\.0\.clf\.0\.", "fc."])
-    return {"rename": rules}
+    if trunk.prefix is None or trunk.prefix == re.escape(target):
+        return []
+    return [[f"^{trunk.prefix}", target]]
 
 
 def _convert_weights(source: VisslConfig, draft: ExperimentDraft) -> None:
@@ -346,30 +430,41 @@ def _convert_weights(source: VisslConfig, draft: ExperimentDraft) -> None:
     if trunk is None:
         return
     model = draft.experiment["MODEL"]
-    whole = "trunk" not in model
     weights: dict[str, Any] = {"path": path}
-    appended = str(source.get(f"{base}.APPEND_PREFIX") or "")
-    removed = str(source.get(f"{base}.REMOVE_PREFIX") or "")
-    if removed:
-        weights["prefix_remove"] = removed
-    if appended:
-        # The file has the names of the trunk itself.
-        if not whole:
-            weights["prefix_add"] = "trunk."
+    rules = _make_trunk_rules(trunk, whole="trunk" not in model)
+    affixes = [f"{base}.REMOVE_PREFIX", f"{base}.APPEND_PREFIX"]
+    if str(source.get(f"{base}.STATE_DICT_KEY_NAME")) == CLASSY:
+        draft.skip("VISSL changes no names in its own files", *affixes)
     else:
-        weights |= _read_rules(trunk, whole=whole)
-        if model.get("head", {}).get("name") == "prototypes" and "rename" in weights:
-            weights["rename"] += SWAV_RULES
-    # A pretrained file has the head of another task.
-    if not source.get(f"{SETTINGS}.EVAL_TRUNK_AND_HEAD"):
-        heads = {"trunk_heads": ["heads.*"], "trunk_head": ["head.*"]}
-        weights["reinit"] = heads.get(model["name"], [f"{trunk.cut}.*"])
+        weights |= _read_prefixes(source)
+        key = source.get(f"{base}.STATE_DICT_KEY_NAME")
+        weights |= {"key": key} if key else {}
+        appended = str(source.get(affixes[1]) or "")
+        rules = [["^", appended], *rules] if appended else rules
+    skipped = list(source.get(f"{base}.SKIP_LAYERS", []))
+    if source.loads_head and "heads" not in skipped:
+        rules += [[pattern, name] for pattern, name in draft.head_rules]
+        # Like VISSL, which loads what the file has.
+        weights["strict"] = False
+    elif draft.head_rules:
+        parts = {"trunk_heads": "heads.*", "trunk_head": "head.*"}
+        weights["reinit"] = [parts.get(model["name"], f"{trunk.cut}.*")]
+    kept = [f"*{name}*" for name in skipped if name not in ("heads", "num_batches_tracked")]
+    if kept:
+        weights["reinit"] = [*weights.get("reinit", []), *kept]
+    if rules:
+        weights["rename"] = rules
     draft.put("MODEL.weights", weights, *[key for key in source.given if key.startswith(base)])
     if trunk.prefix is None:
         draft.note(
             f"The weights of {path} have other names than {trunk.section['name']}: add rules to "
             "MODEL.weights.rename; `phasetrain plan` lists the names on both sides."
         )
+
+
+def _read_prefixes(source: VisslConfig) -> dict[str, Any]:
+    removed = str(source.get("MODEL.WEIGHTS_INIT.REMOVE_PREFIX") or "")
+    return {"prefix_remove": removed} if removed else {}
 
 
 def _put_checkpointing(source: VisslConfig, draft: ExperimentDraft, trunk: Trunk) -> None:

@@ -16,6 +16,16 @@ NAMES = {"pos_embedding": "pos_embed", "class_token": "cls_token"}
 """Names of weights in VISSL's transformers -> in timm's."""
 
 REGULARIZE = ("OPTIMIZER.regularize_bn", "OPTIMIZER.regularize_bias")
+FSDP = "MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP"
+NAMED_NORMS = tuple(
+    f"timm.{name}" for name in ("vit", "convit", "xcit", "swin", "beit", "convnext")
+)
+"""Trunks whose norms have names with `norm`, here and in VISSL."""
+
+OPTIMIZER_OPTIONS = (
+    *("name", "momentum", "nesterov", "betas", "trust", "clip", "all_weights", "joint_norm"),
+)
+"""Keys of OPTIMIZER that a second optimizer has, too."""
 
 
 class UnknownScheduleError(ValueError):
@@ -55,13 +65,21 @@ def _convert_method(source: VisslConfig, draft: ExperimentDraft) -> None:
             draft.put("OPTIMIZER.clip", clip, "OPTIMIZER.larc_config.clip")
             trust = float(source.get("OPTIMIZER.larc_config.trust_coefficient"))
             draft.put("OPTIMIZER.trust", trust, "OPTIMIZER.larc_config.trust_coefficient")
-            draft.note("LARC scales biases and norms too; `lars` moves them at lr, without decay.")
+            # LARC scales biases and norms, too.
+            draft.put("OPTIMIZER.all_weights", value=True)
+            draft.translate("OPTIMIZER.all_weights", "OPTIMIZER.use_larc")
+        elif method == "lars":
+            exclude = "OPTIMIZER.exclude_bias_and_norm"
+            draft.put("OPTIMIZER.all_weights", not source.get(exclude, default=False), exclude)
+            draft.put("OPTIMIZER.joint_norm", value=True)
     elif name in ("adam", "adamw", "adamw_mt"):
         draft.put("OPTIMIZER.name", name.removesuffix("_mt"), "OPTIMIZER.name")
         draft.put("OPTIMIZER.betas", list(source.get("OPTIMIZER.betas")), "OPTIMIZER.betas")
         draft.skip(f"{name} has no momentum", "OPTIMIZER.momentum", "OPTIMIZER.nesterov")
     else:
         draft.put("OPTIMIZER.name", "RMSprop", "OPTIMIZER.name")
+        if name != "rmsprop":
+            draft.miss(f"the optimizer {name}", "OPTIMIZER.name")
     if not source.get("OPTIMIZER.use_larc"):
         draft.deactivate("OPTIMIZER.larc_config.", "OPTIMIZER.use_larc is false")
     if source.get("OPTIMIZER.use_zero"):
@@ -96,9 +114,6 @@ def _convert_weight_decay(source: VisslConfig, draft: ExperimentDraft) -> None:
     draft.put("OPTIMIZER.weight_decay", value)
     if not keys:
         draft.translate("OPTIMIZER.weight_decay", "OPTIMIZER.weight_decay")
-    heads = [key for key in source.given if key.startswith(f"{WEIGHT_DECAY}_head.")]
-    if all(source.get(key) == source.get(key.replace("_head.", ".")) for key in heads):
-        draft.skip("the same schedule as that of all weights", *heads)
 
 
 def _scale(source: VisslConfig, scheduler: dict[str, Any]) -> None:
@@ -319,73 +334,206 @@ def _largest_value(scheduler: Mapping[str, Any]) -> float:
 
 
 def _convert_groups(source: VisslConfig, draft: ExperimentDraft) -> None:
-    groups: list[dict[str, Any]] = []
+    """Write rules for the weights that do not decay, and for learning rates of layers."""
+    groups: list[dict[str, Any]] = draft.experiment["OPTIMIZER"].pop("groups", [])
     constructor = str(source.get("OPTIMIZER.param_group_constructor"))
-    norms = bool(source.get("OPTIMIZER.regularize_bn"))
-    biases = bool(source.get("OPTIMIZER.regularize_bias"))
-    if draft.experiment["OPTIMIZER"]["name"] == "lars":
-        draft.skip("`lars` does not decay biases and norms", *REGULARIZE)
-    elif norms and biases and constructor != "dino":
-        draft.skip("all weights decay", *REGULARIZE)
-    else:
-        groups += _make_decay_groups(draft, norms=norms and constructor != "dino", biases=biases)
-        draft.translate("OPTIMIZER.groups", *REGULARIZE)
-    excluded = list(source.get("OPTIMIZER.non_regularized_parameters", []))
-    names = [NAMES.get(word, word) for word in excluded]
-    groups += [{"match": f"*{name}*", "weight_decay": 0.0} for name in names]
-    if excluded:
-        draft.translate("OPTIMIZER.groups", "OPTIMIZER.non_regularized_parameters")
+    draft.translate("OPTIMIZER.groups", "OPTIMIZER.param_group_constructor")
+    head = "OPTIMIZER.head_optimizer_params."
+    if constructor == "default":
+        rules = _make_default_rules(source, draft)
+        groups += _convert_head_options(source, draft, rules) + rules
+    elif constructor in ("dino", "lr_decay"):
+        reason = f"the constructor {constructor} does not read it"
+        draft.skip(reason, "OPTIMIZER.non_regularized_parameters", *REGULARIZE)
+        for prefix in (head, f"{LR}_head.", f"{WEIGHT_DECAY}_head."):
+            draft.deactivate(prefix, reason)
+        groups += _make_named_rules(draft)
     if constructor == "lr_decay":
-        decay = float(source.get("OPTIMIZER.layer_wise_lr_decay.decay"))
-        keys = ("OPTIMIZER.param_group_constructor", "OPTIMIZER.layer_wise_lr_decay.decay")
-        draft.put("OPTIMIZER.layer_decay", decay, *keys)
+        groups += _convert_layer_decay(source, draft)
     elif constructor == "linear_eval_heads":
-        reason = "a learning rate for each of many heads; use a sweep, or groups of the heads"
-        draft.miss(reason, "OPTIMIZER.param_group_constructor")
-    else:
-        draft.translate("OPTIMIZER.groups", "OPTIMIZER.param_group_constructor")
+        groups += _convert_eval_heads(source, draft)
     if constructor != "lr_decay":
         draft.deactivate("OPTIMIZER.layer_wise_lr_decay.", f"the constructor is {constructor}")
-    _convert_head_group(source, draft, groups)
     if groups:
         draft.put("OPTIMIZER.groups", groups)
 
 
-def _make_decay_groups(
-    draft: ExperimentDraft, *, norms: bool, biases: bool
+def _make_default_rules(source: VisslConfig, draft: ExperimentDraft) -> list[dict[str, Any]]:
+    """Return rules for the weights that do not decay with VISSL's constructor `default`."""
+    words = list(source.get("OPTIMIZER.non_regularized_parameters", []))
+    words_key = "OPTIMIZER.non_regularized_parameters"
+    if _has_single_group(source):
+        draft.skip("all weights are in one group of VISSL, and decay", *REGULARIZE, words_key)
+        draft.translate("OPTIMIZER.groups", "OPTIMIZER.construct_single_param_group_only")
+        return []
+    if draft.experiment["OPTIMIZER"]["weight_decay"] == 0:
+        draft.skip("nothing decays", *REGULARIZE, words_key)
+        return []
+    norms = bool(source.get("OPTIMIZER.regularize_bn"))
+    biases = bool(source.get("OPTIMIZER.regularize_bias"))
+    rules: list[dict[str, Any]] = []
+    if not norms:
+        rules.append({"types": "*Norm*", "weight_decay": 0.0})
+    if not biases:
+        rules.append({"match": "*.bias", "weight_decay": 0.0})
+    draft.translate("OPTIMIZER.groups", *REGULARIZE)
+    if str(_trunk_section(draft).get("name")).startswith("timm.convnext") and not norms:
+        draft.miss("norms of ConvNeXt, which decay in VISSL only", *REGULARIZE)
+    for word in words:
+        # VISSL's transformers but ConViT have timm's names, in which these words are not found.
+        if word in NAMES and "convit" not in str(_trunk_section(draft).get("name")):
+            draft.skip("VISSL's weights have no such names, so that all decay", words_key)
+        else:
+            rules.append({"match": f"*{NAMES.get(word, word)}*", "weight_decay": 0.0})
+            draft.translate("OPTIMIZER.groups", words_key)
+    return rules
+
+
+def _make_named_rules(draft: ExperimentDraft) -> list[dict[str, Any]]:
+    """Return rules for the weights that do not decay because of their names."""
+    rules = [{"match": "*.bias", "weight_decay": 0.0}]
+    # The batch norms of convolutional networks, and those of heads, have other names.
+    if str(_trunk_section(draft).get("name")).startswith(NAMED_NORMS):
+        prefix = "trunk." if "trunk" in draft.experiment["MODEL"] else ""
+        rules.append({"match": f"{prefix}*norm*", "weight_decay": 0.0})
+    return rules
+
+
+def _trunk_section(draft: ExperimentDraft) -> Mapping[str, Any]:
+    model: Mapping[str, Any] = draft.experiment.get("MODEL", {})
+    section: Mapping[str, Any] = model.get("trunk", model)
+    return section
+
+
+def _convert_layer_decay(source: VisslConfig, draft: ExperimentDraft) -> list[dict[str, Any]]:
+    """Write the learning rates of layers, and return the rule for the last norm."""
+    decay = float(source.get("OPTIMIZER.layer_wise_lr_decay.decay"))
+    keys = ("OPTIMIZER.param_group_constructor", "OPTIMIZER.layer_wise_lr_decay.decay")
+    if not str(_trunk_section(draft).get("name")).startswith("timm.vit"):
+        draft.miss("layers of a trunk other than a vision transformer", *keys)
+        return []
+    draft.put("OPTIMIZER.layer_decay", decay, *keys)
+    # VISSL counts the last norm to the last block.
+    prefix = "trunk." if "trunk" in draft.experiment["MODEL"] else ""
+    return [{"match": f"{prefix}norm.*", "lr_scale": decay}]
+
+
+def _convert_eval_heads(source: VisslConfig, draft: ExperimentDraft) -> list[dict[str, Any]]:
+    """Return a rule for the options of each head."""
+    key = "OPTIMIZER.linear_eval_heads"
+    entries = list(source.get(key, []))
+    labels = list(draft.experiment.get("MODEL", {}).get("heads", {}))
+    has_own_norms = any("regularize_bn" in entry for entry in entries)
+    if len(labels) != len(entries) or not source.is_feature_extractor or has_own_norms:
+        draft.miss("options of heads other than learning rate and weight decay", key)
+        return []
+    default = float(source.get("OPTIMIZER.weight_decay"))
+    rules = [
+        {"match": f"heads.{label}.*", "lr_scale": float(entry["lr"])}
+        | {"weight_decay": float(entry.get("weight_decay", default))}
+        for label, entry in zip(labels, entries, strict=True)
+    ]
+    draft.translate("OPTIMIZER.groups", key)
+    if not source.get(REGULARIZE[0]):
+        rules.append({"types": "*Norm*", "weight_decay": 0.0})
+    if not source.get(REGULARIZE[1]):
+        rules.append({"match": "*.bias", "weight_decay": 0.0})
+    return rules
+
+
+def _convert_head_options(
+    source: VisslConfig, draft: ExperimentDraft, rules: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return groups in which norms or biases, or both, do not decay."""
-    if norms:
-        return [{"match": "*.bias", "weight_decay": 0.0}]
-    groups: list[dict[str, Any]] = [{"max_ndim": 1, "weight_decay": 0.0}]
-    if biases:
-        decay = draft.experiment["OPTIMIZER"]["weight_decay"]
-        groups.append({"types": ["Linear"], "max_ndim": 1, "weight_decay": decay})
-    return groups
+    """Return a rule for the head, or write a second optimizer for it if its schedules differ.
 
-
-def _convert_head_group(
-    source: VisslConfig, draft: ExperimentDraft, groups: list[dict[str, Any]]
-) -> None:
+    Args:
+        source: the config.
+        draft: takes the optimizer.
+        rules: rules for weights that do not decay, of the whole model.
+    """
     params = "OPTIMIZER.head_optimizer_params"
-    group: dict[str, Any] = {}
-    if source.get(f"{params}.use_different_wd"):
-        group["weight_decay"] = float(source.get(f"{params}.weight_decay"))
-        draft.translate("OPTIMIZER.groups", f"{params}.use_different_wd", f"{params}.weight_decay")
+    optimizer = draft.experiment["OPTIMIZER"]
+    schedules = optimizer["SCHEDULES"]
+    rate, schedule = optimizer["lr"], schedules.get("lr")
+    lr_keys = [key for key in source.given if key.startswith(f"{LR}_head.")]
+    wd_keys = [key for key in source.given if key.startswith(f"{WEIGHT_DECAY}_head.")]
+    if _has_single_group(source) or draft.head_pattern is None:
+        for prefix in (f"{params}.", f"{LR}_head.", f"{WEIGHT_DECAY}_head."):
+            draft.deactivate(prefix, "the head has no group of its own")
+        return []
     if source.get(f"{params}.use_different_lr"):
         scheduler = deepcopy(source.get(f"{LR}_head"))
         _scale(source, scheduler)
-        keys = [key for key in source.given if key.startswith(f"{LR}_head.")]
         try:
-            peak, _ = convert_schedule(scheduler)
-            group["lr_scale"] = round(peak / draft.experiment["OPTIMIZER"]["lr"], 6)
-            draft.translate("OPTIMIZER.groups", f"{params}.use_different_lr", *keys)
-            draft.note("The head follows the schedule of the trunk, scaled by lr_scale.")
+            rate, schedule = convert_schedule(scheduler)
         except UnknownScheduleError as error:
-            draft.miss(str(error), *keys)
+            draft.miss(str(error), *lr_keys)
+            return []
+    decay, decay_schedule = _read_head_decay(source)
+    if schedule != schedules.get("lr") or decay_schedule != schedules.get("weight_decay"):
+        options = {"lr": (rate, schedule), "weight_decay": (decay, decay_schedule)}
+        return _write_head_optimizer(draft, options, rules)
+    group: dict[str, Any] = {}
+    if decay != optimizer["weight_decay"]:
+        group["weight_decay"] = decay
+    if rate != optimizer["lr"]:
+        group["lr_scale"] = round(rate / optimizer["lr"], 6)
+    keys = [f"{params}.use_different_lr", f"{params}.use_different_wd", f"{params}.weight_decay"]
+    if group:
+        draft.translate("OPTIMIZER.groups", *keys, *lr_keys)
     draft.deactivate(f"{LR}_head.", "the head has the learning rate of the trunk")
     draft.deactivate(f"{params}.", "the head has no options of its own")
-    if group:
-        name = str(draft.experiment.get("MODEL", {}).get("name", ""))
-        pattern = "head*" if name in ("trunk_heads", "trunk_head") or "timm" in name else "fc.*"
-        groups.append({"match": pattern, **group})
+    draft.skip("the same schedule as that of all weights", *wd_keys)
+    return [{"match": draft.head_pattern, **group}] if group else []
+
+
+def _read_head_decay(source: VisslConfig) -> tuple[float, dict[str, Any] | None]:
+    """Return the weight decay of the head and its schedule; None: it is constant."""
+    if source.has(f"{WEIGHT_DECAY}_head"):
+        return convert_schedule(source.get(f"{WEIGHT_DECAY}_head"), peak="start")
+    params = "OPTIMIZER.head_optimizer_params"
+    own = bool(source.get(f"{params}.use_different_wd"))
+    return float(source.get(f"{params}.weight_decay" if own else "OPTIMIZER.weight_decay")), None
+
+
+def _has_single_group(source: VisslConfig) -> bool:
+    """Return whether VISSL puts all weights into one group, in which all decay."""
+    return bool(source.get("OPTIMIZER.construct_single_param_group_only") or source.get(FSDP))
+
+
+def _write_head_optimizer(
+    draft: ExperimentDraft,
+    options: Mapping[str, tuple[float, dict[str, Any] | None]],
+    rules: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Write an optimizer for the head, whose schedules are its own; return no rules.
+
+    Args:
+        draft: takes the optimizer.
+        options: option -> its value and schedule; None: it is constant.
+        rules: rules for weights that do not decay, of the whole model.
+    """
+    source = draft.source
+    keys = [
+        key
+        for key in source.given
+        if key.startswith((f"{LR}_head.", f"{WEIGHT_DECAY}_head.", "OPTIMIZER.head_optimizer"))
+    ]
+    optimizer = draft.experiment["OPTIMIZER"]
+    if "strategy" in draft.experiment.get("DISTRIBUTED", {}) or source.get(
+        "MODEL.SHARDED_DDP_SETUP.USE_SDP"
+    ):
+        draft.miss("a sharding strategy, and other schedules for the head", *keys)
+        return []
+    entry: dict[str, Any] = {"match": draft.head_pattern}
+    entry |= {key: optimizer[key] for key in OPTIMIZER_OPTIONS if key in optimizer}
+    entry |= {option: value for option, (value, _) in options.items()}
+    entry["SCHEDULES"] = {
+        option: schedule or {"name": "constant"} for option, (_, schedule) in options.items()
+    }
+    own = [rule for rule in rules if "types" not in rule or draft.head_has_norms]
+    if own and options["weight_decay"][0]:
+        entry["groups"] = own
+    draft.put("OPTIMIZER.others", {"head": entry}, *keys)
+    draft.note("The head has schedules of its own, and so a second optimizer.")
+    return []

@@ -166,6 +166,8 @@ def _convert_probes(source: VisslConfig, draft: ExperimentDraft) -> None:
         neighbours = source.get("NEAREST_NEIGHBOR.TOPK")
         sigma = source.get("NEAREST_NEIGHBOR.SIGMA")
         options = f"--neighbours {neighbours} --temperature {sigma}"
+        if not source.get("NEAREST_NEIGHBOR.L2_NORM_FEATS"):
+            options += " --similarity dot"
         draft.note(f"Nearest neighbours: `{probe} {options}`")
         keys = [key for key in source.given if key.startswith("NEAREST_NEIGHBOR.")]
         draft.translate(f"probe {options}", *keys)

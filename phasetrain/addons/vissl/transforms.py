@@ -30,10 +30,12 @@ SAME = {
 }
 """Transforms of torchvision, whose parameters stay."""
 
+MNIST_SIZE = 28
+"""Side of an image of MNIST, in pixels."""
+
 NEEDLESS = {
     "ToTensor": "images are tensors",
     "ImgPilToTensor": "images are tensors",
-    "MNISTImgPil2RGB": "DATA.*.mode is RGB",
 }
 
 GAPS = {
@@ -42,6 +44,7 @@ GAPS = {
     "ShuffleImgPatches": "patches of an image as inputs, and heads on all of them",
     "ImgPilToPatchesAndImage": "patches of an image as inputs, and heads on all of them",
     "ImgPil2LabTensor": "images in the colour space Lab",
+    "ImgPilRandomPhotometric": "posterized, sharpened, solarized images with maximal contrast",
 }
 
 
@@ -173,32 +176,19 @@ def _flip(params: dict[str, Any]) -> tuple[View, list[str]]:
 
 
 def _color_distortion(params: dict[str, Any]) -> tuple[View, list[str]]:
-    values, unknown = _take(params, strength=1.0)
-    strength = values["strength"]
-    jitter = {
-        "name": "torchvision.ColorJitter",
-        "brightness": round(0.8 * strength, 6),
-        "contrast": round(0.8 * strength, 6),
-        "saturation": round(0.8 * strength, 6),
-        "hue": round(0.2 * strength, 6),
-    }
-    return [*_apply([jitter], 0.8), {"name": "torchvision.RandomGrayscale", "p": 0.2}], unknown
+    # VISSL reads no other parameter: `brightness` and the like have no effect there.
+    jitter = _jitter(params.get("strength", 1.0))
+    return [*_apply([jitter], 0.8), {"name": "torchvision.RandomGrayscale", "p": 0.2}], []
 
 
 def _random_jitter(params: dict[str, Any]) -> tuple[View, list[str]]:
-    values, unknown = _take(
-        params,
-        strength=1.0,
-        brightness_jitter=0.4,
-        contrast_jitter=0.4,
-        saturation_jitter=0.4,
-        hue_jitter=0.4,
-        color_jitter_probability=0.8,
-    )
-    jitter: Item = {"name": "torchvision.ColorJitter"}
-    for key in ("brightness", "contrast", "saturation", "hue"):
-        jitter[key] = round(values[f"{key}_jitter"] * values["strength"], 6)
-    return _apply([jitter], values["color_jitter_probability"]), unknown
+    values, unknown = _take(params, strength=1.0, p=0.8)
+    return _apply([_jitter(values["strength"])], values["p"]), unknown
+
+
+def _jitter(strength: float) -> Item:
+    jitter = {key: round(0.8 * strength, 6) for key in ("brightness", "contrast", "saturation")}
+    return {"name": "torchvision.ColorJitter", **jitter, "hue": round(0.2 * strength, 6)}
 
 
 def _blur(params: dict[str, Any]) -> tuple[View, list[str]]:
@@ -211,16 +201,22 @@ def _blur(params: dict[str, Any]) -> tuple[View, list[str]]:
 
 
 def _solarize(params: dict[str, Any]) -> tuple[View, list[str]]:
-    values, unknown = _take(params, p=0.5)
-    item = {"name": "torchvision.RandomSolarize", "threshold": 0.5, "p": float(values["p"])}
-    return [item], unknown
-
-
-def _photometric(params: dict[str, Any]) -> tuple[View, list[str]]:
     values, unknown = _take(params, p=0.66)
-    jitter = {"brightness": [0.6, 1.4], "contrast": [0.6, 1.4], "saturation": [0.6, 1.4]}
-    item = {"name": "torchvision.ColorJitter", **jitter, "hue": [-0.2, 0.2]}
-    return _apply([item], values["p"]), unknown
+    # Its threshold is drawn from 0 to 256 for each image, which is the default here.
+    return [{"name": "random_solarize", "probability": float(values["p"])}], unknown
+
+
+def _paste_mnist(params: dict[str, Any]) -> tuple[View, list[str]]:
+    values, unknown = _take(params, size=[], box=[0, 0])
+    size = values["size"]
+    width, height = [size, size] if isinstance(size, int) else (size or [MNIST_SIZE, MNIST_SIZE])
+    left, top = values["box"]
+    right, bottom = width - MNIST_SIZE - left, height - MNIST_SIZE - top
+    if min(left, top, right, bottom) < 0:
+        return [], [*unknown, "box"]
+    # Colours are the work of DATA.*.mode: RGB; pasting onto black is padding.
+    padding = {"name": "torchvision.Pad", "padding": [left, top, right, bottom]}
+    return [padding] if any(padding["padding"]) else [], unknown
 
 
 def _rand_augment(params: dict[str, Any]) -> tuple[View, list[str]]:
@@ -265,7 +261,7 @@ CONVERTERS: Mapping[str, Callable[[dict[str, Any]], tuple[View, list[str]]]] = {
     "ImgPilRandomColorJitter": _random_jitter,
     "ImgPilGaussianBlur": _blur,
     "ImgPilRandomSolarize": _solarize,
-    "ImgPilRandomPhotometric": _photometric,
+    "MNISTImgPil2RGB": _paste_mnist,
     "RandAugment": _rand_augment,
     "AutoAugment": _auto_augment,
 }

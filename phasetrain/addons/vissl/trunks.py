@@ -237,13 +237,14 @@ def _convert_vit(
     layers: dict[str, str] = {}
     if source.get(f"{own}.USE_CLASS_TOKEN", default=True) is False:
         # Without a class token VISSL averages the patches.
-        params |= {"class_token": False, "global_pool": "avg"}
+        # Its norm comes before the average, unlike timm's.
+        params |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
     masked = f"{own}.MASKED_IMAGE_MODELING"
     if source.get(f"{masked}.NAME"):
         keys = [key for key in source.given if key.startswith(masked)]
         draft.miss("masked image modelling: no trunk here masks or drops patches", *keys)
     section = {"name": "timm.vit_base_patch16_224", "params": params}
-    return Trunk(section, "head", layers, "Block", depth=params["depth"])
+    return Trunk(section, "head", layers, "Block", depth=params["depth"], prefix=r"trunk\.")
 
 
 def _convert_convit(
@@ -267,6 +268,17 @@ def _convert_convit(
     params["qkv_bias"] = bool(source.get(f"{own}.QKV_BIAS") or params.get("qkv_bias"))
     below = [key for key in source.given if key.startswith((own, f"{trunk_key}.CONVIT"))]
     draft.translate("MODEL.trunk.params", *below)
+    for key, usual in (
+        (f"{trunk_key}.CONVIT.CLASS_TOKEN_IN_LOCAL_LAYERS", False),
+        (f"{trunk_key}.CONVIT.USE_LOCAL_INIT", True),
+        (f"{own}.CLASSIFIER", "token"),
+    ):
+        if source.get(key, usual) != usual:
+            draft.miss(f"timm's ConViT has {usual} only", key)
+    draft.note(
+        "timm's ConViT projects each relative position once, VISSL's as LOCALITY_DIM copies, and "
+        "the eps of its norms is 1e-6, not 1e-5."
+    )
     if views:
         draft.note("timm's ConViT takes images of one size only: small crops need another trunk.")
     section = {"name": "timm.convit_base", "params": params}

@@ -83,8 +83,8 @@ class OptimizerSection(Section):
     )
     groups: tuple[Any, ...] = key(
         [],
-        "rules for parameter groups: `match` (patterns for names), `types` (class names of "
-        "modules) or `max_ndim`, with `lr_scale` or options of the optimizer",
+        "rules for parameter groups: `match` (patterns for names), `types` (patterns for class "
+        "names of modules) or `max_ndim`, with `lr_scale` or options of the optimizer",
         resume="forbidden",
     )
     layer_decay: float | None = key(

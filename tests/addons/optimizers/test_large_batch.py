@@ -48,6 +48,38 @@ class TestLars:
         slow, _ = moved(LARS, 1, lr=0.1, momentum=0.0, trust=0.02, clip=True)
         assert torch.allclose(slow, W - 0.01 * G, rtol=0, atol=1e-15)
 
+    def test_larc_of_all_weights_scales_biases_and_lets_them_decay(self) -> None:
+        options = {"momentum": 0.0, "weight_decay": 0.1, "trust": 0.02, "clip": True}
+        _, bias = moved(LARS, 1, lr=0.1, all_weights=True, **options)
+        size, norm = 5**0.5, 0.5**0.5
+        scale = min(0.02 * size / (norm + 0.1 * size) / 0.1, 1.0)
+        expected = BIAS - 0.1 * scale * (BIAS_G + 0.1 * BIAS)
+        assert torch.allclose(bias, expected, rtol=0, atol=1e-15)
+
+    @pytest.mark.parametrize(("weight", "gradient"), [(0.0, 1.0), (1.0, 0.0)])
+    def test_larc_of_all_weights_leaves_others_to_sgd(self, weight: float, gradient: float) -> None:
+        parameter = nn.Parameter(torch.full((2,), weight))
+        parameter.grad = torch.full((2,), gradient)
+        options = {"momentum": 0.0, "weight_decay": 0.5, "clip": True, "all_weights": True}
+        LARS([parameter], lr=4.0, **options).step()
+        assert parameter.tolist() == [weight - 4 * gradient] * 2
+
+    def test_joint_norm_is_of_gradient_and_decay_together(self) -> None:
+        options = {"momentum": 0.0, "weight_decay": 0.5, "trust": 0.02, "joint_norm": True}
+        weight, bias = moved(LARS, 1, lr=0.5, **options)
+        assert torch.allclose(bias, BIAS - 0.5 * (BIAS_G + 0.5 * BIAS), rtol=0, atol=1e-15)
+        step = G + 0.5 * W
+        local = 0.02 * 5 / float(step.norm())
+        assert torch.allclose(weight, W - 0.5 * local * step, rtol=0, atol=1e-15)
+
+    def test_state_without_the_later_options_is_restored(self) -> None:
+        optimizer = LARS([nn.Parameter(W.clone())], lr=0.1)
+        state = optimizer.state_dict()
+        for key in ("all_weights", "joint_norm"):
+            del state["param_groups"][0][key]
+        optimizer.load_state_dict(state)
+        assert optimizer.param_groups[0]["all_weights"] is False
+
     def test_weights_of_zero_are_updated(self) -> None:
         weight = nn.Parameter(torch.zeros(2, 2))
         weight.grad = torch.ones(2, 2)

@@ -96,6 +96,28 @@ def test_projection_can_have_batch_norm() -> None:
     torch.testing.assert_close(found.mean(dim=0), torch.zeros(2), atol=1e-6, rtol=0)
 
 
+def test_last_layer_of_a_projection_can_be_like_a_hidden_one_or_have_no_bias() -> None:
+    head = ProjectionHead(3, 2, hidden=[4], batch_norm=True, last_hidden=True)
+    last = list(head.children())[3:]
+    assert [type(layer) for layer in last] == [nn.Linear, nn.BatchNorm1d, nn.ReLU]
+    assert last[1].affine
+    assert last[0].bias is None
+    assert ProjectionHead(3, 2, last_bias=False)[0].bias is None
+    assert isinstance(ProjectionHead(3, 2, [4], activation="none")[1], nn.Identity)
+
+
+def test_scores_of_prototypes_can_have_trained_scales() -> None:
+    head = PrototypeHead(3, dimensions=7, hidden=[4], bottleneck=2, trained_scale=True)
+    features = torch.randn(5, 3)
+    cosines = head(features)
+    assert head.scales is not None
+    assert head.scales.shape == (7, 1)
+    with torch.no_grad():
+        head.scales[2] = 3.0
+    factors = torch.tensor([1.0, 1.0, 3.0, 1.0, 1.0, 1.0, 1.0])
+    torch.testing.assert_close(head(features), cosines * factors)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -39,6 +39,7 @@ class ProbeSettings:
         held_out: share of the training features on which the penalty is chosen.
         seed: selects the held-out features.
         device: `auto`, `cpu` or `cuda`.
+        similarity: of neighbours: `cosine`, or `dot`, the product of features as they are.
     """
 
     layer: str
@@ -48,6 +49,7 @@ class ProbeSettings:
     held_out: float = 0.2
     seed: int = 0
     device: str = "auto"
+    similarity: str = "cosine"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
     features, labels = features.to(device), labels.to(device)
     others, targets = others.to(device), targets.to(device)
     neighbours = classify_by_neighbours(
-        features, labels, others, settings.neighbours, settings.temperature, classes
+        *(features, labels, others, settings.neighbours, settings.temperature, classes),
+        normalizes=settings.similarity == "cosine",
     )
     chosen, held_out, predicted = classify_linearly(features, labels, others, classes, settings)
     result = Probed(
@@ -131,6 +134,8 @@ def classify_by_neighbours(
     neighbours: Sequence[int],
     temperature: float,
     classes: int,
+    *,
+    normalizes: bool = True,
 ) -> dict[int, Tensor]:
     """Return for each k the class `(M,)` that the k nearest training samples vote for.
 
@@ -144,11 +149,14 @@ def classify_by_neighbours(
         neighbours: numbers k; a number above N means all.
         temperature: above 0.
         classes: number of classes.
+        normalizes: whether s is the cosine; otherwise it is the dot product.
     """
-    keys = functional.normalize(features.float(), dim=1)
+    keys, others = features.float(), others.float()
+    if normalizes:
+        keys, others = functional.normalize(keys, dim=1), functional.normalize(others, dim=1)
     most = min(max(neighbours), len(keys))
     votes_by_k: dict[int, list[Tensor]] = {k: [] for k in neighbours}
-    for queries in torch.split(functional.normalize(others.float(), dim=1), CHUNK):
+    for queries in torch.split(others, CHUNK):
         similarity, index = _top_similarities(queries, keys, most)
         # relative to the nearest neighbour, so that exp cannot overflow
         weights = ((similarity - similarity[:, :1]) / temperature).exp()

@@ -9,7 +9,7 @@ from torch.nn.functional import log_softmax, softmax
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     pair_views_with_teacher,
 )
-from phasetrain.config.checks import check_fraction, check_positive
+from phasetrain.config.checks import check_at_least, check_fraction, check_positive
 from phasetrain.distributed import World, reduce
 from phasetrain.losses.base import LOSSES
 
@@ -34,6 +34,8 @@ class DINO(nn.Module):
         teacher_temperature: temperature of the teacher's distribution after the warm-up.
         warmup_temperature: the teacher's temperature at the start; it changes linearly.
         warmup: fraction of the training that the change takes, in [0, 1].
+        warmup_updates: number of updates that the change takes instead, or None; the first update
+            has the first temperature, and the last of them the last one.
         center_momentum: m.
         world: fact; the ranks of the run.
 
@@ -48,7 +50,7 @@ class DINO(nn.Module):
     uses_teacher = True
     center: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parameters of the part, which a config names
         self,
         dimensions: int,
         student_temperature: float = 0.1,
@@ -57,6 +59,8 @@ class DINO(nn.Module):
         warmup: float = 0.3,
         center_momentum: float = 0.9,
         world: World | None = None,
+        *,
+        warmup_updates: int | None = None,
     ) -> None:
         super().__init__()
         check_positive(
@@ -69,14 +73,19 @@ class DINO(nn.Module):
         self._first = warmup_temperature
         self._last = teacher_temperature
         self._warmup = warmup
+        check_at_least(2, warmup_updates=warmup_updates)
+        self._warmup_updates = warmup_updates
         self._world = world or World()
         self.register_buffer("center", torch.zeros(dimensions))
         self.advance(0.0, 0)
 
     def advance(self, where: float, updates: int) -> None:
-        """Set the teacher's temperature for a progress in [0, 1)."""
+        """Set the teacher's temperature for a progress in [0, 1] and a number of updates."""
         # The comparison comes first so that a warm-up of 0 does not divide by 0.
         fraction = 1.0 if where >= self._warmup else where / self._warmup
+        # A test has the temperature of the end, where `where` is 1.
+        if self._warmup_updates is not None and where < 1:
+            fraction = min(1.0, updates / (self._warmup_updates - 1))
         self.teacher_temperature = self._first + fraction * (self._last - self._first)
 
     def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:

@@ -68,6 +68,8 @@ class SwAV(nn.Module):
         codes: how codes are made.
         queue: length and start of the queue.
         frozen_updates: number of updates at the start during which the prototypes are frozen.
+        projected: before each update the prototypes are projected to unit vectors, as in the
+            authors' code; otherwise they are normalized in the loss.
         world: the ranks of the run.
 
     Attributes:
@@ -95,6 +97,8 @@ class SwAV(nn.Module):
         queue: QueueSettings = QueueSettings(),
         frozen_updates: int = 0,
         world: World | None = None,
+        *,
+        projected: bool = False,
     ) -> None:
         super().__init__()
         check_positive(
@@ -110,6 +114,7 @@ class SwAV(nn.Module):
         self.codes = codes
         self.queue_start = queue.start_update
         self.frozen_updates = frozen_updates
+        self.projected = projected
         self._world = world or World()
         self._updates = 0
         self.prototypes = nn.Parameter(normalize(torch.randn(prototypes, dimensions), dim=1))
@@ -118,8 +123,13 @@ class SwAV(nn.Module):
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
 
     def advance(self, where: float, updates: int) -> None:
-        """Set the number of updates before this step."""
+        """Set the number of updates before this step, and project the prototypes."""
         self._updates = updates
+        if self.projected and self.training:
+            # Before a step and not after the update, which the loss does not see; in between, no
+            # training step uses them.
+            with torch.no_grad():
+                self.prototypes.copy_(normalize(self.prototypes, dim=1))
 
     def frozen_parameters(self) -> Sequence[nn.Parameter]:
         """Return the prototypes while they are frozen."""
@@ -131,7 +141,10 @@ class SwAV(nn.Module):
         """Return the mean over the samples of this rank, a scalar, of views `(N, D)`."""
         check_views(views)
         coded = range(min(self.codes.views, len(views)))
-        prototypes = normalize(self.prototypes, dim=1).T
+        if self.projected and self.training:
+            prototypes = self.prototypes.T
+        else:
+            prototypes = normalize(self.prototypes, dim=1).T
         embeddings = [normalize(view, dim=1) for view in views]
         scores = [embedding @ prototypes for embedding in embeddings]
         codes = [
@@ -193,6 +206,8 @@ def build_swav(  # one parameter per key of section LOSS
     frozen_updates: int = 0,
     power_law: float = 0.0,
     world: World | None = None,
+    *,
+    projected: bool = False,
 ) -> SwAV:
     """Build the SwAV loss: swapped prediction of codes (Caron et al. 2020, arXiv:2006.09882).
 
@@ -211,6 +226,8 @@ def build_swav(  # one parameter per key of section LOSS
         power_law: exponent of the sizes of clusters, for data with rare classes: prototype k = 1,
             2, ... gets a share of the samples proportional to k ** -power_law; 0: equal shares.
         world: fact; the ranks of the run.
+        projected: before each update the prototypes are projected to unit vectors, as in the
+            authors' code; otherwise they are normalized in the loss.
 
     Raises:
         ValueError: a size is not positive, power_law is negative, or the queue is shorter than a
@@ -228,6 +245,7 @@ def build_swav(  # one parameter per key of section LOSS
         QueueSettings(queue, queue_updates),
         frozen_updates,
         world,
+        projected=projected,
     )
 
 

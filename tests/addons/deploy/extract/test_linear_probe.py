@@ -67,6 +67,15 @@ class TestNearest:
         )
         assert torch.equal(one, other)
 
+    def test_dot_product_prefers_long_features(self) -> None:
+        keys, labels = torch.tensor([[1.0, 0.0], [3.0, 3.0]]), torch.tensor([0, 1])
+        query = torch.tensor([[1.0, 0.1]])
+        votes = [
+            int(classify_by_neighbours(keys, labels, query, [1], 1.0, 2, normalizes=normalizes)[1])
+            for normalizes in (True, False)
+        ]
+        assert votes == [0, 1]
+
     def test_votes_equal_a_direct_computation(self) -> None:
         (keys, labels), (queries, _) = clusters(200, 2), clusters(40, 3)
         unit = [

@@ -62,6 +62,17 @@ def test_temperature_of_the_teacher_is_a_function_of_progress() -> None:
     assert set(loss.state_dict()) == {"center"}
 
 
+def test_warmup_can_take_a_number_of_updates() -> None:
+    loss = DINO(6, teacher_temperature=0.08, warmup_temperature=0.04, warmup_updates=5)
+    temperatures = []
+    for updates in (0, 1, 4, 5, 100):
+        loss.advance(0.3, updates)
+        temperatures.append(loss.teacher_temperature)
+    assert temperatures == pytest.approx([0.04, 0.05, 0.08, 0.08, 0.08])
+    loss.advance(1.0, 0)
+    assert loss.teacher_temperature == 0.08
+
+
 def test_temperature_is_constant_without_warmup() -> None:
     assert DINO(6, warmup=0.0).teacher_temperature == 0.07
 

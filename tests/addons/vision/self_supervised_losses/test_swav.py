@@ -96,6 +96,27 @@ def test_prototypes_are_frozen_for_the_first_updates() -> None:
     assert frozen == [1, 1, 0, 0]
 
 
+def test_projected_prototypes_are_unit_vectors_before_a_step_and_have_their_own_gradient() -> None:
+    loss = build_swav(3, prototypes=5, projected=True).double()
+    with torch.no_grad():
+        loss.prototypes.mul_(7)
+    views = [rows(6, seed) for seed in range(2)]
+    # A test normalizes in the loss, and leaves the prototypes as they are.
+    expected = direct(views, loss.prototypes.detach(), NO_QUEUE)
+    assert loss.eval()(views).item() == pytest.approx(expected, abs=1e-12)
+    assert loss.prototypes.norm(dim=1).min().item() == pytest.approx(7)
+    loss.train().advance(0.5, 3)
+    assert loss.prototypes.norm(dim=1).tolist() == pytest.approx([1] * 5)
+    value = loss(views)
+    assert value.item() == pytest.approx(expected, abs=1e-12)
+    value.backward()
+    radial = (loss.prototypes.grad * loss.prototypes).sum(1).abs().min()
+    assert radial > 1e-4
+    free = build_swav(3, prototypes=5).double()
+    free(views).backward()
+    assert (free.prototypes.grad * free.prototypes).sum(1).abs().max() < 1e-12
+
+
 def test_state_has_queue_and_invalid_sizes_are_rejected() -> None:
     assert set(build_swav(3, prototypes=4, queue=5).state_dict()) == {
         "prototypes",
