@@ -11,10 +11,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from phasetrain.addons.deploy.pack.archive import Archive, make_damage_error, read_archive
+from phasetrain.addons.deploy.pack.archive import (
+    CARD,
+    CONFIG,
+    EXAMPLE_TENSORS,
+    EXAMPLE_TREE,
+    TOKENIZER_FILE,
+    WEIGHTS,
+    Archive,
+    make_damage_error,
+    read_archive,
+)
 from phasetrain.addons.deploy.pack.example import (
-    TENSORS,
-    TREE,
     Example,
     Verification,
     compare_outputs,
@@ -48,12 +56,6 @@ from phasetrain.tasks.misfits import shorten_misfit
 from phasetrain.tasks.parts import Parts
 
 log = logging.getLogger(__name__)
-
-CONFIG = "config.json"
-WEIGHTS = "weights.safetensors"
-CARD = "card.json"
-CARD_PAGE = "card.md"
-TOKENIZER_FILE = "tokenizer.json"
 
 OF_TRAINING = frozenset(
     {"weights", "freeze", "freeze_updates", "ema", "swa", "schedule_free", "adapters"}
@@ -452,7 +454,8 @@ def _repeat_example(archive: Archive, predictor: FilePredictor, tolerance: float
         ConfigError: it is not the expected one.
     """
     try:
-        example = Example.decode(archive.find_member(TREE), archive.find_member(TENSORS))
+        members = map(archive.find_member, (EXAMPLE_TREE, EXAMPLE_TENSORS))
+        example = Example.decode(*members)
     except InvalidCheckpointError as error:
         raise make_damage_error(archive.path, str(error)) from error
     output = to_plain_output(predictor.compute_output(example.samples, "example"))
