@@ -44,8 +44,6 @@ from typing import Any
 import torch
 from forgeries import EDITS, PACK, WEIGHTS, edit_json, edit_promises, rewrite_log
 
-from phasetrain.addons.deploy.export import export
-from phasetrain.addons.deploy.pack.pack import pack
 from phasetrain.addons.experiments.verify.segments import choose_segments, list_segments
 from phasetrain.addons.experiments.verify.verify import Verification, VerifyOptions, verify
 from phasetrain.app.api import run
@@ -200,6 +198,9 @@ FORGERIES = {
 
 def make_original(folder: Path) -> None:
     """Train a run of 8 updates, and export and pack its weights."""
+    from phasetrain.addons.deploy.export import export
+    from phasetrain.addons.deploy.pack.pack import pack
+
     train(folder, SHORT, "MODEL.ema={decay: 0.5}")
     export(str(folder), str(folder / WEIGHTS))
     pack(str(folder), str(folder / PACK))

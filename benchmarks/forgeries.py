@@ -20,7 +20,6 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from phasetrain.addons.deploy.pack.archive import encode_archive
 from phasetrain.checkpoint.commit import MANIFEST, Manifest
 from phasetrain.checkpoint.reader import PROMISED
 from phasetrain.runs.ledger import (
@@ -461,6 +460,8 @@ def forge_pack(
     run: Path, edit: Callable[[dict[str, Any], dict[str, bytes]], dict[str, bytes]]
 ) -> Path:
     """Replace members of the packed model, and its digests."""
+    from phasetrain.addons.deploy.pack.archive import encode_archive
+
     with zipfile.ZipFile(run / PACK) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     index = json.loads(members.pop("pack.json"))

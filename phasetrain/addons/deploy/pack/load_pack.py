@@ -315,6 +315,20 @@ def _reject_foreign_parts(path: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _explain_failure(path: str) -> Iterator[None]:
+    """Raise ConfigError if a model cannot be built, such as one that no memory could hold."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, AssertionError) as error:
+        reason = shorten_misfit(error)
+        raise ConfigError(
+            f"{path}: MODEL in {CONFIG} cannot be built here: {reason}; free memory if the model "
+            "is large, or get the original file",
+            code="pack.not_built",
+        ) from error
+
+
 def _select_config(archive: Archive, description: Description) -> dict[str, Any]:
     """Return the part of the config that predictions need. The data of the run is replaced by a
     dataset that is never opened, because its class may not exist here."""
@@ -375,7 +389,8 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
         "device": setup.machine.device,
         "precision": setup.machine.precision,
     }
-    model = build_model(context, build_values)
+    with _explain_failure(archive.path):
+        model = build_model(context, build_values)
     copy_expanded_buffers(model)  # weights cannot be loaded into views
     _load_weights(archive, model)
     model.to(setup.machine.device).eval()

@@ -107,10 +107,10 @@ class Verification:
         gaps = []
         rest = self.evidence.last - self.updates
         if rest:
-            gaps.append(f"{format_count(rest, 'update')} were not compared")
+            gaps.append(f"{format_count(rest, 'update')} not compared")
         missing = self.updates - sum(outcome.records for outcome in self.retrained)
         if missing:
-            gaps.append(f"{format_count(missing, 'update')} have no record to compare")
+            gaps.append(f"{format_count(missing, 'update')} without a record to compare")
         if not all(outcome.segment.ends for outcome in self.retrained):
             gaps.append("where no checkpoint is kept, only samples of the weights were compared")
         if not self.is_finished:
