@@ -1,9 +1,14 @@
 """How often `phasetrain verify` catches forged runs, that it accuses no honest run, and what it costs.
 
-    python benchmarks/forged_runs.py [--forged 100] [--honest 50] [--updates 20000] [--folder DIR]
+    python benchmarks/forged_runs.py [--edited 126] [--forged 100] [--honest 50] [--updates 20000]
+        [--folder DIR]
 
 Forged runs claim a training that did not take place: every ledger, chain, manifest and digest is
 consistent, as somebody who knows the format would write them.
+
+First, all of a run is verified that was forged in one of the ways below or of forgeries.py, which
+edit a finished run or the weights exported from it. None may pass: the exit code of verify is not
+0, and neither is the one of this script if one does. Then 5 of 20 segments are verified:
 
 - weights: edited at one update; sample: one sample of one batch is another one; lr: doubled for one
   update. Training continues from there.
@@ -29,21 +34,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from forgeries import EDITS, PACK, WEIGHTS, edit_json, edit_promises, rewrite_log
 
 from phasetrain.addons.experiments.verify.segments import choose_segments, list_segments
 from phasetrain.addons.experiments.verify.verify import Verification, VerifyOptions, verify
 from phasetrain.app.api import run
-from phasetrain.checkpoint.commit import MANIFEST, list_checkpoints
+from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.engine.batch import Batch
+from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook
-from phasetrain.runs.ledger import FILE, encode_ledger, parse_ledger
 from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import KillAfter, Killed
@@ -67,6 +74,9 @@ WORDS = (
 UPDATES = 40
 SEGMENTS = 20
 KINDS = ("weights", "sample", "lr", "dataset", "log")
+
+SHORT = "PHASES.limit.train=8"
+"""Of the runs that are verified as a whole: 8 updates in 4 segments."""
 
 
 class Forgery(Hook):
@@ -140,31 +150,105 @@ def forge(folder: Path, kind: str, update: int) -> None:
         train(folder, hooks={"forgery": Forgery(kind, update)})
 
 
-def rewrite_log(folder: Path, update: int) -> None:
-    """Lower the loss of an update in the ledger, and make chain, roots and digests consistent."""
-    ledger = parse_ledger((folder / FILE).read_bytes())
-    records = [
-        record._replace(loss=record.loss / 2) if record.updates == update else record
-        for record in ledger.values()
-    ]
-    content = encode_ledger(records, ledger.header)
-    (folder / FILE).write_bytes(content)
-    forged = parse_ledger(content)
-    for saved in list_checkpoints(Storage(), f"{folder}/checkpoints")[0]:
-        root = forged.root_at(saved.manifest.state["updates"])
-        manifest = replace(saved.manifest, facts=replace(saved.manifest.facts, ledger=root))
-        path = folder / "checkpoints" / saved.name / MANIFEST
-        path.write_bytes(manifest.encode())  # with a digest of the new content
-    status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(
-        json.dumps(status | {"ledger": forged.root_at(forged.last)})
-    )
-
-
 def is_caught(folder: Path, seed: int, segments: int) -> tuple[bool, Verification]:
     """Verify random segments of a run; return whether it is accused."""
     found = verify(str(folder), VerifyOptions(segments=segments, seed=seed))
     return found.verdict == "different", found
+
+
+def forge_change(folder: Path, draw: random.Random) -> Path:
+    """Train with another learning rate from some update on, and remove what records the change."""
+    shutil.rmtree(folder)
+    train(folder, SHORT, f"RUN.pause_at={draw.choice((2, 4, 6))}")
+    train(folder, SHORT, "OPTIMIZER.lr=0.01", "RUN.allow=OPTIMIZER.lr")
+    edit_json(folder / "environment.json", departures=[])
+    edit_promises(folder, lambda promised: promised.update(departures=[]))
+    return folder
+
+
+def forge_longer_plan(folder: Path, draw: random.Random) -> Path:
+    """Train longer than the first plan says, and remove what records the change."""
+    shutil.rmtree(folder)
+    train(folder, f"PHASES.limit.train={draw.choice((4, 6))}")
+    train(folder, SHORT, "RUN.allow=PHASES")
+    edit_json(folder / "environment.json", departures=[])
+    edit_promises(folder, lambda promised: promised.update(departures=[]))
+    return folder
+
+
+def make_trained(kind: str) -> Callable[[Path, random.Random], Path]:
+    """Return a function that trains a run with a `Forgery` of this kind."""
+
+    def forge_training(folder: Path, draw: random.Random) -> Path:
+        shutil.rmtree(folder)
+        train(folder, SHORT, hooks={"forgery": Forgery(kind, draw.randint(1, 8))})
+        return folder
+
+    return forge_training
+
+
+FORGERIES = {
+    **{f"training: {kind}": make_trained(kind) for kind in KINDS if kind != "log"},
+    "training: change without a record": forge_change,
+    "training: longer without a record": forge_longer_plan,
+    **EDITS,
+}
+"""What is forged -> its function, which gets a copy of a finished run and returns what to verify."""
+
+
+def make_original(folder: Path) -> None:
+    """Train a run of 8 updates, and export and pack its weights."""
+    from phasetrain.addons.deploy.export import export
+    from phasetrain.addons.deploy.pack.pack import pack
+
+    train(folder, SHORT, "MODEL.ema={decay: 0.5}")
+    export(str(folder), str(folder / WEIGHTS))
+    pack(str(folder), str(folder / PACK))
+
+
+def judge_forgery(original: Path, folder: Path, kind: str, seed: int) -> tuple[int, str]:
+    """Forge a run, and verify all of it.
+
+    Args:
+        original: a run of `make_original`.
+        folder: becomes the forged run.
+        kind: a key of FORGERIES.
+        seed: of the details of the forgery.
+
+    Returns:
+        The exit code of `phasetrain verify`, and the verdict or the code of the error.
+    """
+    shutil.copytree(original, folder)
+    path = FORGERIES[kind](folder, random.Random(seed))
+    try:
+        found = verify(str(path), VerifyOptions(fraction=1.0, seed=seed))
+    except PhasetrainError as error:
+        return error.exit_code, error.code
+    return found.exit_code, found.verdict
+
+
+def count_edited(folder: Path, runs: int) -> int:
+    """Forge runs in all ways, verify all of each, print what became of them, and return how many
+    passed."""
+    original = folder / "whole"
+    if not (original / PACK).exists():
+        shutil.rmtree(original, ignore_errors=True)
+        make_original(original)
+    outcomes: dict[str, Counter[str]] = {kind: Counter() for kind in FORGERIES}
+    passed = 0
+    for number in range(runs):
+        kind = list(FORGERIES)[number % len(FORGERIES)]
+        with tempfile.TemporaryDirectory() as temporary:
+            code, outcome = judge_forgery(original, Path(temporary, "run"), kind, number)
+        outcomes[kind][outcome] += 1
+        passed += code == 0
+    print(f"{'forged, all verified':<52} {'runs':>4}  outcomes")
+    for kind, counts in outcomes.items():
+        text = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        print(f"{kind:<52} {counts.total():>4}  {text}")
+    used = sum(counts.total() > 0 for counts in outcomes.values())
+    print(f"{used} kinds: {runs - passed} of {runs} caught")
+    return passed
 
 
 @dataclass
@@ -247,7 +331,7 @@ def count_honest(folder: Path, runs: int, segments: int) -> list[Tally]:
         tally.runs += 1
         tally.caught += found.verdict == "different"
         tally.unexplained += found.verdict == "undecided"
-        if found.verdict != "bit-identical":
+        if found.exit_code != 0:
             print(found.format_text())
     return list(tallies.values())
 
@@ -336,11 +420,12 @@ def print_forged(tallies: Sequence[Tally]) -> None:
     )
 
 
-def main() -> None:
-    """Make and verify the runs, and print the figures."""
+def main() -> int:
+    """Make and verify the runs, and print the figures; return 1 if a forged run passed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--edited", type=int, default=3 * len(FORGERIES), help="runs to edit")
     parser.add_argument("--forged", type=int, default=100, help="number of forged runs")
     parser.add_argument("--honest", type=int, default=50, help="number of honest runs")
     parser.add_argument("--updates", type=int, default=20_000, help="updates of the longer run")
@@ -350,6 +435,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = flags.folder or Path(temporary)
+        passed = count_edited(folder, flags.edited)
         if flags.forged:
             print_forged(count_forged(folder, flags.forged, flags.segments))
         for one in count_honest(folder, flags.honest, flags.segments):
@@ -359,7 +445,8 @@ def main() -> None:
             )
         if flags.updates:
             print(measure_cost(folder, flags.updates).format_text())
+    return int(passed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,7 +4,6 @@ A dotted path in a config names any callable of any module, such as `subprocess.
 writes a command is trusted with that; the author of a run folder is not.
 """
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,18 +62,21 @@ def is_trusted(path: str) -> bool:
 
 def is_library_path(path: str) -> bool:
     """Return whether a dotted path is in a public module of one of `LIBRARIES`, or a name of one of
-    `BRIDGED`."""
+    `BRIDGED`.
+
+    Modules named `distributed` count as private: what they make connects to other machines.
+    """
     package, *rest = path.split(".")
     is_known = package in LIBRARIES or (package in BRIDGED and len(rest) == 1)
-    return is_known and not any(name.startswith("_") for name in rest)
+    return is_known and not any(name == "distributed" or name.startswith("_") for name in rest)
 
 
 def is_library_part(thing: Any, kind: str) -> bool:
     """Return whether something is a class of one of `LIBRARIES` with the base class of a kind."""
     # Bases are compared by name: importing torchmetrics only to compare takes seconds.
-    if not inspect.isclass(thing) or thing.__module__.partition(".")[0] not in LIBRARIES:
+    if not isinstance(thing, type) or thing.__module__.partition(".")[0] not in LIBRARIES:
         return False
-    names = {f"{base.__module__}.{base.__qualname__}" for base in inspect.getmro(thing)}
+    names = {f"{base.__module__}.{base.__qualname__}" for base in thing.__mro__}
     return not names.isdisjoint(BASES.get(kind, ()))
 
 

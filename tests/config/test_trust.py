@@ -10,6 +10,7 @@ from phasetrain.config.trust import is_library_path
     [
         ("torch.nn.Linear", True),
         ("torch._inductor.x", False),
+        ("torch.distributed.nn.RemoteModule", False),
         ("os.system", False),
         ("albumentations.HorizontalFlip", True),
         ("albumentations._private", False),

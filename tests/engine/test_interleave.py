@@ -311,6 +311,9 @@ class TestAveraged:
     def test_averaged_weights_are_not_tested_before_their_start(self) -> None:
         assert self.plan(0.0, test_first=True)[:3] == ["test", "train", "test"]
         assert self.plan(0.75) == ["train", "test", "train", "test", "test@ema"]
+        # As many updates as before the start: the average begins here.
+        assert self.plan(0.5) == self.plan(0.0)
+        assert self.plan(0.51) == self.plan(0.75)
 
     def test_phase_of_averaged_weights_reads_its_split(self) -> None:
         phase = Phase(0, "test@ema", 0, 0, 1, 0, 4, 4)

@@ -139,6 +139,19 @@ def test_repetitions_are_the_phases_that_are_planned_one_by_one(
     assert plans[0] == plans[1]
 
 
+def test_repetitions_depend_on_the_splits_tested_before_a_splice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Windows without samples train nothing, so what was tested before them counts.
+    stages = [make_stage(windows=(8, 0, 0), epochs=5, every=SplitInterval(3), test_first=True)]
+    state = RunState(phase=3, updates=2, samples=8)
+    plans = []
+    for fewest in (1, 1_000_000):
+        monkeypatch.setattr(planning, "FEWEST_REPEATED", fewest)
+        plans.append(splice(interleave(stages), state, stages))
+    assert plans[0] == plans[1]
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the indices of all phases that are made."""

@@ -324,6 +324,29 @@ class Backwards:
         return (self.length - 1 - places + shifts).astype(self.kind if places[0] >= 4 else np.int64)
 
 
+def test_slices_of_a_custom_order_are_within_its_epoch() -> None:
+    slices: list[tuple[int, int]] = []
+
+    class Recorded(Backwards):
+        def __getitem__(self, ordinals: slice) -> Indices:
+            slices.append((ordinals.start, ordinals.stop))
+            return np.arange(*ordinals.indices(self.length), dtype=np.int64)
+
+    for rank in range(4):
+        own = PhaseSampler(
+            lambda length, seed: Recorded(length),
+            10,
+            seed=0,
+            micro_batch_size=99,
+            world=World(rank, 4),
+            fixed=True,
+        )
+        # The third batch has 2 samples, none for ranks 2 and 3.
+        assert sum(draw.counts for draws in own.steps(FIRST, 2) for draw in draws) == (rank < 2)
+    assert (10, 10) in slices
+    assert all(0 <= begin <= end <= 10 for begin, end in slices)
+
+
 def test_custom_order_may_compute_its_slices() -> None:
     own = sampler(lambda length, seed: Backwards(length), micro=3)
     assert plain(own.steps(FIRST, 1)) == [[(4, [5, 4, 3]), (7, [2])], [(8, [1, 0])]]

@@ -27,6 +27,19 @@ VERSION = 1
 INDEX = "pack.json"
 """Name of the member with sizes and digests of the others."""
 
+CARD = "card.json"
+CARD_PAGE = "card.md"
+CONFIG = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+EXAMPLE_TREE = "example.json"
+EXAMPLE_TENSORS = "example.safetensors"
+WEIGHTS = "weights.safetensors"
+
+MEMBERS = frozenset(
+    {CARD, CARD_PAGE, CONFIG, TOKENIZER_FILE, EXAMPLE_TREE, EXAMPLE_TENSORS, WEIGHTS}
+)
+"""Names of the members that the index describes."""
+
 MAX_MEMBERS = 64
 
 MAX_TEXT_BYTES = 2**24
@@ -217,6 +230,8 @@ def _verify_members(path: str, records: Any, members: Mapping[str, memoryview]) 
         raise make_damage_error(path, f"{name} is missing")
     for name in members.keys() - records.keys():
         raise make_damage_error(path, f"{name} has no digest in {INDEX}")
+    for name in sorted(members.keys() - MEMBERS):
+        raise _make_unsafe_error(path, f"it has a member named {name!r}")
     for name, content in members.items():
         expected = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
         if records[name] != expected:

@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phasetrain.addons.deploy.pack.archive import EXAMPLE_TENSORS, EXAMPLE_TREE
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.config.nested import to_plain
 from phasetrain.errors import ConfigError, InvalidCheckpointError
 from phasetrain.proof.compare import differences
-
-TREE = "example.json"
-TENSORS = "example.safetensors"
 
 TOLERANCES = MappingProxyType({"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 5e-2})
 """Precision of the forward pass -> maximum difference between the outputs of two machines, relative
@@ -53,7 +51,7 @@ class Example:
                 "numbers, texts, and mappings and lists of them",
                 code="pack.unsupported",
             ) from error
-        return {TREE: tree, TENSORS: tensors}
+        return {EXAMPLE_TREE: tree, EXAMPLE_TENSORS: tensors}
 
     @classmethod
     def decode(cls, tree: memoryview, tensors: memoryview) -> "Example":

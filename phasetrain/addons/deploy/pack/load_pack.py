@@ -11,10 +11,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from phasetrain.addons.deploy.pack.archive import Archive, make_damage_error, read_archive
+from phasetrain.addons.deploy.pack.archive import (
+    CARD,
+    CONFIG,
+    EXAMPLE_TENSORS,
+    EXAMPLE_TREE,
+    TOKENIZER_FILE,
+    WEIGHTS,
+    Archive,
+    make_damage_error,
+    read_archive,
+)
 from phasetrain.addons.deploy.pack.example import (
-    TENSORS,
-    TREE,
     Example,
     Verification,
     compare_outputs,
@@ -48,12 +56,6 @@ from phasetrain.tasks.misfits import shorten_misfit
 from phasetrain.tasks.parts import Parts
 
 log = logging.getLogger(__name__)
-
-CONFIG = "config.json"
-WEIGHTS = "weights.safetensors"
-CARD = "card.json"
-CARD_PAGE = "card.md"
-TOKENIZER_FILE = "tokenizer.json"
 
 OF_TRAINING = frozenset(
     {"weights", "freeze", "freeze_updates", "ema", "swa", "schedule_free", "adapters"}
@@ -313,6 +315,20 @@ def _reject_foreign_parts(path: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _explain_failure(path: str) -> Iterator[None]:
+    """Raise ConfigError if a model cannot be built, such as one that no memory could hold."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, AssertionError) as error:
+        reason = shorten_misfit(error)
+        raise ConfigError(
+            f"{path}: MODEL in {CONFIG} cannot be built here: {reason}; free memory if the model "
+            "is large, or get the original file",
+            code="pack.not_built",
+        ) from error
+
+
 def _select_config(archive: Archive, description: Description) -> dict[str, Any]:
     """Return the part of the config that predictions need. The data of the run is replaced by a
     dataset that is never opened, because its class may not exist here."""
@@ -373,7 +389,8 @@ def _build(archive: Archive, setup: Setup, description: Description) -> tuple[Pa
         "device": setup.machine.device,
         "precision": setup.machine.precision,
     }
-    model = build_model(context, build_values)
+    with _explain_failure(archive.path):
+        model = build_model(context, build_values)
     copy_expanded_buffers(model)  # weights cannot be loaded into views
     _load_weights(archive, model)
     model.to(setup.machine.device).eval()
@@ -452,7 +469,8 @@ def _repeat_example(archive: Archive, predictor: FilePredictor, tolerance: float
         ConfigError: it is not the expected one.
     """
     try:
-        example = Example.decode(archive.find_member(TREE), archive.find_member(TENSORS))
+        members = map(archive.find_member, (EXAMPLE_TREE, EXAMPLE_TENSORS))
+        example = Example.decode(*members)
     except InvalidCheckpointError as error:
         raise make_damage_error(archive.path, str(error)) from error
     output = to_plain_output(predictor.compute_output(example.samples, "example"))

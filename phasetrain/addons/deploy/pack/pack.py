@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from phasetrain import __version__
 from phasetrain.addons.deploy.export import remove_partial
 from phasetrain.addons.deploy.options import PackOptions
-from phasetrain.addons.deploy.pack.archive import encode_archive, encode_json, parse_archive
-from phasetrain.addons.deploy.pack.card import format_page, make_card
-from phasetrain.addons.deploy.pack.example import TOLERANCES, Example, to_plain_output
-from phasetrain.addons.deploy.pack.load_pack import (
+from phasetrain.addons.deploy.pack.archive import (
     CARD,
     CARD_PAGE,
     CONFIG,
-    NUMERICS,
     TOKENIZER_FILE,
     WEIGHTS,
-    Description,
-    open_pack,
+    encode_archive,
+    encode_json,
+    parse_archive,
 )
+from phasetrain.addons.deploy.pack.card import format_page, make_card
+from phasetrain.addons.deploy.pack.example import TOLERANCES, Example, to_plain_output
+from phasetrain.addons.deploy.pack.load_pack import NUMERICS, Description, open_pack
 from phasetrain.addons.deploy.pack.user_code import find_needed_code
 from phasetrain.addons.deploy.predict.predict import FilePredictor, make_file_predictor
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader

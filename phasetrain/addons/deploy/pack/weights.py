@@ -6,16 +6,18 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor
 
-from phasetrain.addons.deploy.pack.archive import read_archive
-from phasetrain.addons.deploy.pack.load_pack import CARD, WEIGHTS
+from phasetrain.addons.deploy.pack.archive import CARD, CONFIG, WEIGHTS, read_archive
 
 
 def read_pack(path: str) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Return the content of card.json, and name -> tensor.
+    """Return the content of card.json, in which `run_config` is added, the config of the run, and
+    name -> tensor.
 
     Raises:
         ConfigError: the file was changed after it was packed (codes of
             `phasetrain.addons.deploy.pack.archive`).
     """
     archive = read_archive(path)
-    return archive.parse_json(CARD), load(bytes(archive.find_member(WEIGHTS)))
+    card = archive.parse_json(CARD)
+    card["run_config"] = archive.parse_json(CONFIG)
+    return card, load(bytes(archive.find_member(WEIGHTS)))

@@ -43,7 +43,7 @@ SHARED = ("samples", "lr")
 
 StateAt = Mapping[StepPosition, Callable[[dict[str, Any]], None]]
 """Position -> what gets the state of the run there, as a checkpoint would hold it: `task`, and
-`hooks` with the hooks that affect the training."""
+`hooks` with the hooks that affect the training, and `position` with the counts of the position."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,6 @@ class _UpTo(Hook):
     # The first hook of a run gets closing events last, as the checkpoint hook does: it sees the
     # state that a checkpoint at this place has.
     def _look(self, run: Run) -> None:
-        if run.state.updates < self._last:
-            return
         look = self._state_at.pop((run.state.phase, run.state.step), None)
         if look is not None:
             trained_by = [
@@ -197,6 +195,7 @@ class _UpTo(Hook):
             look(
                 {
                     **state,
+                    "position": run.state.state_dict(),
                     "hooks": {
                         label: state["hooks"][label]
                         for label in trained_by
@@ -204,6 +203,8 @@ class _UpTo(Hook):
                     },
                 }
             )
+        if run.state.updates < self._last:
+            return
         # a place that the replay misses must not let it run to the end
         if not self._state_at or run.state.updates > self._last:
             run.stop("replayed", interrupted=True)

@@ -24,7 +24,7 @@ class Finding:
     """Something that is not as the run recorded it.
 
     Attributes:
-        subject: `chain`, `checkpoint`, `weights` or `update`.
+        subject: `chain`, `checkpoint`, `weights`, `update` or `status`.
         update: the update it is about; of a checkpoint, the updates before it.
         components: the components that differ there, causes before effects.
         text: a sentence.

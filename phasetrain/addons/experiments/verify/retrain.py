@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -34,17 +34,22 @@ from phasetrain.app.train.source_code import list_source_changes
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.codec import flatten_state
 from phasetrain.checkpoint.commit import Saved
+from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.checkpoint.promised import FOLDER, read_promised
 from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.config.problems import format_value
 from phasetrain.config.trust import trust_only
+from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
+from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.ledger import Content
+from phasetrain.models.digest import hash_state
 from phasetrain.proof.compare import find_first_update, is_equal
 from phasetrain.proof.positions import StepPosition
 from phasetrain.runs.ledger import COMPONENTS, UNKNOWN_START, Ledger
+from phasetrain.runs.records import StatusRecord
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
@@ -67,7 +72,8 @@ class Retrained:
 
     Attributes:
         segment: the segment.
-        components: components of the records that were compared.
+        components: components of the records that were compared; empty if the segment could not be
+            trained again.
         records: number of updates whose records were compared.
         weights: checkpoints whose learned state was compared, by name.
         missed: checkpoints that should have been compared too, and are at a place that the training
@@ -97,10 +103,12 @@ class Retrainer:
     Args:
         evidence: the files of the run.
         trust: run the code that the config of the run names.
+        is_finished: the run says that it has ended, so it may not continue if it is trained again.
     """
 
     evidence: Evidence
     trust: bool = False
+    is_finished: bool = False
     _packages: dict[str, str | None] = field(default_factory=list_packages)
     _opened: dict[str, tuple[Setup, Mapping[str, SplitData]]] = field(default_factory=dict)
 
@@ -133,6 +141,8 @@ class Retrainer:
         if begin is None:
             machine = _match_threads(setup, recorded[0])
             start = ReplayStart(setup.builder().plan(data), RunState(), machine)
+        elif problems := tuple(_check_begin(segment, setup, begin)):
+            return Retrained(segment, (), 0, (), (), problems, ())
         else:
             start = start_at(setup, data, begin)
         ledger = self.evidence.ledger
@@ -154,17 +164,21 @@ class Retrainer:
                     only_learned=processes > 1,
                     is_old=not ledger.header.is_chained,
                 )
+        # A run that has ended does not reach the update after its last one.
+        is_end = self.is_finished and segment.last == self.evidence.last
         trained = replay_updates(
             setup,
             data,
             start,
-            segment.last,
+            segment.last + is_end,
             content=_find_content(ledger, segment),
             state_at=looks,
         )
         findings = [
+            *_compare_plans(segment, start.plan, loaded),
             *_compare_start(segment, ledger, trained),
             *_compare_records(segment, ledger, trained, components),
+            *_compare_end(segment, trained, is_end=is_end),
             *_compare_weights(segment, differing),
         ]
         here = Platform(
@@ -185,21 +199,23 @@ class Retrainer:
         return Retrained(
             segment,
             components,
-            len([update for update in trained if update in ledger]),
+            len([one for one in segment.list_updates() if one in trained and one in ledger]),
             tuple(differing),
             tuple(end.name for end in segment.ends if is_comparable and end.name not in differing),
             tuple(findings),
             tuple(dict.fromkeys(excuses)),
         )
 
-    def check_config(self) -> None:
-        """Reject a finished run whose config.yaml is not the config of its last checkpoint.
+    def compare_config(self) -> str:
+        """Return how config.yaml differs from the config of the newest checkpoint; empty if it does
+        not.
 
         Raises:
-            ChangedError: with code `verify.config_changed`.
+            ChangedError: they differ although no attempt can have changed the config after the
+                checkpoint, which is at the end of a finished run (code `verify.config_changed`).
         """
-        if not self.evidence.saved or count_updates(self.evidence.saved[-1]) < self.evidence.last:
-            return  # a later attempt may have changed the config, and saved nothing yet
+        if not self.evidence.saved:
+            return ""  # the config that is trained again is that of config.yaml
         folder = self.evidence.folder
         promised = read_promised(folder, "latest", self.evidence.storage)
         changed = [
@@ -207,16 +223,51 @@ class Retrainer:
             for change in list_config_changes(self._resolve(self._read_command()), promised)
             if change.resume != "free"
         ]
-        if changed:
-            listed = ", ".join(
-                f"{change.path} = {format_value(change.new)} (the checkpoint has "
-                f"{format_value(change.old)})"
-                for change in changed
-            )
+        if not changed:
+            return ""
+        listed = ", ".join(
+            f"{change.path} = {format_value(change.new)} (the checkpoint has "
+            f"{format_value(change.old)})"
+            for change in changed
+        )
+        if self.is_finished and count_updates(self.evidence.saved[-1]) == self.evidence.last:
             raise ChangedError(
                 f"{folder}/config.yaml is not the config of this run: {listed}; restore the file",
                 code="verify.config_changed",
             )
+        return f"config.yaml is not the config of the newest checkpoint: {listed}"
+
+    def compare_status(self, status: StatusRecord) -> Iterator[Finding]:
+        """Yield what status.json of a finished run says about its end and is not so."""
+        if not self.is_finished:
+            return
+        last = self.evidence.last
+        pairs: list[tuple[str, Any, Any]] = [
+            ("updates", status.updates, last),
+            ("ledger", status.content.get("ledger"), self.evidence.root),
+        ]
+        loaded = self._load_end()
+        if loaded is not None:
+            digest = hash_state(loaded.state["task"]["model"])
+            pairs.append(("digest", status.digest, digest))
+        for name, recorded, found in pairs:
+            if recorded and found and recorded != found:  # earlier releases do not record all
+                text = f"status.json has {name} {recorded}, the run has {found} at its end"
+                yield Finding("status", last, (name,), text)
+
+    def _load_end(self) -> LoadedCheckpoint | None:
+        """Return the checkpoint of the weights whose digest status.json has; None if there is none
+        that has all of them."""
+        if not self.evidence.saved or count_updates(self.evidence.saved[-1]) < self.evidence.last:
+            return None
+        reader = CheckpointReader(f"{self.evidence.folder}/{FOLDER}", self.evidence.storage)
+        loaded = self._load(reader, self.evidence.saved[-1])
+        if loaded is None or excluded_digests(loaded):
+            return None
+        # The digest is of the best checkpoint then.
+        if loaded.promised["config"].get("CHECKPOINT", {}).get("load_best"):
+            return None
+        return loaded
 
     def _load(self, reader: CheckpointReader, saved: Saved | None) -> LoadedCheckpoint | None:
         if saved is None:
@@ -327,6 +378,43 @@ def _check_unchanged(setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, 
         )
 
 
+def _check_begin(segment: Segment, setup: Setup, begin: LoadedCheckpoint) -> Iterator[Finding]:
+    """Yield why a segment cannot begin at a checkpoint, although no change is recorded."""
+    update = segment.first - 1
+    changed = [
+        change.path
+        for change in list_config_changes(setup, begin.promised)
+        if change.resume != "free"
+    ]
+    if changed:
+        text = (
+            f"the config changed after update {update}, which no resume has recorded: "
+            f"{join_first(changed, SHOWN)}"
+        )
+        yield Finding("checkpoint", update, ("config",), text)
+    phases = decode_plan(begin.promised["plan"]).phases
+    phase, step = (int(begin.manifest.state[name]) for name in ("phase", "step"))
+    limit = phases[phase].steps if phase < len(phases) else 0
+    if phase > len(phases) or step > limit:
+        text = (
+            f"a checkpoint of update {update} is at step {step} of phase {phase}, which the plan "
+            "of the run does not have"
+        )
+        yield Finding("checkpoint", update, ("position",), text)
+
+
+def _compare_plans(
+    segment: Segment, plan: Plan, loaded: Sequence[LoadedCheckpoint]
+) -> Iterator[Finding]:
+    # The plan of a later checkpoint decides about the segments after it.
+    if any(decode_plan(checkpoint.promised["plan"]) != plan for checkpoint in loaded):
+        text = (
+            f"the plan changed between updates {segment.first - 1} and {segment.last}, which no "
+            "resume has recorded"
+        )
+        yield Finding("checkpoint", segment.last, ("plan",), text)
+
+
 def _find_content(ledger: Ledger, segment: Segment) -> Content:
     """Return how much of each batch was hashed in a segment."""
     # The last update speaks for all: a setting changes at a resume, and so at a checkpoint.
@@ -355,8 +443,7 @@ def _compare_records(
     # An attempt without the hook has left a gap in the ledger of the run; the weights at the end
     # are compared anyway.
     first = find_first_update(trained, ledger, components)
-    updates = range(segment.first, segment.last + 1)
-    missing = next((update for update in updates if update not in trained), None)
+    missing = next((one for one in segment.list_updates() if one not in trained), None)
     # The training may have gone beyond the segment.
     end = segment.last + 1 if missing is None else missing
     if first is not None and first[0] < end:
@@ -373,11 +460,19 @@ def _compare_records(
         yield Finding("update", missing, ("length",), text)
 
 
+def _compare_end(segment: Segment, trained: Ledger, *, is_end: bool) -> Iterator[Finding]:
+    if is_end and trained.last > segment.last:
+        text = (
+            f"the run says that it ended after update {segment.last}; trained again, it continues"
+        )
+        yield Finding("update", segment.last, ("length",), text)
+
+
 def _compare_weights(segment: Segment, differing: Mapping[str, list[str]]) -> Iterator[Finding]:
     for name, tensors in differing.items():
         if tensors:
             text = (
-                f"checkpoint {name} does not have the weights of update {segment.last}: "
+                f"checkpoint {name} does not have the state of update {segment.last}: "
                 f"{join_first(tensors, SHOWN)}"
             )
             yield Finding("weights", segment.last, tuple(tensors), text)
@@ -400,13 +495,18 @@ def _compare_state(
         only_learned: leave out sums of metrics, which differ between ranks.
         is_old: compare only the entries of the checkpoint: checkpoints of 0.1 lack some.
     """
+    names = [
+        f"number of {name}"
+        for name in ("updates", "samples")
+        if not is_old and end.manifest.state[name] != state["position"][name]
+    ]
     # Hooks that only observe are not called again, so they have no state to compare.
     labels = state["hooks"].keys() & end.state["hooks"].keys()
     if is_old:
         state = _drop_new_keys(state, end.state)
     before_tree, before = _flatten(end.state, labels, only_learned=only_learned)
     now_tree, now = _flatten(state, labels, only_learned=only_learned)
-    names = [name for name in {**before, **now} if not is_equal(before.get(name), now.get(name))]
+    names += [name for name in {**before, **now} if not is_equal(before.get(name), now.get(name))]
     # The text repeats the names of the tensors, which are reported already if they differ.
     if not names and before_tree != now_tree:
         names = ["state without tensors (optimizer, schedules or hooks)"]

@@ -31,6 +31,10 @@ class Segment:
         """Number of updates."""
         return self.last - self.first + 1
 
+    def list_updates(self) -> range:
+        """Return its updates."""
+        return range(self.first, self.last + 1)
+
 
 @dataclass(frozen=True)
 class Choice:

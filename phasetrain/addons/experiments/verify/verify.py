@@ -21,6 +21,7 @@ from phasetrain.addons.experiments.verify.segments import (
     list_segments,
 )
 from phasetrain.addons.experiments.verify.weights_file import (
+    WeightsFile,
     compare_weights,
     find_run,
     is_weights_file,
@@ -34,9 +35,12 @@ from phasetrain.runs.view import RunView
 from phasetrain.runtime.format import format_count, join_first
 from phasetrain.runtime.storage import open_storage
 
-Verdict = Literal["bit-identical", "different", "undecided"]
+Verdict = Literal["bit-identical", "no difference", "different", "undecided"]
 
-EXIT_CODES = {"bit-identical": 0, "different": 1, "undecided": 9}
+EXIT_CODES = {"bit-identical": 0, "no difference": 0, "different": 1, "undecided": 9}
+
+NOT_CHECKED = ("metrics", "results of tests", "RUN.md", "overrides.yaml", "logs")
+"""Parts of a run that are never verified."""
 
 SHOWN = 4
 """Maximum number of segments, findings and remarks of a kind in the text."""
@@ -57,6 +61,8 @@ class Verification:
         notes: parts that were not asked for, and reasons why a difference would prove nothing.
         seed: of the choice.
         seconds: duration.
+        is_finished: whether the run says that it has ended.
+        not_checked: parts of the run and of a file that are never verified.
     """
 
     evidence: Evidence
@@ -68,11 +74,13 @@ class Verification:
     notes: tuple[str, ...]
     seed: int
     seconds: float
+    is_finished: bool
+    not_checked: tuple[str, ...] = NOT_CHECKED
 
     @property
     def updates(self) -> int:
         """Number of updates that were trained again."""
-        return sum(outcome.segment.updates for outcome in self.retrained)
+        return sum(outcome.segment.updates for outcome in self.retrained if outcome.components)
 
     @property
     def share(self) -> float:
@@ -81,7 +89,8 @@ class Verification:
 
     @property
     def verdict(self) -> Verdict:
-        """`different` only if nothing but the run explains a difference."""
+        """`different` only if nothing but the run explains a difference, and `bit-identical` only
+        of the whole run."""
         # By identity: two segments may have equal findings, and only one of them an excuse.
         excused = {
             id(finding) for each in self.retrained if each.excuses for finding in each.findings
@@ -91,11 +100,26 @@ class Verification:
         compares_bits = all(each.compares_bits for each in self.retrained)
         if self.findings or self.unverified or not self.retrained or not compares_bits:
             return "undecided"
-        return "bit-identical"
+        return "no difference" if self.list_gaps() else "bit-identical"
+
+    def list_gaps(self) -> list[str]:
+        """Return what keeps the verdict from being about the whole run; empty if nothing does."""
+        gaps = []
+        rest = self.evidence.last - self.updates
+        if rest:
+            gaps.append(f"{format_count(rest, 'update')} not compared")
+        missing = self.updates - sum(outcome.records for outcome in self.retrained)
+        if missing:
+            gaps.append(f"{format_count(missing, 'update')} without a record to compare")
+        if not all(outcome.segment.ends for outcome in self.retrained):
+            gaps.append("where no checkpoint is kept, only samples of the weights were compared")
+        if not self.is_finished:
+            gaps.append("the run is not finished")
+        return gaps
 
     @property
     def exit_code(self) -> int:
-        """0 bit-identical, 1 different, 9 undecided."""
+        """0 bit-identical or no difference, 1 different, 9 undecided."""
         return EXIT_CODES[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
@@ -123,6 +147,8 @@ class Verification:
                 for finding in self.findings
             ],
             "unverified": list(self.unverified),
+            "not_compared": self.list_gaps(),
+            "not_checked": list(self.not_checked),
             "notes": list(self.notes),
         }
 
@@ -152,7 +178,7 @@ class Verification:
         return "\n".join([*lines, f"verdict      {self._explain()}"])
 
     def _explain(self) -> str:
-        if self.verdict == "bit-identical":
+        if self.exit_code == 0:
             return self._explain_equal()
         if self.verdict == "different":
             first = min(self.findings, key=lambda finding: finding.update)
@@ -185,24 +211,18 @@ class Verification:
         )
 
     def _explain_equal(self) -> str:
-        total = format_count(self.evidence.last, "update")
-        without = ""
-        missing = self.updates - sum(outcome.records for outcome in self.retrained)
-        if missing:
-            without = f", {missing:,} of them without a record to compare"
-        parts = [f"bit-identical: all {total}{without}"]
-        if self.updates < self.evidence.last:
-            parts = [
-                f"bit-identical in what was trained again, {self.updates:,} of {total}{without}",
-                "the others were not compared",
-            ]
-        if all(outcome.segment.ends for outcome in self.retrained):
-            parts.append("the state at the end of each segment is that of its checkpoint")
-        else:
-            parts.append("where no checkpoint is kept, only samples of the weights were compared")
+        gaps = self.list_gaps()
+        parts = [
+            f"{self.verdict} in {self.updates:,} of "
+            f"{format_count(self.evidence.last, 'update')}, which were trained again",
+            *gaps,
+        ]
+        if not gaps:
+            total = format_count(self.evidence.last, "update")
+            parts = [f"bit-identical: all {total}, and the state in all checkpoints"]
         if self.weights:
             parts.append(self.weights)
-        return "; ".join(parts)
+        return f"{'; '.join(parts)}; not checked: {', '.join(self.not_checked)}"
 
 
 def verify(path: str, options: VerifyOptions | None = None) -> Verification:
@@ -233,12 +253,10 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
     evidence = gather_evidence(folder, storage)
     findings = list(evidence.findings)
     unverified: list[str] = []
-    equal_weights = ""
     if weights is not None:
         differing, unverified = compare_weights(weights, evidence)
         findings += differing
-        if not differing and not unverified:
-            equal_weights = f"{path} has the weights of checkpoint {weights.checkpoint}"
+    are_weights_equal = weights is not None and not findings and not unverified
     run = RunView(folder, storage)
     environment = run.environment
     segments = list_segments(evidence.saved, evidence.last, _list_changes(evidence, environment))
@@ -249,9 +267,10 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
         # Not from the clock or the run: whoever forged it could have foreseen the choice.
         seed = secrets.randbits(32)
     choice = choose_segments(segments, options.fraction, options.segments, seed)
-    retrainer = Retrainer(evidence, options.trust)
-    if run.status.state == "finished":
-        retrainer.check_config()
+    is_finished = run.status.state == "finished"
+    retrainer = Retrainer(evidence, options.trust, is_finished)
+    unverified += filter(None, [retrainer.compare_config()])
+    findings += retrainer.compare_status(run.status)
     retrained = tuple(
         retrainer.retrain(segment) for segment in choice.chosen if not segment.obstacle
     )
@@ -274,12 +293,23 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
         choice,
         retrained,
         tuple(findings),
-        equal_weights,
+        _describe_weights(weights, retrained) if are_weights_equal else "",
         tuple(unverified),
         tuple(dict.fromkeys(notes)),
         seed,
         time.perf_counter() - began,
+        is_finished,
+        (*NOT_CHECKED, *([f"metrics, classes and example in {path}"] if weights else ())),
     )
+
+
+def _describe_weights(weights: WeightsFile | None, retrained: Sequence[Retrained]) -> str:
+    if weights is None:
+        return ""
+    text = f"{weights.path} has the weights of checkpoint {weights.checkpoint}"
+    if all(weights.checkpoint not in outcome.weights for outcome in retrained):
+        return f"{text}, up to which the run was not trained again"
+    return text
 
 
 def _list_changes(evidence: Evidence, environment: EnvironmentRecord) -> list[tuple[int, str]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -12,7 +13,10 @@ from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.checkpoint.weights import holds_plain_weights
 from phasetrain.config.addons import require_service
+from phasetrain.config.changes import trajectory_digest
+from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
+from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.sources.files import flatten_tensors, without_tied
 from phasetrain.proof.compare import is_equal
 from phasetrain.runs.ledger import FILE
@@ -34,6 +38,8 @@ class WeightsFile:
         which: which of its weights, such as `model` or `ema`; empty if an earlier release wrote the
             file.
         root: root of the ledger up to this update; empty if the run had no chain.
+        config_digest: of the config of the run; empty if the file does not name one.
+        config: the config of the run in a packed model; None in other files.
     """
 
     path: str
@@ -42,6 +48,8 @@ class WeightsFile:
     updates: int
     which: str
     root: str
+    config_digest: str = ""
+    config: Mapping[str, Any] | None = None
 
 
 def is_weights_file(path: str) -> bool:
@@ -78,6 +86,8 @@ def read_weights_file(path: str) -> WeightsFile:
             int(facts["updates"]),
             str(facts.get("weights", "")),
             str(facts.get("ledger", "")),
+            str(facts.get("config", "")),
+            facts.get("run_config"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -117,6 +127,16 @@ def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Find
         ]
     reader = CheckpointReader(f"{evidence.folder}/{FOLDER}", evidence.storage)
     loaded = reader.load(evidence.path_of(saved))
+    config = loaded.promised["config"]
+    if weights.config not in (None, config):
+        text = f"{weights.path} does not have the config of checkpoint {saved.name}"
+        findings.append(Finding("weights", weights.updates, ("config",), text))
+    elif weights.config_digest not in ("", _hash_config(config)):
+        # Another release may compute another digest: this accuses nobody.
+        return findings, [
+            f"the weights in {weights.path} were not compared: the file names the config "
+            f"{weights.config_digest}, checkpoint {saved.name} has {_hash_config(config)}"
+        ]
     if not holds_plain_weights(loaded):
         return findings, [
             f"the weights in {weights.path} were not compared: checkpoint {saved.name} has "
@@ -152,6 +172,10 @@ def _compare_root(weights: WeightsFile, evidence: Evidence) -> Iterator[Finding]
             "run, or the ledger was rewritten"
         )
         yield Finding("chain", weights.updates, ("root",), text)
+
+
+def _hash_config(config: Mapping[str, Any]) -> str:
+    return trajectory_digest(config, classify_hooks(default_schema(), config))
 
 
 def _holds_tensors(state: object) -> bool:

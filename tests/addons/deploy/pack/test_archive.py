@@ -219,16 +219,24 @@ def test_content_that_no_pack_has_is_rejected(
     assert [one.name for one in tmp_path.iterdir()] == ["a.zip"]
 
 
+@pytest.mark.parametrize("name", ["evil.pkl", "code.py", "model.json"])
+def test_indexed_member_of_another_name_is_rejected(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(encode_archive({}, {**MEMBERS, name: b"{}"}))
+    with raises(ConfigError, code="pack.unsafe"):
+        read_archive(str(path))
+
+
 def test_members_with_numbers_of_64_bits_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in a file above 2 GiB, whose extra fields hold sizes and positions.
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)
-    content = encode_archive({}, {**MEMBERS, "small.json": b"{}"})
+    content = encode_archive({}, {**MEMBERS, "example.json": b"{}"})
     (tmp_path / "a.zip").write_bytes(content)
     found = read_archive(str(tmp_path / "a.zip"))
     assert bytes(found.members["weights.safetensors"]) == MEMBERS["weights.safetensors"]
-    assert bytes(found.members["small.json"]) == b"{}"
+    assert bytes(found.members["example.json"]) == b"{}"
     monkeypatch.undo()
     with raises(ConfigError, code="pack.unsafe"):
         read_archive(str(tmp_path / "a.zip"))

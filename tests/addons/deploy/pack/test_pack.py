@@ -222,6 +222,15 @@ def _name_function_of_a_library(_index: dict[str, Any], members: Members) -> Non
     change_config(members, MODEL={"name": "torch.hub.load", "repo_or_dir": ".", "model": "x"})
 
 
+def _name_remote_module(_index: dict[str, Any], members: Members) -> None:
+    remote = {"remote_device": "worker0/cpu", "module_cls": "torch.nn.Linear"}
+    change_config(members, MODEL={"name": "torch.distributed.nn.RemoteModule", **remote})
+
+
+def _ask_for_memory(_index: dict[str, Any], members: Members) -> None:
+    change_config(members, MODEL={"width": 10**8})
+
+
 def _import_module(_index: dict[str, Any], members: Members) -> None:
     change_config(members, RUN={"imports": ["this"]})
 
@@ -267,6 +276,8 @@ def _break_index(index: dict[str, Any], _members: Members) -> None:
         (_name_model, "pack.code_needed"),
         (_name_transform, "pack.code_needed"),
         (_name_function_of_a_library, "pack.unsafe"),
+        (_name_remote_module, "pack.code_needed"),
+        (_ask_for_memory, "pack.not_built"),
         (_read_environment, "config.rejected_by_part"),
         (_claim_header, "pack.damaged"),
         (_claim_shape, "pack.damaged"),

@@ -1,7 +1,8 @@
 """phasetrain verify: honest runs are bit-identical, forged ones differ at the forged update."""
 
-import importlib.util
+import importlib
 import json
+import random
 import re
 import shutil
 import sys
@@ -44,19 +45,17 @@ UPDATES = 8
 WHOLE = VerifyOptions(fraction=1.0, seed=0)
 
 
-def load_benchmark() -> ModuleType:
-    """Return the module benchmarks/forged_runs.py, which can forge runs."""
-    path = Path(__file__).parents[4] / "benchmarks" / "forged_runs.py"
-    spec = importlib.util.spec_from_file_location("forged_runs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["forged_runs"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def load_benchmarks() -> tuple[ModuleType, ModuleType]:
+    """Return the modules forged_runs and forgeries of the benchmarks."""
+    folder = str(Path(__file__).parents[4] / "benchmarks")
+    sys.path.append(folder)
+    try:
+        return importlib.import_module("forged_runs"), importlib.import_module("forgeries")
+    finally:
+        sys.path.remove(folder)
 
 
-forged_runs = load_benchmark()
+forged_runs, forgeries = load_benchmarks()
 
 
 def train(folder: Path, *words: str, **given: Any) -> None:
@@ -100,31 +99,10 @@ class TwiceNamed(nn.Module):
         return output
 
 
-def rewrite_manifest(checkpoint: Path, facts: dict[str, Any], **state: Any) -> None:
-    """Change the position and the facts of a checkpoint, and make the digests of its files fit."""
-    manifest = Manifest.decode((checkpoint / MANIFEST).read_bytes())
-    files = {name: Storage().hash_file(str(checkpoint / name)) for name in manifest.files}
-    forged = replace(
-        manifest,
-        files=files,
-        state={**manifest.state, **state},
-        facts=replace(manifest.facts, **facts),
-    )
-    (checkpoint / MANIFEST).write_bytes(forged.encode())
-
-
-def edit_tensors(checkpoint: Path) -> None:
-    """Change a weight in a checkpoint."""
-    path = checkpoint / "tensors.safetensors"
-    content = load_file(path)
-    content["task.model.weight"][0, 0] += 1e-6
-    save_file(content, path, {"format": "pt"})
-
-
 def claim_change(path: Path, updates: int) -> None:
     """Write into a JSON file that the config changed after some updates."""
     departures = [{"updates": updates, "what": ["OPTIMIZER.lr 0.05 -> 0.01"]}]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"departures": departures}))
+    forgeries.edit_json(path, departures=departures)
 
 
 def find_seeds(folder: Path, update: int) -> dict[bool, int]:
@@ -168,6 +146,20 @@ class TestHonest:
         train(tmp_path / "run", "DATA.TRAIN.workers=1")
         assert summarize(verify(str(tmp_path / "run"), WHOLE)) == ("bit-identical", 0, [])
 
+    def test_run_that_is_not_finished_is_not_called_identical(self, tmp_path: Path) -> None:
+        train(tmp_path, "RUN.pause_at=4")
+        found = verify(str(tmp_path), WHOLE)
+        assert summarize(found) == ("no difference", 0, [])
+        assert found.list_gaps() == ["the run is not finished"]
+
+    def test_run_that_stopped_early_is_identical(self, tmp_path: Path) -> None:
+        test = "{dataset: synthetic, samples: 32, input_shape: [16], classes: 4, batch_size: 8}"
+        stop = "+HOOKS.early_stopping={monitor: -test/loss, patience: 1, min_delta: 5}"
+        words = (f"DATA.TEST={test}", "METERS={loss: {}}", stop, "PHASES.limit.train=4")
+        forged_runs.train(tmp_path, *words, "PHASES.epochs=9")
+        found = verify(str(tmp_path), WHOLE)
+        assert (*summarize(found), found.updates) == ("bit-identical", 0, [], 8)
+
     @pytest.mark.slow
     def test_run_of_two_processes_with_ordered_reduction_is_not_accused(
         self, tmp_path: Path
@@ -181,9 +173,12 @@ class TestHonest:
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) <= 25
         assert "2 of 8 updates" in lines[-1]
+        assert "bit-identical" not in lines[-1]
         assert main(["verify", str(honest), "--json", "--segments", "2"]) == 0
         content = json.loads(capsys.readouterr().out)
-        assert (content["verdict"], content["verified_updates"]) == ("bit-identical", 4)
+        assert (content["verdict"], content["verified_updates"]) == ("no difference", 4)
+        assert content["not_compared"] == ["4 updates not compared"]
+        assert content["not_checked"][0] == "metrics"
         assert (content["updates"], content["candidates"], len(content["segments"])) == (8, 4, 2)
 
 
@@ -199,7 +194,7 @@ class TestForged:
             contains: verify(str(tmp_path), VerifyOptions(segments=1, seed=seed))
             for contains, seed in find_seeds(tmp_path, 5).items()
         }
-        assert summarize(caught[False]) == ("bit-identical", 0, [])
+        assert summarize(caught[False]) == ("no difference", 0, [])
         verdict, code, findings = summarize(caught[True])
         assert (verdict, code, findings[0][:2]) == ("different", 1, ("update", 5))
         # the learning rate in the ledger is that of the schedule: its effect is found
@@ -216,18 +211,18 @@ class TestForged:
 
     @pytest.mark.feature("verify")
     def test_log_with_consistent_hashes_is_found_if_its_segment_is(self, copy: Path) -> None:
-        forged_runs.rewrite_log(copy, 3)
+        forgeries.rewrite_log(copy, 3)
         found = {
             contains: verify(str(copy), VerifyOptions(segments=1, seed=seed))
             for contains, seed in find_seeds(copy, 3).items()
         }
-        assert summarize(found[False]) == ("bit-identical", 0, [])
+        assert summarize(found[False]) == ("no difference", 0, [])
         assert summarize(found[True]) == ("different", 1, [("update", 3, ("loss",))])
 
     def test_checkpoint_with_other_weights_and_fitting_digests_is_found(self, copy: Path) -> None:
         path = copy / "checkpoints" / "p0000-s00000004"
-        edit_tensors(path)
-        rewrite_manifest(path, {})
+        forgeries.edit_tensors(path)
+        forgeries.seal(path)
         found = verify(str(copy), WHOLE)
         assert found.verdict == "different"
         # the segment before it ends elsewhere, and the one after it begins elsewhere
@@ -242,12 +237,12 @@ class TestForged:
     def test_claimed_change_does_not_hide_forged_updates(self, copy: Path) -> None:
         from phasetrain.addons.deploy.export import export
 
-        forged_runs.rewrite_log(copy, 3)
+        forgeries.rewrite_log(copy, 3)
         claim_change(copy / "environment.json", 2)
         assert summarize(verify(str(copy), WHOLE)) == ("different", 1, [("update", 3, ("loss",))])
         for path in copy.glob(f"checkpoints/*/{PROMISED}"):
             claim_change(path, 2)
-            rewrite_manifest(path.parent, {})
+            forgeries.seal(path.parent)
         found = verify(str(copy), WHOLE)
         assert summarize(found) == ("undecided", 9, [])
         assert (found.updates, len(found.unverified)) == (6, 1)
@@ -261,17 +256,61 @@ class TestForged:
 
     def test_checkpoint_at_a_place_that_the_run_does_not_reach(self, copy: Path) -> None:
         path = copy / "checkpoints" / "p0000-s00000008"
-        edit_tensors(path)
-        rewrite_manifest(path, {}, step=9)
+        forgeries.edit_tensors(path)
+        forgeries.seal(path, step=9)
         found = verify(str(copy), WHOLE)
         assert summarize(found) == ("undecided", 9, [])
         assert len(found.unverified) == 1
         assert path.name in found.unverified[0]
 
     def test_checkpoint_of_an_update_that_the_run_does_not_reach(self, copy: Path) -> None:
-        rewrite_manifest(copy / "checkpoints" / "p0000-s00000004", {"ledger": ""}, updates=999)
+        forgeries.seal(copy / "checkpoints" / "p0000-s00000004", {"ledger": ""}, updates=999)
         found = verify(str(copy), WHOLE)
-        assert summarize(found) == ("different", 1, [("update", 9, ("length",))])
+        assert summarize(found) == (
+            "different", 1, [("status", 999, ("updates",)), ("update", 9, ("length",))],
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("kind", "found"),
+        [
+            ("samples before a checkpoint", ("weights", ("number of samples",))),
+            ("plan of checkpoints", ("checkpoint", ("plan",))),
+            ("end of the run, said to be an early stop", ("update", ("length",))),
+            ("digest in status.json", ("status", ("digest",))),
+            ("root in status.json", ("status", ("ledger",))),
+            ("place of a checkpoint", ("checkpoint", ("position",))),
+        ],
+    )
+    def test_claim_about_an_update_is_compared(
+        self, copy: Path, kind: str, found: tuple[str, tuple[str, ...]]
+    ) -> None:
+        forgeries.EDITS[kind](copy, random.Random(1))
+        findings = verify(str(copy), WHOLE).findings
+        assert found in [(one.subject, one.components) for one in findings]
+
+    @pytest.mark.parametrize(
+        "kind",
+        ["config.yaml of a run said to be unfinished", "config.yaml without the last checkpoint"],
+    )
+    def test_config_of_no_checkpoint_is_unverified(self, copy: Path, kind: str) -> None:
+        forgeries.EDITS[kind](copy, random.Random(1))
+        found = verify(str(copy), WHOLE)
+        assert (*summarize(found)[:2], len(found.unverified)) == ("undecided", 9, 1)
+        assert "config.yaml" in found.unverified[0]
+
+    def test_change_without_a_record_is_found(self, tmp_path: Path) -> None:
+        tmp_path.joinpath("run").mkdir()
+        found = verify(str(forged_runs.forge_change(tmp_path / "run", random.Random(1))), WHOLE)
+        assert summarize(found) == ("different", 1, [("checkpoint", 2, ("config",))])
+        assert "OPTIMIZER.lr" in found.findings[0].text
+        assert found.updates == 6
+
+    @pytest.mark.slow
+    @pytest.mark.feature("verify")
+    @pytest.mark.addon("deploy")
+    def test_no_kind_of_forgery_passes(self, tmp_path: Path, capsys: Any) -> None:
+        assert forged_runs.count_edited(tmp_path, 2 * len(forged_runs.FORGERIES)) == 0
+        assert "46 kinds: 92 of 92 caught" in capsys.readouterr().out
 
 
 class TestRecords:
@@ -310,14 +349,14 @@ class TestRecords:
         ledger = parse_ledger((copy / FILE).read_bytes())
         content = encode_ledger(ledger.values(), LedgerHeader(start=b"\1" * 32))
         (copy / FILE).write_bytes(content)
-        forged_runs.rewrite_log(copy, 0)  # the roots in manifests, without a change of a record
+        forgeries.rewrite_log(copy, 0)  # the roots in manifests, without a change of a record
         found = verify(str(copy), WHOLE)
         assert summarize(found) == ("different", 1, [("weights", 0, ("initial weights",))])
 
     def test_run_without_checkpoints_is_trained_again_from_its_start(self, copy: Path) -> None:
         shutil.rmtree(copy / "checkpoints")
         found = verify(str(copy))
-        assert found.verdict == "bit-identical"
+        assert (found.verdict, found.exit_code) == ("no difference", 0)
         assert [(one.segment.first, one.segment.last, one.weights) for one in found.retrained] == [
             (1, 8, ())
         ]
@@ -344,12 +383,12 @@ class TestOtherMachine:
     def test_equal_bits_are_accepted(self, honest: Path) -> None:
         found = verify(str(honest), VerifyOptions(segments=1, seed=0))
         assert (found.verdict, any("Other 9000" in one for one in found.notes)) == (
-            "bit-identical",
+            "no difference",
             True,
         )
 
     def test_other_bits_are_no_accusation(self, copy: Path) -> None:
-        forged_runs.rewrite_log(copy, 3)
+        forgeries.rewrite_log(copy, 3)
         found = verify(str(copy), WHOLE)
         assert (found.verdict, found.exit_code) == ("undecided", 9)
         assert [one.update for one in found.findings] == [3]
@@ -388,7 +427,7 @@ class TestOtherRuns:
             for one in ledger.values()
         ]
         (copy / FILE).write_bytes(encode_ledger(records, ledger.header))
-        forged_runs.rewrite_log(copy, 0)
+        forgeries.rewrite_log(copy, 0)
         options = VerifyOptions(segments=1, seed=0)
         found = verify(str(copy), options)
         assert (summarize(found), found.unverified) == (("undecided", 9, []), ())
@@ -396,7 +435,7 @@ class TestOtherRuns:
         assert "samples and lr" in segment
         records = [one._replace(ids=1) for one in records]
         (copy / FILE).write_bytes(encode_ledger(records, ledger.header))
-        forged_runs.rewrite_log(copy, 0)
+        forgeries.rewrite_log(copy, 0)
         assert summarize(verify(str(copy), options))[2][0][2] == ("samples",)
 
     def test_segments_of_several_ranks_next_to_those_of_one(self, copy: Path) -> None:
@@ -406,7 +445,7 @@ class TestOtherRuns:
             for one in ledger.values()
         ]
         (copy / FILE).write_bytes(encode_ledger(records, ledger.header))
-        forged_runs.rewrite_log(copy, 0)
+        forgeries.rewrite_log(copy, 0)
         found = verify(str(copy), WHOLE)
         assert (summarize(found), found.unverified) == (("undecided", 9, []), ())
         assert [one.compares_bits for one in found.retrained] == [True, True, True, False]
@@ -418,11 +457,11 @@ class TestOtherRuns:
         ledger = parse_ledger((copy / FILE).read_bytes())
         records = [one for one in ledger.values() if one.updates != 3]
         (copy / FILE).write_bytes(encode_ledger(records, ledger.header))
-        forged_runs.rewrite_log(copy, 0)
+        forgeries.rewrite_log(copy, 0)
         found = verify(str(copy), WHOLE)
-        assert summarize(found) == ("bit-identical", 0, [])
+        assert summarize(found) == ("no difference", 0, [])
         assert [one.records for one in found.retrained] == [2, 1, 2, 2]
-        assert "1 of them" in found.format_text().splitlines()[-1]
+        assert found.list_gaps() == ["1 update without a record to compare"]
 
     @pytest.mark.slow
     def test_segment_after_an_allowed_change_is_not_verified(self, tmp_path: Path) -> None:
@@ -436,7 +475,7 @@ class TestOtherRuns:
         # If other segments are chosen, the updates after the change are a remark.
         seed = find_seeds(tmp_path, 5)[False]
         found = verify(str(tmp_path), VerifyOptions(segments=1, seed=seed))
-        assert (found.verdict, found.unverified) == ("bit-identical", ())
+        assert (found.verdict, found.unverified) == ("no difference", ())
         assert any("updates 5 to 6" in note for note in found.notes)
 
     def test_change_since_the_newest_checkpoint_is_in_the_environment_only(
@@ -467,10 +506,15 @@ class TestWeights:
 
     @pytest.mark.addon("deploy")
     def test_exported_weights_are_those_of_the_run(self, honest: Path, weights: Path) -> None:
-        found = verify(str(weights), self.options(honest))
+        found = verify(str(weights), replace(self.options(honest), segments=4))
         assert summarize(found) == ("bit-identical", 0, [])
-        last = found.format_text().splitlines()[-1]
-        assert f"{weights} has the weights of checkpoint p0001-" in last
+        assert f"{weights} has the weights of checkpoint p0001-s00000000-c6" == found.weights
+        # The checkpoint is as it was saved; whether the run leads to it was not asked.
+        found = verify(str(weights), replace(self.options(honest), seed=2))
+        assert [one.segment.last for one in found.retrained] == [2]
+        assert summarize(found) == ("no difference", 0, [])
+        assert "up to which the run was not trained again" in found.weights
+        assert found.not_checked[-1].endswith(str(weights))
 
     @pytest.mark.addon("deploy")
     @pytest.mark.slow
@@ -478,7 +522,7 @@ class TestWeights:
         from phasetrain.addons.deploy.pack.pack import pack
 
         pack(str(honest), str(tmp_path / "model.zip"))
-        found = verify(str(tmp_path / "model.zip"), self.options(honest))
+        found = verify(str(tmp_path / "model.zip"), replace(self.options(honest), segments=4))
         assert summarize(found) == ("bit-identical", 0, [])
         shutil.copytree(honest, tmp_path / "copy")
         shutil.rmtree(next((tmp_path / "copy" / "checkpoints").glob("p0001-*")))
@@ -490,7 +534,12 @@ class TestWeights:
     @pytest.mark.parametrize(
         ("tensors", "facts", "verdict"),
         [
-            (("bias", "weight"), {"weights": ""}, "bit-identical"),  # of an earlier release
+            (
+                ("bias", "weight"),
+                {"weights": "", "config": ""},
+                "no difference",
+            ),  # of an old release
+            (("bias", "weight"), {"config": "01234567"}, "undecided"),
             (("bias*", "weight"), {}, "different"),
             (("bias", "weight"), {"weights": "ema"}, "different"),
             (("bias", "weight*"), {"checkpoint": "p0000-s00000007"}, "undecided"),
@@ -526,9 +575,9 @@ class TestWeights:
     @pytest.mark.parametrize(
         ("words", "claimed", "verdict"),
         [
-            (["MODEL.ema={decay: 0.5}"], "model", "bit-identical"),
+            (["MODEL.ema={decay: 0.5}"], "model", "no difference"),
             (["MODEL.ema={decay: 0.5}"], "ema", "different"),
-            (["MODEL.name=twice_named"], "model", "bit-identical"),
+            (["MODEL.name=twice_named"], "model", "no difference"),
             (["MODEL.name=twice_named", "MODEL.adapters={match: first}"], "model", "undecided"),
         ],
     )
@@ -551,7 +600,7 @@ class TestWeights:
     def test_rewritten_ledger_does_not_fit_exported_weights(
         self, copy: Path, weights: Path
     ) -> None:
-        forged_runs.rewrite_log(copy, 3)
+        forgeries.rewrite_log(copy, 3)
         found = verify(str(weights), self.options(copy))
         assert ("chain", 8, ("root",)) in summarize(found)[2]
         assert found.verdict == "different"
@@ -560,7 +609,7 @@ class TestWeights:
     def test_run_is_the_folder_that_contains_the_weights(self, copy: Path, weights: Path) -> None:
         shutil.copy(weights, copy / "model.safetensors")
         options = VerifyOptions(segments=1, seed=0)
-        assert verify(str(copy / "model.safetensors"), options).verdict == "bit-identical"
+        assert verify(str(copy / "model.safetensors"), options).exit_code == 0
 
     @pytest.mark.addon("deploy")
     def test_weights_alone_need_their_run(self, weights: Path) -> None:
