@@ -217,7 +217,9 @@ def test_bad_parameters_of_parts_are_reported(
     ("override", "given", "expected"),
     [
         ("OPTIMIZER.lr=fast", "'fast'", "float >= 0"),
-        ("DATA.TEST.workers=-1", "-1", "int >= 0 or 'auto'"),
+        ("DATA.TEST.workers=-1", "-1", "int >= 0 and <= 1024 or 'auto'"),
+        ("DATA.TEST.workers=1025", "1025", "int >= 0 and <= 1024 or 'auto'"),
+        ("PHASES.epochs=1000001", "1000001", "int >= 0 and <= 1000000 or null"),
         ("DATA.TRAIN.drop_last=1", "1", "bool"),
         (
             "RUN.engine=trian",

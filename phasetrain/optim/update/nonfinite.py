@@ -156,8 +156,8 @@ def format_error(found: NonFinite, settings: GuardSettings) -> str:
         hint += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
     if settings.on_nonfinite == "stop" and found.scale is None:
         advice = (
-            "To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
-            "RUN.allow=OPTIMIZER.on_nonfinite"
+            "Lower OPTIMIZER.lr or set OPTIMIZER.clip_norm; to skip such updates, set "
+            "OPTIMIZER.on_nonfinite=skip and RUN.allow=OPTIMIZER.on_nonfinite"
         )
         if found.has_bad_data:
             advice = f"To go on, {CLEAN_DATA}"
