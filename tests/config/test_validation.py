@@ -372,6 +372,11 @@ def test_imports_register_parts_from_the_current_folder(
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "parts_of_the_current_folder.py").write_text("VALUE = 3\n")
     assert run_imports(["parts_of_the_current_folder"]) == []
+    assert run_imports(["colorsys", "zlib"]) == []
+    (tmp_path / "colorsys.py").write_text("")
+    (hidden,) = run_imports(["colorsys"])
+    assert (hidden.code, hidden.key) == ("config.import_failed", "RUN.imports")
+    assert f"hides {tmp_path}/colorsys.py" in hidden.message
     assert sys.modules.pop("parts_of_the_current_folder").VALUE == 3
     assert sys.path[-1] == str(tmp_path)
 

@@ -258,9 +258,13 @@ class _UserFiles(FileConfigSource):
     """The files of a folder, each of which is checked before Hydra reads it."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        name = self._normalize_file_name(config_path)
-        check_yaml(Path(self.path, name).read_text("utf-8"))
-        return super().load_config(config_path)
+        path = Path(self.path, self._normalize_file_name(config_path))
+        try:
+            check_yaml(path.read_text("utf-8"))
+            return super().load_config(config_path)
+        except RecursionError:
+            text = "a value contains an alias (*) to itself, or is nested too deeply"
+            raise ValueError(text) from None
 
 
 class _GivenFile(_UserFiles):

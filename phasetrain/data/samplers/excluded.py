@@ -105,11 +105,6 @@ def read_excluded(given: Given, where: str, total: int, fingerprint: str) -> Exc
     return ExcludedSamples(unique)
 
 
-def format_ids(ids: Indices, fingerprint: str) -> str:
-    """Return the content of a file of ids of a dataset."""
-    return HEADER + fingerprint + "\n" + "".join(f"{sample_id}\n" for sample_id in ids.tolist())
-
-
 def _list_entries(given: Given) -> Iterator[Any]:
     if isinstance(given, str):
         yield given
