@@ -197,18 +197,19 @@ class NumericsError(PhasetrainError):
 
 
 class ExitCallError(PhasetrainError):
-    """User code has called `sys.exit` in a run, which has not finished (exit code 1)."""
+    """User code has called `sys.exit` or raised KeyboardInterrupt in a run, which has not finished
+    (exit code 1)."""
 
     default_code = "run.exit_called"
 
     @classmethod
-    def from_exit(cls, error: SystemExit) -> "ExitCallError":
-        """Return the error for an exit that is being handled."""
-        call = "sys.exit()" if error.code is None else f"sys.exit({error.code!r})"
+    def from_exit(cls, error: BaseException) -> "ExitCallError":
+        """Return the error for an exit or an interrupt that is being handled."""
+        call = repr(error).replace("SystemExit", "sys.exit")
         frames = list_user_frames(error)
         location = frames[-1].partition(" in ")[0] if frames else "a library"
         return cls(
-            f"{location}: {call} was called before the run has finished; raise an exception that "
+            f"{location}: {call} before the run has finished; raise an exception that "
             'says what is wrong, or end the run with run.stop("why") in a hook'
         )
 

@@ -41,10 +41,10 @@ $ OPTIMIZER.lr=-1
 OPTIMIZER.lr = -1 (command line): expected float >= 0
 
 $ PHASES.epochs=1.5
-PHASES.epochs = 1.5 (command line): expected int >= 0 or null
+PHASES.epochs = 1.5 (command line): expected int >= 0 and <= 1000000 or null
 
 $ DATA.TRAIN.workers=-1
-DATA.TRAIN.workers = -1 (command line): expected int >= 0 or 'auto'
+DATA.TRAIN.workers = -1 (command line): expected int >= 0 and <= 1024 or 'auto'
 
 $ RUN.resume=always
 RUN.resume = 'always' (command line): expected 'auto' or 'must' or 'never' or 'restart'
@@ -134,7 +134,31 @@ $ "OPTIMIZER.groups=[{match: 'haed.*', lr: 0.1}]"
 OPTIMIZER.groups[0].match = 'haed.*' matches none of the 11 trained weights; did you mean 'head'?
 
 $ "MODEL.freeze=['haed.*']"
-MODEL.freeze = [haed.*]: it matches no module with parameters and no parameter; did you mean 'head'? Names begin with one of features, head
+MODEL.freeze = [haed.*]: it matches no module with parameters and no parameter; did you mean 'head'? Names begin with one of features, head; a pattern is a whole name, in which `*`, `?` and `[...]` are wildcards
+
+$ "MODEL.freeze=['[']"
+MODEL.freeze = [[]: it matches no module with parameters and no parameter. Names begin with one of features, head; a pattern is a whole name, in which `*`, `?` and `[...]` are wildcards
+
+$ "MODEL.adapters={match: head, rank: 5000}"
+MODEL.adapters (adapter 'lora'): rank = 5000: the weight of head is a matrix of 10 x 64, whose rank is 10 at most; lower rank, or leave the layer out of match
+
+$ DATA.TRAIN.workers=100000
+DATA.TRAIN.workers = 100000 (command line): expected int >= 0 and <= 1024 or 'auto'
+
+$ DATA.TRAIN.exclude=[a]
+DATA.TRAIN.exclude = 'a': it is neither the id of a sample nor a file that can be read as ids of samples: No such file or directory; expected integers, or the path of an .npy array of integers, or of a text file with a number per line
+
+$ DATA.TRAIN.name=digits
+DATA.TRAIN.name = 'digits' (command line): 'digits' has no such parameter; did you mean DATA.TRAIN.dataset? It takes: ...
+
+$ DATA.TRAIN.dataset=mixed "DATA.TRAIN.datasets={clean: {dataset: digits, weight: -1}}"
+DATA.TRAIN.datasets.clean.weight = -1 (command line): 'digits' has no such parameter. It takes: ...
+
+$ PHASES.epochs=100000000000000000000000
+PHASES.epochs = 100000000000000000000000 (command line): expected int >= 0 and <= 1000000 or null
+
+$ LOSS.name=operator.mul
+LOSS.name = 'operator.mul': its parameters a and b have no value; if it computes the loss, rename them to `output, target`, and if it returns a loss, set LOSS.a and LOSS.b
 
 $ MODEL.weights.path=missing.safetensors
 MODEL.weights.path = 'missing.safetensors': there is no such file or folder; check the path
@@ -154,7 +178,7 @@ RUN.engine = 'trian' (command line): expected 'train' or 'test' or 'plan' or 'ex
 $ OPTIMIZER.lrr=1 LOSS.name=focl PHASES.epochs=x
 3 problems in the config:
   1. LOSS.name = 'focl' (command line): no loss has this name. Known: ...; a dotted path works too.
-  2. PHASES.epochs = 'x' (command line): expected int >= 0 or null
+  2. PHASES.epochs = 'x' (command line): expected int >= 0 and <= 1000000 or null
   3. OPTIMIZER.lrr = 1 (command line): 'sgd' has no such parameter; did you mean OPTIMIZER.lr? It takes: ...
 
 $ stopped: RUN.seed=1

@@ -107,13 +107,3 @@ def format_commands() -> str:
     """Return the commands as lines of `--help`."""
     rows = [f"  {command.name:<16} {command.help}" for command in list_commands()]
     return "\n".join(["commands", *rows])
-
-
-def reference_table() -> str:
-    """Return the commands as a Markdown table, for the docs."""
-    rows = [
-        f"| `{' '.join(('phasetrain', command.name, command.synopsis)).rstrip()}` "
-        f"| {command.help} |"
-        for command in list_commands()
-    ]
-    return "\n".join(["| command | purpose |", "|---|---|", *rows])

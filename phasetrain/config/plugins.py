@@ -26,7 +26,8 @@ def run_imports(names: Sequence[str], folders: Sequence[str] = ()) -> list[Probl
     Returns:
         one problem per module that failed: its error, and the file and line that raised it.
     """
-    for folder in (str(Path.cwd()), *folders):
+    searched = (str(Path.cwd()), *folders)
+    for folder in searched:
         if folder not in sys.path:
             # Last, so that no file of the folder hides a module of a library. It is not removed,
             # since spawned data loading workers import the same modules.
@@ -34,10 +35,16 @@ def run_imports(names: Sequence[str], folders: Sequence[str] = ()) -> list[Probl
     problems = []
     for name in names:
         try:
-            importlib.import_module(name)
+            module = importlib.import_module(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module can raise anything
             message = f"RUN.imports: {_describe_import_error(name, error)}"
-            problems.append(Problem.from_message(message, "config.import_failed", "RUN.imports"))
+        else:
+            file = getattr(module, "__file__", None) or "<part of Python>"
+            hidden = [path for path in searched if Path(path, f"{name}.py").is_file()]
+            if is_user_file(file) or not hidden:
+                continue
+            message = f"RUN.imports: {name} is {file}, which hides {hidden[0]}/{name}.py; rename it"
+        problems.append(Problem.from_message(message, "config.import_failed", "RUN.imports"))
     return problems
 
 

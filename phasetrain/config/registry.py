@@ -462,7 +462,8 @@ def import_part(path: str, key: str, kind: str) -> Factory[Any]:
     if not callable(value):
         near = did_you_mean(attribute, [n for n in dir(module) if callable(find_public(module, n))])
         raise ConfigError(
-            f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}"
+            f"{key} = {path!r}: module {module_name!r} "
+            f"({getattr(module, '__file__', 'part of Python')}) has no callable {attribute!r}"
             f"{near}{explain_missing()}",
             code="config.unknown_part",
         )

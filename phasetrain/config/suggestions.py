@@ -47,6 +47,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "size": ("imagesize", "imgsize", "resolution"),
         "dropout": ("droprate", "pdrop"),
         "name": ("type", "class", "target", "kind"),
+        "dataset": ("name",),
         "classes": ("numclasses", "nclasses", "numlabels"),
         "weight_decay": ("wd", "l2"),
         "workers": ("numworkers",),
@@ -103,8 +104,13 @@ class KnownPaths:
             or self._by_name.get(last)
             or self._elsewhere(last)
             or self._walk(path, likeness=0.6)
-            or self._by_name.get(nearest(last, self._by_name, likeness=0.8) or "")
+            # Not for a name deep in a section, which somebody has placed there on purpose.
+            or (path.count(".") < 3 and self._similar(last))
+            or None
         )
+
+    def _similar(self, last: str) -> str | None:
+        return self._by_name.get(nearest(last, self._by_name, likeness=0.8) or "")
 
     def _longer(self, path: str) -> str | None:
         parent, _, last = path.rpartition(".")

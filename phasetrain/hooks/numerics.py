@@ -7,14 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from phasetrain.checkpoint import decode, encode
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import InvalidCheckpointError
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.optim import NonFinite
+from phasetrain.optim import CLEAN_DATA, NonFinite
+from phasetrain.optim.update.nonfinite import MAX_IDS, mark_nonfinite
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import Position
 
@@ -51,7 +54,7 @@ class StepDump:
 @HOOKS.register("numerics")
 class Numerics(Hook):
     """Writes the first steps with a non-finite loss or gradient to `numerics/u00000012/` in the run
-    folder, where 12 is the update.
+    folder, where 12 is the update, and counts the samples of tests that are not finite.
 
     Steps that a gradient scaler skips are normal and are dumped only if the run stops for them. A
     full disk causes a warning. All ranks send their batches, and rank 0 writes.
@@ -69,6 +72,7 @@ class Numerics(Hook):
         if keep < 0:
             raise ValueError(f"keep = {keep}: expected at least 0")
         self.keep = keep
+        self._marks: list[tuple[Tensor, Tensor]] = []
 
     def on_start(self, run: Run) -> None:
         """Remove incomplete dumps that a kill has left."""
@@ -76,6 +80,38 @@ class Numerics(Hook):
             run.folder.storage.delete_leftovers(
                 run.folder.file(ROOT), lambda name: bool(NAME.fullmatch(name)), STATE
             )
+
+    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
+        """Mark samples of a test with NaN or infinite values; nothing waits for the device."""
+        if not phase.is_train:
+            marks = mark_nonfinite([batch.input, batch.target], len(batch.ids))
+            self._marks += [(batch.ids, mark) for mark in marks]
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Warn about the marked samples of a test."""
+        if phase.is_train:
+            return
+        bad = sorted(set().union(*run.world.all_gather(self.state_dict()["marked"])))
+        self._marks = []
+        if bad:
+            log.warning(
+                "DATA.%s: samples with NaN or infinite values: %d (%s); %s, unless the model takes "
+                "them: metrics of %s may be wrong",
+                phase.data.upper(),
+                len(bad),
+                join_first(bad, MAX_IDS),
+                CLEAN_DATA,
+                phase.split,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the marked samples of an incomplete test."""
+        return {"marked": [i for ids, mark in self._marks for i in ids[mark.cpu()].tolist()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the marked samples; those of other ranks are lost."""
+        ids = torch.tensor(state["marked"], dtype=torch.int64)
+        self._marks = [(ids, ids >= 0)]
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
         """Dump the step, unless there are enough dumps, and set `found.dump`."""

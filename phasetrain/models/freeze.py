@@ -260,5 +260,6 @@ def _describe_no_match(
     outer = list(dict.fromkeys(name.split(".")[0] for name in parameters))
     return (
         f"{where} = [{pattern}]: it matches no module with parameters and no parameter"
-        f"{near or '.'} Names begin with one of {join_first(outer, SHOWN)}"
+        f"{near or '.'} Names begin with one of {join_first(outer, SHOWN)}; a pattern is a whole "
+        "name, in which `*`, `?` and `[...]` are wildcards"
     )

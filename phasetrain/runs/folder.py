@@ -1,5 +1,6 @@
 """The run folder: its lock, its status, its logs, and the room on its disk (section RUN)."""
 
+import errno
 import json
 import logging
 import os
@@ -469,8 +470,11 @@ def _archive_attempt(path: str, storage: Storage, before: StatusRecord) -> None:
 
 
 def _not_writable(path: str, error: OSError) -> ConfigError:
+    advice = "set RUN.dir to a folder on a disk, such as runs/mine, that this user may write to"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "free space on its disk, or set RUN.dir to a folder on another one"
     return ConfigError(
         f"RUN.dir = {path!r} cannot be written: {error.strerror or error} (errno {error.errno}); "
-        "set RUN.dir to a folder that this user may write to, on a disk with space left",
+        f"{advice}",
         code="folder.not_writable",
     )

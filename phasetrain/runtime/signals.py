@@ -52,16 +52,19 @@ class SignalExit(SystemExit):
 @contextmanager
 def reject_exit() -> Iterator[None]:
     """Turn `sys.exit` in user code into an error, because with exit code 0 a scheduler would take
-    the run as finished.
+    the run as finished; and so KeyboardInterrupt while `Signals` catches Ctrl-C.
 
     Raises:
-        ExitCallError: user code has called `sys.exit`.
+        ExitCallError: user code has called `sys.exit` or raised KeyboardInterrupt.
     """
     try:
         yield
     except SignalExit:
         raise
-    except SystemExit as error:
+    except (SystemExit, KeyboardInterrupt) as error:
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        if is_interrupt and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise
         raise ExitCallError.from_exit(error) from error
 
 

@@ -6,6 +6,7 @@ KNOWN = KnownPaths(
     [
         "RUN.name",
         "DATA.TRAIN.batch_size",
+        "DATA.TRAIN.dataset",
         "OPTIMIZER.lr",
         "OPTIMIZER.eps",
         "PHASES.epochs",
@@ -26,6 +27,8 @@ KNOWN = KnownPaths(
         ("OPTIMIZER.epss", "OPTIMIZER.eps"),
         ("batchsize", "DATA.TRAIN.batch_size"),
         ("LOSS.batch_sizes", "DATA.TRAIN.batch_size"),
+        ("DATA.TRAIN.datasets.clean.batch_sizes", None),
+        ("DATA.TRAIN.name", "DATA.TRAIN.dataset"),
         ("PHASES.test_every.epoch", "PHASES.test_every.epochs"),
         ("RUN.type", "RUN.name"),  # another word for it
         ("PHASES.type", None),

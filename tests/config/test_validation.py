@@ -217,7 +217,9 @@ def test_bad_parameters_of_parts_are_reported(
     ("override", "given", "expected"),
     [
         ("OPTIMIZER.lr=fast", "'fast'", "float >= 0"),
-        ("DATA.TEST.workers=-1", "-1", "int >= 0 or 'auto'"),
+        ("DATA.TEST.workers=-1", "-1", "int >= 0 and <= 1024 or 'auto'"),
+        ("DATA.TEST.workers=1025", "1025", "int >= 0 and <= 1024 or 'auto'"),
+        ("PHASES.epochs=1000001", "1000001", "int >= 0 and <= 1000000 or null"),
         ("DATA.TRAIN.drop_last=1", "1", "bool"),
         (
             "RUN.engine=trian",
@@ -370,6 +372,11 @@ def test_imports_register_parts_from_the_current_folder(
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "parts_of_the_current_folder.py").write_text("VALUE = 3\n")
     assert run_imports(["parts_of_the_current_folder"]) == []
+    assert run_imports(["colorsys", "zlib"]) == []
+    (tmp_path / "colorsys.py").write_text("")
+    (hidden,) = run_imports(["colorsys"])
+    assert (hidden.code, hidden.key) == ("config.import_failed", "RUN.imports")
+    assert f"hides {tmp_path}/colorsys.py" in hidden.message
     assert sys.modules.pop("parts_of_the_current_folder").VALUE == 3
     assert sys.path[-1] == str(tmp_path)
 

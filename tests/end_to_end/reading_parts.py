@@ -219,6 +219,17 @@ class Unsized:
         return self.samples[index % len(self.samples)]
 
 
+class WrongLength(Named):
+    """Samples with a length that is not a number of samples."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__()
+        self.length = length
+
+    def __len__(self) -> Any:
+        return self.length
+
+
 def open_nothing() -> None:
     """A dataset factory that forgets to return."""
 

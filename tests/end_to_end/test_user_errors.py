@@ -48,6 +48,13 @@ class LeavingSamples(Samples):
         return super().__getitem__(index) if index < 60 else sys.exit(0)
 
 
+class InterruptingSamples(Samples):
+    def __getitem__(self, index):
+        if index < 60:
+            return super().__getitem__(index)
+        raise KeyboardInterrupt
+
+
 class LeavingModel(nn.Linear):
     def __init__(self):
         super().__init__(64, 10)
@@ -192,10 +199,14 @@ LEAVING = [
     [
         (LEAVING, "else sys.exit(0)"),
         ([*LEAVING, "DATA.TRAIN.workers=1"], "else sys.exit(0)"),
+        (
+            [*LEAVING, "DATA.TRAIN.dataset=broken_parts.InterruptingSamples"],
+            "raise KeyboardInterrupt",
+        ),
         (["LOSS=null", "LOSS.name=broken_parts.leaving_loss", "RUN.rehearse=true"], '"no loss"'),
         (["+HOOKS.leaving.name=broken_parts.LeavingHook"], "sys.exit(3)"),
     ],
-    ids=["sample", "worker", "rehearsal", "hook"],
+    ids=["sample", "worker", "interrupt", "rehearsal", "hook"],
 )
 def test_exit_in_user_code_is_a_failure_that_names_its_line(
     words: list[str], call: str, capfd: pytest.CaptureFixture[str]
@@ -204,7 +215,8 @@ def test_exit_in_user_code_is_a_failure_that_names_its_line(
     (error,) = json.loads(capfd.readouterr().out)["errors"]
     location = f"broken_parts.py:{line_of(call)}"
     assert error["code"] == "run.exit_called"
-    assert error["message"].startswith(f"{location}: sys.exit(")
+    raised = "KeyboardInterrupt()" if "Interrupt" in call else "sys.exit("
+    assert error["message"].startswith(f"{location}: {raised}")
     assert error["frames"][-1].startswith(f"{location} in ")
     ended = status(Path("run"))
     assert (ended["state"], ended["exit_code"]) == ("failed", 1)
@@ -223,7 +235,7 @@ def test_exit_is_a_failure_of_any_engine_and_command(capfd: pytest.CaptureFixtur
     assert main([*SMALL, *words, "PHASES.epochs=1", "RUN.dir=run"]) == 0
     torch.save(torch.zeros(1, 8, 8), "sample.pt")
     assert main(["predict", "run", "sample.pt", "--trust"]) == 1
-    assert "sys.exit() was called" in capfd.readouterr().err
+    assert "sys.exit(None) before" in capfd.readouterr().err
     extract = ["RUN.dir=run", "RUN.engine=extract", "EXTRACT.splits=[train]"]
     with raises(ExitCallError, code="run.exit_called"):  # it has no loop of phases
         run([*SMALL, *words, *extract])

@@ -3,6 +3,7 @@
 import errno
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,36 @@ class TestStop:
         losses = [task.forward(batch).loss.item() for batch in kept.batches]
         assert math.isfinite(losses[0])
         assert math.isnan(losses[1])
+
+
+class TestSamplesOfTests:
+    @pytest.mark.feature(
+        "test.nonfinite", "samples of tests with NaN are counted and named", "`HOOKS.numerics`"
+    )
+    def test_those_that_are_not_finite_are_counted_once(self, caplog: Any) -> None:
+        hook = Numerics()
+        run = engine(None, hook)
+        phase = replace(run.plan.phases[0], split="test@ema")
+        loader = Loader(1, 2)
+        for step in (1, 2, 3):
+            hook.on_batch(run, phase, loader.batch(step, 1))
+        hook.on_batch(run, phase, loader.batch(1, 1).as_stand_in())
+        resumed = Numerics()
+        resumed.load_state_dict(hook.state_dict())
+        assert hook.state_dict() == resumed.state_dict() == {"marked": [6, 10]}
+        resumed.on_batch(run, phase, loader.batch(2, 1))
+        resumed.on_phase_end(run, phase, {})
+        (warned,) = caplog.messages
+        assert warned.startswith("DATA.TEST: samples with NaN or infinite values: 2 (6, 10); ")
+        resumed.on_phase_end(run, phase, {})
+        assert resumed.state_dict() == {"marked": []}
+        assert len(caplog.messages) == 1
+
+    def test_train_batches_are_left_to_the_guard(self) -> None:
+        hook = Numerics()
+        run = engine(None, hook)
+        hook.on_batch(run, run.plan.phases[0], Loader(1).batch(1, 1))
+        assert hook.state_dict() == {"marked": []}
 
 
 class TestSkip:

@@ -39,6 +39,8 @@ MAX_CLASSES = 200
 WRITE_SECONDS = 10.0
 """Minimum interval between two writes of predictions.json; it is always written at the end."""
 
+_TRIED_AGAIN = "it is tried again after later tests and at the end of the run"
+
 
 @HOOKS.register("report")
 class Report(Hook):
@@ -263,16 +265,17 @@ class Report(Hook):
         }
 
     def _write_predictions(self, folder: RunFolder) -> None:
+        """Write predictions.json; if it cannot be written, it stays pending."""
         self._written_at = time.monotonic()
-        self._is_pending = False
         path = folder.file(PREDICTIONS)
         if not folder.space.has_spare():
-            self._warn("%s is not written: too little disk space is left", path)
+            self._warn("%s is not written: too little disk space is left; %s", path, _TRIED_AGAIN)
             return
         try:
             folder.storage.replace_json(path, self._by_split, durable=False)
+            self._is_pending = False
         except OSError as error:
-            self._warn("%s could not be written: %s", path, error)
+            self._warn("%s could not be written: %s; %s", path, error, _TRIED_AGAIN)
 
     def _finish(self, folder: RunFolder) -> None:
         """Write pending predictions and the report."""

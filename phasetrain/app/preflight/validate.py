@@ -244,6 +244,10 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
                 f"{path} = {every}: the run ends after {reached} {unit}, so it never takes effect"
             )
 
+    for path in ("RUN.checkpoint", "RUN.step"):
+        value = lookup(config, path)
+        if path in setup.schema.keys and value != setup.schema.keys[path].default:
+            unused.append(f"{path} = {value}: training does not read it")
     kinds = plan.phases.kinds
     complete = sum(count for phase, count in kinds if phase.is_train and phase.ends_epoch)
     unused += _list_unused_launch(setup)

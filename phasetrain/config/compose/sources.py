@@ -35,6 +35,7 @@ from phasetrain.config.compose.library_errors import (
     explain_file_error,
     explain_unknown_group,
 )
+from phasetrain.config.compose.yaml_checks import check_yaml
 from phasetrain.errors import Problem, did_you_mean
 
 _SELECTED = "_selected_"
@@ -83,9 +84,7 @@ class ConfigFiles:
         if config_dir is not None and not Path(config_dir).is_dir():
             self._add_problem(f"--config-dir {config_dir}", "there is no such folder")
         elif config_dir is not None:
-            self._user = FileConfigSource(
-                provider="user", path=f"file://{Path(config_dir).absolute()}"
-            )
+            self._user = _UserFiles(provider="user", path=f"file://{Path(config_dir).absolute()}")
             self._reject_hidden(self._user)
 
     def is_group(self, group: str) -> bool:
@@ -255,7 +254,20 @@ class ConfigFiles:
                     self.problems.append(Problem.from_message(text, "config.conflict", str(own)))
 
 
-class _GivenFile(FileConfigSource):
+class _UserFiles(FileConfigSource):
+    """The files of a folder, each of which is checked before Hydra reads it."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        try:
+            check_yaml(path.read_text("utf-8"))
+            return super().load_config(config_path)
+        except RecursionError:
+            text = "a value contains an alias (*) to itself, or is nested too deeply"
+            raise ValueError(text) from None
+
+
+class _GivenFile(_UserFiles):
     """An experiment file that was given by its path, and the files next to it, as options of the
     group `experiment`."""
 

@@ -91,6 +91,7 @@ class SplitSection(Section):
         "one, at most 8, and 0 for data in memory",
         scope="machine",
         ge=0,
+        le=1024,
     )
     drop_last: bool = key(
         False, "drop the last batch of an epoch if it is not full", resume="forbidden"

@@ -44,6 +44,7 @@ class PhasesSection(Section):
         "epochs over DATA.TRAIN; exactly one of epochs, updates, samples, stages is set",
         resume="adjustable",
         ge=0,
+        le=1_000_000,
     )
     updates: int | None = key(None, "optimizer updates", resume="adjustable", ge=0)
     samples: int | None = key(

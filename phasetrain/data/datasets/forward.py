@@ -264,10 +264,18 @@ def reads_forward(dataset: Any) -> bool:
 
 
 def find_length(dataset: Any) -> int | None:
-    """Return the length of a dataset, or None if it has none."""
+    """Return the length of a dataset, or None if it has none.
+
+    Raises:
+        ValueError: the length is not an integer from 0 on.
+    """
     if not isinstance(dataset, Sized):
         return None
     try:
-        return len(dataset)
+        # Not len, whose TypeError is the same for 2.5 and for a wrapper of an iterable.
+        length = type(dataset).__len__(dataset)
     except (TypeError, NotImplementedError):  # a wrapper of a dataset without a length
         return None
+    if not hasattr(length, "__index__") or length < 0:
+        raise ValueError(f"__len__ returned {length!r}, expected an integer from 0 on")
+    return len(dataset)

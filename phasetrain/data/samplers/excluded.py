@@ -105,11 +105,6 @@ def read_excluded(given: Given, where: str, total: int, fingerprint: str) -> Exc
     return ExcludedSamples(unique)
 
 
-def format_ids(ids: Indices, fingerprint: str) -> str:
-    """Return the content of a file of ids of a dataset."""
-    return HEADER + fingerprint + "\n" + "".join(f"{sample_id}\n" for sample_id in ids.tolist())
-
-
 def _list_entries(given: Given) -> Iterator[Any]:
     if isinstance(given, str):
         yield given
@@ -124,9 +119,11 @@ def _read_entry(entry: Any, where: str, fingerprint: str) -> list[Any]:
     try:
         listed = _read_ids(Path(entry))
     except (OSError, ValueError, EOFError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise ConfigError(
-            f"{where} = {entry!r}: it cannot be read as ids of samples: {error}; expected an .npy "
-            "array of integers, or text with a number per line",
+            f"{where} = {entry!r}: it is neither the id of a sample nor a file that can be read as "
+            f"ids of samples: {reason}; expected integers, or the path of an .npy array of "
+            "integers, or of a text file with a number per line",
             code="data.unreadable_ids",
         ) from error
     if listed.fingerprint and listed.fingerprint != fingerprint:

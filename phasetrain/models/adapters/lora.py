@@ -46,8 +46,8 @@ class LoRA(Adapter):
         scale: factor of the product.
 
     Raises:
-        ValueError: a rank below 1, an alpha that is not above 0, a dropout outside [0, 1), or a
-            layer of another kind.
+        ValueError: a rank below 1 or above both dimensions of the weight as a matrix, an alpha that
+            is not above 0, a dropout outside [0, 1), or a layer of another kind.
     """
 
     def __init__(
@@ -89,6 +89,14 @@ class LoRA(Adapter):
         if self._is_transposed:
             first, second = second, first
         kernel = weight.shape[2:]
+        columns = second * math.prod(kernel)
+        # Up to the larger one, since a layer with few classes may well have a rank of 8.
+        if rank > max(first, columns):
+            raise ValueError(
+                f"rank = {rank}: the weight of {layer_name} is a matrix of {first} x {columns}, "
+                f"whose rank is {min(first, columns)} at most; lower rank, or leave the layer out "
+                "of match"
+            )
         self.a = nn.Parameter(torch.zeros(rank, second, *kernel, dtype=weight.dtype))
         self.b = nn.Parameter(torch.zeros(first, rank, *(1 for _ in kernel), dtype=weight.dtype))
         with torch.no_grad():

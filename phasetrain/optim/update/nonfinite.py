@@ -156,8 +156,8 @@ def format_error(found: NonFinite, settings: GuardSettings) -> str:
         hint += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
     if settings.on_nonfinite == "stop" and found.scale is None:
         advice = (
-            "To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
-            "RUN.allow=OPTIMIZER.on_nonfinite"
+            "Lower OPTIMIZER.lr or set OPTIMIZER.clip_norm; to skip such updates, set "
+            "OPTIMIZER.on_nonfinite=skip and RUN.allow=OPTIMIZER.on_nonfinite"
         )
         if found.has_bad_data:
             advice = f"To go on, {CLEAN_DATA}"
@@ -187,15 +187,30 @@ def list_nonfinite_ids(value: Any, ids: Tensor) -> list[int]:
         value: input or target of a batch; tensors without a first dimension of N are not checked.
         ids: ids of its samples, int64 `(N,)`, on the CPU.
     """
-    if not len(ids):
-        return []
     bad = torch.zeros(len(ids), dtype=torch.bool)
-    for tensor in list_tensors(value):
-        # isfinite takes neither sparse nor nested tensors.
-        is_dense = tensor.layout is torch.strided and not tensor.is_nested
-        if is_dense and tensor.is_floating_point() and tensor.ndim and len(tensor) == len(ids):
-            bad.logical_or_(~tensor.isfinite().reshape(len(ids), -1).all(dim=1).cpu())
+    for mark in mark_nonfinite(value, len(ids)):
+        bad.logical_or_(mark.cpu())
     return ids[bad].tolist()
+
+
+def mark_nonfinite(value: Any, size: int) -> list[Tensor]:
+    """Return for each tensor of a batch whether a sample has NaN or infinite values, bool `(N,)` on
+    its device.
+
+    Args:
+        value: input, target or both; tensors without a first dimension of N are left out.
+        size: N.
+    """
+    return [
+        ~tensor.isfinite().reshape(size, -1).all(dim=1)
+        for tensor in list_tensors(value)
+        # isfinite takes neither sparse nor nested tensors.
+        if tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.is_floating_point()
+        and tensor.ndim
+        and len(tensor) == size > 0
+    ]
 
 
 def name_nonfinite(

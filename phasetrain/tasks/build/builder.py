@@ -524,6 +524,13 @@ def make_loss(
         "make_loss": partial(make_loss, context, facts=facts),
         "world": context.world,
     }
+    unset = [key for key in list_required(factory) if key not in params | values]
+    if not isinstance(factory, type) and len(unset) == 2:
+        raise ConfigError(
+            f"{where}.name = {name!r}: its parameters {' and '.join(unset)} have no value; if it "
+            "computes the loss, rename them to `output, target`, and if it returns a loss, set "
+            f"{' and '.join(f'{where}.{key}' for key in unset)}"
+        )
     loss = LOSSES.build(name, params, where=where, facts=values, used=context.used)
     _check_class_weights(loss, where, facts)
     # With `sum`, the gradient of an update would depend on how its batch is cut into micro-batches.

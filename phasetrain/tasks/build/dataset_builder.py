@@ -54,9 +54,12 @@ def open_dataset(
         facts=facts,
         used=context.used,
     )
-    length = find_length(dataset)
     setting = f"{where}.dataset = {section.dataset!r}"
     type_name = type(dataset).__name__
+    try:
+        length = find_length(dataset)
+    except ValueError as error:
+        raise ConfigError(f"{setting}: {type_name}.{error}", code="data.no_length") from error
     if shard is not None and has_indices(dataset):
         raise ConfigError(
             f"{setting}: {type_name} takes `rank` and `processes`, and only an iterable may yield "

@@ -12,13 +12,13 @@ from harness import SMALL, KillAfter, differences_of_runs, status, train
 from raising import raises
 
 from phasetrain.addons.experiments.fork.compared_run import ComparedRun
+from phasetrain.addons.experiments.fork.sample_updates import find_updates
 from phasetrain.addons.experiments.what_if import RECEIPT, RECEIPT_TEXT, Question, Receipt, answer
 from phasetrain.app.engines import run_engine
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import resolve_config
 from phasetrain.app.stored.stored_config import StoredConfig
 from phasetrain.cli import main
-from phasetrain.data.samplers.locate import find_updates
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.runtime.terminal import Terminal

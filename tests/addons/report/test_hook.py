@@ -133,6 +133,22 @@ def test_a_full_disk_is_warned_of_and_ends_nothing(
     assert (tmp_path / "report.html").exists() == (end != "report.html")
 
 
+@pytest.mark.parametrize("freed", [True, False])
+def test_predictions_are_written_at_the_end_if_the_disk_was_full_after_the_test(
+    tmp_path: Path, freed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Free(Hook):
+        def on_end(self, run: Any, *args: Any) -> None:
+            if freed:
+                monkeypatch.setattr(DiskSpace, "has_spare", lambda self: True)
+
+    monkeypatch.setattr(DiskSpace, "has_spare", lambda self: False)
+    train(tmp_path, "PHASES.epochs=1", hooks={"free": Free()})
+    assert (tmp_path / "predictions.json").exists() == freed
+    if freed:
+        assert predictions(tmp_path)["test"]["updates"] == 5
+
+
 def test_the_last_room_on_a_disk_is_left_for_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,6 +285,47 @@ def test_batch_that_does_not_fit_into_memory_is_a_config_error(
     assert caught.value.key == "DATA.TRAIN.micro_batch_size"
 
 
+@pytest.mark.parametrize(
+    ("label", "build_seconds", "quick_seconds"),
+    [(10, 0.0, 1e-3), (10, 0.6, 1.0), (3, 0.0, 1e-3)],
+    ids=["time is up after the train batch", "parts take long to build", "no mistake"],
+)
+def test_batch_of_the_test_split_is_always_rehearsed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    label: int,
+    build_seconds: float,
+    quick_seconds: float,
+) -> None:
+    (tmp_path / "slow_of_a_test.py").write_text(
+        "import time\nfrom phasetrain.models import SmallCNN\n"
+        "from phasetrain.data.datasets import load_digits\n"
+        "class Slow(SmallCNN):\n"
+        "    def __init__(self, classes, channels, seconds):\n"
+        "        time.sleep(seconds)\n        super().__init__(classes, channels, width=2)\n"
+        "class Labels:\n"
+        "    def __init__(self, label):\n        self.samples, self.label = load_digits('test'), label\n"
+        "    def __len__(self):\n        return 20\n"
+        "    def __getitem__(self, index):\n        return self.samples[index][0], self.label\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("phasetrain.app.preflight.rehearsal.QUICK_SECONDS", quick_seconds)
+    words = (
+        "MODEL=null",
+        f"MODEL={{name: slow_of_a_test.Slow, seconds: {build_seconds}}}",
+        "DATA.TRAIN.dataset=digits",
+        f"DATA.TEST={{dataset: slow_of_a_test.Labels, label: {label}}}",
+        "PHASES.epochs=1",
+        "RUN.rehearse=auto",
+    )
+    if label == 3:
+        assert train(tmp_path / "run", *words).state == "finished"
+        return
+    with raises(ConfigError, key="DATA.TEST") as caught:
+        train(tmp_path / "run", *words)
+    assert "in the rehearsal of test, before the first step" in "".join(caught.value.__notes__)
+
+
 class TestWhetherThereIsOne:
     def guess(self, *words: str) -> float:
         made, setup = build_run([*SMALL, *words]), resolve_overrides([*SMALL, *words])

@@ -35,6 +35,12 @@ from phasetrain.testing.build import build_run, resolve_overrides
             ["CHECKPOINT.every_epochs = 4: the run ends after 3 complete epochs"],
         ),
         (("CHECKPOINT.keep_every.updates=99",), ["CHECKPOINT.keep_every.updates = 99"]),
+        (("RUN.checkpoint=best",), ["RUN.checkpoint = best: training does not read it"]),
+        pytest.param(
+            ("RUN.step=5",),
+            ["RUN.step = 5: training does not read it"],
+            marks=pytest.mark.addon("experiments"),
+        ),
         (("RUN.pause_at=16",), ["RUN.pause_at = 16: the run ends after 15 updates"]),
         (
             ("PHASES.test_every.epochs=5",),

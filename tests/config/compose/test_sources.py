@@ -88,6 +88,20 @@ def test_each_missing_file_of_a_defaults_list_is_named(user_dir) -> None:
         ("defaults: [3]\nname: a\n", "defaults: expected entries such as"),
         ("a:\n\tb: 1\n", "indent with spaces"),
         ("LOSS:\n  name: a\n", "leave out the line `LOSS:`"),
+        ("a: " + "{a: " * 300 + "1" + "}" * 300, "nested too deeply"),
+        ("a: &a\n  b: *a\n", "an alias (*) to itself"),
+        ("name: a\n~: 3\n", "line 2: a key is null"),
+        ("a: 1\nseed: 010\n", "line 2: YAML reads 010 as 8"),
+        ("seed: 1:30\n", "line 1: YAML reads 1:30 as 90"),
+        ("seed: 1:30.5\n", "line 1: YAML reads 1:30.5 as 90.5"),
+        (
+            "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
+            + "".join(
+                f"{n}: &{n} [{','.join(10 * ['*' + m])}]\n"
+                for m, n in zip("abcdef", "bcdefg", strict=True)
+            ),
+            "line 5: more than 100,000 values",
+        ),
         ("defaults:\n  - /LOSS/mine\nname: a\n", "its defaults list includes the file itself"),
     ],
 )
@@ -96,6 +110,17 @@ def test_unusable_file_is_named(user_dir, text: str, problem: str) -> None:
     (found,) = compose(["LOSS=mine"], config_dir=own).problems
     assert (found.code, found.key) == ("config.invalid_file", f"{own}/LOSS/mine.yaml")
     assert problem in found.message
+
+
+def test_numbers_and_aliases_that_are_not_ambiguous_are_read(user_dir) -> None:
+    text = (
+        "name: &n mine\nsame: [*n, *n]\nnested: " + "{a: " * 60 + "1" + "}" * 60 + "\n"
+        "numbers: [0, -0, 0.5, 00.5, 1e3, 0x1F, 0b11, '010', '1:30', 10:30h]\n"
+    )
+    (layer,) = ConfigFiles(user_dir({"LOSS/mine.yaml": text})).select("LOSS", "mine")
+    values = layer.values["LOSS"]
+    assert values["same"] == ["mine", "mine"]
+    assert values["numbers"] == [0, 0, 0.5, 0.5, 1000.0, 31, 3, "010", "1:30", "10:30h"]
 
 
 def test_code_in_yaml_is_not_executed(tmp_path: Path) -> None:

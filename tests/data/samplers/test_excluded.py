@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from raising import raises
 
-from phasetrain.data.samplers.excluded import ExcludedSamples, format_ids, read_excluded
+from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler
 from phasetrain.distributed import World
@@ -49,8 +49,7 @@ class TestIds:
 
     def test_file_for_a_dataset_is_read_back(self, tmp_path: Path) -> None:
         path = tmp_path / "ids.txt"
-        path.write_text(format_ids(np.array([5, 8]), "digits:1"))
-        assert path.read_text() == "# dataset: digits:1\n5\n8\n"
+        path.write_text("# dataset: digits:1\n5\n8\n")
         assert read(str(path)).tolist() == [5, 8]
         with raises(ConfigError, key=KEY, code="data.other_dataset"):
             read(str(path), fingerprint="digits:2")

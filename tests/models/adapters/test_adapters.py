@@ -83,6 +83,7 @@ class TestAttach:
             ({"match": "norm"}, {"code": "config.no_match"}),
             ({"match": "*", "train": "tail"}, {"key": "MODEL.adapters.train"}),
             ({"match": "*", "rank": 0}, {"code": "config.rejected_by_part"}),
+            ({"match": "*", "rank": 5000}, {"code": "config.rejected_by_part"}),
             ({"match": "*", "alpha": 0.0}, {"code": "config.rejected_by_part"}),
             ({"match": "*", "ranc": 2}, {"code": "config.unknown_parameter"}),
             ({"match": "*", "name": "lore"}, {"code": "config.unknown_part"}),
@@ -119,9 +120,20 @@ class TestLoRA:
         assert output.tolist() == [[90.5, 900.5]]
         assert lora.merge(torch.zeros(2, 2)).tolist() == [[30.0, 60.0], [300.0, 600.0]]
 
+    @pytest.mark.parametrize(
+        ("layer", "most"),
+        [(nn.Linear(3, 5), 5), (nn.Conv2d(2, 4, 3), 18), (nn.Embedding(7, 2), 7)],
+    )
+    def test_rank_may_be_the_larger_dimension_of_the_weight(
+        self, layer: nn.Module, most: int
+    ) -> None:
+        assert LoRA(layer, "x", torch.Generator(), rank=most).rank == most
+        with pytest.raises(ValueError, match="x is a matrix"):
+            LoRA(layer, "x", torch.Generator(), rank=most + 1)
+
     @pytest.mark.parametrize(("rslora", "scale"), [(False, 4.0), (True, 8.0)])
     def test_scale(self, rslora: bool, scale: float) -> None:
-        lora = LoRA(nn.Linear(2, 2), "x", torch.Generator(), rank=4, alpha=16.0, rslora=rslora)
+        lora = LoRA(nn.Linear(4, 4), "x", torch.Generator(), rank=4, alpha=16.0, rslora=rslora)
         assert lora.scale == scale
 
     def test_dropout_is_drawn_from_the_global_generator_in_training_only(self) -> None:

@@ -33,6 +33,8 @@ def build(*words: str) -> BuiltRun:
         ([UPDATES, "DATA.TRAIN.on_bad_sample=drop"], "config.conflict", "DATA.TRAIN.on_bad_sample"),
         ([UPDATES, "DATA.TRAIN.workers=2"], "config.conflict", "DATA.TRAIN.workers"),
         ([UPDATES, "DATA.TRAIN.loader=reading_parts.Stateful"], "config.conflict", "DATA.TRAIN.loader"),
+        (["DATA.TRAIN.dataset=reading_parts.WrongLength", "DATA.TRAIN.length=-3"], "data.no_length", "DATA.TRAIN.dataset"),
+        ([UPDATES, "DATA.TRAIN.dataset=reading_parts.WrongLength", "DATA.TRAIN.length=2.5"], "data.no_length", "DATA.TRAIN.dataset"),
         ([UPDATES, "DATA.TRAIN.dataset=reading_parts.open_nothing"], "data.no_dataset", "DATA.TRAIN.dataset"),
         ([UPDATES, "DATA.TRAIN.dataset=reading_parts.open_generator"], "data.no_dataset", "DATA.TRAIN.dataset"),
     ],

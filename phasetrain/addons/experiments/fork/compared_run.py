@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phasetrain.addons.experiments.fork.sample_updates import PassFinder
 from phasetrain.app.setup import Setup
 from phasetrain.app.slots import list_slots
 from phasetrain.config.registry import parameters
 from phasetrain.config.validation import find_part_names
-from phasetrain.data.samplers.locate import PassFinder
 from phasetrain.engine.plan import AVERAGED, TRAIN, Plan
 from phasetrain.engine.position import Position, RunState
 from phasetrain.optim import SCHEDULES

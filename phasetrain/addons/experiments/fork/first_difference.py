@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from phasetrain.addons.experiments.fork.compared_run import LONGEST_SHARED, PLAN_FACTS, ComparedRun
+from phasetrain.addons.experiments.fork.sample_updates import find_updates
 from phasetrain.config.changes import Change, compare_configs
 from phasetrain.config.problems import format_value
 from phasetrain.config.stages import STAGE_KEYS
-from phasetrain.data.samplers.locate import find_updates
 from phasetrain.engine.phases import TRAIN, Phase
 from phasetrain.hooks import HOOKS
 from phasetrain.hooks.observers import is_observer

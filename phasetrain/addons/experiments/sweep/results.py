@@ -244,6 +244,7 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
         meaning = f": {EXIT_CODES[record.exit_code]}" if 2 <= record.exit_code <= 6 else ""
         last_line = read_last_line(Path(folder, f"{name}.log"))
         error = last_line or f"exit code {record.exit_code}{meaning}"
+    is_complete = state in ("finished", "paused")
     return SweepRun(
         name,
         record.swept,
@@ -256,8 +257,9 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
         planned=summary.planned,
         seconds=summary.seconds,
         folder=f"{folder}/{name}",
-        exit_code=record.exit_code,
-        error="" if state in ("finished", "paused") else error,
+        # A sweep that was killed has not seen the end of this process.
+        exit_code=0 if is_complete and record.exit_code is None else record.exit_code,
+        error="" if is_complete else error,
         direction=summary.direction,
     )
 

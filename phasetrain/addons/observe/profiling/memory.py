@@ -8,18 +8,18 @@ from collections.abc import Mapping
 
 import torch
 
+from phasetrain.addons.observe.profiling.device_usage import (
+    NOT_LINUX,
+    GpuReader,
+    allocator_bytes,
+    peak_resident_bytes,
+)
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
 from phasetrain.hooks.metrics import record_line, record_position
-from phasetrain.hooks.progress.resource_usage import (
-    NOT_LINUX,
-    GpuReader,
-    allocator_bytes,
-    peak_resident_bytes,
-    resident_bytes,
-)
+from phasetrain.hooks.progress.resource_usage import resident_bytes
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import format_bytes
 from phasetrain.runtime.terminal import Terminal

@@ -81,6 +81,22 @@ def test_smaller_is_better_where_the_name_says_so(tmp_path: Path) -> None:
     assert [one.best for one in Results.read(str(tmp_path), "test/loss").runs] == [3.0, 2.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("state", "recorded", "exit_code"),
+    [("finished", None, 0), ("paused", None, 0), ("failed", None, None), ("finished", 3, 3)],
+)
+def test_run_that_ended_after_the_sweep_was_killed_has_an_exit_code(
+    tmp_path: Path, state: str, recorded: int | None, exit_code: int | None
+) -> None:
+    record = {"sweep": "s", "overrides": ["A.x=1"], "swept": {"A.x": "1"}, "folder": ""}
+    name = hash_overrides(["A.x=1"])
+    (tmp_path / f"{name}.json").write_text(json.dumps({**record, "exit_code": recorded}))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "status.json").write_text(json.dumps({"state": state, "updates": 4}))
+    (row,) = json.loads(Results.read(str(tmp_path)).format_json())["runs"]
+    assert (row["state"], row["exit_code"]) == (state, exit_code)
+
+
 def test_a_code_says_what_it_means(tmp_path: Path) -> None:
     record = {
         "sweep": "s",

@@ -16,17 +16,17 @@ import torch
 from failpoints import Refusing
 from harness import SMALL, KillAfter, records, run_until_killed, train
 
+from phasetrain.addons.observe.profiling import device_usage
+from phasetrain.addons.observe.profiling.device_usage import (
+    GpuReader,
+    allocator_bytes,
+    peak_resident_bytes,
+)
 from phasetrain.addons.observe.profiling.memory import Memory
 from phasetrain.app.api import run
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
-from phasetrain.hooks.progress import resource_usage
-from phasetrain.hooks.progress.resource_usage import (
-    GpuReader,
-    allocator_bytes,
-    peak_resident_bytes,
-    resident_bytes,
-)
+from phasetrain.hooks.progress.resource_usage import resident_bytes
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import MemoryHandler, assert_exact_resume
 
@@ -171,7 +171,7 @@ class TestUnsupported:
     def test_rss_is_not_recorded_without_proc(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(resource_usage, "PROC", tmp_path / "none")
+        monkeypatch.setattr(device_usage, "PROC", tmp_path / "none")
         text = run_and_capture(tmp_path / "run", "HOOKS.memory={}", "PHASES.epochs=1")
         assert "HOOKS.memory: rss is not recorded" in text
         assert memory_lines(tmp_path / "run")[0]["time"].keys() == {"at"}
