@@ -53,7 +53,8 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
 
     Args:
         model: a torch.nn.Module, which the run copies, or a class or name of models.
-        train: a map-style dataset of pairs (input, target), a torch DataLoader of one, or a name.
+        train: a map-style dataset of pairs (input, target), a torch DataLoader of one, or a name;
+            without it and with `test`, the model is tested and not trained.
         test: as `train`, or a mapping from names of test splits to such.
         loss: a module or function `loss(output, target)` that returns the mean over the batch, or a
             class or name of losses; `from_model` for a model that returns its own loss.
@@ -85,14 +86,21 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         >>> result.last["test/accuracy"]
     """
     _check_names(overrides)
-    _check_given(overrides, MODEL=model, DATA=train, LOSS=loss, OPTIMIZER=optimizer)
+    only_tests = train is None and test is not None and not epochs and not _names_data(overrides)
+    required = {"MODEL": model, "LOSS": loss}
+    if not only_tests:
+        required |= {"DATA": train, "OPTIMIZER": optimizer}
+    _check_given(overrides, required)
     config: dict[str, Any] = {
         "experiment": None,
         "RUN": {"name": make_label(model)},
         "MODEL": _describe_name("MODEL", model, config_dir),
     }
-    if train is not None:
-        config["DATA"] = {"TRAIN": _describe_split("TRAIN", train), **_describe_tests(test)}
+    if only_tests:
+        config["RUN"] |= {"engine": "test", "checkpoint": "none"}
+    splits = {} if train is None else {"TRAIN": _describe_split("TRAIN", train)}
+    if splits | _describe_tests(test):
+        config["DATA"] = splits | _describe_tests(test)
     if batch_size is not None:
         config["DATA.TRAIN.batch_size"] = batch_size
     if loss is not None:
@@ -174,9 +182,13 @@ def _check_names(overrides: Mapping[str, Any]) -> None:
             )
 
 
-def _check_given(overrides: Mapping[str, Any], **arguments: Any) -> None:
+def _names_data(overrides: Mapping[str, Any]) -> bool:
+    return "experiment" in overrides or any(key.partition(".")[0] == "DATA" for key in overrides)
+
+
+def _check_given(overrides: Mapping[str, Any], required: Mapping[str, Any]) -> None:
     missing = []
-    for section, value in arguments.items():
+    for section, value in required.items():
         named = any(key.partition(".")[0] == section for key in overrides)
         if value is None and not named and "experiment" not in overrides:
             word = {"DATA": "train"}.get(section, section.lower())

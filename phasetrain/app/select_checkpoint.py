@@ -20,15 +20,18 @@ NONE = "none"
 
 
 def build_task(
-    builder: Builder, data: Mapping[str, SplitData], plan: Plan, loaded: LoadedCheckpoint
+    builder: Builder, data: Mapping[str, SplitData], plan: Plan, loaded: LoadedCheckpoint | None
 ) -> Task:
-    """Build a task that does not train, with the weights of a checkpoint.
+    """Build a task that does not train, with the weights of a checkpoint, or without one with those
+    of MODEL.weights or initial ones.
 
     Raises:
         ChangedError: the checkpoint is of another model or loss, or has no such averages.
     """
-    fresh = bool(excluded_digests(loaded))
+    fresh = loaded is None or bool(excluded_digests(loaded))
     task = builder.task(builder.parts(data, plan, train=False, fresh=fresh))
+    if loaded is None:
+        return task
     shared = dict(loaded.state["task"])
     # Here, because the error of task.restore() could not name the key to remove.
     for name in task.parts.averages.keys() - shared.keys():
@@ -70,11 +73,13 @@ def _make_misfit_error(loaded: LoadedCheckpoint, sections: str, reason: str) -> 
     )
 
 
-def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
-    """Return the checkpoint that RUN.checkpoint names.
+def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint | None:
+    """Return the checkpoint that RUN.checkpoint names, None for `none`.
 
     Rank 0 chooses it for all ranks, because a run that is training may save in the meantime.
     """
+    if setup.config.RUN.checkpoint == NONE:
+        return None
     world = setup.world
     checkpointer = build_checkpointer(setup, folder)
     chosen: list[LoadedCheckpoint] = []
@@ -91,12 +96,6 @@ def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
 
 def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> LoadedCheckpoint:
     named = setup.config.RUN.checkpoint
-    if named == NONE:
-        raise ConfigError(
-            "RUN.checkpoint = 'none': only extraction takes a model without a checkpoint; set "
-            "latest, best, or the path of a checkpoint",
-            code="config.wrong_value",
-        )
     if named not in ("latest", "best"):
         # A save on request may be repeated under one name: the newest of them counts.
         names = [

@@ -3,6 +3,7 @@ does not import torch."""
 
 from phasetrain.config.addons import describe_place, load_addons, make_conflict_error
 from phasetrain.config.sections.data import SOURCE_KEYS
+from phasetrain.config.sections.optimizer import SCHEDULED
 from phasetrain.config.validation import Slot
 
 SAMPLER_FACTS = frozenset({"batch_size", "shard_lengths", "source", "data_source", "dataset"})
@@ -17,8 +18,9 @@ LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 _BASE_VALUE = frozenset({"base_value"})
 
 
-def _list_schedule_slots(path: str) -> tuple[Slot, Slot]:
-    """Return the slots of a schedule, and of the parts of a composite one."""
+def _list_schedule_slots(place: str) -> tuple[Slot, Slot]:
+    """Return the slots of the schedules of a place, and of the parts of composite ones."""
+    path = f"{place}.SCHEDULES.*"
     return (
         Slot(path, "schedule", provided=_BASE_VALUE),
         Slot(f"{path}.parts[]", "schedule", provided=_BASE_VALUE, only=(path, "composite")),
@@ -40,9 +42,8 @@ CORE_SLOTS = (
     Slot("LOSS.losses.*", "loss", provided=LOSS_FACTS, only=("LOSS", "weighted_sum")),
     Slot("METERS.*", "meter"),
     Slot("OPTIMIZER", "optimizer", provided=frozenset({"params", "lr"})),
-    *_list_schedule_slots("OPTIMIZER.SCHEDULES.*"),
     Slot("OPTIMIZER.others.*", "optimizer", provided=frozenset({"params"})),
-    *_list_schedule_slots("OPTIMIZER.others.*.SCHEDULES.*"),
+    *(slot for place in SCHEDULED for slot in _list_schedule_slots(place)),
     Slot("OPTIMIZER.scaler", "scaler"),
     Slot("DATA.*", "dataset"),
     Slot(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from phasetrain.app.result import LatestMetrics, RunResult
-from phasetrain.app.select_checkpoint import build_task, choose_checkpoint
+from phasetrain.app.select_checkpoint import NONE, build_task, choose_checkpoint
 from phasetrain.app.setup import Setup
 from phasetrain.data.loading.seed_check import read_first_targets
 from phasetrain.engine.loop import PhaseEngine
@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
-    """Test the checkpoint that RUN.checkpoint names, print its metrics and write `test-*.json`.
+    """Test the checkpoint that RUN.checkpoint names, or the weights of MODEL.weights if it is
+    `none`; print the metrics and write `test-*.json`.
 
     Takes no lock, so that it may read a run that is training.
 
@@ -43,13 +44,19 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         )
     plan_of_run = builder.plan(data) if TRAIN in data else Plan()
     task = build_task(builder, data, plan_of_run, loaded)
-    epoch = _find_epoch(plan_of_run, loaded.manifest.state)
+    path, epoch, updates = NONE, 0, 0
+    title = "weights of MODEL.weights" if setup.config.MODEL.weights else "initial weights"
+    if loaded is not None:
+        path = loaded.path
+        epoch = _find_epoch(plan_of_run, loaded.manifest.state)
+        updates = loaded.manifest.state["updates"]
+        title = f"{path} at update {updates}"
     limit = setup.config.PHASES.limit.test
     phases = [make_test_phase(split, epoch=epoch, limit=limit) for split in tests]
     averages = [
         f"{AVERAGED}{name}"
         for name, average in task.parts.averages.items()
-        if average.settings.test
+        if average.settings.test and loaded is not None
     ]
     tested = [(phase, weights) for phase in phases for weights in ("", *averages)]
     phases = [replace(phase, split=f"{phase.split}{weights}") for phase, weights in tested]
@@ -61,11 +68,10 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     engine = PhaseEngine(task, plan, RunState(), called, world=setup.world)
     with setup.machine.apply_settings():
         engine.run()
-    updates = loaded.manifest.state["updates"]
     rows = [(name, f"{value:.4f}") for name, value in latest.metrics.items()]
-    setup.terminal.print_table(f"{loaded.path} at update {updates}", ("metric", "value"), rows)
-    file = folder.file(f"test-{loaded.path.rstrip('/').rpartition('/')[2]}.json")
-    content = {"checkpoint": loaded.path, "updates": updates, "metrics": latest.metrics}
+    setup.terminal.print_table(title, ("metric", "value"), rows)
+    file = folder.file(f"test-{path.rstrip('/').rpartition('/')[2]}.json")
+    content = {"checkpoint": path, "updates": updates, "metrics": latest.metrics}
     # Metrics are reduced over all ranks, so rank 0 has the result of all.
     if setup.world.is_main:
         with folder.writing():
@@ -75,7 +81,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     return RunResult(
         "tested",
         folder=folder.path,
-        reason=loaded.path,
+        reason=path,
         updates=updates,
         last=latest.metrics,
         details=content,

@@ -9,6 +9,7 @@ from typing import Any
 
 from phasetrain.config.sections.extended import complete_config
 from phasetrain.config.sections.keys import Key, Resume, Scope, walk_section
+from phasetrain.config.sections.optimizer import SCHEDULED
 
 DEFAULTS = "defaults.yaml"
 """Name of the lowest layer: the defaults of all keys."""
@@ -43,8 +44,7 @@ WORDS = (
     "DATA.*.collate",
     "DATA.*.loader",
     "OPTIMIZER.scaler",
-    "OPTIMIZER.SCHEDULES.*",
-    "OPTIMIZER.others.*.SCHEDULES.*",
+    *(f"{place}.SCHEDULES.*" for place in SCHEDULED),
 )
 """Places where a plain name is short for a mapping with the name."""
 

@@ -34,6 +34,7 @@ from phasetrain.config.schema import (
 from phasetrain.config.sections.extended import complete_entries
 from phasetrain.config.sections.keys import Key, join_path, section_keys
 from phasetrain.config.sections.value_types import describe_type, fits, list_choices
+from phasetrain.config.stages import LENGTHS
 from phasetrain.config.suggestions import KnownPaths, find_synonym
 from phasetrain.errors import ConfigError, Problem, did_you_mean, nearest
 
@@ -306,7 +307,7 @@ class _KeyChecker(_Checker):
         else:
             sentence = (
                 "no dataset is set; set DATA.TRAIN.dataset, or start from an experiment, as in "
-                "experiment=digits"
+                "experiment=digits; for tests only, set DATA.TEST.dataset and PHASES.epochs=0"
             )
             if self.report.layer_of(f"{path}.dataset") != DEFAULTS:
                 # The default experiment has one, see `Merged.drop_assumed_datasets`.
@@ -318,6 +319,9 @@ class _KeyChecker(_Checker):
 
     def _needs_training_data(self) -> bool:
         engine = list_engines().get(str(lookup(self.config, "RUN.engine")))
+        tests = filter(is_split, self.config["DATA"].keys() - {"TRAIN"})
+        if any(tests) and any(lookup(self.config, f"PHASES.{unit}") == 0 for unit in LENGTHS):
+            return False  # `build_stages` checks that no length of a higher layer is above 0
         return engine is None or engine.needs_training_data
 
     def _add_unknown(self, path: str, value: Any, parent: str) -> None:

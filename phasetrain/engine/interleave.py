@@ -238,7 +238,7 @@ class _Cursor:
         """Return how much of the stage is left, in the unit of its length."""
         settings = stage.settings
         epoch, updates, samples = self.before
-        if settings.epochs is not None:
+        if settings.epochs:
             return epoch + settings.epochs * (len(stage.splits[TRAIN].windows) or 1) - self.epoch
         if settings.updates is not None:
             return updates + settings.updates - self.updates
@@ -362,12 +362,12 @@ class _Cycles:
 def _divide_stage(stage: Stage, at: _Cursor, cycles: _Cycles, ending: set[str]) -> Iterator[Phase]:
     """Yield the phases of a stage from `at` on, without those that `cycles` adds; at its end the
     splits `ending` are tested."""
-    train = stage.splits[TRAIN]
     settings = stage.settings
     # A splice at the end of an epoch has moved to the next one; its test belongs to the one before.
     epoch = at.epoch if at.offset else at.epoch - 1
     while at.left(stage) > 0:
         epoch = at.epoch
+        train = stage.splits[TRAIN]  # a run of tests only has none
         end = _pass_end(train, settings, at)
         if at.offset < end:
             steps = _phase_steps(stage, at, left=ceil((end - at.offset) / train.batch_size))

@@ -2,7 +2,7 @@
 (OPTIMIZER.groups)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import inf, isfinite
 from typing import Any
@@ -15,7 +15,10 @@ from phasetrain.runtime.format import join_first
 from phasetrain.runtime.name_patterns import as_list
 
 SELECTORS = ("match", "types", "max_ndim")
-"""Keys of a rule that select weights; all others except `lr_scale` are options of the optimizer."""
+"""Keys of a rule that select weights."""
+
+RULE_KEYS = (*SELECTORS, "lr_scale", "SCHEDULES")
+"""Keys of a rule that are not options of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,13 @@ class Group:
         options: options that differ from the defaults of the optimizer.
         weights: in the order of the model.
         note: other common property, in words.
+        schedules: option -> config path of its rule, and the schedule as in OPTIMIZER.SCHEDULES.
     """
 
     options: dict[str, Any]
     weights: list[Weight] = field(default_factory=list)
     note: str = ""
+    schedules: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     @property
     def entries(self) -> int:
@@ -93,7 +98,7 @@ def group_weights(
         rules: mappings with `match` (shell patterns over names), `types` (shell patterns over
             class names of modules) or `max_ndim` (maximum number of dimensions, 1 for biases and
             norms); a weight has to fit all that are given; `lr_scale`, a factor of the learning
-            rate; and options of the optimizer.
+            rate; `SCHEDULES` as in section OPTIMIZER; and options of the optimizer.
         lr: learning rate that factors multiply.
         layer_decay: factor between the learning rates of a layer and of the next layer; the last
             one has `lr` (Bao et al. 2022, arXiv:2106.08254). The entries of the longest list of
@@ -116,21 +121,27 @@ def group_weights(
     groups: dict[str, Group] = {}
     for weight in weights:
         options: dict[str, Any] = {}
+        schedules: dict[str, tuple[str, Any]] = {}
         scale = 1.0
         if layer_decay is not None:
             scale = layer_decay ** (last - layers[weight.name])
-        for rule, names in zip(rules, selections, strict=True):
+        for number, (rule, names) in enumerate(zip(rules, selections, strict=True)):
             if weight.name in names:
-                options |= {
-                    key: value for key, value in rule.items() if key not in (*SELECTORS, "lr_scale")
-                }
+                options |= {key: value for key, value in rule.items() if key not in RULE_KEYS}
                 scale *= rule.get("lr_scale", 1.0)
+                for option, schedule in (rule.get("SCHEDULES") or {}).items():
+                    schedules[option] = (f"{where}[{number}]", schedule)
         if scale != 1.0:
             options["lr"] = options.get("lr", lr) * scale
         groups.setdefault(
             # `repr` as the key, because options may be lists, which cannot be hashed.
-            repr(sorted(options.items(), key=lambda item: item[0])),
-            Group(options),
+            repr(
+                [
+                    sorted(values.items(), key=lambda item: item[0])
+                    for values in (options, schedules)
+                ]
+            ),
+            Group(options, schedules=schedules),
         ).weights.append(weight)
     return list(groups.values())
 
@@ -153,6 +164,13 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
                 f"{where}.groups: {name} = {group.options[name]!r}: the optimizer has no such "
                 f"option{did_you_mean(name, options) or '.'} It has {', '.join(options)}"
             )
+        for name, (rule, _) in group.schedules.items():
+            if name not in optimizer.defaults:
+                raise ConfigError(
+                    f"{rule}.SCHEDULES.{name}: the optimizer has no such option"
+                    f"{did_you_mean(name, options) or '.'} It has {', '.join(options)}",
+                    code="config.unknown_option",
+                )
         for name, value in group.options.items():
             usual = optimizer.defaults[name]
             number = isinstance(usual, int | float) and not isinstance(usual, bool)
@@ -174,7 +192,9 @@ def tabulate(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
             for key, value in group.options.items()
         )
         names = join_first((weight.name for weight in group.weights), 3)
-        options = ", ".join(part for part in (options or "defaults", group.note) if part)
+        scheduled = [f"{option} with its own schedule" for option in group.schedules]
+        parts = (options or "defaults", *scheduled, group.note)
+        options = ", ".join(part for part in parts if part)
         yield options, str(len(group.weights)), f"{group.entries:,}", names
 
 
@@ -192,7 +212,8 @@ def split_by_note(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Gro
         parts: dict[str, Group] = {}
         for weight in group.weights:
             note = notes.get(id(weight.parameter), "")
-            parts.setdefault(note, Group(dict(group.options), note=note)).weights.append(weight)
+            part = replace(group, options=dict(group.options), weights=[], note=note)
+            parts.setdefault(note, part).weights.append(weight)
         split += parts.values()
     return split
 
@@ -264,6 +285,12 @@ def _check_types(rule: Mapping[str, Any], where: str) -> None:
             and all(isinstance(item, str) for item in value)
         ):
             raise ConfigError(f"{where}.{key} = {value!r}: expected a string or a list of strings")
+    schedules = rule.get("SCHEDULES") or {}
+    if not isinstance(schedules, Mapping):
+        raise ConfigError(
+            f"{where}.SCHEDULES = {schedules!r}: expected a mapping from options to schedules, as "
+            "in {lr: cosine}"
+        )
     dimensions = rule.get("max_ndim", 0)
     scale = rule.get("lr_scale", 1.0)
     if isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 0:

@@ -353,6 +353,27 @@ def test_missing_argument_is_named(missing: str, tmp_path: Path) -> None:
         fit(tmp_path, **{missing: None})
 
 
+def test_fit_without_training_data_tests_the_model(tmp_path: Path) -> None:
+    model = make_net()
+    digest = hash_model(model)
+    nothing = {"train": None, "optimizer": None, "epochs": None}
+    found = fit(tmp_path / "only", model, **nothing, test={"valid": Points(32), "test": Points(8)})
+    assert (found.state, found.updates, found.digest) == ("tested", 0, digest)
+    assert hash_model(model) == digest
+    assert found.last is not None
+    assert list(found.last) == [
+        *("test/loss", "test/accuracy", "valid/loss", "valid/accuracy"),
+    ]
+    first = fit(tmp_path / "first", model, epochs=0, PHASES={"test_first": True}, test=Points(8))
+    assert first.last is not None
+    assert first.last["test/loss"] == found.last["test/loss"]
+
+
+def test_epochs_without_training_data_are_rejected(tmp_path: Path) -> None:
+    with raises(ConfigError, code="config.missing_argument", key="DATA"):
+        fit(tmp_path, train=None, epochs=1)
+
+
 def test_header_names_the_classes_of_objects(tmp_path: Path) -> None:
     stream = io.StringIO()
     fit(tmp_path, nn.Linear(4, 2), epochs=1, terminal=Terminal(stream, live=False))

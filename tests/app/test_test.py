@@ -1,17 +1,28 @@
 """Testing a checkpoint gives the numbers of the run, and touches nothing of it."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
-from harness import newest, train
+from harness import (
+    KillAfter,
+    SaveEachStep,
+    differences_of_runs,
+    newest,
+    run_until_killed,
+    train,
+)
 from raising import raises
 
+from phasetrain.app.engines import run_engine
 from phasetrain.app.result import RunResult
+from phasetrain.app.stored.stored_config import use_folder
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.errors import ChangedError, ConfigError, NoValidCheckpointError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.storage import Storage
+from phasetrain.runtime.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +110,87 @@ def test_training_data_is_not_needed(trained: tuple[Path, RunResult], words: lis
     }
 
 
-def test_only_extraction_takes_no_checkpoint(trained: tuple[Path, RunResult]) -> None:
-    with raises(ConfigError, code="config.wrong_value", key="RUN.checkpoint", given="'none'"):
-        test(trained[0], "RUN.checkpoint=none")
+NO_TRAINING = ("DATA.TRAIN=null", "PHASES.epochs=0", "PHASES.limit.train=null")
+
+
+@pytest.mark.feature(
+    "test_only", "tests without training data or a run", "`RUN.checkpoint=none`, `PHASES.epochs=0`"
+)
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (["RUN.engine=test", "RUN.checkpoint=none"], "tested"),
+        (["RUN.engine=test", "RUN.checkpoint=none", "DATA.TRAIN=null"], "tested"),
+        ([*NO_TRAINING], "finished"),
+        ([*NO_TRAINING, "PHASES.test_first=true"], "finished"),
+        (["DATA.TRAIN=null", "PHASES.updates=0", "PHASES.epochs=null"], "finished"),
+    ],
+)
+def test_pretrained_weights_are_tested_without_training_data(
+    words: list[str], state: str, trained: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    folder, before = trained
+    found = train(tmp_path, f"MODEL.weights={folder}", *words)
+    assert before.last is not None
+    assert (found.state, found.updates, found.digest) == (state, 0, before.digest)
+    assert found.last == {
+        name: value for name, value in before.last.items() if name.startswith("test/")
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*NO_TRAINING, "DATA.TEST=null"],  # nothing to do
+        ["DATA.TRAIN=null"],
+        ["DATA.TRAIN=null", "PHASES.stages=[{epochs: 1}]", "PHASES.epochs=null"],
+        # A file with a length of 0, and another length on the command line.
+        ["tests_only.yaml", "PHASES.epochs=null", "PHASES.updates=1"],
+    ],
+)
+def test_run_that_trains_needs_training_data(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests_only.yaml").write_text("DATA: {TRAIN: null}\nPHASES: {samples: 0}\n")
+    with raises(ConfigError, code="config.missing_dataset", key="DATA.TRAIN"):
+        train(tmp_path, *words)
+
+
+def test_without_a_checkpoint_averages_are_not_tested(tmp_path: Path) -> None:
+    found = test(tmp_path, "RUN.checkpoint=none", "MODEL.ema={decay: 0.9}")
+    assert found.last is not None
+    assert list(found.last) == ["test/accuracy", "test/loss"]
+    assert json.loads((tmp_path / "test-none.json").read_text()) == {
+        "checkpoint": "none",
+        "updates": 0,
+        "metrics": found.last,
+    }
+
+
+def test_folder_of_a_run_is_tested_with_its_initial_weights(
+    trained: tuple[Path, RunResult],
+) -> None:
+    folder, before = trained
+    fresh = train(folder / "fresh", *NO_TRAINING)
+    stored, words = use_folder(str(folder), "test", checkpoint="none", trust=True)
+    found = run_engine(words, stored=stored, terminal=Terminal(io.StringIO(), live=False))
+    assert (found.state, found.digest) == ("tested", fresh.digest)
+    assert found.digest != before.digest
+
+
+def test_killed_run_of_tests_only_resumes_exactly(tmp_path: Path) -> None:
+    words = [*NO_TRAINING, "DATA.OTHER={dataset: digits, split: train, batch_size: 50}"]
+    whole = train(tmp_path / "whole", *words)
+    hooks = {"save": SaveEachStep(), "kill": KillAfter(2)}
+    run_until_killed(tmp_path / "killed", *words, hooks=hooks)
+    assert train(tmp_path / "killed", *words).last == whole.last
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
+
+
+def test_line_of_a_run_without_epochs_counts_none(tmp_path: Path) -> None:
+    train(tmp_path, *NO_TRAINING, "HOOKS.console={}")
+    assert "epoch 0/0  test " in (tmp_path / "log.txt").read_text()
 
 
 def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(

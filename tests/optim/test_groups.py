@@ -6,7 +6,14 @@ from raising import raises
 from torch import nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.optim.groups import Group, check_options, group_weights, list_weights, tabulate
+from phasetrain.optim.groups import (
+    Group,
+    check_options,
+    group_weights,
+    list_weights,
+    split_by_note,
+    tabulate,
+)
 
 
 def model() -> nn.Module:
@@ -46,6 +53,43 @@ def test_rule_of_max_ndim_selects_norms_and_biases() -> None:
         ({}, matrices),
         ({"weight_decay": 0.0}, others),
     ]
+
+
+def test_schedules_of_rules_divide_groups_and_later_ones_win() -> None:
+    rules = [
+        {"match": "head.*", "SCHEDULES": {"lr": "cosine", "weight_decay": "linear"}},
+        {"match": "*.bias", "SCHEDULES": {"lr": "constant"}, "lr_scale": 2.0},
+    ]
+    groups = group_weights(WEIGHTS, rules, lr=0.1)
+    found = [(group.schedules, len(group.weights), group.options) for group in groups]
+    cosine, constant = ("OPTIMIZER.groups[0]", "cosine"), ("OPTIMIZER.groups[1]", "constant")
+    linear = ("OPTIMIZER.groups[0]", "linear")
+    assert found == [
+        ({}, 4, {}),
+        ({"lr": constant}, 4, {"lr": 0.2}),
+        ({"lr": cosine, "weight_decay": linear}, 1, {}),
+        ({"lr": constant, "weight_decay": linear}, 1, {"lr": 0.2}),
+    ]
+    assert [row[0] for row in tabulate(groups)][2:] == [
+        "defaults, lr with its own schedule, weight_decay with its own schedule",
+        "lr 0.2, lr with its own schedule, weight_decay with its own schedule",
+    ]
+    divided = split_by_note(groups, {id(groups[2].weights[0].parameter): "frozen for 1 epoch"})
+    assert [group.schedules for group in divided] == [group.schedules for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("schedules", "key"),
+    [
+        (3, "OPTIMIZER.groups[0].SCHEDULES"),
+        ({"lrr": "cosine"}, "OPTIMIZER.groups[0].SCHEDULES.lrr"),
+    ],
+)
+def test_wrong_schedules_of_a_rule_are_rejected(schedules: object, key: str) -> None:
+    optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
+    with raises(ConfigError, key=key):
+        rules = [{"match": "head.*", "SCHEDULES": schedules}]
+        check_options(group_weights(WEIGHTS, rules, lr=0.1), optimizer)
 
 
 @pytest.mark.feature(

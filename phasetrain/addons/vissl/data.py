@@ -48,7 +48,10 @@ def read_catalog(path: str | None) -> Mapping[str, Any]:
 
 def convert_data(source: VisslConfig, draft: ExperimentDraft, catalog: Mapping[str, Any]) -> None:
     """Write the splits TRAIN and TEST."""
-    _convert_split(source, draft, "TRAIN", catalog)
+    if source.get("TEST_ONLY"):
+        draft.deactivate("DATA.TRAIN.", "TEST_ONLY reads no training data")
+    else:
+        _convert_split(source, draft, "TRAIN", catalog)
     tests = bool(source.get("TEST_MODEL")) and bool(source.get("DATA.TEST.DATA_SOURCES"))
     # With TEST_ONLY there is nothing but the test.
     tests = tests or bool(source.get("TEST_ONLY"))

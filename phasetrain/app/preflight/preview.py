@@ -426,7 +426,7 @@ def list_checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
 
 
 def find_fact_source(key: str) -> str:
-    """Return where a fact comes from, such as `DATA.TRAIN` for `MODEL.classes`."""
+    """Return where a fact comes from, such as `DATA` for `MODEL.classes`."""
     name = key.rpartition(".")[2]
     if name in ("split", "part"):
         return "the role of the split"
@@ -439,7 +439,7 @@ def find_fact_source(key: str) -> str:
     planned = ("epochs", "updates", "updates_per_epoch", "train_batches", "test_batches")
     if name in planned:
         return "PHASES"
-    return "DATA.TRAIN"
+    return "DATA"
 
 
 def _explain_waits(parts: Parts) -> Iterator[str]:

@@ -69,7 +69,8 @@ def estimate_seconds(data: Mapping[str, SplitData], plan: Plan, parts: Parts) ->
     Assumes that each parameter is used at every position of an input (pixel, token), with two
     operations per sample in a forward pass, and that an update costs three forward passes.
     """
-    shape = data[TRAIN].facts.get("input_shape", (1,))
+    described = data.get(TRAIN) or next(iter(data.values()))
+    shape = described.facts.get("input_shape", (1,))
     places = 1
     if len(shape) > 1:
         places = int(np.prod(shape[1:]))  # (C, H, W): every pixel

@@ -132,7 +132,8 @@ def use_folder(
         if engine == "train" and stored.allowed and not changes:
             words.append(f"RUN.allow={format_literal(stored.allowed, 'RUN.allow')}")
     else:
-        stored = read_checkpoint_config(folder, checkpoint or "latest")
+        named = "latest" if checkpoint in ("", "none") else checkpoint
+        stored = read_checkpoint_config(folder, named)
         # A test of a few seconds does not wait in the queue of the training.
         if "LAUNCH.cluster" not in keys:
             words.append("LAUNCH.cluster=null")

@@ -182,6 +182,8 @@ def _describe_data(run_plan: RunPlan) -> str:
         )
     if list(splits) == [TRAIN]:
         text += ", no test split (DATA.TEST is not set)"
+    if TRAIN not in splits:
+        return text
     batch_size = run_plan.setup.config.DATA.TRAIN.batch_size
     text += f", {batch_size:,} per update"
     context = splits[TRAIN].facts.get("context")

@@ -68,7 +68,7 @@ def derive(
     draft = ConfigDraft(composed)
     # Tests and extraction take any number of processes.
     trains = list_engines()[draft.config["RUN"]["engine"]].needs_training_data
-    derive_length(draft)
+    derive_length(draft, trains=trains)
     derive_batch_size(draft)
     derive_micro_batches(draft, processes if trains else None)
     derive_test_micro_batches(draft)

@@ -16,8 +16,13 @@ from phasetrain.errors import ConfigError
 _NAME = re.compile(r"[\w.+-]+")
 
 
-def derive_length(draft: ConfigDraft) -> None:
-    """Keep one of PHASES.epochs, updates, samples and stages, as set in the highest layer."""
+def derive_length(draft: ConfigDraft, *, trains: bool) -> None:
+    """Keep one of PHASES.epochs, updates, samples and stages, as set in the highest layer.
+
+    Args:
+        draft: the config.
+        trains: whether the engine trains; without training data it then tests at once.
+    """
     phases = draft.config["PHASES"]
     ranks = {
         key: draft.rank_of(f"PHASES.{key}")
@@ -41,6 +46,9 @@ def derive_length(draft: ConfigDraft) -> None:
         draft.reject(winner, f"{both} are both set ({draft.layer_of(winner)}); keep one of them")
         return
     reason = f"{winner} = {phases[highest[0]]} ({draft.layer_of(winner)})"
+    only_tests = trains and not phases[highest[0]] and not draft.get("DATA.TRAIN.dataset")
+    if only_tests and not phases["test_first"]:
+        draft.set("PHASES.test_first", value=True, why="without DATA.TRAIN the run only tests")
     for key in ranks.keys() - set(highest):
         path = f"PHASES.{key}"
         unset: list[Any] | None = [] if key == "stages" else None

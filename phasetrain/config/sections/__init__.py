@@ -36,6 +36,7 @@ from phasetrain.config.sections.model import (
     WeightedLossSection,
 )
 from phasetrain.config.sections.optimizer import (
+    SCHEDULED,
     CompositePartSection,
     OptimizerSection,
     OtherOptimizerSection,
@@ -77,11 +78,9 @@ ENTRIES: Mapping[str, type] = MappingProxyType(
         "MODEL.adapters": AdapterSection,
         "LOSS.losses.*": WeightedLossSection,
         "METERS.*": MeterSection,
-        "OPTIMIZER.SCHEDULES.*": ScheduleSection,
-        "OPTIMIZER.SCHEDULES.*.parts[]": CompositePartSection,
+        **{f"{place}.SCHEDULES.*": ScheduleSection for place in SCHEDULED},
+        **{f"{place}.SCHEDULES.*.parts[]": CompositePartSection for place in SCHEDULED},
         "OPTIMIZER.others.*": OtherOptimizerSection,
-        "OPTIMIZER.others.*.SCHEDULES.*": ScheduleSection,
-        "OPTIMIZER.others.*.SCHEDULES.*.parts[]": CompositePartSection,
         "HOOKS.*": HookSection,
     }
 )

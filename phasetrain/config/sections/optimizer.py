@@ -6,6 +6,12 @@ from typing import Any, Literal
 
 from phasetrain.config.sections.keys import Section, key
 
+SCHEDULED = (
+    *("OPTIMIZER", "OPTIMIZER.groups[]"),
+    *("OPTIMIZER.others.*", "OPTIMIZER.others.*.groups[]"),
+)
+"""Paths of the mappings that may have SCHEDULES."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LrScalingSection(Section):
@@ -84,7 +90,7 @@ class OptimizerSection(Section):
     groups: tuple[Any, ...] = key(
         [],
         "rules for parameter groups: `match` (patterns for names), `types` (patterns for class "
-        "names of modules) or `max_ndim`, with `lr_scale` or options of the optimizer",
+        "names of modules) or `max_ndim`, with `lr_scale`, `SCHEDULES` or options of the optimizer",
         resume="forbidden",
     )
     layer_decay: float | None = key(

@@ -52,7 +52,7 @@ class RunSection(Section):
         "latest",
         "checkpoint for RUN.engine=test and extract: `latest`, `best` (by "
         "CHECKPOINT.best.monitor), a name given by a hook, or the path of a checkpoint folder; "
-        "extract also takes `none`: weights from MODEL.weights or randomly initialized",
+        "none: no checkpoint, the weights of MODEL.weights or random initial weights",
         scope="command",
     )
     # Free, since a paused run ends with the bits of one that was never paused.

@@ -14,7 +14,7 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.progress.eta import EtaEstimator, TimedSteps, measure_spread
-from phasetrain.hooks.progress.phase_lines import PhaseLines
+from phasetrain.hooks.progress.phase_lines import PhaseLines, format_epoch
 from phasetrain.hooks.progress.resource_usage import resident_bytes
 from phasetrain.hooks.progress.results import COLUMNS, Results
 from phasetrain.meters import Meter
@@ -195,7 +195,7 @@ class ConsoleView(Hook):
         self._lr = f"{run.task.updater.lr:.3g}"
         if not self.terminal.live:
             self._last_line = time.perf_counter()
-            epoch = f"epoch {phase.epoch + 1}/{run.plan.epochs}"
+            epoch = f"epoch {format_epoch(phase, run.plan.epochs)}"
             facts = "  ".join((epoch, *self._format_facts(run, phase)))
             left = format_remaining(self._eta, run.state.step)[1]
             SHOWN.info("update %d/%d  %s", run.state.updates, run.plan.updates, facts)
@@ -224,7 +224,7 @@ class ConsoleView(Hook):
         phase_left, run_left = format_remaining(self._eta, run.state.step)
         if run.stopping:
             run_left = ""  # only tests are left of the plan
-        label = f"epoch {phase.epoch + 1}/{run.plan.epochs} {phase.split}"
+        label = f"epoch {format_epoch(phase, run.plan.epochs)} {phase.split}"
         bars = (
             Bar(label, step, phase.steps, phase_left),
             Bar("run", state.updates, run.plan.updates, run_left),

@@ -47,7 +47,7 @@ class PhaseLines:
     def add(self, phase: Phase, metrics: Mapping[str, float], seconds: float) -> None:
         """Add a completed phase and its duration in seconds."""
         scores = "".join(f"{name} {value:.4f}  " for name, value in metrics.items())
-        epoch = f"epoch {phase.epoch + 1}/{self.epochs}"
+        epoch = f"epoch {format_epoch(phase, self.epochs)}"
         text = f"{epoch}  {phase.split:<5}  {scores}({format_duration(seconds)})"
         SHOWN.info(text)
         if self.terminal.verbosity == "verbose":
@@ -124,7 +124,7 @@ class PhaseLines:
                 f"{name} {format_metric(value)}" for name, value in completed.metrics.items()
             ]
             parts.append(" ".join((completed.phase.split, *metrics)))
-        epoch = f"epoch {waiting[0].phase.epoch + 1}/{self.epochs}"
+        epoch = f"epoch {format_epoch(waiting[0].phase, self.epochs)}"
         return COLUMN_GAP.join((epoch, *parts, f"({_format_total_time(waiting)})"))
 
     def _format_header(self, columns: tuple[str, ...]) -> str:
@@ -138,7 +138,7 @@ class PhaseLines:
 
     def _format_row(self, columns: tuple[str, ...], waiting: list[CompletedPhase]) -> str:
         cells = _metric_cells(waiting)
-        epoch = f"{waiting[0].phase.epoch + 1}/{self.epochs}".rjust(self._epoch_width)
+        epoch = format_epoch(waiting[0].phase, self.epochs).rjust(self._epoch_width)
         values = (
             (format_metric(cells[name]) if name in cells else "").rjust(_column_width(name))
             for name in columns
@@ -148,6 +148,11 @@ class PhaseLines:
     @property
     def _epoch_width(self) -> int:
         return max(5, 2 * len(str(self.epochs)) + 1)
+
+
+def format_epoch(phase: Phase, epochs: int) -> str:
+    """Return the epoch of a phase and the epochs of its plan, as in `1/3`, or `0/0` without."""
+    return f"{min(phase.epoch + 1, epochs)}/{epochs}"
 
 
 def _metric_cells(waiting: list[CompletedPhase]) -> dict[str, float]:

@@ -61,13 +61,16 @@ class Schedules:
     Attributes:
         options: option -> factor as a function of `where`; options without one stay constant.
         stages: changes that each stage makes; empty if there are no stages.
-        groups: schedules of groups that belong to an optimizer of OPTIMIZER.others. Such a group
-            follows `options` only for options without a schedule here.
+        groups: schedules of groups with their own. Such a group follows `options` only for options
+            without a schedule here.
+        main: number of groups, from the first, of the optimizer whose values a stage changes; all
+            others are of OPTIMIZER.others.
     """
 
     options: Mapping[str, ParamScheduler] = field(default_factory=dict)
     stages: Sequence[StageOptions] = ()
     groups: GroupSchedules = field(default_factory=dict)
+    main: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class ParamSchedules:
         self._stages = [
             [
                 *_shared_options(groups, schedules, stage, list(names)),
-                *_own_options(groups, schedules),
+                *_own_options(groups, schedules, stage),
             ]
             for stage in stages
         ]
@@ -216,18 +219,21 @@ def _shared_options(
             if own is not None and (option in own or option not in group):
                 continue
             change = None
-            if own is None:
+            if own is None or number < schedules.main:
                 change = stage.values.get(option)
             schedule = stage.schedules.get(option, schedules.options.get(option, CONSTANT))
             base = _base_value(group, option, change)
             yield _ScheduledOption(number, option, base, schedule, option in stage.schedules)
 
 
-def _own_options(groups: ParamGroups, schedules: Schedules) -> Iterator[_ScheduledOption]:
+def _own_options(
+    groups: ParamGroups, schedules: Schedules, stage: StageOptions
+) -> Iterator[_ScheduledOption]:
     """Yield the options of groups with their own schedules."""
     for number, own in schedules.groups.items():
         for option, schedule in own.items():
-            base = _base_value(groups[number], option, None)
+            change = stage.values.get(option) if number < schedules.main else None
+            base = _base_value(groups[number], option, change)
             yield _ScheduledOption(number, option, base, schedule)
 
 

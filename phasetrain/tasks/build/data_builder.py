@@ -185,7 +185,14 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
     averaged = {name: average.share(lengths) for name, average in averages if average.test}
     for number, config in enumerate(configs):
         where = f"PHASES.stages[{number}]" if names else "PHASES"
-        _check_end(data[TRAIN].at(number), config, where)
+        if TRAIN in data:
+            _check_end(data[TRAIN].at(number), config, where)
+        elif any(config.PHASES.get(unit) for unit in UNITS):
+            raise ConfigError(
+                f"DATA.TRAIN: no dataset is set, and {where} asks for training; set "
+                "DATA.TRAIN.dataset, or a length of 0 for tests only",
+                code="config.missing_dataset",
+            )
     continued = [stage.get("continues", False) for stage in context.config.PHASES.stages]
     return tuple(
         Stage(

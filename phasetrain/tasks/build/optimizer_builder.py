@@ -195,13 +195,6 @@ def _build_updater(
     )
     # Through the strategy, which hands its own tensors (shards, flat buffers) to the optimizer.
     optimizer = strategy.make_optimizer(make, [group.to_param_group() for group in groups])
-    if specs[0].label:  # all of its groups follow the schedules of its entry
-        by_group: GroupSchedules = dict.fromkeys(
-            range(len(groups)),
-            build_schedules(context, specs[0].schedules, specs[0].where, facts, optimizer.defaults),
-        )
-    else:
-        by_group = build_group_schedules(context, specs, optimizer, facts)
     sam = None
     if section.sam is not None:
         sam = read_section(SamSettings, section.sam)
@@ -214,7 +207,8 @@ def _build_updater(
                 build_stage_options(context, config, {**facts, **extra}, number)
                 for number, (config, extra) in enumerate(zip(context.stages, stages, strict=False))
             ],
-            by_group,
+            build_group_schedules(context, specs, optimizer, facts),
+            sum(len(spec.groups) for spec in specs if not spec.label),
         ),
         gradients=replace(
             read_section(GradientSettings, settings),
@@ -303,14 +297,21 @@ def _find_interval(item: Any, where: str) -> str | None:
 def build_group_schedules(
     context: BuildContext, specs: Sequence[OptimizerSpec], made: Optimizer, facts: Mapping[str, Any]
 ) -> GroupSchedules:
-    """Return the schedules of OPTIMIZER.others by number of group."""
+    """Return the schedules of OPTIMIZER.others and of rules of groups by number of group."""
     by_group = dict[int, Mapping[str, Any]]()
     first = 0
     for spec in specs:
-        if isinstance(made, MultiOptimizer) and spec.label:
-            values = made.optimizers[spec.label].defaults
-            own = build_schedules(context, spec.schedules, spec.where, facts, values)
-            by_group |= dict.fromkeys(range(first, first + len(spec.groups)), own)
+        optimizer = made.optimizers[spec.label] if isinstance(made, MultiOptimizer) else made
+        values = optimizer.defaults
+        whole = build_schedules(context, spec.schedules, spec.where, facts, values)
+        for number, group in enumerate(spec.groups, first):
+            own = dict(whole)
+            for option, (rule, item) in group.schedules.items():
+                own |= build_schedules(
+                    context, {option: item}, rule, facts, {**values, **group.options}
+                )
+            if own or spec.label:
+                by_group[number] = own
         first += len(spec.groups)
     return by_group
 

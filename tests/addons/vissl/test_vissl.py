@@ -388,3 +388,12 @@ def test_teacher_of_views_is_a_trained_model():
     assert task["teacher"]["trunk"] == {"name": "torchvision.resnet101", "cut": "fc"}
     assert task["teacher"]["head"]["dimensions"] == 99
     assert found.experiment["LOSS"]["swapped"] is True
+
+
+def test_test_only_needs_no_training_data():
+    tests = {key.replace("TRAIN", "TEST"): value for key, value in SUPERVISED.items()}
+    found = convert_vissl(VisslConfig(SUPERVISED | tests | {"TEST_ONLY": True}))
+    assert found.missing == ()
+    assert list(found.experiment["DATA"]) == ["TEST"]
+    assert found.experiment["PHASES"] == {"epochs": 0, "test_first": True}
+    assert status_of(found, "DATA.TRAIN.DATA_PATHS")[0] == "not needed"

@@ -490,3 +490,9 @@ class TestSharing:
         words = ("MACHINE.compile=eager", "DISTRIBUTED.strategy=sharded_ddp")
         problem = find_problem(*words, processes=2)
         assert is_conflict(problem, "MACHINE.compile", "DISTRIBUTED.strategy")
+
+
+def test_run_without_training_data_tests_first() -> None:
+    found = derived("DATA.TRAIN=null", "PHASES.updates=0").config
+    assert (found.PHASES.updates, found.PHASES.test_first) == (0, True)
+    assert not derived("PHASES.updates=0").config.PHASES.test_first

@@ -61,10 +61,7 @@ def extract(setup: Setup, extras: Extras | None = None) -> RunResult:
     """
     began = time.perf_counter()
     section: ExtractSection = setup.config["EXTRACT"]
-    if setup.config.RUN.checkpoint == NONE:
-        loaded = None
-    else:
-        loaded = choose_checkpoint(setup, RunFolder(setup.config.RUN.dir))
+    loaded = choose_checkpoint(setup, RunFolder(setup.config.RUN.dir))
     data = setup.builder().data()
     names = _select_splits(section.splits, data)
     model = _build_model(setup, data, loaded)

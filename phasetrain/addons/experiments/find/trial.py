@@ -40,6 +40,8 @@ def trial_config(config: AttrDict, *, updates: int, batch_size: int | None = Non
     plain["OPTIMIZER"] |= {"SCHEDULES": {}, "on_nonfinite": "ignore"}
     for other in plain["OPTIMIZER"]["others"].values():
         other["SCHEDULES"] = {}
+    for section in (plain["OPTIMIZER"], *plain["OPTIMIZER"]["others"].values()):
+        section["groups"] = [{**rule, "SCHEDULES": {}} for rule in section.get("groups", ())]
     if batch_size is not None:
         # no accumulation and no short last batch: every step then holds the whole batch in memory
         plain["DATA"]["TRAIN"] |= {

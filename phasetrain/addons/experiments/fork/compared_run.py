@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from fvcore.common.param_scheduler import ParamScheduler
 from numpy.typing import NDArray
 
 from phasetrain.addons.experiments.fork.sample_updates import PassFinder
@@ -95,11 +96,10 @@ class ComparedRun:
     def has_own_schedules(self) -> bool:
         """Whether phasetrain defines all schedules."""
         sections = [self.config, *self.config["PHASES"]["stages"]]
-        optimizers = [section.get("OPTIMIZER", {}) for section in sections]
-        optimizers += (self.config["OPTIMIZER"].get("others") or {}).values()
         return all(
             name in SCHEDULES and SCHEDULES[name].__module__.startswith("phasetrain.")
-            for section in optimizers
+            for optimizer in sections
+            for _, section in _list_scheduled(optimizer.get("OPTIMIZER", {}))
             for item in (section.get("SCHEDULES") or {}).values()
             for name in _list_names(item)
         )
@@ -109,18 +109,11 @@ class ComparedRun:
         """Option, as a path of the config -> its factor at each update, `(updates,)`; at most
         LONGEST_SHARED of them."""
         context = self.builder.context
-        section = context.config.OPTIMIZER
         build_values = {**self.build_values, "updates": self.plan.cycle_updates}
-        whole = {
-            f"OPTIMIZER.SCHEDULES.{option}": schedule
-            for option, schedule in build_schedules(
-                context, section.SCHEDULES, "OPTIMIZER", build_values, section
-            ).items()
-        }
-        for label, other in (section.others or {}).items():
-            key_path = f"OPTIMIZER.others.{label}"
+        whole: dict[str, ParamScheduler] = {}
+        for key_path, section in _list_scheduled(context.config.OPTIMIZER):
             made = build_schedules(
-                context, other.get("SCHEDULES") or {}, key_path, build_values, other
+                context, section.get("SCHEDULES") or {}, key_path, build_values, section
             )
             whole |= {
                 f"{key_path}.SCHEDULES.{option}": schedule for option, schedule in made.items()
@@ -199,6 +192,17 @@ def _select_data(setup: Setup) -> dict[str, Any]:
         "sections": [config["DATA"], config["TASK"], phases["stages"], phases["overfit"]],
         "run": [config["RUN"]["seed"], config["RUN"]["imports"]],
     }
+
+
+def _list_scheduled(optimizer: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the path and the config of every optimizer and of every rule of its groups."""
+    sections = {"OPTIMIZER": optimizer}
+    for label, other in (optimizer.get("others") or {}).items():
+        sections[f"OPTIMIZER.others.{label}"] = other
+    for path, section in sections.items():
+        yield path, section
+        for number, rule in enumerate(section.get("groups") or ()):
+            yield f"{path}.groups[{number}]", rule
 
 
 def _list_names(item: Any) -> Iterator[str]:

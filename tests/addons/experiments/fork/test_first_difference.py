@@ -110,6 +110,13 @@ def test_schedules_are_compared_by_their_values(one: str, other: str, updates: i
     assert (found.updates, found.key) == (updates, "OPTIMIZER.SCHEDULES.lr")
 
 
+@pytest.mark.parametrize(("schedule", "updates"), [("constant", 10), ("cosine", 1)])
+def test_schedule_of_a_group_depends_on_the_length_of_the_run(schedule: str, updates: int) -> None:
+    rule = f"OPTIMIZER.groups=[{{match: 'head.*', SCHEDULES: {{lr: {schedule}}}}}]"
+    shorter = compare((FLAT, rule), (FLAT, rule, "PHASES.epochs=2"))
+    assert shorter.updates == updates
+
+
 def test_runs_share_the_updates_before_the_first_excluded_sample() -> None:
     base = open_run()
     first = base.train_sampler.find_pass(base.plan.phases[0])[0:120]
