@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -194,7 +195,7 @@ def _forbid_effects(scratch: str) -> None:
         require_scratch(file)  # torch opens files without an audit event
         save(value, file, *args, **options)
 
-    torch.save = save_to_scratch
+    torch.save = cast(Any, save_to_scratch)
 
 
 def _call_events(
@@ -205,7 +206,7 @@ def _call_events(
     calls = engine.hooks.calls
     for event in EVENTS:
         calls[event] = [
-            recorder.wrap(label, event, getattr(hook, event))  # the event is a name of `Hook`
+            recorder.wrap(label, event, attrgetter(event)(hook))
             for label, hook in hooks.items()
             if overrides(hook, event)
         ]
@@ -214,8 +215,7 @@ def _call_events(
     engine.pause_at = None
     engine.task.replan(engine.plan)
     read_here(engine.task)
-    # An error outside of hooks is an error of the run, which will report it.
-    with suppress(Exception):
+    try:
         engine.hooks.start(engine)
         for phase in engine.plan.phases:
             for batches in engine.run_phase(phase):
@@ -226,6 +226,9 @@ def _call_events(
         engine.hooks.call("on_end", engine)
         for label, hook in hooks.items():
             recorder.wrap(label, "close", hook.close)()
+    # An error outside of hooks is an error of the run, which will report it.
+    except Exception as error:  # noqa: BLE001
+        log.debug("the rehearsal of hooks has ended: %s", error)
     return recorder.failures
 
 
