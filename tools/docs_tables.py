@@ -21,11 +21,19 @@ from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.sections import HooksSection, own_keys
 from phasetrain.config.validation import Slot
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.engine.position import RunState
+from phasetrain.hooks.base import OPENING_EVENTS, Hook, Run
+from phasetrain.hooks.dispatch import EVENTS
 
 ROOT = Path(__file__).parents[1]
 
 _ASKED = re.compile(r'(?:find_service|require_service|_find)\(\s*"(\w+)"')
 """A call that asks for a service."""
+
+_PACKAGE_NAME = re.compile(r"\b(?:\w+\.)+(?=[A-Za-z_])")
+"""The module in the name of a type."""
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -47,9 +55,12 @@ def list_tables() -> dict[str, partial[str]]:
         "features": partial(_render_features, is_numbered=True),
         "further features": partial(_render_features, is_numbered=False),
         "hooks": partial(_render_hooks),
+        "events of hooks": partial(_render_events),
         "add-ons": partial(_render_addons, list(own.values())),
         "services": partial(_render_services),
     }
+    for documented in (Batch, Phase, Run, RunState, StepOutput):
+        tables[f"attributes of {documented.__name__}"] = partial(_render_attributes, documented)
     return tables | {f"add-on {name}": partial(_render_addon, own[name]) for name in own}
 
 
@@ -83,6 +94,32 @@ def _render_hooks() -> str:
                 (f"`{name}`{mark}", _list_parameters(slot, name), _summarize(factory), link)
             )
     return _format_table(("name", "parameters", "effect", "add-on"), rows)
+
+
+def _render_events() -> str:
+    """Return the table of the events of hooks, with their signatures."""
+    rows = []
+    for name in (*EVENTS, "close"):
+        event = vars(Hook)[name]
+        order = "forward" if name in OPENING_EVENTS else "reverse"
+        signature = inspect.signature(event)
+        parameters = list(signature.parameters.values())[1:]
+        text = _PACKAGE_NAME.sub("", str(signature.replace(parameters=parameters)))
+        when = " ".join((inspect.getdoc(event) or "").split()).removeprefix("Called ")
+        rows.append((f"`{name}{text.removesuffix(' -> None')}`", when.removesuffix("."), order))
+    return _format_table(("event", "called", "order"), rows)
+
+
+def _render_attributes(documented: type) -> str:
+    """Return the table of the attributes of a class, from its docstring."""
+    section = (inspect.getdoc(documented) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    rows = []
+    for entry in re.split(r"\n(?=    \S)", section):
+        name, _, text = entry.strip().partition(":")
+        annotation = inspect.formatannotation(documented.__annotations__[name])
+        kind = _quote(_PACKAGE_NAME.sub("", annotation))
+        rows.append((_quote(name), kind, " ".join(text.split()).removesuffix(".")))
+    return _format_table(("attribute", "type", "content"), rows)
 
 
 def _render_addons(addons: Sequence[AddOn]) -> str:

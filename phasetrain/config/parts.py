@@ -21,6 +21,7 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "image_folder": "phasetrain.data.datasets.image_folder",
             "lines": "phasetrain.data.datasets.lines",
             "mixed": "phasetrain.data.mixture",
+            "from_task": "phasetrain.data.datasets.from_task",
             "synthetic": "phasetrain.data.datasets.synthetic",
             "windows": "phasetrain.data.datasets.windows",
         },

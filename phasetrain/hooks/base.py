@@ -301,7 +301,8 @@ def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:
             return None
 
         # The class is named after the function, because records of a run name a hook by its class.
-        hook: Hook = type(function.__name__, (Hook,), {name: call, "__doc__": function.__doc__})()
+        members = {name: call, "__doc__": function.__doc__, "__module__": function.__module__}
+        hook: Hook = type(function.__name__, (Hook,), members)()
         return hook
 
     return make_hook

@@ -22,6 +22,7 @@ def register(addon: AddOn) -> None:
     addon.add_service(
         "check_collective_order", f"{PACKAGE}.collective_check:check_collective_order"
     )
+    addon.add_service("rehearse_hooks", f"{PACKAGE}.hook_rehearsal:rehearse_hooks")
     addon.add_parts(
         "hook",
         {
