@@ -98,9 +98,8 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     }
     if only_tests:
         config["RUN"] |= {"engine": "test", "checkpoint": "none"}
-    splits = {} if train is None else {"TRAIN": _describe_split("TRAIN", train)}
-    if splits | _describe_tests(test):
-        config["DATA"] = splits | _describe_tests(test)
+    if data := _describe_data(train, test):
+        config["DATA"] = data
     if batch_size is not None:
         config["DATA.TRAIN.batch_size"] = batch_size
     if loss is not None:
@@ -234,6 +233,14 @@ def _describe_name(section: str, part: Any, config_dir: str | Path | None) -> An
     if part in ConfigFiles(folder).options(section):
         return part
     return {"name": part}
+
+
+def _describe_data(train: Any, test: Any) -> dict[str, Any]:
+    """Return the splits of section DATA; empty if the overrides name the data."""
+    splits = _describe_tests(test)
+    if train is not None:
+        splits["TRAIN"] = _describe_split("TRAIN", train)
+    return splits
 
 
 def _describe_tests(test: Any) -> dict[str, Any]:
