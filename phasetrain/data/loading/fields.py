@@ -158,6 +158,8 @@ class FieldSelection:
             advice = (
                 f"; select its values with {self.where}.inputs and {self.where}.targets: {choices}"
             )
+        elif sample is not None:
+            advice = f"; if it has no targets, set {self.where}.targets=[]"
         raise TypeError(
             f"the dataset returns {describe_form(sample)}, expected a pair (input, target){advice}"
         )

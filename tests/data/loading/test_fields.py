@@ -74,8 +74,14 @@ def test_sample_is_split_into_input_and_target(
         (
             FieldSelection(),
             TypeError,
-            "NoneType",
+            r"expected a pair \(input, target\)$",
             None,
+        ),
+        (
+            FieldSelection(where="DATA.VAL"),
+            TypeError,
+            r"DATA\.VAL\.targets=\[\]",
+            torch.zeros(3),
         ),
         (
             FieldSelection(3, 0),
