@@ -125,11 +125,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         config_dir=config_dir,
         on_exception=on_exception,
     )
-    if result.state == "interrupted":  # a loop over calls would go on to the next one
-        raise KeyboardInterrupt(
-            f"Ctrl-C after {result.updates} updates; {result.folder} is saved, and the same call "
-            "resumes it"
-        )
+    _raise_interrupt(result)
     if isinstance(model, nn.Module) and result.state == "finished" and not result.seconds:
         _load_finished(model, result)
     return result
@@ -151,6 +147,16 @@ class ReturnWeights(Hook):
     def on_end(self, run: Run) -> None:
         """Copy the weights."""
         self.model.load_state_dict(run.task.shared_state()["model"])
+
+
+def _raise_interrupt(result: RunResult) -> None:
+    """Raise KeyboardInterrupt if the run was interrupted: a loop over calls would start the next
+    one."""
+    if result.state == "interrupted":
+        raise KeyboardInterrupt(
+            f"Ctrl-C after {result.updates} updates; {result.folder} is saved, and the same call "
+            "resumes it"
+        )
 
 
 def _load_finished(model: nn.Module, result: RunResult) -> None:

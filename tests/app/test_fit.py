@@ -362,7 +362,7 @@ def test_fit_without_training_data_tests_the_model(tmp_path: Path) -> None:
     assert hash_model(model) == digest
     assert found.last is not None
     assert list(found.last) == [
-        *("test/loss", "test/accuracy", "valid/loss", "valid/accuracy"),
+        *("test/accuracy", "test/loss", "valid/accuracy", "valid/loss"),
     ]
     first = fit(tmp_path / "first", model, epochs=0, PHASES={"test_first": True}, test=Points(8))
     assert first.last is not None
