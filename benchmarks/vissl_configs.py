@@ -34,11 +34,11 @@ from PIL import Image
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "end_to_end"))
-from operators import declared_operators  # noqa: E402 - its folder is known only now
+from operators import declared_operators
 
-from phasetrain.addons.vissl.compose import VisslConfig  # noqa: E402
-from phasetrain.addons.vissl.vissl import Migration, convert_vissl  # noqa: E402
-from phasetrain.testing.build import BuiltRun, build_run  # noqa: E402
+from phasetrain.addons.vissl.compose import VisslConfig
+from phasetrain.addons.vissl.vissl import Migration, convert_vissl
+from phasetrain.testing.build import BuiltRun, build_run
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "data" / "vissl" / "configs.json.gz"
 TOO_LARGE = ("regnet10B",)
@@ -138,7 +138,9 @@ def _shrink_trunk(small: dict[str, Any], base: str) -> None:
 # --- names of weights
 
 
-def list_names(config: VisslConfig, built: BuiltRun, model: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def list_names(
+    config: VisslConfig, built: BuiltRun, model: Mapping[str, Any]
+) -> dict[str, tuple[str, str]]:
     """Return the name in the state of the model, and of the loss -> VISSL's name and kind."""
     net = built.task.parts.model
     names: dict[str, tuple[str, str]] = {}
@@ -149,7 +151,10 @@ def list_names(config: VisslConfig, built: BuiltRun, model: Mapping[str, Any]) -
         ours = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
         cut = f"{ours[-1]}."
     for path, module in net.named_modules():
-        for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        for name, _ in [
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ]:
             full = f"{path}.{name}" if path else name
             if is_whole and not (heads and full.startswith(cut)):
                 names[full] = (meaning.name_in_trunk(config, full), _kind(module))
@@ -205,7 +210,9 @@ def _kind(module: nn.Module) -> str:
     return "other"
 
 
-def write_weights(config: VisslConfig, built: BuiltRun, model: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def write_weights(
+    config: VisslConfig, built: BuiltRun, model: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
     """Write a file of VISSL with random weights for the model, and return name in the model -> value."""
     names = list_names(config, built, model)
     state = built.task.parts.model.state_dict()
@@ -230,7 +237,9 @@ def write_weights(config: VisslConfig, built: BuiltRun, model: Mapping[str, Any]
     else:
         added = str(config.get(f"{WEIGHTS}.APPEND_PREFIX") or "")
         key = str(config.get(f"{WEIGHTS}.STATE_DICT_KEY_NAME"))
-        torch.save({key: {name.removeprefix(added): value for name, value in tensors.items()}}, path)
+        torch.save(
+            {key: {name.removeprefix(added): value for name, value in tensors.items()}}, path
+        )
     return values
 
 
@@ -315,7 +324,9 @@ def compare_options(config: VisslConfig, built: BuiltRun, model: Mapping[str, An
             wanted = groups.options(vissl_name, kind) if should else None
             rate = _evaluate(wanted.lr, where, start) * wanted.factor if wanted else 0.0
             if trains != (rate != 0):
-                found.append(f"{name}: trains = {trains} in update {update}, VISSL's rate is {rate}")
+                found.append(
+                    f"{name}: trains = {trains} in update {update}, VISSL's rate is {rate}"
+                )
             if not trains or wanted is None:
                 continue
             if not math.isclose(group["lr"], rate, rel_tol=2e-5, abs_tol=1e-9):
@@ -391,7 +402,12 @@ def compare_extraction(config: VisslConfig, found: Migration) -> list[str]:
     uses_head = bool(config.get(f"{meaning.SETTINGS}.EVAL_TRUNK_AND_HEAD")) and heads
     expected = bool(uses_head) and not config.is_feature_extractor and "identity" not in heads
     differences = []
-    if expected and "extract_c" not in str(config.get("engine_name")) and "predictions" not in str(config.get("engine_name")) and layers != ["head"]:
+    if (
+        expected
+        and "extract_c" not in str(config.get("engine_name"))
+        and "predictions" not in str(config.get("engine_name"))
+        and layers != ["head"]
+    ):
         differences.append(f"layers {layers} instead of the head")
     if config.has("NEAREST_NEIGHBOR"):
         dot = not config.get("NEAREST_NEIGHBOR.L2_NORM_FEATS")
@@ -414,7 +430,9 @@ def examine(given: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
         given[f"{teacher}.WEIGHTS_INIT.PARAMS_FILE"] = str(folder / "teacher.torch")
     found = convert_vissl(VisslConfig(given))
     # Fragments without data are converted as probes of a frozen trunk.
-    if not config.get("DATA.TRAIN.DATA_SOURCES") and config.get(f"{meaning.SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"):
+    if not config.get("DATA.TRAIN.DATA_SOURCES") and config.get(
+        f"{meaning.SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
+    ):
         for key in ("EVAL_MODE_ON", "FREEZE_TRUNK_ONLY"):
             config.assume(f"{meaning.SETTINGS}.{key}", value=True)
     experiment = json.loads(json.dumps(found.experiment))

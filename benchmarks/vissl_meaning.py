@@ -226,7 +226,11 @@ def _read_head(item: Any, number: int, head: HeadShape) -> HeadShape:
             norm = params["use_bn"] and not last
             act = "none" if last else params.get("activation_name", "ReLU").lower()
             place = _add_layer(
-                head, f"{prefix}.projection_head", place, (width, norm, act, False), params.get("use_bias", True)
+                head,
+                f"{prefix}.projection_head",
+                place,
+                (width, norm, act, False),
+                params.get("use_bias", True),
             )
         head.prototypes = params["num_clusters"][0]
         if params.get("use_weight_norm_prototypes"):
@@ -240,14 +244,22 @@ def _read_head(item: Any, number: int, head: HeadShape) -> HeadShape:
         place = 0
         for width in hidden:
             place = _add_layer(head, f"{prefix}.mlp", place, (width, False, "gelu", False), True)
-        _add_layer(head, f"{prefix}.mlp", place, (params.get("bottleneck_dim", 256), False, "none", False), True)
+        _add_layer(
+            head,
+            f"{prefix}.mlp",
+            place,
+            (params.get("bottleneck_dim", 256), False, "none", False),
+            True,
+        )
         head.prototypes = params["num_clusters"][0]
         head.scale = not params.get("normalize_last_layer", True)
         head.weights.append(HeadWeight(f"{prefix}.prototypes0.weight_g", "linear", head.scale))
         head.weights.append(HeadWeight(f"{prefix}.prototypes0.weight_v", "linear"))
     elif name == "vision_transformer_head":
         if params.get("hidden_dim"):
-            _add_named(head, f"{prefix}.layers.pre_logits", (params["hidden_dim"], False, "tanh", False))
+            _add_named(
+                head, f"{prefix}.layers.pre_logits", (params["hidden_dim"], False, "tanh", False)
+            )
         _add_named(head, f"{prefix}.layers.head", (params["num_classes"], False, "none", False))
     elif name != "identity":
         raise ValueError(name)
@@ -594,7 +606,8 @@ class Groups:
 
     def _decays(self, name: str, kind: str) -> bool:
         norms, biases = (
-            bool(self.config.get(f"{OPTIMIZER}.{key}")) for key in ("regularize_bn", "regularize_bias")
+            bool(self.config.get(f"{OPTIMIZER}.{key}"))
+            for key in ("regularize_bn", "regularize_bias")
         )
         is_bias = name.endswith(".bias")
         if kind == "norm":

@@ -3,6 +3,7 @@
 from phasetrain.config.addons import AddOn, Command
 
 COMMAND = "phasetrain.addons.vissl.command"
+WEIGHTS = "phasetrain.addons.vissl.weights"
 
 
 def register(addon: AddOn) -> None:
@@ -10,9 +11,16 @@ def register(addon: AddOn) -> None:
     addon.add_commands(
         Command(
             "migrate vissl",
-            "CONFIG.yaml... [--out FILE.yaml]",
+            "CONFIG.yaml|config=NAME... [config.KEY=VALUE...] [--out FILE.yaml]",
             "convert a VISSL config to an experiment, with a report on each key",
             f"{COMMAND}:run_migrate_vissl",
             arguments=f"{COMMAND}:add_migrate_arguments",
+        ),
+        Command(
+            "migrate vissl-weights",
+            "FILE.torch --out FILE.pt",
+            "convert weights of VISSL with NumPy arrays to tensors",
+            f"{WEIGHTS}:run_migrate_weights",
+            arguments=f"{WEIGHTS}:add_weights_arguments",
         ),
     )

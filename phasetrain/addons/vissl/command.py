@@ -11,11 +11,13 @@ from phasetrain.cli.parsing import Call
 def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare configs and output."""
     parser.add_argument(
-        "configs",
+        "words",
         nargs="+",
         metavar="CONFIG.yaml",
-        help="a config of VISSL, and others to merge over it, in this order",
+        help="a config of VISSL, and others to merge over it, in this order; or the words of "
+        "VISSL's command line: config=NAME, +config/GROUP=NAME, config.KEY=VALUE",
     )
+    parser.add_argument("--configs", metavar="DIR", help="VISSL's folder `configs`; default: here")
     parser.add_argument(
         "--out", metavar="FILE.yaml", help="file to write; default: print the experiment"
     )
@@ -29,15 +31,18 @@ def run_migrate_vissl(call: Call) -> Outcome:
     from phasetrain.addons.vissl.vissl import migrate_vissl
 
     flags = call.flags
-    migration = migrate_vissl(flags.configs, flags.out, flags.catalog)
+    migration = migrate_vissl(flags.words, flags.out, flags.catalog, flags.configs)
+    file = flags.out or "FILE.yaml"
+    commands = migration.list_commands(file)
     content = {
         "experiment": migration.experiment,
         "out": flags.out,
         "keys": [asdict(key) for key in migration.keys],
         "notes": list(migration.notes),
+        "next": commands,
     }
-    text = migration.format_report()
+    text = "\n".join([migration.format_report(), "next:", *(f"  {one}" for one in commands)])
     if flags.out is None:
-        title = ", ".join(Path(path).name for path in flags.configs)
+        title = ", ".join(Path(word).name for word in flags.words)
         text = f"{migration.format_yaml(title)}\n{text}"
     return Outcome(int(bool(migration.missing)), text=text, content=content)

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from phasetrain.config.nested import leaves
 from phasetrain.errors import ConfigError
@@ -95,22 +96,82 @@ def read_defaults() -> dict[str, Any]:
     return defaults
 
 
-def read_vissl(paths: Sequence[str | Path]) -> VisslConfig:
-    """Return the config of several files, a base and the files merged over it, in this order.
+def read_vissl(words: Sequence[str | Path], folder: str | Path | None = None) -> VisslConfig:
+    """Return the config that files, or the words of VISSL's command line, describe.
+
+    Args:
+        words: files, a base and the files merged over it, in this order; or `config=NAME`,
+            `+config/GROUP=NAME`, `config.A.B=VALUE` and `hydra.verbose=true`. Overrides of keys
+            are merged last, as VISSL does.
+        folder: VISSL's folder `configs`, for names; None: `configs` in the current folder.
 
     Raises:
-        ConfigError: a file cannot be read, or is not a config of VISSL.
+        ConfigError: a file cannot be read, or is not a config of VISSL, or a word is neither.
     """
     tree: dict[str, Any] = {}
-    for path in paths:
-        _merge(tree, _read_file(path))
+    overrides: list[tuple[str, Any]] = []
+    for word in map(str, words):
+        key, is_override, value = word.partition("=")
+        key = key.lstrip("+")
+        if not is_override:
+            _merge(tree, _read_file(word))
+        elif key == "config" or key.startswith("config/"):
+            group = key.removeprefix("config").strip("/")
+            _merge(tree, _read_file(_find_config(f"{group}/{value}".strip("/"), folder, word)))
+        elif key.startswith("config.") or key == "engine_name":
+            overrides.append((key.removeprefix("config."), _parse_value(value, word)))
+        elif not key.startswith("hydra."):
+            raise ConfigError(
+                f"migrate vissl {word}: expected a file, config=NAME, +config/GROUP=NAME or "
+                "config.KEY=VALUE, as on VISSL's command line",
+                code="config.unknown_key",
+            )
+    if not tree and not overrides:
+        raise ConfigError(
+            "migrate vissl: no config is given; expected a file or config=NAME",
+            code="config.required",
+        )
+    for key, value in overrides:
+        _merge(tree, _nest(key, value))
     return VisslConfig(leaves(tree))
+
+
+def _find_config(name: str, folder: str | Path | None, word: str) -> Path:
+    """Return the file of a config, whose name is its path below VISSL's `configs/config`."""
+    folders = [Path(folder)] if folder is not None else [Path("configs"), Path(), Path("..")]
+    file = name if name.endswith(".yaml") else f"{name}.yaml"
+    for parent in folders:
+        for path in (parent / "config" / file, parent / file, parent / "configs" / "config" / file):
+            if path.is_file():
+                return path
+    raise ConfigError(
+        f"migrate vissl {word}: {file} is not in {folders[0] / 'config'}; give VISSL's folder "
+        "`configs` with --configs DIR",
+        code="file.not_found",
+    )
+
+
+def _parse_value(text: str, word: str) -> Any:
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(
+            f"migrate vissl {word}: the value cannot be read: {error}; expected YAML",
+            code="config.wrong_type",
+        ) from error
+
+
+def _nest(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    nested: dict[str, Any] = value
+    return nested
 
 
 def _read_file(path: str | Path) -> dict[str, Any]:
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, OmegaConfBaseException, ValueError) as error:
+    except (OSError, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(
             f"migrate vissl {path}: cannot be read: {error}; expected a YAML file",
             code="file.unreadable",

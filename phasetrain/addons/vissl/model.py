@@ -415,9 +415,10 @@ def _convert_frozen(source: VisslConfig, draft: ExperimentDraft) -> None:
 def _make_trunk_rules(trunk: Trunk, *, whole: bool) -> list[list[str]]:
     """Return rules that rename VISSL's weights of the trunk to the names in the model."""
     target = trunk.inner if whole else f"trunk.{trunk.inner}"
-    if trunk.prefix is None or trunk.prefix == re.escape(target):
+    if trunk.prefix is None:
         return []
-    return [[f"^{trunk.prefix}", target]]
+    # VISSL calls the trunk inside of a frozen one `base_model`.
+    return [[rf"^trunk\.(base_model\.)?{trunk.prefix}", target]]
 
 
 def _convert_weights(source: VisslConfig, draft: ExperimentDraft) -> None:
@@ -440,7 +441,11 @@ def _convert_weights(source: VisslConfig, draft: ExperimentDraft) -> None:
         key = source.get(f"{base}.STATE_DICT_KEY_NAME")
         weights |= {"key": key} if key else {}
         appended = str(source.get(affixes[1]) or "")
-        rules = [["^", appended], *rules] if appended else rules
+        if appended:
+            # The last layer of such a file is no layer of VISSL's trunk.
+            last = [[rf"^{re.escape(appended)}{re.escape(trunk.cut)}\.", "unused."]]
+            rules = [["^", appended], *last, *rules]
+            weights["strict"] = False
     skipped = list(source.get(f"{base}.SKIP_LAYERS", []))
     if source.loads_head and "heads" not in skipped:
         rules += [[pattern, name] for pattern, name in draft.head_rules]

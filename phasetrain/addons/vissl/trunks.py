@@ -20,7 +20,8 @@ class Trunk:
         layers: VISSL's names of features -> names of modules.
         blocks: class of the blocks, for activation checkpointing.
         depth: number of blocks of a transformer; 0: another model.
-        prefix: regular expression of VISSL's prefix of its weights; None: names differ.
+        prefix: regular expression of VISSL's prefix of its weights within the trunk; None: their
+            names differ.
         inner: prefix of the same weights in the model.
     """
 
@@ -135,7 +136,7 @@ def _convert_resnet(
     if params:
         section["params"] = params
     block = "BasicBlock" if depth < 50 else "Bottleneck"
-    return Trunk(section, "fc", RESNET_LAYERS, block, prefix=r"trunk\._feature_blocks\.")
+    return Trunk(section, "fc", RESNET_LAYERS, block, prefix=r"_feature_blocks\.")
 
 
 def _convert_regnet(
@@ -195,7 +196,7 @@ def _convert_alexnet(
     section: Params = {"name": "alexnet", "sobel": True}
     if source.get(f"{trunk_key}.NAME") == "alexnet_rotnet":
         section = {"name": "alexnet", "widths": [64, 192, 384, 256, 256]}
-    prefix = r"trunk\._feature_blocks\."
+    prefix = r"_feature_blocks\."
     return Trunk(section, "head", ALEXNET_LAYERS, prefix=prefix, inner="features.")
 
 
@@ -244,7 +245,7 @@ def _convert_vit(
         keys = [key for key in source.given if key.startswith(masked)]
         draft.miss("masked image modelling: no trunk here masks or drops patches", *keys)
     section = {"name": "timm.vit_base_patch16_224", "params": params}
-    return Trunk(section, "head", layers, "Block", depth=params["depth"], prefix=r"trunk\.")
+    return Trunk(section, "head", layers, "Block", depth=params["depth"], prefix="")
 
 
 def _convert_convit(

@@ -51,6 +51,27 @@ class Migration:
         """Keys without counterpart."""
         return tuple(key for key in self.keys if key.status == "missing")
 
+    def list_commands(self, file: str) -> list[str]:
+        """Return the commands that follow, for an experiment in a file."""
+        weights = self.experiment.get("MODEL", {}).get("weights", {}).get("path")
+        commands = []
+        if weights:
+            out = f"{str(weights).rpartition('/')[2].partition('.')[0] or 'weights'}.pt"
+            commands.append(
+                f"phasetrain migrate vissl-weights '{weights}' --out {out}   # if it has arrays; "
+                f"then MODEL.weights.path={out}"
+            )
+        if self.experiment.get("RUN", {}).get("engine") == "extract":
+            return [*commands, f"phasetrain extract {file}"]
+        small = [f"DATA.{split}.batch_size=8" for split in self.experiment["DATA"]]
+        return [
+            *commands,
+            f"phasetrain plan {file}",
+            f"phasetrain {file} {' '.join(small)} MACHINE.device=cpu MACHINE.precision=fp32 "
+            "PHASES.limit.train=2 RUN.dir=runs/small   # a small run first",
+            f"phasetrain {file}",
+        ]
+
     def format_yaml(self, title: str) -> str:
         """Return the experiment as a YAML file.
 
@@ -92,26 +113,30 @@ def convert_vissl(source: VisslConfig, catalog: Mapping[str, Any] | None = None)
 
 
 def migrate_vissl(
-    paths: Sequence[str | Path], out: str | Path | None = None, catalog: str | None = None
+    words: Sequence[str | Path],
+    out: str | Path | None = None,
+    catalog: str | None = None,
+    configs: str | Path | None = None,
 ) -> Migration:
     """Convert a config of VISSL, and write the experiment to a file.
 
     Args:
-        paths: a config, and configs that are merged over it in this order.
+        words: files, or words of VISSL's command line; see `read_vissl`.
         out: file to write, which must not exist; None: no file.
         catalog: path of VISSL's dataset_catalog.json; None: placeholders for its names.
+        configs: VISSL's folder `configs`; None: the one in the current folder.
 
     Raises:
         ConfigError: a file cannot be read, or is not a config of VISSL, or `out` exists.
     """
-    migration = convert_vissl(read_vissl(paths), read_catalog(catalog))
+    migration = convert_vissl(read_vissl(words, configs), read_catalog(catalog))
     if out is not None:
         if Path(out).exists():
             raise ConfigError(
                 f"migrate vissl --out {out}: the file exists; expected a new one",
                 code="file.exists",
             )
-        title = ", ".join(Path(path).name for path in paths)
+        title = ", ".join(Path(word).name for word in words)
         with Path(out).open("x") as file:
             file.write(migration.format_yaml(title))
     return migration

@@ -259,7 +259,10 @@ def test_weights_of_a_resnet_are_renamed():
     found = convert(MODEL__WEIGHTS_INIT__PARAMS_FILE="resnet.torch")
     assert found.experiment["MODEL"]["weights"] == {
         "path": "resnet.torch",
-        "rename": [[r"^trunk\._feature_blocks\.", ""], [r"^heads\.0\.clf\.0\.", "fc."]],
+        "rename": [
+            [r"^trunk\.(base_model\.)?_feature_blocks\.", ""],
+            [r"^heads\.0\.clf\.0\.", "fc."],
+        ],
         "strict": False,
     }
 
