@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phasetrain.addons.experiments.compare.diff import diff
+from phasetrain.addons.experiments.compare.diff import MEASUREMENTS, diff
 from phasetrain.addons.experiments.judge.trained_runs import TrainedRun
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.proof.digest import hash_tensors
@@ -26,12 +26,14 @@ class BitComparison:
         update: first update at which they differ; 0 if they are identical.
         component: first component that differs there; empty if they are identical.
         is_renamed: whether equal weights have other names.
+        unshared: metrics that only one run measures, such as `test/loss`; they are not compared.
     """
 
     updates: int
     update: int = 0
     component: str = ""
     is_renamed: bool = False
+    unshared: tuple[str, ...] = ()
 
     @property
     def is_identical(self) -> bool:
@@ -56,14 +58,40 @@ def compare_bits(one: TrainedRun, other: TrainedRun) -> BitComparison:
     # Ledgers come first: they name the update, which the weights at the end cannot.
     compared = diff(one.folder, other.folder)
     updates = min(run.view.status.updates for run in (one, other))
-    if not compared.equal:
+    unshared: tuple[str, ...] = ()
+    if compared.components == (MEASUREMENTS,):
+        unshared = _find_unshared_metrics(one, other)
+    if not compared.equal and not unshared:
         return BitComparison(updates, compared.updates, compared.components[0])
     # The names of modules do not count, since a refactoring may change them.
     weights = [_hash_weights(run) for run in (one, other)]
     digests = [sorted(each.values()) for each in weights]
     if digests[0] != digests[1]:
         return BitComparison(updates, updates, WEIGHTS)
-    return BitComparison(updates, is_renamed=weights[0] != weights[1])
+    return BitComparison(updates, is_renamed=weights[0] != weights[1], unshared=unshared)
+
+
+def _find_unshared_metrics(one: TrainedRun, other: TrainedRun) -> tuple[str, ...]:
+    """Return the metrics that only one run measures; none if the others, or the phases, differ."""
+    by_phase = [
+        {
+            (line.split, line.epoch, line.updates): line.metrics
+            for line in run.view.lines
+            if line.kind == "phase"
+        }
+        for run in (one, other)
+    ]
+    if by_phase[0].keys() != by_phase[1].keys():
+        return ()
+    names: set[str] = set()
+    for key, metrics in by_phase[0].items():
+        others = by_phase[1][key]
+        common = metrics.keys() & others.keys()
+        # As text, in which NaN is equal to NaN.
+        if any(repr(metrics[name]) != repr(others[name]) for name in common):
+            return ()
+        names |= {f"{key[0]}/{name}" for name in metrics.keys() ^ others.keys()}
+    return tuple(sorted(names))
 
 
 def _hash_weights(run: TrainedRun) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from phasetrain.addons.experiments.judge.contenders import Contender
 from phasetrain.addons.experiments.judge.sequential import Look, Rule, Verdict, forecast_pairs
 from phasetrain.addons.experiments.judge.trained_runs import TrainedRun, Which
 from phasetrain.runs.direction import Direction, Objective
-from phasetrain.runtime.format import format_count, format_metric
+from phasetrain.runtime.format import format_count, format_metric, join_first
 
 WORSE_CODE = 8
 UNDECIDED_CODE = 9
@@ -146,6 +146,8 @@ class Judgement:
         text = f"is {bits.sentence} with seed {self.baseline.facts.seed}"
         if bits.is_renamed:
             text += " (the weights have other names)"
+        if bits.unshared:
+            text += f" (only one of them measures {join_first(bits.unshared, 3)})"
         if trial.is_whole:
             return f"{text}: the whole run"
         return f"{text}. Later updates were not compared; --full compares whole runs"
@@ -201,6 +203,7 @@ class Judgement:
         if trial.bits is not None:
             bits = {
                 **asdict(trial.bits),
+                "unshared": list(trial.bits.unshared),
                 "is_identical": trial.bits.is_identical,
                 "is_whole_run": trial.is_whole,
             }

@@ -9,12 +9,15 @@ from fake_runs import FakeRuns, cached_facts
 from omegaconf import OmegaConf
 from raising import raises
 
+from phasetrain.addons.experiments.judge.bits import compare_bits
 from phasetrain.addons.experiments.judge.contenders import parse_contenders
 from phasetrain.addons.experiments.judge.facts import Order
 from phasetrain.addons.experiments.judge.judge import JudgeOptions, judge
 from phasetrain.addons.experiments.judge.judgement import UNDECIDED_CODE, WORSE_CODE, Judgement
 from phasetrain.addons.experiments.judge.processes import WorkingFolder
+from phasetrain.addons.experiments.judge.trained_runs import TrainedRun
 from phasetrain.errors import ConfigError, PhasetrainError
+from phasetrain.runs.view import RunView
 
 WORSE = "digits OPTIMIZER.lr=0.5"
 CLOSE = "digits OPTIMIZER.lr=0.11"
@@ -81,6 +84,26 @@ class TestIdentical:
     def test_identical_whole_runs_of_other_keys_are_identical(self, runs: FakeRuns) -> None:
         found = judge_quietly(runs, "digits", "digits OPTIMIZER.nesterov=false", short=0)
         assert (verdicts(found), found.trials[0].is_whole) == (["identical"], True)
+
+    def test_metric_that_only_one_measures_is_named_and_does_not_count(
+        self, runs: FakeRuns
+    ) -> None:
+        found = judge_quietly(runs, "digits", "digits METERS.loss=null", short=0)
+        assert (verdicts(found), found.exit_code) == (["identical"], 0)
+        assert found.trials[0].bits is not None
+        assert found.trials[0].bits.unshared == ("test/loss",)
+        assert "test/loss" in found.text
+
+    def test_other_value_of_a_metric_that_both_measure_counts(
+        self, runs: FakeRuns, tmp_path: Path
+    ) -> None:
+        runs.write_run(tmp_path / "a", {})
+        runs.write_run(tmp_path / "b", {"METERS.loss": "null"})
+        path = tmp_path / "b" / "metrics.jsonl"
+        path.write_text(path.read_text().replace('"size": 1.0', '"size": 1.5'))
+        views = [RunView(tmp_path / name) for name in ("a", "b")]
+        bits = compare_bits(*(TrainedRun(view, 0) for view in views))
+        assert (bits.component, bits.unshared) == ("metrics", ())
 
 
 class TestPairs:
