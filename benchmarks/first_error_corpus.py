@@ -131,6 +131,7 @@ HABITS: Sequence[Row] = (  # what the same thing is called elsewhere
     ("DATA.TRAIN.TRANSFORMS=[]", "DATA.TRAIN.transforms"),
     ("OPTIMIZER.batch_size=32", "DATA.TRAIN.batch_size"),
     ("MACHINE.workers=2", "DATA.TRAIN.workers"),
+    ("DATA.TRAIN.name=digits", "DATA.TRAIN.dataset"),
 )
 
 VALUES: Sequence[Row] = (
@@ -142,6 +143,8 @@ VALUES: Sequence[Row] = (
     ("DATA.TRAIN.batch_size=0", "expected int >= 1"),
     ("DATA.TRAIN.batch_size='64'", "expected int"),
     ("DATA.TRAIN.workers=-1", "expected int >= 0"),
+    ("DATA.TRAIN.workers=100000", "<= 1024"),
+    ("PHASES.epochs=100000000000000000000000", "<= 1000000"),
     ("DATA.TRAIN.drop_last=maybe", "expected bool"),
     ("DATA.TRAIN.transforms=random_shift", "expected list"),
     ("DATA.TRAIN.start_method=thread", "'fork' or 'spawn'"),
@@ -255,6 +258,9 @@ MONITORS: Sequence[Row] = (
 RULES: Sequence[Row] = (
     ("MODEL.freeze=[hed]", "head"),
     ("MODEL.freeze=[featurs.*]", "features"),
+    ("MODEL.freeze=['[']", "wildcards"),
+    ("MODEL.adapters={match: head, rank: 5000}", "lower rank"),
+    ("LOSS.name=operator.mul", "`output, target`"),
     ("MODEL.freeze_updates=[{match: hed, for: 1}]", "head"),
     ("OPTIMIZER.groups=[{match: 'hed.*', lr_scale: 0.1}]", "head"),
     ("OPTIMIZER.groups=[{match: 'feature.0.*', lr_scale: 0.1}]", "features.0"),

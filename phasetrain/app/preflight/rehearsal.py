@@ -43,6 +43,7 @@ from phasetrain.app.preflight.validate import (
     check_room,
     list_inexact_splits,
     list_monitors,
+    list_trained_splits,
 )
 from phasetrain.app.setup import Setup
 from phasetrain.data import SampleError
@@ -294,7 +295,7 @@ def _check_parts(run_plan: RunPlan, task: Task, *, reads: bool) -> None:
     setup = run_plan.setup
     world = setup.world
     check_monitors(setup, run_plan.plan, task.meters)
-    for line in list_inexact_splits(setup):
+    for line in (*list_inexact_splits(setup), *list_trained_splits(run_plan.data)):
         log.warning(line)
     if reads:
         world.run_on_main(lambda: check_data(run_plan.data, task))

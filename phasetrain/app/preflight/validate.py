@@ -17,6 +17,7 @@ from phasetrain.config.registry import MISSING_PARAMETER
 from phasetrain.data import CustomLoader
 from phasetrain.data.loading.seed_check import check_seeded, read_first_targets
 from phasetrain.data.loading.sources_reader import list_sample_readers
+from phasetrain.data.protocols import Fingerprinted
 from phasetrain.distributed import World
 from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.errors import ConfigError, Problem
@@ -166,6 +167,20 @@ def list_inexact_splits(setup: Setup) -> list[str]:
         "resumed or repeated run may have other samples, metrics and weights"
         for key, section in setup.config.DATA.items()
         if section.dataset is not None and not section.exact
+    ]
+
+
+def list_trained_splits(data: Mapping[str, SplitData]) -> list[str]:
+    """Return a sentence for each test split that has the samples of the train split."""
+    train = data[TRAIN]
+    return [
+        f"DATA.{name.upper()}: it has the samples of DATA.TRAIN, so its metrics say nothing about "
+        "others; set another dataset, split or subset"
+        for name, split in data.items()
+        if name != TRAIN
+        and isinstance(split.reader.dataset, Fingerprinted)
+        and split.fingerprint() == train.fingerprint()
+        and split.section.subset == train.section.subset
     ]
 
 

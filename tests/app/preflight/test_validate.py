@@ -12,6 +12,7 @@ from phasetrain.app.preflight.validate import (
     check_room,
     find_problems,
     list_monitors,
+    list_trained_splits,
     list_unused,
     report_all_problems,
 )
@@ -93,6 +94,26 @@ def test_settings_without_effect_are_listed(words: tuple[str, ...], told: list[s
 def test_a_run_warns_of_it_and_goes_on(tmp_path: Path) -> None:
     assert train(tmp_path, "PHASES.epochs=1", "CHECKPOINT.every_updates=99").state == "finished"
     assert "CHECKPOINT.every_updates = 99: " in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "splits"),
+    [
+        ((), []),
+        (("DATA.TEST.split=train",), ["DATA.TEST"]),
+        (("DATA.TEST.split=train", "DATA.TEST.subset.samples=20"), []),
+    ],
+)
+def test_split_with_the_samples_of_the_train_split_is_named(
+    words: tuple[str, ...], splits: list[str]
+) -> None:
+    data = resolve_overrides([*SMALL, "RUN.dir=x", *words]).builder().data()
+    assert [line.partition(":")[0] for line in list_trained_splits(data)] == splits
+
+
+def test_test_with_the_samples_of_the_train_split_is_warned_of(tmp_path: Path) -> None:
+    train(tmp_path, "PHASES.epochs=1", "DATA.TEST.split=train")
+    assert "DATA.TEST: it has the samples of DATA.TRAIN" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(
