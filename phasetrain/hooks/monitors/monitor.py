@@ -164,7 +164,8 @@ class Monitor:
         near = did_you_mean(objective.metric, meant) or "."
         raise ConfigError(
             f"{self.key} = {self.name!r}: no phase of this run measures it{near} Known: "
-            f"{', '.join(measured)}; add a minus sign if smaller is better",
+            f"{', '.join(measured)}; add a minus sign if smaller is better. A metric that a hook or "
+            "phasetrain.log adds needs a meter: METERS.x={name: logged, of: x, better: larger}",
             code="monitor.not_measured",
         )
 
