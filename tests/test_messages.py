@@ -122,7 +122,7 @@ $ DATA.TRAIN.batch_size=100000
 DATA.TRAIN.batch_size = 100000 is larger than the 1442 samples of the split, and DATA.TRAIN.drop_last = true drops the only batch; set DATA.TRAIN.batch_size to 1442 or less, or DATA.TRAIN.drop_last=false
 
 $ DATA.TEST=null CHECKPOINT.best.monitor=test/accuracy
-CHECKPOINT.best.monitor = 'test/accuracy': no phase of this run measures it. Known: ...; add a minus sign if smaller is better
+CHECKPOINT.best.monitor = 'test/accuracy': no phase of this run measures it (what a hook or phasetrain.log adds needs a meter, such as METERS.x={name: logged, of: x, better: larger}). Known: ...; add a minus sign if smaller is better
 
 $ CHECKPOINT.best.monitor=test/acuracy
 CHECKPOINT.best.monitor = 'test/acuracy': no phase of this run measures it; did you mean 'test/accuracy'? Known: ...; add a minus sign if smaller is better

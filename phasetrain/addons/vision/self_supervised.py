@@ -188,6 +188,7 @@ class SelfSupervised(Task):
                 "MODEL.name=trunk_head builds from a trunk and a head",
                 code="config.misfit",
             ) from error
+        embeddings = self.events.on_output(batch, embeddings)
         if batch.mask is not None:
             # Padding must not take part in comparisons within the batch.
             embeddings = map_tensors(embeddings, lambda e: e[batch.mask])

@@ -161,7 +161,10 @@ class Monitor:
         ]
         if objective.split == "train":
             meant = measured
-        near = did_you_mean(objective.metric, meant) or "."
+        near = did_you_mean(objective.metric, meant) or (
+            " (what a hook or phasetrain.log adds needs a meter, such as METERS.x={name: logged, "
+            "of: x, better: larger})."
+        )
         raise ConfigError(
             f"{self.key} = {self.name!r}: no phase of this run measures it{near} Known: "
             f"{', '.join(measured)}; add a minus sign if smaller is better",

@@ -69,6 +69,15 @@ def trained(
     return weights(made), float(out.loss), made.measure(TRAIN)
 
 
+@pytest.mark.feature("hooks.on_output")
+def test_hook_replaces_the_scores_before_the_loss() -> None:
+    made = task()
+    made.begin(TRAIN, fresh=True)
+    events = StepEvents({"on_output": [lambda batch, scores: scores * 0]})
+    out = made.train_step([batch(0, 7)], AT, events)
+    assert float(out.loss) == pytest.approx(math.log(9))  # every token is as likely
+
+
 class TestMicroBatches:
     @pytest.mark.feature(
         "43",

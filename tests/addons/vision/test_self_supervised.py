@@ -32,13 +32,15 @@ class Steps:
         self.task.begin(self.phase, fresh=True)
         self.batches = self.task.batches(self.phase, 0)
 
-    def step(self, spoil: bool = False, where: float = 0.25) -> Any:
+    def step(
+        self, spoil: bool = False, where: float = 0.25, events: StepEvents | None = None
+    ) -> Any:
         (batch,) = next(iter(self.batches))
         if spoil:
             batch = replace(batch, input=[batch.input[0] * nan, *batch.input[1:]])
         at = Position("train", self.updates, self.updates, where, 16)
         self.updates += 1
-        return self.task.train_step([batch], at, StepEvents())
+        return self.task.train_step([batch], at, events or StepEvents())
 
     def state(self) -> dict[str, Tensor]:
         parts = {
@@ -146,6 +148,16 @@ def test_test_step_changes_nothing_and_uses_the_last_temperature() -> None:
     assert changed(before, steps.state()) == set()
     assert task.parts.loss.teacher_temperature == pytest.approx(0.06)
     assert out.loss.isfinite()
+
+
+@pytest.mark.feature("hooks.on_output")
+def test_hook_replaces_the_embeddings_before_the_loss() -> None:
+    def collapse(batch: Batch, embeddings: list[Tensor]) -> list[Tensor]:
+        assert [tuple(one.shape) for one in embeddings] == [(16, 32), (16, 32)]
+        return [one * 0 + 1 for one in embeddings]
+
+    out = Steps("experiment=digits_simclr").step(events=StepEvents({"on_output": [collapse]}))
+    assert float(out.logs["embedding_std"]) == 0.0
 
 
 def test_standard_deviation_of_embeddings_is_logged() -> None:
