@@ -60,6 +60,7 @@ MOVED = MappingProxyType(
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
             for name in ("random_erase", "random_resized_crop", "random_rotate", "rotate")
         },
+        "phasetrain.meters.classification.present_accuracy": f"{ADDONS}.vissl.present_accuracy",
         **{
             f"phasetrain.distributed.strategies.{name}": f"{SHARDING}.{name}"
             for name in ("fsdp", "sharded_ddp", "sharded_state", "zero")
@@ -185,6 +186,7 @@ NAMES = MappingProxyType(
             "MeanIoU": f"{ADDONS}.vision.meters.pixels",
             "Perplexity": f"{ADDONS}.text.perplexity",
             "PixelAccuracy": f"{ADDONS}.vision.meters.pixels",
+            "PresentAccuracy": f"{ADDONS}.vissl.present_accuracy",
             "SequenceErrorRate": f"{ADDONS}.text.sequence_errors",
             "SequenceErrors": f"{ADDONS}.text.sequence_errors",
             "TokenErrorRate": f"{ADDONS}.text.sequence_errors",

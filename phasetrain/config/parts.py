@@ -62,7 +62,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "multilabel_accuracy": "phasetrain.meters.classification.multilabel_accuracy",
             "per_class_accuracy": "phasetrain.meters.classification.per_class_accuracy",
             "precision_at_k": "phasetrain.meters.classification.at_k",
-            "present_accuracy": "phasetrain.meters.classification.present_accuracy",
             "recall_at_k": "phasetrain.meters.classification.at_k",
             "regression": "phasetrain.meters.regression",
         },

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from phasetrain.meters.classification.f1 import F1
     from phasetrain.meters.classification.multilabel_accuracy import MultilabelAccuracy
     from phasetrain.meters.classification.per_class_accuracy import PerClassAccuracy
-    from phasetrain.meters.classification.present_accuracy import PresentAccuracy
     from phasetrain.meters.loss import MeanLoss, MeanOfLogged
     from phasetrain.meters.regression import Regression
 else:
@@ -34,7 +33,6 @@ __all__ = [
     "MultilabelAccuracy",
     "PerClassAccuracy",
     "PrecisionAtK",
-    "PresentAccuracy",
     "RecallAtK",
     "Regression",
 ]

@@ -21,7 +21,7 @@ from processes import Launcher
 
 METERS = (
     "METERS={accuracy: {}, loss: {}, perplexity: {}, confusion_matrix: {normalize: targets}, per_class_accuracy: {}, "
-    "present_accuracy: {}, precision: {name: precision_at_k, topk: [1, 3]}, recall: {name: recall_at_k, topk: [1, 3]}, "
+    "precision: {name: precision_at_k, topk: [1, 3]}, recall: {name: recall_at_k, topk: [1, 3]}, "
     "map: {name: average_precision, per_class: true}, auroc: {per_class: true}, f1: {per_class: true}, "
     "tm_auroc: {name: torchmetrics.AUROC, task: multiclass}, "
     "tm_f1: {name: torchmetrics.F1Score, task: multiclass, average: none}}"
@@ -85,7 +85,7 @@ PARTLY_LABELLED = (
     "PHASES.epochs=2",
     "MODEL=null",
     "MODEL.name=scaled_scores",
-    "METERS={accuracy: {}, top4: {name: accuracy, topk: 4}, present_accuracy: {}, f1: {}, auroc: {}, "
+    "METERS={accuracy: {}, top4: {name: accuracy, topk: 4}, f1: {}, auroc: {}, "
     "per_class_accuracy: {}, recall: {name: recall_at_k}, confusion_matrix: {normalize: targets}}",
 )
 
@@ -101,9 +101,9 @@ def partly_labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_targets_that_the_loss_ignores_are_no_errors(partly_labelled: Path) -> None:
     phases = [record for record in records(partly_labelled) if record["kind"] == "phase"]
     assert [phase["split"] for phase in phases] == ["train", "test", "train", "test"]
-    names = ("accuracy", "top4", "present_accuracy_accuracy", "f1_micro", "recall_1")
+    names = ("accuracy", "top4", "f1_micro", "recall_1")
     for phase in phases:
-        assert [phase["metrics"][name] for name in names] == [0.5, 1.0, 0.5, 0.5, 0.5]
+        assert [phase["metrics"][name] for name in names] == [0.5, 1.0, 0.5, 0.5]
     confusion = json.loads((partly_labelled / "predictions.json").read_text())["test"]["confusion"]
     # In the test, 5 samples of each class are right, and as many are taken for the class before.
     assert confusion == [[5, 0, 0, 5], [5, 5, 0, 0], [0, 5, 5, 0], [0, 0, 5, 5]]

@@ -1,4 +1,4 @@
-"""Conversion of the configs of VISSL."""
+"""Conversion of the configs of VISSL, and a meter of its tests."""
 
 from phasetrain.config.addons import AddOn, Command
 
@@ -7,6 +7,7 @@ COMMAND = "phasetrain.addons.vissl.command"
 
 def register(addon: AddOn) -> None:
     """Declare what this add-on adds."""
+    addon.add_parts("meter", {"present_accuracy": "phasetrain.addons.vissl.present_accuracy"})
     addon.add_commands(
         Command(
             "migrate vissl",

@@ -145,7 +145,7 @@ def test_values_of_one_meter_have_their_own_directions() -> None:
     ("split", "meters", "monitor"),
     [
         ("test", {"loss": METERS["loss"], "accuracy": METERS["accuracy"]}, "-test/loss"),
-        ("dev", {"acc": METERS["present_accuracy"]}, "dev/acc_accuracy"),
+        ("dev", {"acc": METERS["per_class_accuracy"]}, "dev/acc_mean"),
         ("dev", {"errors": METERS["regression"]}, "-dev/errors_mse"),
         ("dev", {"area": METERS["auroc"]}, "dev/area_mean"),
     ],

@@ -3,8 +3,9 @@ import torch
 from measuring import seen
 from raising import raises
 
+from phasetrain.addons.vissl.present_accuracy import PresentAccuracy
 from phasetrain.errors import ConfigError
-from phasetrain.meters import Accuracy, PresentAccuracy
+from phasetrain.meters import Accuracy
 
 SCORES = torch.tensor(
     [[0.1, 0.7, 0.2, 0.6], [0.9, 0.1, 0.4, 0.5], [0.1, 0.8, 0.7, 0.0], [0.6, 0.9, 0.1, 0.5]]
