@@ -86,7 +86,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         >>> result.last["test/accuracy"]
     """
     _check_names(overrides)
-    only_tests = train is None and test is not None and not epochs and not _names_data(overrides)
+    only_tests = train is None and test is not None and not epochs and not _names(overrides, "DATA")
     required = {"MODEL": model, "LOSS": loss}
     if not only_tests:
         required |= {"DATA": train, "OPTIMIZER": optimizer}
@@ -187,15 +187,14 @@ def _check_names(overrides: Mapping[str, Any]) -> None:
             )
 
 
-def _names_data(overrides: Mapping[str, Any]) -> bool:
-    return "experiment" in overrides or any(key.partition(".")[0] == "DATA" for key in overrides)
+def _names(overrides: Mapping[str, Any], section: str) -> bool:
+    return any(key.partition(".")[0] in (section, "experiment") for key in overrides)
 
 
 def _check_given(overrides: Mapping[str, Any], required: Mapping[str, Any]) -> None:
     missing = []
     for section, value in required.items():
-        named = any(key.partition(".")[0] == section for key in overrides)
-        if value is None and not named and "experiment" not in overrides:
+        if value is None and not _names(overrides, section):
             word = {"DATA": "train"}.get(section, section.lower())
             message = (
                 f"{section}: fit has no default for it; give the argument `{word}`, or "

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import inf, isfinite
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -86,6 +87,7 @@ def group_weights(
     layer_decay: float | None = None,
     where: str = "OPTIMIZER.groups",
     frozen: Sequence[Weight] = (),
+    schedules: Mapping[str, tuple[str, Any]] = MappingProxyType({}),
 ) -> list[Group]:
     """Return the weights sorted into groups.
 
@@ -106,6 +108,7 @@ def group_weights(
             it is the last one.
         where: config path, for messages.
         frozen: weights that are not trained; a rule may select these alone.
+        schedules: schedules of all groups, see `Group`.
 
     Raises:
         ConfigError: a rule selects nothing, or has no selector or no effect.
@@ -121,7 +124,7 @@ def group_weights(
     groups: dict[str, Group] = {}
     for weight in weights:
         options: dict[str, Any] = {}
-        schedules: dict[str, tuple[str, Any]] = {}
+        own = dict(schedules)
         scale = 1.0
         if layer_decay is not None:
             scale = layer_decay ** (last - layers[weight.name])
@@ -130,18 +133,13 @@ def group_weights(
                 options |= {key: value for key, value in rule.items() if key not in RULE_KEYS}
                 scale *= rule.get("lr_scale", 1.0)
                 for option, schedule in (rule.get("SCHEDULES") or {}).items():
-                    schedules[option] = (f"{where}[{number}]", schedule)
+                    own[option] = (f"{where}[{number}]", schedule)
         if scale != 1.0:
             options["lr"] = options.get("lr", lr) * scale
         groups.setdefault(
             # `repr` as the key, because options may be lists, which cannot be hashed.
-            repr(
-                [
-                    sorted(values.items(), key=lambda item: item[0])
-                    for values in (options, schedules)
-                ]
-            ),
-            Group(options, schedules=schedules),
+            repr([sorted(values.items(), key=lambda item: item[0]) for values in (options, own)]),
+            Group(options, schedules=own),
         ).weights.append(weight)
     return list(groups.values())
 

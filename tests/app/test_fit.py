@@ -320,16 +320,27 @@ def collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     return torch.stack(inputs), torch.tensor(labels)
 
 
-class Endless(IterableDataset[Any]):
-    """Yields no end of zeros."""
+class Forward(IterableDataset[Any]):
+    """Points, one after the other, without a length."""
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(lambda: torch.zeros(4), None)
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return map(Points(80).__getitem__, range(80))
+
+
+def test_loader_of_an_iterable_is_read_as_the_iterable(tmp_path: Path) -> None:
+    loader = DataLoader(Forward(), batch_size=16)
+    plain = fit(tmp_path / "a", train=Forward(), batch_size=16, test=Forward(), epochs=2)
+    found = fit(tmp_path / "b", train=loader, test=DataLoader(Forward(), batch_size=20), epochs=2)
+    assert (plain.updates, found.updates) == (10, 10)
+    assert found.digest == plain.digest
+    assert found.last is not None
+    assert plain.last is not None
+    assert found.last["test/accuracy"] == plain.last["test/accuracy"]
 
 
 def test_loader_that_cannot_be_taken_apart_is_refused(tmp_path: Path) -> None:
     for loader in (
-        DataLoader(Endless(), batch_size=2),
+        DataLoader(Forward(), batch_size=None),
         DataLoader(Points(4), batch_sampler=[[0, 1]]),
         DataLoader(Points(4), batch_size=None),
     ):

@@ -180,6 +180,14 @@ class CountedShuffling(Shuffling):
         return 40
 
 
+class EndlessNumbers(Shuffling):
+    """The same digits again and again."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from super().__iter__()
+
+
 class Sharded(IterableDataset[Any]):
     """The digits of one rank, shuffled over all ranks; the last rank has fewer of them."""
 

@@ -33,7 +33,7 @@ def test_three_processes_exchange_rows_numbers_and_gradients(
 @pytest.mark.feature(
     "74",
     "meters reduced over ranks; tests only on request",
-    "`Meter.add_sum`, `Meter.add_rows`, `present_accuracy`, `PHASES.train_meters`",
+    "`Meter.add_sum`, `Meter.add_rows`, `PHASES.train_meters`",
 )
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize("size", [1, 3])

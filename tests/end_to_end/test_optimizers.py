@@ -136,8 +136,8 @@ def test_plan_lists_the_groups_of_each_optimizer(several: Path) -> None:
     rows = json.loads((several / "plan.json").read_text())["groups"]
     assert [row[0] for row in rows] == [
         "OPTIMIZER (sgd): defaults",
-        "head (adamw): defaults",
-        "head (adamw): weight_decay 0",
+        "head (adamw): defaults, lr with its own schedule",
+        "head (adamw): weight_decay 0, lr with its own schedule",
         "norms (RMSprop): defaults",
     ]
 

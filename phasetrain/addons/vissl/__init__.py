@@ -1,4 +1,4 @@
-"""Conversion of the configs of VISSL."""
+"""Conversion of the configs of VISSL, and a meter of its tests."""
 
 from phasetrain.config.addons import AddOn, Command
 

@@ -41,13 +41,11 @@ def split_loader(loader: DataLoader[Any], key: str, notes: list[str]) -> dict[st
 
     Raises:
         ConfigError: it cannot be taken apart (code `config.invalid_loader`): it has no batch size,
-            a custom batch sampler, or an iterable dataset.
+            or a custom batch sampler.
     """
     batch_sampler_class = type(loader.batch_sampler)
     reason = ""
-    if isinstance(loader.dataset, IterableDataset):
-        reason = "its dataset is an IterableDataset, whose samples have no index to resume at"
-    elif loader.batch_size is None or loader.batch_sampler is None:
+    if loader.batch_size is None or loader.batch_sampler is None:
         reason = "it has no batch size"
     elif batch_sampler_class is not BatchSampler:
         reason = f"its batch sampler {batch_sampler_class.__name__} chooses whole batches"
@@ -64,11 +62,13 @@ def split_loader(loader: DataLoader[Any], key: str, notes: list[str]) -> dict[st
         "dataset": loader.dataset,
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
-        "sampler": _describe_sampler(loader.sampler),
+        "sampler": "sequential",
         "workers": loader.num_workers,
         "pin_memory": loader.pin_memory and torch.cuda.is_available(),
         "timeout_seconds": loader.timeout,
     }
+    if not isinstance(loader.dataset, IterableDataset):
+        section["sampler"] = _describe_sampler(loader.sampler)
     if loader.prefetch_factor is not None:
         section["prefetch"] = loader.prefetch_factor
     if loader.collate_fn is not default_collate:

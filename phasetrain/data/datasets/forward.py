@@ -66,6 +66,9 @@ class ForwardDataset(Dataset[Any]):
         shard: the iterable yields the samples of one rank only; None: the samples of all ranks.
 
     Attributes:
+        length: number of indices.
+        shard: as given.
+        pass_samples: number of samples of an epoch, which other ones follow; None: no epoch ends.
         saves_position: whether positions are saved and restored; false for an iterable without, and
             for one whose position turned out not to restore its samples.
         is_checked: whether `check_position` has decided that.
@@ -93,8 +96,9 @@ class ForwardDataset(Dataset[Any]):
             )
         self.dataset = dataset
         self._seed = seed
-        self._length = length or ENDLESS
-        self._shard = shard
+        self.length = length or ENDLESS
+        self.pass_samples: int | None = None
+        self.shard = shard
         self._iterator: Iterator[Any] | None = None
         self._next = 0  # index of the next sample of the iterator
         self._passes = 0
@@ -105,13 +109,13 @@ class ForwardDataset(Dataset[Any]):
         self._saved: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __getitem__(self, index: int) -> Any:
         if not self.is_iterable:
             return self.dataset[index]
-        if self._shard is not None:
-            index = self._shard.find_local(index)
+        if self.shard is not None:
+            index = self.shard.find_local(index)
         # A fork inherits an iterator whose open files are shared with the parent.
         if self._iterator is None or index < self._next or self._process != os.getpid():
             self._restart()
@@ -128,6 +132,15 @@ class ForwardDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # Iterators cannot be pickled for spawned workers.
         return vars(self) | {"_iterator": None}
+
+    def count_pass(self, most: int) -> int:
+        """Return the number of samples of the first pass of an iterable, at most `most`."""
+        with preserve_generators():
+            while self._next < most and self._next_or_end() is not END:
+                self._next += 1
+        counted = self._next
+        self._restart()
+        return counted
 
     def save_position(self) -> dict[str, Any] | None:
         """Return the position after the last sample that was read, for `load_position`; None if
@@ -175,8 +188,8 @@ class ForwardDataset(Dataset[Any]):
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset, or the name of its class; for shards also the
         number of ranks and the batch size, with which the samples change."""
-        if self._shard is not None:
-            parts = f"{self._shard.processes} ranks and batches of {self._shard.batch_size}"
+        if self.shard is not None:
+            parts = f"{self.shard.processes} ranks and batches of {self.shard.batch_size}"
             return f"{_name_class(self.dataset)} for {parts}"
         if isinstance(self.dataset, Fingerprinted):
             return self.dataset.fingerprint()
@@ -231,8 +244,8 @@ class ForwardDataset(Dataset[Any]):
                 self._begin_pass(self._beginning)
             assert self._iterator is not None, "the pass has begun"
             number = self._next
-            if self._shard is not None:
-                number = self._shard.find_global(number)
+            if self.shard is not None:
+                number = self.shard.find_global(number)
             reseed_all(seed_of(self._seed, "sample", number))
             return next(self._iterator, END)
         except BaseException:

@@ -131,6 +131,29 @@ def make_sequential() -> SampleOrder:
     return make_pass
 
 
+class ConsecutivePasses:
+    """An order whose epochs continue where the one before has ended, for data that draws other
+    random numbers in each pass.
+
+    Args:
+        count: number of samples in an epoch.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def samples(self, length: int) -> int:
+        """Return the number of samples per epoch."""
+        return self._count
+
+    def __call__(self, length: int, seed: int, epoch: int = 0) -> Pass:
+        """Return the indices of an epoch."""
+        begin = epoch * self._count
+        return MappedPass(
+            Identity(self._count), lambda indices: indices + begin, lambda indices: indices - begin
+        )
+
+
 class Draw(NamedTuple):
     """The samples of one micro-batch of one rank.
 

@@ -1,7 +1,7 @@
 """Scheduled options of an optimizer, such as the learning rate, over a run and its stages."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,13 +115,7 @@ class ParamSchedules:
         names = dict.fromkeys(schedules.options)
         for stage in stages:
             names |= dict.fromkeys([*stage.schedules, *stage.values])
-        self._stages = [
-            [
-                *_shared_options(groups, schedules, stage, list(names)),
-                *_own_options(groups, schedules, stage),
-            ]
-            for stage in stages
-        ]
+        self._stages = [list(_list_options(groups, schedules, stage, names)) for stage in stages]
         self.options = {(entry.group, entry.option) for entry in self._stages[0]}
         self._factor = 1.0
         # What the last `apply` has set. A loaded state replaces the groups, and these stay.
@@ -207,34 +201,28 @@ class ParamSchedules:
         ]
 
 
-def _shared_options(
-    groups: ParamGroups, schedules: Schedules, stage: StageOptions, names: Sequence[str]
+def _list_options(
+    groups: ParamGroups, schedules: Schedules, stage: StageOptions, names: Iterable[str]
 ) -> Iterator[_ScheduledOption]:
-    """Yield the options that follow the schedules of the run or of a stage."""
-    for option in names:
-        for number, group in enumerate(groups):
-            own = schedules.groups.get(number)
+    """Yield the options of all groups that follow schedules of the run, of a stage or of the
+    group."""
+    for number, group in enumerate(groups):
+        own = schedules.groups.get(number, {})
+        is_other = number in schedules.groups and number >= schedules.main
+        for option in dict.fromkeys((*names, *own)):
             # A group of another optimizer may lack the option (betas, momentum); this is not an
             # error there.
-            if own is not None and (option in own or option not in group):
+            if is_other and option not in own and option not in group:
                 continue
-            change = None
-            if own is None or number < schedules.main:
-                change = stage.values.get(option)
+            change = None if is_other else stage.values.get(option)
             schedule = stage.schedules.get(option, schedules.options.get(option, CONSTANT))
-            base = _base_value(group, option, change)
-            yield _ScheduledOption(number, option, base, schedule, option in stage.schedules)
-
-
-def _own_options(
-    groups: ParamGroups, schedules: Schedules, stage: StageOptions
-) -> Iterator[_ScheduledOption]:
-    """Yield the options of groups with their own schedules."""
-    for number, own in schedules.groups.items():
-        for option, schedule in own.items():
-            change = stage.values.get(option) if number < schedules.main else None
-            base = _base_value(groups[number], option, change)
-            yield _ScheduledOption(number, option, base, schedule)
+            yield _ScheduledOption(
+                number,
+                option,
+                _base_value(group, option, change),
+                own.get(option, schedule),
+                option in stage.schedules.keys() - own.keys(),
+            )
 
 
 def _base_value(group: Mapping[str, Any], option: str, change: tuple[float, float] | None) -> float:

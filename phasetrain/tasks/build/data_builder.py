@@ -24,7 +24,7 @@ from phasetrain.data import (
     WindowedDataset,
 )
 from phasetrain.data.datasets import Described, Fingerprinted, Samples
-from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
+from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
@@ -44,7 +44,7 @@ from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
 from phasetrain.proof.digest import hash_tensors
 from phasetrain.runtime.machine import reseed_all, seed_of
-from phasetrain.tasks.build.dataset_builder import STREAM_ADVICE, open_dataset
+from phasetrain.tasks.build.dataset_builder import open_dataset
 from phasetrain.tasks.build.loading_builder import (
     build_collate,
     build_custom_loader,
@@ -554,14 +554,6 @@ def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
     epochs = config.PHASES.epochs
     if split.length < ENDLESS or not epochs or config.PHASES.limit.train is not None:
         return
-    dataset = split.reader.dataset
-    if isinstance(dataset, ForwardDataset):
-        raise ConfigError(
-            f"DATA.TRAIN.dataset = {split.section.dataset!r}: {type(dataset.dataset).__name__} is "
-            f"read forward without end, and {where}.epochs = {epochs}; set a length in updates or "
-            f"samples instead ({where}.updates=...), or {STREAM_ADVICE}",
-            code="data.no_length",
-        )
     raise ConfigError(
         f"DATA.TRAIN.sampler = {split.section.sampler!r}: an epoch of this sampler never ends, "
         f"and {where}.epochs = {epochs}; set a length in updates or samples instead "

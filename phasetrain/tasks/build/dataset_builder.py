@@ -1,6 +1,8 @@
 """Opens the dataset of a split, and checks that it is one."""
 
+import logging
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
@@ -19,6 +21,11 @@ from phasetrain.engine.plan import TRAIN
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import seed_of
 from phasetrain.tasks.build.sections import DATA_KEYS, BuildContext, parameters_of
+
+log = logging.getLogger(__name__)
+
+MOST_COUNTED = 1_000_000
+"""Maximum number of samples that are read only to count them; an iterable may never end."""
 
 STREAM_ADVICE = "make it a phasetrain.data.StreamDataset, which knows the lengths of its shards"
 
@@ -75,22 +82,50 @@ def open_dataset(
             "__getitem__, or torch's IterableDataset",
             code="data.no_dataset",
         )
-    if name != TRAIN and length is None:
-        raise ConfigError(
-            f"{setting}: {type_name} has no length, and a test is one pass over its samples; give "
-            f"it __len__, or {STREAM_ADVICE}",
-            code="data.no_length",
-        )
-    # The samples of a train pass are not counted even if they could be: another pass has to draw
-    # other random numbers, and an iterable does not know which pass it is in.
-    length = None if name == TRAIN else length
     seed = seed_of(context.seed, "forward", name)
     try:
-        wrapped = ForwardDataset(dataset, seed, length, shard)
+        wrapped = ForwardDataset(dataset, seed, shard=shard)
     except TypeError as error:
         raise ConfigError(f"{setting}: {error}", code="data.no_dataset") from error
     _check_section(context, where, section, wrapped)
+    most = _limit_pass(context, name, section.batch_size)
+    if most:
+        _set_length(wrapped, name, setting, length, most)
     return wrapped
+
+
+def _limit_pass(context: BuildContext, name: str, batch_size: int) -> float:
+    """Return the maximum number of samples in a pass; 0 for training by updates, in which passes
+    follow one another without end."""
+    phases = [config.PHASES for config in context.stage_configs]
+    if name == TRAIN:
+        return inf if any(each.epochs and each.limit.train is None for each in phases) else 0
+    return max(each.limit.test or inf for each in phases) * batch_size
+
+
+def _set_length(
+    dataset: ForwardDataset, name: str, setting: str, length: int | None, most: float
+) -> None:
+    """Set the number of samples in a pass; if the dataset does not know it, they are counted.
+
+    Raises:
+        ConfigError: they cannot be counted, or there are too many.
+    """
+    if length is None and dataset.is_iterable and dataset.shard is None:
+        log.info("%s has no __len__; its samples are counted by reading them", setting)
+        counted = dataset.count_pass(int(min(most, MOST_COUNTED + 1)))
+        length = counted if counted <= MOST_COUNTED else None
+    if length is None or dataset.shard is not None:
+        raise ConfigError(
+            f"{setting}: tests and epochs are passes, and the dataset has no __len__, or one for "
+            f"each rank, or more samples than are counted ({MOST_COUNTED:,}); give it __len__, "
+            f"train for PHASES.updates, set PHASES.limit.test, or {STREAM_ADVICE}",
+            code="data.no_length",
+        )
+    if name == TRAIN:
+        dataset.pass_samples = length
+    else:
+        dataset.length = length
 
 
 def _find_shard(context: BuildContext, where: str, section: AttrDict) -> RankShard | None:

@@ -24,7 +24,7 @@ from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.sources_reader import SourcesReader
-from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
+from phasetrain.data.samplers.phase_sampler import ConsecutivePasses, SampleOrder, make_sequential
 from phasetrain.data.samplers.source import (
     Subset,
     SubsetOrder,
@@ -71,6 +71,8 @@ def build_order(
         ConfigError: the sampler cannot be built, or does not fit the dataset.
     """
     if isinstance(source.dataset, ForwardDataset):
+        if source.dataset.pass_samples is not None:
+            return ConsecutivePasses(source.dataset.pass_samples)
         return make_sequential()
     name = section.sampler if isinstance(section.sampler, str) else section.sampler["name"]
     where = f"{where}.sampler"

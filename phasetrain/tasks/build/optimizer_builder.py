@@ -303,9 +303,8 @@ def build_group_schedules(
     for spec in specs:
         optimizer = made.optimizers[spec.label] if isinstance(made, MultiOptimizer) else made
         values = optimizer.defaults
-        whole = build_schedules(context, spec.schedules, spec.where, facts, values)
         for number, group in enumerate(spec.groups, first):
-            own = dict(whole)
+            own: dict[str, ParamScheduler] = {}
             for option, (rule, item) in group.schedules.items():
                 own |= build_schedules(
                     context, {option: item}, rule, facts, {**values, **group.options}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
 from phasetrain.optim.averaging.averages import is_schedule_free
 from phasetrain.optim.first_gradients import step_first_gradients
@@ -42,7 +42,6 @@ class OptimizerSpec:
         lr: learning rate.
         params: parameters of the optimizer.
         groups: its weights.
-        schedules: option -> schedule, as set for this optimizer.
         limits: keys of `LIMITS` that its entry sets.
     """
 
@@ -52,7 +51,6 @@ class OptimizerSpec:
     lr: float
     params: Mapping[str, Any]
     groups: Sequence[Group]
-    schedules: Mapping[str, Any]
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,19 +78,24 @@ def list_optimizer_specs(
         frozen=frozen,
     )
     params = parameters_of(section, OPTIMIZER_KEYS)
-    specs = [OptimizerSpec(MAIN, "OPTIMIZER", section["name"], section["lr"], params, groups, {})]
+    specs = [OptimizerSpec(MAIN, "OPTIMIZER", section["name"], section["lr"], params, groups)]
     for label, other in others.items():
         where = f"OPTIMIZER.others.{label}"
         lr = other.get("lr", section["lr"])
+        schedules = {
+            option: (where, schedule) for option, schedule in (other.get("SCHEDULES") or {}).items()
+        }
         groups = group_weights(
-            weights[label], other.get("groups", ()), lr=lr, where=f"{where}.groups", frozen=frozen
+            weights[label],
+            other.get("groups", ()),
+            lr=lr,
+            where=f"{where}.groups",
+            frozen=frozen,
+            schedules=schedules,
         )
         params = parameters_of(other, OTHER_KEYS)
-        schedules = other.get("SCHEDULES") or {}
         limits = {key: other[key] for key in LIMITS if key in other}
-        specs.append(
-            OptimizerSpec(label, where, other["name"], lr, params, groups, schedules, limits)
-        )
+        specs.append(OptimizerSpec(label, where, other["name"], lr, params, groups, limits))
     return [_arrange_groups(spec) for spec in specs]
 
 
@@ -174,12 +177,6 @@ def make_factory(
         refuse_closures(made, spec.where)
         check_options(spec.groups, made, spec.where)
         check_sparse(made, spec.groups, sparse, spec.where)
-        for option in spec.schedules.keys() - made.defaults.keys():
-            near = did_you_mean(option, list(made.defaults)) or "."
-            raise ConfigError(
-                f"{spec.where}.SCHEDULES.{option}: {spec.name!r} has no option {option!r}{near} "
-                f"It has {', '.join(made.defaults)}"
-            )
         return made
 
     def build(given: list[dict[str, Any]]) -> Optimizer:

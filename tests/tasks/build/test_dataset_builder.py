@@ -1,12 +1,16 @@
 """Datasets without a length, and objects that are none; runs with an iterable resume exactly."""
 
+from pathlib import Path
+
 import pytest
+from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 from raising import raises
 
 from phasetrain.app.setup import resolve_config
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
 from phasetrain.tasks import Builder
+from phasetrain.tasks.build import dataset_builder
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import BuiltRun, build_run
 
@@ -16,6 +20,7 @@ FORWARD = (
     "MODEL={name: mlp, classes: 10, input_shape: [1, 8, 8]}",
 )
 UPDATES = "PHASES={epochs: null, updates: 6}"
+ENDLESS = ("DATA.TRAIN.dataset=reading_parts.EndlessNumbers",)
 
 
 def build(*words: str) -> BuiltRun:
@@ -26,8 +31,10 @@ def build(*words: str) -> BuiltRun:
 @pytest.mark.parametrize(
     ("words", "code", "key"),
     [
-        (["PHASES.epochs=2"], "data.no_length", "DATA.TRAIN.dataset"),
-        ([UPDATES, "DATA.TEST.dataset=reading_parts.Shuffling"], "data.no_length", "DATA.TEST.dataset"),
+        (["PHASES.epochs=2", *ENDLESS], "data.no_length", "DATA.TRAIN.dataset"),
+        (["PHASES.epochs=2", "DATA.TRAIN.dataset=reading_parts.Unsized"], "data.no_length", "DATA.TRAIN.dataset"),
+        ([UPDATES, "DATA.TEST.dataset=reading_parts.EndlessNumbers"], "data.no_length", "DATA.TEST.dataset"),
+        ([UPDATES, "DATA.TEST.dataset=reading_parts.Unsized"], "data.no_length", "DATA.TEST.dataset"),
         ([UPDATES, "DATA.TRAIN.sampler=infinite"], "config.conflict", "DATA.TRAIN.sampler"),
         ([UPDATES, "DATA.TRAIN.subset.samples=9"], "config.conflict", "DATA.TRAIN.subset"),
         ([UPDATES, "DATA.TRAIN.on_bad_sample=drop"], "config.conflict", "DATA.TRAIN.on_bad_sample"),
@@ -40,8 +47,9 @@ def build(*words: str) -> BuiltRun:
     ],
 )  # fmt: skip
 def test_dataset_without_a_length_is_rejected_with_a_key(
-    words: list[str], code: str, key: str
+    words: list[str], code: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dataset_builder, "MOST_COUNTED", 100)
     with raises(ConfigError, code=code, key=key):
         build(*words)
 
@@ -70,7 +78,7 @@ def test_dataset_for_one_rank_that_does_not_fit_is_rejected(words: list[str], co
 
 def test_error_names_updates_and_streams() -> None:
     with raises(ConfigError, code="data.no_length") as caught:
-        build("PHASES.epochs=2")
+        build("PHASES.epochs=2", "DATA.TRAIN.dataset=reading_parts.Unsized")
     assert "PHASES.updates" in str(caught.value)
     assert "StreamDataset" in str(caught.value)
 
@@ -78,6 +86,52 @@ def test_error_names_updates_and_streams() -> None:
 def test_iterable_with_a_length_is_tested_once_per_test() -> None:
     plan = build(UPDATES, "DATA.TEST.dataset=reading_parts.CountedShuffling").plan
     assert [phase.samples for phase in plan.phases if not phase.is_train] == [40]
+
+
+@pytest.mark.feature("data.iterables")
+@pytest.mark.parametrize(
+    ("words", "samples"),
+    [
+        (["DATA.TEST.dataset=reading_parts.Shuffling"], 40),
+        (["DATA.TEST.dataset=reading_parts.Shuffling", "PHASES.limit.test=3"], 30),
+        # More batches than there are: the pass ends with the data.
+        (["DATA.TEST.dataset=reading_parts.Shuffling", "PHASES.limit.test=9"], 40),
+        (["DATA.TEST.dataset=reading_parts.EndlessNumbers", "PHASES.limit.test=3"], 30),
+    ],
+)
+def test_samples_of_a_test_without_a_length_are_counted(words: list[str], samples: int) -> None:
+    built = build(UPDATES, "DATA.TEST.batch_size=10", *words)
+    assert [phase.samples for phase in built.plan.phases if not phase.is_train] == [samples]
+
+
+@pytest.mark.parametrize("name", ["Shuffling", "CountedShuffling"])
+def test_epoch_of_an_iterable_ends_with_its_samples(name: str) -> None:
+    built = build(
+        "PHASES.epochs=3", "DATA.TRAIN.batch_size=15", f"DATA.TRAIN.dataset=reading_parts.{name}"
+    )
+    trained = [phase for phase in built.plan.phases if phase.is_train]
+    assert [(phase.steps, phase.end) for phase in trained] == [(2, 30)] * 3
+    sampler = built.task.parts.loaders["train"].sampler
+    firsts = [next(iter(sampler.steps(phase)))[0].indices[0] for phase in trained]
+    assert firsts == [0, 40, 80]  # each pass draws other random numbers
+
+
+@pytest.mark.parametrize("name", ["reading_parts.Shuffling", "stream_parts.Counted"])
+def test_epochs_of_an_iterable_resume_exactly(name: str, tmp_path: Path) -> None:
+    words = [
+        *(f"DATA.TRAIN.dataset={name}", "DATA.TEST.dataset=reading_parts.Shuffling"),
+        *("PHASES.epochs=3", "DATA.TRAIN.batch_size=15", "DATA.TEST.batch_size=15"),
+        "PHASES.limit.train=null",
+        *("MODEL.classes=10", "MODEL={name: small_cnn, channels: 1, width: 4}"),
+    ]
+    done = train(tmp_path / "whole", *words)
+    length = {"reading_parts.Shuffling": 40, "stream_parts.Counted": 70}[name]
+    assert done.updates == 3 * (length // 15)
+    for steps in (1, 4, 6):
+        hooks = {"save": SaveEachStep(), "kill": KillAfter(steps)}
+        run_until_killed(tmp_path / "run", *words, hooks=hooks)
+    train(tmp_path / "run", *words)
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
 
 
 def test_dataset_without_a_length_trains_for_updates() -> None:
