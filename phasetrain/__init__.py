@@ -3,7 +3,8 @@
 `phasetrain.fit` trains a model of Python on datasets of Python, `phasetrain.run` runs what a config
 describes, both return the result; `phasetrain.load` returns the task of a run with its weights,
 `phasetrain.pack` writes its model to one file, which `phasetrain.load_pack` loads, and
-`phasetrain.log` logs a number from within a step.
+`phasetrain.log` logs a number from within a step, and `log_figure`, `log_image`, `log_text` and
+`log_audio` log what the report and trackers show.
 """
 
 import sys
@@ -14,6 +15,7 @@ from phasetrain.config.moved import MovedFinder
 if TYPE_CHECKING:
     from phasetrain.addons.deploy.pack.load_pack import PackedModel, load_pack
     from phasetrain.addons.deploy.pack.pack import pack
+    from phasetrain.addons.observe.media import log_audio, log_figure, log_image, log_text
     from phasetrain.app.api import RunResult, load, run, train
     from phasetrain.app.fit import fit
     from phasetrain.engine.step_logs import log
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
         "load",
         "load_pack",
         "log",
+        "log_audio",
+        "log_figure",
+        "log_image",
+        "log_text",
         "pack",
         "run",
         "train",

@@ -28,6 +28,7 @@ hook `on_save` and `on_saved`; one within a step is also a method of `phasetrain
 """
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from inspect import Parameter, signature
 from operator import attrgetter
 from types import MethodType
@@ -100,6 +101,10 @@ class Run(Protocol):
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
         """Request a stop at the next step boundary; the first reason is kept."""
         ...
+
+
+current_run: ContextVar[Run | None] = ContextVar("current run", default=None)
+"""The run whose hooks have started and are not closed yet, for code that gets no run."""
 
 
 class Hook:

@@ -11,7 +11,14 @@ from phasetrain.checkpoint.codec import check_encodable
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
-from phasetrain.hooks.base import OPENING_EVENTS, Hook, Run, check_signatures, overrides
+from phasetrain.hooks.base import (
+    OPENING_EVENTS,
+    Hook,
+    Run,
+    check_signatures,
+    current_run,
+    overrides,
+)
 from phasetrain.hooks.error_policy import HookErrorGuard
 from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks.parts import StepEvents
@@ -137,6 +144,7 @@ class Hooks:
     def start(self, run: Run) -> None:
         """Call `on_start` of all hooks."""
         self._run = run
+        current_run.set(run)
         self.call("on_start", run)
 
     def call(self, event: str, run: Run, *args: Any) -> None:
@@ -155,6 +163,7 @@ class Hooks:
     def close(self) -> None:
         """Close every hook, the last one first, even if one of them fails."""
         self._run = None
+        current_run.set(None)
         with ExitStack() as stack:
             for hook in self.by_label.values():
                 guard = self._guards.get(id(hook))

@@ -91,7 +91,7 @@ OF_ADDONS = {
     "dice": "vision",
     "pixel_accuracy": "vision",
     "bits_per_byte": "text",
-    "present_accuracy": "vissl",
+    "present_accuracy": "metrics",
     "torchmetrics.Accuracy": "libraries",
     "torchmetrics.AUROC": "libraries",
 }

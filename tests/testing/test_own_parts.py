@@ -149,6 +149,11 @@ DATASET_WORDS = {
         *("DATA.{split}.images=FILES/file_list/images.json", "DATA.{split}.mode=L"),
         "DATA.{split}.labels=FILES/file_list/labels.json",
     ],
+    "from_task": [
+        *("DATA.{split}.samples=75", "DATA.{split}.transforms=[]", "METERS=null"),
+        *("TASK.name=replay_parts.Generated", "MODEL={name: torch.nn.Linear}"),
+        *("MODEL.in_features=1", "MODEL.out_features=1"),
+    ],
     "huggingface": [
         "DATA.{split}.path=FILES/huggingface/saved",
         "DATA.{split}.input_key=x",

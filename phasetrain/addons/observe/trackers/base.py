@@ -50,6 +50,24 @@ class Record:
         return values | {f"time/{name}": value for name, value in self.speeds.items()}
 
 
+@dataclass(frozen=True)
+class MediaRecord:
+    """An item that was logged by `phasetrain.log_image` and the like.
+
+    Attributes:
+        tag: split and name, such as `test/samples`.
+        kind: `image`, `text` or `audio`.
+        updates, epoch: the position.
+        file: path in the run folder.
+    """
+
+    tag: str
+    kind: Literal["image", "text", "audio"]
+    updates: int
+    epoch: int
+    file: str
+
+
 class Tracker(Hook):
     """Base class of hooks that write train steps and phases to a table or a service.
 
@@ -76,6 +94,16 @@ class Tracker(Hook):
     @abstractmethod
     def write(self, run: Run, record: Record) -> None:
         """Write a record; called on rank 0, between two steps."""
+
+    def write_media(self, run: Run, record: MediaRecord, content: bytes) -> None:
+        """Write an item that is a PNG, WAV or text file; called on rank 0. A tracker without an
+        override leaves it out.
+
+        Args:
+            run: the run.
+            record: the item.
+            content: content of its file.
+        """
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""

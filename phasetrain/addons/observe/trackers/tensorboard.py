@@ -4,7 +4,9 @@ import io
 import json
 import os
 import socket
+import struct
 import time
+import wave
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasetrain.addons.observe.trackers.base import Record, Tracker, require_local_folder
+from phasetrain.addons.observe.trackers.base import (
+    MediaRecord,
+    Record,
+    Tracker,
+    require_local_folder,
+)
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
@@ -103,6 +110,11 @@ class TensorBoard(Tracker):
             self._events.add_scalars(record.values_by_name(), record.updates)
         if record.kind == "phase":
             self._results |= record.values_by_name()
+
+    def write_media(self, run: Run, record: MediaRecord, content: bytes) -> None:
+        """Write an image, a text or a sound."""
+        if self._events is not None:
+            self._events.add_media(record, content)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Write some images of the first batch of a test phase."""
@@ -227,6 +239,32 @@ class EventFile:
             encoded_image_string=encode_png(picture.cpu().numpy()),
         )
         self._add(summary=Summary(value=[Summary.Value(tag=name, image=image)]), step=updates)
+
+    def add_media(self, record: MediaRecord, content: bytes) -> None:
+        """Write the file of an item: PNG, WAV or text."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard.summary import text
+
+        if record.kind == "text":
+            self._add(summary=text(record.tag, content.decode()), step=record.updates)
+            return
+        if record.kind == "image":
+            width, height = struct.unpack(">II", content[16:24])  # in the header of a PNG file
+            image = Summary.Image(
+                height=height, width=width, colorspace=3, encoded_image_string=content
+            )
+            value = Summary.Value(tag=record.tag, image=image)
+        else:
+            with wave.open(io.BytesIO(content)) as file:
+                sound = Summary.Audio(
+                    sample_rate=file.getframerate(),
+                    num_channels=file.getnchannels(),
+                    length_frames=file.getnframes(),
+                    encoded_audio_string=content,
+                    content_type="audio/wav",
+                )
+            value = Summary.Value(tag=record.tag, audio=sound)
+        self._add(summary=Summary(value=[value]), step=record.updates)
 
     def add_hparams(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Write the values of a config and the names of the metrics."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from phasetrain.addons.report.page.charts import label_runs, run_charts
+from phasetrain.addons.report.page.media import media_section
 from phasetrain.addons.report.page.predicted import predictions_section
 from phasetrain.addons.report.page.reading import RunReport
 from phasetrain.addons.report.page.sections import (
@@ -25,7 +26,10 @@ from phasetrain.runtime.html import element, escape_text
 ASSETS = Path(__file__).parent
 SUMMARY = "Summary"
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+    "media-src data:"
+)
 """Content security policy: a browser loads nothing that is not in the page."""
 
 
@@ -129,6 +133,7 @@ def _section_makers(
         SUMMARY: lambda: tiles_section(first, now),
         "Not exact": lambda: deviations_section(first),
         **shared,
+        "Media": lambda: media_section(first),
         "Predictions": lambda: predictions_section(first),
         **settings,
         "Log": lambda: log_section(first),
