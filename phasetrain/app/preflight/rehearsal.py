@@ -23,12 +23,7 @@ from phasetrain.app.preflight.kernel_errors import (
     make_kernel_error,
 )
 from phasetrain.app.preflight.machine_load import measure_load
-from phasetrain.app.preflight.resume_proof import (
-    NOT_EXACT,
-    ResumeProof,
-    count_steps,
-    read_here,
-)
+from phasetrain.app.preflight.resume_proof import ResumeProof, count_steps, read_here
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.preflight.save_rehearsal import save_and_restore
 from phasetrain.app.preflight.step_kinds import (
@@ -50,7 +45,9 @@ from phasetrain.data import SampleError
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
+from phasetrain.hooks.state_watch import NOT_EXACT, HeldState
 from phasetrain.optim import CLEAN_DATA, NonFinite
+from phasetrain.proof.held import ModuleVariables
 from phasetrain.runtime.machine import Machine, preserve_generators
 from phasetrain.tasks import Parts, Position, Task
 from phasetrain.tasks.inspection import Inspection, inspect
@@ -199,6 +196,7 @@ def prepare_parts(
     if not rehearses:
         return Prepared(parts)
     del parts
+    variables = ModuleVariables(HeldState(task, {}).modules)
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
     with preserve_generators(), explain_missing_kernels(task, plan):
         if is_quick:
@@ -213,9 +211,10 @@ def prepare_parts(
                 key.lower() for key, section in setup.config.DATA.items() if not section.exact
             ]
             proof = ResumeProof(plan, task, inexact=splits, is_small=is_quick)
-            inexact = _prove_resume(run_plan, proof)
+            inexact = _prove_resume(run_plan, proof, variables)
         else:
             task.close()
+    variables.restore()
     # Parts of the rehearsal have seen data: free them before the parts of the run are built, so
     # that both never fill the memory at once.
     del task
@@ -259,7 +258,7 @@ def _limit_seconds(plan: Plan, step_seconds: float) -> float:
     return max(QUICK_SECONDS, QUICK_SHARE * expected)
 
 
-def _prove_resume(run_plan: RunPlan, proof: ResumeProof) -> list[str]:
+def _prove_resume(run_plan: RunPlan, proof: ResumeProof, variables: ModuleVariables) -> list[str]:
     """Return a sentence for each part that does not resume exactly, if RUN.exact accepts them.
 
     Raises:
@@ -267,6 +266,7 @@ def _prove_resume(run_plan: RunPlan, proof: ResumeProof) -> list[str]:
     """
 
     def rebuild() -> Task:
+        variables.restore()  # as in a new process
         return run_plan.builder.task(_build_parts(run_plan, loads=False))
 
     try:
