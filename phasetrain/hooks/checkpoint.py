@@ -231,6 +231,8 @@ class CheckpointHook(Hook):
     def _check_step(self, run: Run, phase: Phase) -> None:
         """Check that this attempt may and can save."""
         _check_folder(run)
+        if self._watch is not None:
+            self._watch.end_step()
         if phase.is_train and not self._checked_update:
             self._checked_update = True
             _check_state(run)  # again: the first update makes the state of the optimizer

@@ -1,21 +1,23 @@
 """Finds values that change while a run trains and that no checkpoint contains."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import Any
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.proof.causes import name_section
 from phasetrain.proof.held import (
+    DEPTH,
     Held,
     Saved,
     find_holders,
     is_changed,
     is_custom,
+    list_kinds,
     list_modules,
     read_held,
     read_key,
@@ -28,6 +30,9 @@ from phasetrain.tasks import Task
 NOT_EXACT = "resume.not_exact"
 """Code of the error that a part would not resume exactly."""
 
+REWRITTEN_STEPS = 2
+"""A value that is assigned in each of the first steps is assigned in all steps."""
+
 
 class HeldState:
     """The custom parts of a task and its hooks, and the values that they hold.
@@ -39,7 +44,7 @@ class HeldState:
 
     Attributes:
         modules: the modules of the parts.
-        uses: how these modules use names.
+        uses: how the parts use names.
     """
 
     def __init__(
@@ -47,62 +52,61 @@ class HeldState:
     ) -> None:
         self._task = task
         self._hooks = [hook for hook in hooks.values() if not hook.observe_only]
-        self._holders = [
-            pair for pair in find_holders(_list_roots(task, hooks, inexact)) if pair[0]
-        ]
-        self.modules = list_modules(self._holders)
-        self.uses = Uses(self.modules)
+        found = find_holders(_list_roots(task, hooks, inexact))
+        self._holders = [(label, holder) for label, holder in found if label]
+        kinds = list_kinds(self._holders)
+        self.modules = list_modules(kinds)
+        self.uses = Uses(self.modules, {kind.__name__ for kind in kinds})
 
     def read(self, *, is_whole: bool = False) -> dict[str, Held]:
         """Return the values that are in no `state_dict` of a module, by path; see `read_held`."""
-        parts = self._task.stateful().values()
-        modules = [part for part in parts if isinstance(part, nn.Module)]
-        optimizers = [updater.optimizer for updater in self._task.updaters.values()]
-        saved = Saved(modules, [*parts, *optimizers, *self._hooks])
+        modules = [part for part in self._list_parts() if isinstance(part, nn.Module)]
+        holders = (holder for _, holder in self._holders)
+        saved = Saved(modules, [*self._list_parts(), *holders])
         held = read_held(self._holders, self.modules, saved, is_whole=is_whole)
-        for part, module in _list_modules(self._task):
-            held[f"{part} hooks"] = Held(part, module, "", read_setup(module))
+        for path, module in _list_modules(self._task):
+            held[path] = Held(path.partition(".")[0], module, "", read_setup(module))
         return held
 
     def may_matter(self, held: Held, *, in_place: bool) -> bool:
         """Return whether a changed value may affect later steps."""
         if held.name in getattr(held.owner, "recomputed", ()):
             return False
-        return any(self.uses.may_matter(name, in_place=in_place) for name in _list_uses(held))
+        return any(self.uses.may_matter(name, in_place=in_place) for name in list_uses(held))
 
     def is_saved(self, held: Held) -> bool:
         """Return whether the state that checkpoints contain depends on a value."""
-        states = self._collect_states()
         owner, name = held.owner, held.name
         if not name or not hasattr(owner, name):  # it has no setter
             return False
         value = getattr(owner, name)
+        states = self._collect_states()
         memory = {tensor.data_ptr() for tensor in list_tensors(states)}
-        tensors = [*value.state_dict().values()] if isinstance(value, nn.Module) else value
+        tensors = value.state_dict() if isinstance(value, nn.Module) else value
         pointers = {tensor.data_ptr() for tensor in list_tensors(tensors)}
-        if pointers:
-            return pointers <= memory
-        before = read_key(states)
+        if pointers and pointers <= memory:
+            return True
+        before = read_key(states, Saved(), 2 * DEPTH)
         try:
             setattr(owner, name, _make_other(value))
-            return bool(read_key(self._collect_states()) != before)
+            return bool(read_key(self._collect_states(), Saved(), 2 * DEPTH) != before)
         except Exception:  # noqa: BLE001 - the state depends on it, and has rejected the other value
             return True
         finally:
             setattr(owner, name, value)
 
-    def _collect_states(self) -> list[Any]:
+    def _list_parts(self) -> list[Any]:
         optimizers = [updater.optimizer for updater in self._task.updaters.values()]
-        parts = [*self._task.stateful().values(), *self._hooks, *optimizers]
-        states: list[Any] = [
-            part.state_dict()
-            for part in parts
-            if is_custom(type(part)) and not isinstance(part, nn.Module)
+        return [*self._task.stateful().values(), *self._hooks, *optimizers]
+
+    def _collect_states(self) -> list[Any]:
+        parts = [part for part in self._list_parts() if is_custom(type(part))]
+        modules = [module for _, module in _list_modules(self._task)]
+        default = nn.Module.get_extra_state
+        return [
+            *(part.state_dict() for part in parts if not isinstance(part, nn.Module)),
+            *(one.get_extra_state() for one in modules if type(one).get_extra_state != default),
         ]
-        for _, module in _list_modules(self._task):
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
-                states.append(module.get_extra_state())
-        return states
 
 
 class StateWatch:
@@ -119,22 +123,44 @@ class StateWatch:
     ) -> None:
         self._accept = accept
         self._inexact = inexact
-        self._phase = -1
+        self._phase: Phase | None = None
         self._state: HeldState | None = None
         self._before: dict[str, Held] = {}
+        self._last: dict[str, Held] = {}
         self._known: set[str] = set()
+        self._steps: dict[str, int] = {}
 
     def begin_phase(self, run: Run, phase: Phase) -> None:
         """Call it when all hooks have begun a phase: a resume in it does the same again."""
-        if phase.index == self._phase:
+        if phase is self._phase:
             return
-        self._phase = phase.index
+        self._phase = phase
         if self._state is None:
             self._state = HeldState(run.task, run.hooks.by_label, self._inexact)
-            self._before = self._state.read()
-        for path, held in self._state.read().items():
-            if self._state.uses.grown.isdisjoint(_list_uses(held)):
+        self._last = self._state.read()
+        for path, held in self._last.items():
+            if self._state.uses.grown.isdisjoint(list_uses(held)):
                 self._before[path] = held
+            self._add_new(path, held)
+
+    def end_step(self) -> None:
+        """Call it after each step: the first steps of a split may fill caches that were empty, and
+        show what is assigned in every step."""
+        if self._state is None or self._phase is None:
+            return
+        steps = self._steps[self._phase.split] = self._steps.get(self._phase.split, 0) + 1
+        if steps > REWRITTEN_STEPS:
+            return
+        now = self._state.read()
+        for path, held in now.items():
+            before = self._last.get(path, held)
+            is_same = before.identity == held.identity != 0
+            if steps == 1:
+                self._add_new(path, held)
+            elif not is_same and is_changed(before.key, held.key):
+                if self._state.uses.grown.isdisjoint(list_uses(held)):
+                    self._known.add(path)
+        self._last = now
 
     def check(self, run: Run) -> list[str]:
         """Return a sentence for each value that no checkpoint contains, if the run may not
@@ -151,7 +177,10 @@ class StateWatch:
         lines = []
         for path, held in state.read().items():
             before = self._before.get(path)
-            if path in self._known or (before and not is_changed(before.key, held.key)):
+            if path in self._known:
+                continue
+            if before and not is_changed(before.key, held.key):
+                self._add_new(path, held)
                 continue
             is_same = before is not None and before.identity == held.identity != 0
             if state.may_matter(held, in_place=is_same):
@@ -160,66 +189,46 @@ class StateWatch:
                     lines.append(describe_held(held))
         return lines
 
-    def list_unchanged(self) -> list[str]:
-        """Return the values that have not changed since the start, and would matter if they did."""
-        if self._state is None:
-            return []
-        return [
-            _describe_place(held)
-            for path, held in self._state.read().items()
-            if path not in self._known and self._state.may_matter(held, in_place=True)
-        ]
+    def _add_new(self, path: str, held: Held) -> None:
+        """Take over a value that was not there before, and such entries of a mapping."""
+        before = self._before.setdefault(path, held)
+        if isinstance(before.key, dict) and isinstance(held.key, dict):
+            self._before[path] = replace(before, key=held.key | before.key)
 
 
 def describe_held(held: Held) -> str:
     """Return a sentence about a value that a resume would lose."""
     section = name_section(held.part) if held.part else "RUN.imports"
-    return (
-        f"{section}: {_describe_place(held)} changes while the run trains, and no checkpoint "
-        f"contains it, so that a resume would have another value: {_describe_fix(held)}. "
-        "RUN.exact=false trains nevertheless"
-    )
-
-
-def _describe_place(held: Held) -> str:
-    owner = held.owner if hasattr(held.owner, "__name__") else type(held.owner)
-    module = getattr(owner, "__module__", "")
-    where = f"{module}.{owner.__qualname__}" if module else f"module {owner.__name__}"
-    return f"`{held.name}` of {where}" if held.name else f"an option or a hook of {where}"
-
-
-def _describe_fix(held: Held) -> str:
-    owner, name = held.owner, held.name
+    owner: Any = held.owner
+    kind = owner if isinstance(owner, ModuleType | FunctionType | type) else type(owner)
+    name, where = held.name, f"{getattr(kind, '__module__', 'module')}.{kind.__name__}"
+    what = f"`{name}` of {where}" if name else f"an option or a hook of {where}"
     if not name:
-        return "set options and register hooks of modules in `on_start` or `on_phase_start`"
-    listed = f"if a resume computes it again, add the line `recomputed = ({name!r},)` to the class"
-    if isinstance(owner, Hook):
-        kind = type(owner).__name__
-        return (
-            f'add `"{name}": self.{name}` to what {kind}.state_dict returns, and '
-            f'`self.{name} = state["{name}"]` to {kind}.load_state_dict; {listed}; if the hook '
-            "only observes, `observe_only = True`"
+        fix = "set it in `on_start` or `on_phase_start` of a hook"
+    elif isinstance(owner, Hook):
+        fix = (
+            f'add `"{name}": self.{name}` to what `state_dict` returns, and '
+            f'`self.{name} = state["{name}"]` to `load_state_dict`; if the hook only observes, add '
+            "`observe_only = True` to the class"
         )
-    if isinstance(owner, Task):
-        return (
-            f'add `"{name}": self.{name}` to what {type(owner).__name__}.stateful returns, an '
-            f"object with state_dict and load_state_dict; {listed}"
-        )
-    if isinstance(owner, Optimizer):
-        return f"keep it in `self.state[parameter]`; {listed}"
-    if isinstance(owner, nn.Module):
-        return (
+    elif isinstance(owner, nn.Module):
+        fix = (
             f'call `self.register_buffer("{name}", ...)` for a tensor, or return it by '
-            f"`get_extra_state` and set it in `set_extra_state`; {listed}"
+            "`get_extra_state` and set it in `set_extra_state`"
+        )
+    else:
+        fix = (
+            f'add `"{name}": ...` to what `stateful()` of the task returns, an object with '
+            "`state_dict` and `load_state_dict`, or keep it in a hook with them"
         )
     return (
-        f"make `{name}` an attribute of a hook, whose state_dict returns it, or of an object that "
-        "`stateful()` of the task returns; if a resume computes it again, add the line "
-        f"`recomputed = ({name!r},)` next to it"
+        f"{section}: {what} changes while the run trains, and no checkpoint contains it, so that a "
+        f"resume would have another value: {fix}; if a resume computes it again, add the line "
+        f"`recomputed = ({name!r},)`. RUN.exact=false trains nevertheless"
     )
 
 
-def _list_uses(held: Held) -> list[str]:
+def list_uses(held: Held) -> list[str]:
     """Return the names by which code may use a value, as `Uses` has them."""
     owner, name = held.owner, held.name
     if isinstance(owner, ModuleType):
@@ -255,8 +264,6 @@ def _make_other(value: Any) -> Any:
         return not value
     if isinstance(value, str):
         return f"{value}~"
-    if isinstance(value, int | float | complex | Tensor) or hasattr(value, "dtype"):
-        return value + 1
     if isinstance(value, list | dict | set):
         return type(value)()
-    return None
+    return value + 1 if isinstance(value, int | float) or hasattr(value, "dtype") else None

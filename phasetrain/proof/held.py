@@ -7,12 +7,13 @@ import random
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from dis import get_instructions
+from inspect import signature
 from itertools import islice
-from types import FunctionType, GeneratorType, MethodType, ModuleType
+from types import CellType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 from zlib import crc32
 
@@ -23,7 +24,7 @@ from torch.optim import Optimizer
 
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.errors import is_user_file
-from phasetrain.proof.digest import sum_bits, to_plain_key
+from phasetrain.proof.digest import to_plain_key, view_bytes
 
 TRUSTED = ("torch", "phasetrain", "numpy", *sys.stdlib_module_names)
 """Packages whose objects are not looked into."""
@@ -37,8 +38,6 @@ WHOLE = 2**16
 DEPTH = 3
 """Maximum depth of containers and objects within each other."""
 
-GENERATORS = torch.Generator | np.random.Generator | random.Random
-
 CACHED = functools._lru_cache_wrapper
 
 PLAIN = bool | int | float | complex | str | bytes | np.generic
@@ -51,9 +50,9 @@ class Held:
     Attributes:
         part: label of the part.
         owner: object, class or module that has it; a function for a variable of its closure.
-        name: its name there; empty for hooks of a module.
+        name: its name there; empty for the setup of a module.
         key: what is compared, see `is_changed`.
-        identity: id of the value; 0 for numbers and strings, which cannot change in place.
+        identity: id of the value; 0 for numbers and containers, whose changes the source shows.
     """
 
     part: str
@@ -71,23 +70,24 @@ class Saved:
         others: further objects that are saved.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], others: Iterable[object] = ()) -> None:
-        self.ids = {id(other) for other in others}
-        self.memory: set[int] = set()
-        for root in modules:
-            for module in root.modules():
-                self.ids.add(id(module))
-                tensors = [*module.parameters(recurse=False)]
-                buffers = module._buffers.items()
-                skipped = module._non_persistent_buffers_set
-                tensors += [b for name, b in buffers if b is not None and name not in skipped]
-                self.ids |= set(map(id, tensors))
-                self.memory |= {local_shard(tensor).data_ptr() for tensor in tensors}
+    def __init__(self, modules: Iterable[nn.Module] = (), others: Iterable[object] = ()) -> None:
+        self._ids = set(map(id, others))
+        self._memory: set[int] = set()
+        for module in (module for root in modules for module in root.modules()):
+            self._ids.add(id(module))
+            skipped = module._non_persistent_buffers_set
+            tensors = {**module._parameters, **module._buffers}.items()
+            self._memory |= {
+                local_shard(tensor).data_ptr()
+                for name, tensor in tensors
+                if tensor is not None and name not in skipped
+            }
+        self._memory.discard(0)
 
     def __contains__(self, value: object) -> bool:
-        if isinstance(value, Tensor) and local_shard(value).data_ptr() in self.memory - {0}:
+        if isinstance(value, Tensor) and local_shard(value).data_ptr() in self._memory:
             return True
-        return id(value) in self.ids
+        return id(value) in self._ids
 
 
 def is_custom(kind: Any) -> bool:
@@ -116,37 +116,41 @@ def find_holders(roots: Iterable[tuple[str, object]]) -> list[tuple[str, object]
             if id(value) in seen or (id(value) in first and value is not root):
                 continue
             seen.add(id(value))
-            if isinstance(value, FunctionType):
-                if is_custom(value):
-                    found.append((label, value))
-                left += [cell for _, cell in _list_cells(value)]
+            kind = _find_kind(value)
+            if is_custom(kind):
+                found.append((label, value))
+            if isinstance(value, list | tuple | set | deque):
+                left += islice(value, ENTRIES)
             elif isinstance(value, dict):
                 left += islice(value.values(), ENTRIES)
-            elif isinstance(value, list | tuple | set | deque):
-                left += islice(value, ENTRIES)
+            elif isinstance(value, FunctionType):
+                left += _list_cells(value).values()
+            elif is_custom(kind) or kind.__module__.startswith(("torch.", "phasetrain.")):
+                left += getattr(value, "__dict__", {}).values()
+                left += [f for f in vars(kind).values() if getattr(f, "__closure__", None)]
             elif isinstance(value, functools.partial):
                 left += [value.func, *value.args, *value.keywords.values()]
-            elif isinstance(value, MethodType):
-                left.append(value.__self__)
-            elif isinstance(value, Tensor | type | ModuleType) or not hasattr(value, "__dict__"):
-                continue
-            else:
-                package = type(value).__module__.partition(".")[0]
-                if is_custom(type(value)):
-                    found.append((label, value))
-                elif package not in ("torch", "phasetrain"):
-                    continue
-                left += vars(value).values()
-                functions = vars(type(value)).values()
-                left += [f for f in functions if isinstance(f, FunctionType) and f.__closure__]
     return found
 
 
-def list_modules(holders: Iterable[tuple[str, object]]) -> list[ModuleType]:
-    """Return the custom modules that define the holders, and those whose names they import."""
-    left: list[Any] = []
+def _find_kind(value: object) -> Any:
+    """Return a function, class or module itself, and the class of another object."""
+    return value if isinstance(value, FunctionType | ModuleType | type) else type(value)
+
+
+def list_kinds(holders: Iterable[tuple[str, object]]) -> list[Any]:
+    """Return the functions among holders, and the classes of all others with their bases."""
+    kinds: dict[Any, None] = {}
     for _, holder in holders:
-        left += [holder] if isinstance(holder, FunctionType) else type(holder).__mro__
+        kind = _find_kind(holder)
+        kinds |= dict.fromkeys(getattr(kind, "__mro__", [kind]))
+    return [kind for kind in kinds if is_custom(kind)]
+
+
+def list_modules(kinds: Iterable[Any]) -> list[ModuleType]:
+    """Return the custom modules that define classes and functions, and those whose names they
+    import."""
+    left = list(kinds)
     found: dict[str, ModuleType] = {}
     while left:
         value = left.pop()
@@ -170,61 +174,21 @@ def read_held(
     Args:
         holders: see `find_holders`.
         modules: modules whose variables, and the variables of whose classes, are read.
-        saved: what is left out, because checkpoints contain it.
-        is_whole: compare large arrays by all their bits and not by their version counter.
+        saved: what is left out, because checkpoints contain it or it is a holder.
+        is_whole: compare large arrays by all their bits, and not by a sample and their version.
     """
-    holders = list(holders)
-    reader = _Reader(saved, {id(holder) for _, holder in holders}, is_whole=is_whole)
     held: dict[str, Held] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for part, owner in [*holders, *_list_classes(modules)]:
-        kind = owner if isinstance(owner, FunctionType | ModuleType | type) else type(owner)
-        class_name = kind.__name__
-        number = counts[part, class_name] = counts.get((part, class_name), 0) + 1
-        for name, value in _list_values(owner):
-            if value is None or value in saved:
-                continue
-            key = reader.read(value, DEPTH)
+    counts: dict[str, int] = {}
+    for part, owner in [*holders, *(("", owner) for owner in _list_owners(modules))]:
+        label = f"{part}:{_find_kind(owner).__name__}"
+        counts[label] = counts.get(label, 0) + 1
+        for name, value in _list_values(owner).items():
+            key = read_key(value, saved, is_whole=is_whole)
             if key is not None:
-                identity = 0 if isinstance(value, PLAIN) else id(value)
-                path = f"{part}:{class_name}{number}.{name}"
+                identity = 0 if isinstance(value, PLAIN | dict | list | tuple) else id(value)
+                path = f"{label}{counts[label]}.{name}"
                 held[path] = Held(part, owner, name, key, identity)
     return held
-
-
-class ModuleVariables:
-    """The plain variables of modules and of their classes, to be set back.
-
-    Args:
-        modules: the modules; their caches are emptied by `restore`.
-    """
-
-    def __init__(self, modules: Iterable[ModuleType]) -> None:
-        self._before = [
-            (owner, name, value, copy(value))
-            for _, owner in _list_classes(modules)
-            for name, value in _list_values(owner)
-            if isinstance(value, PLAIN | dict | list | set | GENERATORS | CACHED)
-        ]
-
-    def restore(self) -> None:
-        """Set all variables and the content of containers back."""
-        for owner, name, value, kept in self._before:
-            if isinstance(value, CACHED):
-                value.cache_clear()
-            elif isinstance(value, torch.Generator):
-                value.set_state(kept.get_state())
-            elif isinstance(value, np.random.Generator):
-                value.bit_generator.state = kept.bit_generator.state
-            elif isinstance(value, random.Random):
-                value.setstate(kept.getstate())
-            elif isinstance(value, list):
-                value[:] = kept
-            elif isinstance(value, dict | set):
-                value.clear()
-                value.update(kept)
-            elif not isinstance(owner, FunctionType) and vars(owner).get(name) is not value:
-                setattr(owner, name, value)
 
 
 def is_changed(before: Any, after: Any) -> bool:
@@ -238,175 +202,153 @@ def is_changed(before: Any, after: Any) -> bool:
     return bool(before != after)
 
 
-def _list_classes(modules: Iterable[ModuleType]) -> Iterator[tuple[str, object]]:
+def keep_variables(modules: Iterable[ModuleType]) -> Callable[[], None]:
+    """Return a function that sets the numbers, texts and containers among the variables of modules
+    and of their classes back, and empties their caches."""
+    kept = [
+        (owner, name, value, copy(value))
+        for owner in _list_owners(modules)
+        for name, value in _list_values(owner).items()
+        if isinstance(value, PLAIN | list | dict | set | CACHED)
+    ]
+
+    def restore() -> None:
+        for owner, name, value, before in kept:
+            if isinstance(value, CACHED):
+                value.cache_clear()
+            elif isinstance(value, list | dict | set):
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(before)
+            elif vars(owner).get(name, value) is not value:
+                setattr(owner, name, value)
+
+    return restore
+
+
+def _list_owners(modules: Iterable[ModuleType]) -> Iterator[Any]:
+    """Yield modules, and the classes and functions that they define."""
     for module in modules:
-        yield "", module
+        yield module
         for value in list(vars(module).values()):
             is_local = getattr(value, "__module__", None) == module.__name__
             if is_local and isinstance(value, type | FunctionType):
-                yield "", value
+                yield value
 
 
-def _list_values(owner: object) -> Iterator[tuple[str, Any]]:
-    """Yield the values that a holder, a class, a module or a function has by itself."""
-    if isinstance(owner, FunctionType):
-        yield from _list_cells(owner)
-        yield from vars(owner).items()
-        yield from _list_defaults(owner)
-        return
+def _list_values(owner: Any) -> dict[str, Any]:
+    """Return the values that a holder, a class, a module or a function has by itself."""
     values = dict(getattr(owner, "__dict__", {}))
+    own = frozenset[str]()
+    if isinstance(owner, FunctionType):
+        parameters = signature(owner, follow_wrapped=False).parameters.values()
+        values |= {one.name: one.default for one in parameters} | _list_cells(owner)
+    elif not isinstance(owner, type | ModuleType):
+        own = _list_own_names(type(owner))
+    else:
+        values = {name: v for name, v in values.items() if not isinstance(v, FunctionType)}
     if isinstance(owner, nn.Module):
-        skipped = owner._non_persistent_buffers_set
-        values |= {name: value for name, value in owner._buffers.items() if name in skipped}
-    own = frozenset() if isinstance(owner, type | ModuleType) else _list_own_names(type(owner))
-    for name, value in values.items():
-        is_code = isinstance(value, type | ModuleType | MethodType)
-        is_function = isinstance(value, FunctionType) and isinstance(owner, type | ModuleType)
-        if name in own or name.startswith("__") or is_code or is_function:
-            continue
-        yield name, value
+        values |= {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in own and not name.startswith("__") and not isinstance(value, type)
+    }
 
 
-def _list_cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-
-
-def _list_defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the defaults of the last positional arguments, which a function may change."""
-    values = function.__defaults__ or ()
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    yield from zip(names[len(names) - len(values) :], values, strict=True)
+def _list_cells(function: FunctionType) -> dict[str, Any]:
+    """Return the variables of a closure."""
+    pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in pairs if cell != CellType()}
 
 
 @functools.cache
-def _list_own_names(kind: type) -> frozenset[str]:
+def _list_own_names(kind: Any) -> frozenset[str]:
     """Return the names of the attributes that trusted base classes set."""
-    names = {*vars(nn.Module()), "__dict__"} if issubclass(kind, nn.Module) else set()
+    names = set(vars(nn.Module())) if issubclass(kind, nn.Module) else set()
     for base in kind.__mro__:
-        if not is_custom(base):
-            for function in vars(base).values():
-                if isinstance(function, FunctionType):
-                    names |= {
-                        str(code.argval)
-                        for code in get_instructions(function)
-                        if code.opname == "STORE_ATTR"
-                    }
+        for function in () if is_custom(base) else vars(base).values():
+            if isinstance(function, FunctionType):
+                codes = get_instructions(function)
+                names |= {str(code.argval) for code in codes if code.opname == "STORE_ATTR"}
     return frozenset(names)
 
 
-class _Reader:
-    """Makes the key of a value."""
-
-    def __init__(self, saved: Saved, listed: set[int], *, is_whole: bool) -> None:
-        self._saved = saved
-        self._listed = listed
-        self._is_whole = is_whole
-
-    def read(self, value: Any, depth: int) -> Any:  # noqa: C901, PLR0912 - one case a kind
-        """Return what is compared; None if there is nothing."""
-        if value is None or id(value) in self._listed or value in self._saved or depth < 0:
-            return None
-        if isinstance(value, PLAIN):
-            return to_plain_key(value)
-        if isinstance(value, Tensor):
-            return self._read_tensor(value)
-        if isinstance(value, np.ndarray):
-            return self._read_array(value)
-        state = _read_generator(value)
-        if state is not None:
-            return state
-        if isinstance(value, dict):
-            items = islice(value.items(), ENTRIES)
-            return {str(name): self.read(item, depth - 1) for name, item in items}
-        if isinstance(value, list | tuple | deque):
-            entries = [self.read(item, depth - 1) for item in islice(value, ENTRIES)]
-            return [*entries, *([len(value)] if len(value) > ENTRIES else [])]
-        if isinstance(value, set | frozenset):
-            return len(value), tuple(sorted(map(repr, islice(value, ENTRIES))))
-        if isinstance(value, nn.Module):
-            tensors = [*value.named_parameters(), *value.named_buffers()]
-            return {name: self.read(tensor, depth) for name, tensor in tensors}
-        if isinstance(value, FunctionType):
-            return {name: self.read(item, depth - 1) for name, item in _list_cells(value)}
-        if isinstance(value, CACHED):
-            # With arguments it may be a cache that grows.
-            code = getattr(value.__wrapped__, "__code__", None)
-            return value.cache_info().currsize if code and not code.co_argcount else None
-        if isinstance(value, Iterator):
-            return self._read_iterator(value, depth)
-        if hasattr(type(value), "state_dict"):
-            return self.read(value.state_dict(), depth)
-        if is_custom(type(value)):
-            return {name: self.read(item, depth - 1) for name, item in _list_values(value)}
+def read_key(  # noqa: C901, PLR0912 - one case for each kind
+    value: Any, saved: Saved, depth: int = DEPTH, *, is_whole: bool = False
+) -> Any:
+    """Return what is compared of a value; None if there is nothing."""
+    if value is None or depth < 0 or value in saved:
         return None
-
-    def _read_tensor(self, tensor: Tensor) -> Any:
-        tensor = local_shard(tensor.detach())
-        if tensor.is_meta or tensor.layout != torch.strided:
-            return str(tensor.shape), tensor._version
-        if self._is_whole or tensor.numel() <= WHOLE:
-            return str(tensor.dtype), tuple(tensor.shape), int(sum_bits(tensor)), _hash(tensor)
-        sample = tensor.flatten()[:: tensor.numel() // ENTRIES]
-        return tuple(tensor.shape), tensor._version, _hash(sample)
-
-    def _read_array(self, array: np.ndarray[Any, Any]) -> Any:
-        if array.dtype.hasobject:
-            return array.shape
-        if not self._is_whole and array.size > WHOLE:
-            array = array.reshape(-1)[:: array.size // ENTRIES]
-        return str(array.dtype), array.shape, crc32(np.ascontiguousarray(array).tobytes())
-
-    def _read_iterator(self, value: Iterator[Any], depth: int) -> Any:
-        if isinstance(value, GeneratorType):
-            frame = value.gi_frame
-            if frame is None:
-                return "exhausted"
-            names = {name: self.read(item, depth - 1) for name, item in frame.f_locals.items()}
-            return frame.f_lasti, tuple(names.items())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # itertools, from Python 3.12 on
-            try:
-                return crc32(pickle.dumps(value))
-            except Exception:  # noqa: BLE001 - it cannot be compared, such as a file
-                return None
-
-
-def _hash(tensor: Tensor) -> int:
-    return crc32(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _read_generator(value: Any) -> Any:
-    """Return the state of a generator of random numbers; None for another object."""
+    if isinstance(value, PLAIN):
+        return to_plain_key(value)
+    if isinstance(value, CACHED):
+        # With arguments it may be a cache that grows.
+        code = getattr(value.__wrapped__, "__code__", None)
+        return value.cache_info().currsize or None if code and not code.co_argcount else None
     if isinstance(value, torch.Generator):
-        return crc32(value.get_state().numpy().data)
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state(legacy=False))
-    if isinstance(value, random.Random):
+        value = value.get_state()
+    elif isinstance(value, np.random.Generator):
+        value = value.bit_generator.state
+    elif isinstance(value, np.random.RandomState):
+        value = value.get_state(legacy=False)
+    elif isinstance(value, random.Random):
         return hash(value.getstate())
+    elif isinstance(value, nn.Module):
+        value = dict([*value.named_parameters(), *value.named_buffers()])
+    elif isinstance(value, GeneratorType):
+        value = dict(value.gi_frame.f_locals) if value.gi_frame else 0
+    elif isinstance(value, Iterator):
+        return _read_iterator(value)
+    elif isinstance(value, FunctionType):
+        value = _list_cells(value)
+    elif isinstance(value, set | frozenset):
+        value = sorted(map(repr, value))
+    elif hasattr(type(value), "state_dict"):
+        value = value.state_dict()
+    elif is_custom(type(value)) and not isinstance(value, dict | list | tuple | deque):
+        value = _list_values(value)
+    if isinstance(value, Tensor | np.ndarray):
+        return _read_array(value, is_whole=is_whole)
+    if isinstance(value, dict):
+        items = islice(value.items(), ENTRIES)
+        return {str(n): read_key(v, saved, depth - 1, is_whole=is_whole) for n, v in items}
+    if isinstance(value, list | tuple | deque):
+        entries = islice(value, ENTRIES)
+        keys = [read_key(entry, saved, depth - 1, is_whole=is_whole) for entry in entries]
+        return [len(value), *keys]
     return None
 
 
-def read_key(value: Any) -> Any:
-    """Return the key of a nested state."""
-    return _Reader(Saved(()), set(), is_whole=False).read(value, 2 * DEPTH)
+def _read_array(value: Any, *, is_whole: bool) -> Any:
+    if isinstance(value, Tensor):
+        value = local_shard(value)
+        if value.is_meta or value.layout != torch.strided:
+            return value._version
+    step = max(1, len(value.reshape(-1)) // ENTRIES)
+    is_sampled = not is_whole and step > WHOLE // ENTRIES
+    sample = value.reshape(-1)[:: step if is_sampled else 1]
+    version = 0
+    if isinstance(value, Tensor):
+        version = value._version if is_sampled else 0
+        sample = view_bytes(sample).numpy()
+    if sample.dtype.hasobject:
+        return value.shape
+    return str(value.dtype), tuple(value.shape), version, crc32(sample.tobytes())
+
+
+def _read_iterator(value: Iterator[Any]) -> int | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # itertools, from Python 3.12 on
+        try:
+            return crc32(pickle.dumps(value))
+        except Exception:  # noqa: BLE001 - it cannot be compared, such as a file
+            return None
 
 
 def read_setup(module: nn.Module) -> Any:
     """Return the number of hooks registered on a module, and the options of a module of torch, such
     as the probability of a dropout."""
-    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
-    options = ()
-    if type(module).__module__.startswith("torch."):
-        values = vars(module).items()
-        options = tuple(
-            (name, to_plain_key(value))
-            for name, value in values
-            if isinstance(value, PLAIN) and name != "training"
-        )
-    return hooks + len(module._backward_hooks), options
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    values = vars(module).items() if type(module).__module__.startswith("torch.") else ()
+    plain = {name: to_plain_key(value) for name, value in values if isinstance(value, PLAIN)}
+    return sum(map(len, hooks)), tuple(plain.items() - {("training", ("bool", module.training))})
