@@ -152,7 +152,7 @@ def get_extra_state(self):
 def set_extra_state(self, state):
     self.x = int(state)
 """
-TARGET = "self.target = copy.deepcopy(self.model); self.n = torch.zeros((), dtype=torch.long)"
+TARGET = "self.target = copy.deepcopy(self.model).eval(); self.n = torch.zeros((), dtype=torch.long)"
 COUNTED = 'self.register_buffer("count", torch.zeros((), dtype=torch.long))'
 FUNCTION = ("LOSS.name={module}.f",)
 COLLATE = ("+DATA.TRAIN.collate={{name: {module}.C}}",)
@@ -276,11 +276,11 @@ HIDDEN = (
             if isinstance(module, nn.Dropout) and run.state.updates == 15: module.p = 0.5""",
     ),
     task(
-        "a target network synced every 15 updates",
+        "a target network synced every 30 updates",
         TARGET,
         """
         self.n += 1
-        if self.n % 15 == 0: self.target.load_state_dict(self.model.state_dict())
+        if self.n % 30 == 0: self.target.load_state_dict(self.model.state_dict())
         out.loss = out.loss + 0.1 * (self.target(batch.input) - out.output).square().mean()""",
         'def stateful(self):\n    return super().stateful() | {"n": N(self)}',
         before="""

@@ -24,7 +24,6 @@ from phasetrain.proof.held import (
     read_setup,
 )
 from phasetrain.proof.uses import Uses
-from phasetrain.runtime.nested import list_tensors
 from phasetrain.tasks import Task
 
 NOT_EXACT = "resume.not_exact"
@@ -80,16 +79,10 @@ class HeldState:
         if not name or not hasattr(owner, name):  # it has no setter
             return False
         value = getattr(owner, name)
-        states = self._collect_states()
-        memory = {tensor.data_ptr() for tensor in list_tensors(states)}
-        tensors = value.state_dict() if isinstance(value, nn.Module) else value
-        pointers = {tensor.data_ptr() for tensor in list_tensors(tensors)}
-        if pointers and pointers <= memory:
-            return True
-        before = read_key(states, Saved(), 2 * DEPTH)
+        before = self._read_states()
         try:
             setattr(owner, name, _make_other(value))
-            return bool(read_key(self._collect_states(), Saved(), 2 * DEPTH) != before)
+            return bool(self._read_states() != before)
         except Exception:  # noqa: BLE001 - the state depends on it, and has rejected the other value
             return True
         finally:
@@ -99,14 +92,14 @@ class HeldState:
         optimizers = [updater.optimizer for updater in self._task.updaters.values()]
         return [*self._task.stateful().values(), *self._hooks, *optimizers]
 
-    def _collect_states(self) -> list[Any]:
+    def _read_states(self) -> Any:
+        """Return the key of all that custom parts return for checkpoints."""
         parts = [part for part in self._list_parts() if is_custom(type(part))]
         modules = [module for _, module in _list_modules(self._task)]
         default = nn.Module.get_extra_state
-        return [
-            *(part.state_dict() for part in parts if not isinstance(part, nn.Module)),
-            *(one.get_extra_state() for one in modules if type(one).get_extra_state != default),
-        ]
+        states = [part.state_dict() for part in parts if not isinstance(part, nn.Module)]
+        extra = [one.get_extra_state() for one in modules if type(one).get_extra_state != default]
+        return read_key([states, extra], Saved(), 2 * DEPTH)
 
 
 class StateWatch:
@@ -157,9 +150,10 @@ class StateWatch:
             is_same = before.identity == held.identity != 0
             if steps == 1:
                 self._add_new(path, held)
-            elif not is_same and is_changed(before.key, held.key):
-                if self._state.uses.grown.isdisjoint(list_uses(held)):
-                    self._known.add(path)
+            elif is_same or not is_changed(before.key, held.key):
+                continue
+            elif self._state.uses.grown.isdisjoint(list_uses(held)):
+                self._known.add(path)
         self._last = now
 
     def check(self, run: Run) -> list[str]:

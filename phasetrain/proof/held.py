@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from dis import get_instructions
 from inspect import signature
-from itertools import islice
+from itertools import islice, pairwise
 from types import CellType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 from zlib import crc32
@@ -41,6 +41,10 @@ DEPTH = 3
 CACHED = functools._lru_cache_wrapper
 
 PLAIN = bool | int | float | complex | str | bytes | np.generic
+
+
+Holder = tuple[str, object]
+"""The label of a part, and an object that it consists of."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,11 @@ def is_custom(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, nn.Module | Optimizer)
 
 
-def find_holders(roots: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
+def find_holders(roots: Iterable[Holder]) -> list[Holder]:
     """Return the custom objects and functions that can be reached from objects, with the label of
     the first root that leads to them."""
     roots = list(roots)
-    found: list[tuple[str, object]] = []
+    found: list[Holder] = []
     seen: set[int] = set()
     first = {id(root) for _, root in roots}
     for label, root in roots:
@@ -138,7 +142,7 @@ def _find_kind(value: object) -> Any:
     return value if isinstance(value, FunctionType | ModuleType | type) else type(value)
 
 
-def list_kinds(holders: Iterable[tuple[str, object]]) -> list[Any]:
+def list_kinds(holders: Iterable[Holder]) -> list[Any]:
     """Return the functions among holders, and the classes of all others with their bases."""
     kinds: dict[Any, None] = {}
     for _, holder in holders:
@@ -163,7 +167,7 @@ def list_modules(kinds: Iterable[Any]) -> list[ModuleType]:
 
 
 def read_held(
-    holders: Iterable[tuple[str, object]],
+    holders: Iterable[Holder],
     modules: Iterable[ModuleType],
     saved: Saved,
     *,
@@ -218,7 +222,8 @@ def keep_variables(modules: Iterable[ModuleType]) -> Callable[[], None]:
                 value.cache_clear()
             elif isinstance(value, list | dict | set):
                 value.clear()
-                (value.extend if isinstance(value, list) else value.update)(before)
+                add: Any = value.extend if isinstance(value, list) else value.update
+                add(before)
             elif vars(owner).get(name, value) is not value:
                 setattr(owner, name, value)
 
@@ -243,7 +248,8 @@ def _list_values(owner: Any) -> dict[str, Any]:
         parameters = signature(owner, follow_wrapped=False).parameters.values()
         values |= {one.name: one.default for one in parameters} | _list_cells(owner)
     elif not isinstance(owner, type | ModuleType):
-        own = _list_own_names(type(owner))
+        kind: Any = type(owner)
+        own = _list_own_names(kind)
     else:
         values = {name: v for name, v in values.items() if not isinstance(v, FunctionType)}
     if isinstance(owner, nn.Module):
@@ -268,8 +274,12 @@ def _list_own_names(kind: Any) -> frozenset[str]:
     for base in kind.__mro__:
         for function in () if is_custom(base) else vars(base).values():
             if isinstance(function, FunctionType):
-                codes = get_instructions(function)
-                names |= {str(code.argval) for code in codes if code.opname == "STORE_ATTR"}
+                pairs = pairwise(get_instructions(function))
+                names |= {
+                    str(code.argval)
+                    for before, code in pairs
+                    if code.opname == "STORE_ATTR" and before.argval == "self"
+                }
     return frozenset(names)
 
 
@@ -351,4 +361,5 @@ def read_setup(module: nn.Module) -> Any:
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     values = vars(module).items() if type(module).__module__.startswith("torch.") else ()
     plain = {name: to_plain_key(value) for name, value in values if isinstance(value, PLAIN)}
-    return sum(map(len, hooks)), tuple(plain.items() - {("training", ("bool", module.training))})
+    plain.pop("training", None)  # a checkpoint has it
+    return sum(map(len, hooks)), tuple(plain.items())

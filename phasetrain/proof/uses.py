@@ -11,9 +11,6 @@ SKIPPED = frozenset(
 )
 """Functions that no step calls."""
 
-MODES = (".training", ".is_train")
-"""Conditions that hold in all train steps."""
-
 GROWING = frozenset({"append", "appendleft", "extend", "add", "update", "insert", "setdefault"})
 """Methods that change a container; as a statement they do not read it."""
 
@@ -86,7 +83,6 @@ class Uses(ast.NodeVisitor):
         outer = self._is_conditional, self._cached
         self._is_conditional |= isinstance(node, ast.If | ast.While | ast.Try | ast.Match)
         if isinstance(node, ast.If):
-            self._is_conditional = outer[0] or _name(node.test) not in MODES
             self._cached = self._cached | _list_absent(node.test)
         super().visit(node)
         self._is_conditional, self._cached = outer
@@ -96,12 +92,6 @@ class Uses(ast.NodeVisitor):
         self.visit(node.value)
         for target in node.targets:
             self._write(target)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Note the name that is assigned."""
-        if node.value is not None:
-            self.visit(node.value)
-            self._write(node.target)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         """Note the name that is updated; that alone does not read it."""

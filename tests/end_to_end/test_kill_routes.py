@@ -8,6 +8,9 @@ from kill_findings import Report
 from kill_routes import ROUTES
 from kill_suite import reports, start_suite
 
+ADDONS = {"export": "deploy", "state_from": "experiments"}
+"""Routes that need an add-on."""
+
 RANKS = "ranks"
 """Its attempts start new processes: seconds instead of tenths of a second."""
 
@@ -23,7 +26,7 @@ def kill_route(folder: Path, route: str, *words: str, protocol: str = "sound") -
 @pytest.mark.parametrize(
     "route",
     [
-        pytest.param(name, marks=pytest.mark.addon("deploy") if name == "export" else ())
+        pytest.param(name, marks=pytest.mark.addon(ADDONS[name]) if name in ADDONS else ())
         for name in ROUTES
         if name != "plain"
     ],

@@ -51,7 +51,7 @@ from phasetrain.app.train.summary import (
 )
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
-from phasetrain.config.addons import find_service
+from phasetrain.config.addons import find_service, require_service
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
@@ -148,10 +148,9 @@ class Training:
         task = self.builder.task(parts)
         source = setup.config.OPTIMIZER.state_from
         if loaded is None and source is not None and parts.updater is not None:
-            from phasetrain.app.train.optimizer_state import load_optimizer_state
-
+            load = require_service("load_optimizer_state", "experiments", "OPTIMIZER.state_from")
             name = setup.config.OPTIMIZER.name
-            self._optimizer_state = load_optimizer_state(task, source, name)
+            self._optimizer_state = load(task, source, name)
         world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal, state))
         self._print_start(run_plan, task, state, loaded, rehearsal)
         save = CheckpointHook(

@@ -19,7 +19,7 @@ from harness import (
 )
 from raising import raises
 
-from phasetrain.app.train.optimizer_state import load_optimizer_state
+from phasetrain.addons.experiments.optimizer_state import load_optimizer_state
 from phasetrain.errors import ConfigError
 from phasetrain.tasks import Task
 from phasetrain.testing.build import build_run
