@@ -30,6 +30,7 @@ from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.monitors.monitor import AUTO, Monitor
 from phasetrain.hooks.run_state import collect_state, restore
+from phasetrain.hooks.state_watch import NOT_EXACT, StateWatch
 from phasetrain.runs.history import Best
 from phasetrain.runtime.clock import DAY, young_interval
 from phasetrain.runtime.signals import Signals
@@ -92,6 +93,7 @@ class CheckpointHook(Hook):
         promised: facts that later attempts compare with theirs.
         loaded: the checkpoint to resume from, already compared with this run; None starts the run.
         seconds_between_failures: expected time between interruptions, for every_minutes = auto.
+        watch: finds values that no checkpoint contains; None: they are not looked for.
 
     Attributes:
         saves, failures: number of saves of this attempt that succeeded and that failed.
@@ -110,7 +112,9 @@ class CheckpointHook(Hook):
         loaded: LoadedCheckpoint | None = None,
         *,
         seconds_between_failures: float = DAY,
+        watch: StateWatch | None = None,
     ) -> None:
+        self._watch = watch
         self.checkpointer = checkpointer
         self.settings = settings
         # Once: they are needed in every step.
@@ -181,6 +185,29 @@ class CheckpointHook(Hook):
         # too.
         _check_state(run)
 
+    def on_step_start(self, run: Run, phase: Phase) -> None:
+        """Look at what the parts hold when all hooks have begun the phase."""
+        if self._watch is not None:
+            self._watch.begin_phase(run, phase)
+
+    def set_deviations(self, deviations: Sequence[Mapping[str, Any]]) -> None:
+        """Set the deviations that the next checkpoints record."""
+        self._promised["departures"] = list(deviations)
+        self._plan = None  # the facts are encoded again
+
+    def _find_unsaved(self, run: Run) -> list[str]:
+        return [] if self._watch is None else self._watch.check(run)
+
+    def _reject_unsaved(self, run: Run, unsaved: Sequence[str]) -> None:
+        """End the run when the checkpoint is written that says why a resume would not be exact."""
+        if unsaved:
+            self._finish_save(run)
+            raise ConfigError(
+                f"{'; '.join(unsaved)}. The checkpoint at update {run.state.updates} is written "
+                "and recorded as not exact; checkpoints before the change are exact",
+                code=NOT_EXACT,
+            )
+
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Save if it is due or requested, and stop if a signal asks for it."""
         self._check_step(run, phase)
@@ -214,6 +241,8 @@ class CheckpointHook(Hook):
     def _check_step(self, run: Run, phase: Phase) -> None:
         """Check that this attempt may and can save."""
         _check_folder(run)
+        if self._watch is not None:
+            self._watch.end_step()
         if phase.is_train and not self._checked_update:
             self._checked_update = True
             _check_state(run)  # again: the first update makes the state of the optimizer
@@ -265,6 +294,9 @@ class CheckpointHook(Hook):
             and run.world.run_on_main(lambda: _is_among_best(self.checkpointer, score))
         ):
             self.save(run, "best", epochs=phase.epoch + 1 if phase.ends_epoch else None)
+        elif unsaved := self._find_unsaved(run):
+            self.save(run, "exception")
+            self._reject_unsaved(run, unsaved)
 
     def on_end(self, run: Run) -> None:
         """Save the last state, and wait until it is written."""
@@ -358,6 +390,7 @@ class CheckpointHook(Hook):
         # After `_finish_save`, since hooks expect `on_saved` of one save before `on_save` of the
         # next.
         run.hooks.call("on_save", run)
+        unsaved = self._find_unsaved(run)
         updates, metrics = self._measured
         # Metrics of earlier weights would give this checkpoint a wrong rank.
         if updates != run.state.updates:
@@ -371,6 +404,7 @@ class CheckpointHook(Hook):
                 self._finish_save(run)
         self._timer.add_save(stall=time.perf_counter() - began)
         run.clock.switch_to(before)
+        self._reject_unsaved(run, unsaved)
 
     def _make_draft(self, run: Run, facts: Facts) -> Draft | None:
         """Copy the state that this rank writes; None if it writes nothing."""

@@ -15,6 +15,7 @@ from phasetrain.meters.loss import MeanLoss
 from phasetrain.tasks.batchnorm_refresh import refresh_batch_norm
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.metering import compute_metrics
+from phasetrain.tasks.module_flags import ModuleFlags
 from phasetrain.tasks.parts import Parts
 from phasetrain.tasks.state import Stateful, TaskState
 from phasetrain.tasks.step_runner import StepRunner
@@ -52,6 +53,8 @@ class Task(StepRunner, TaskState, Predictor):
         self._split_losses = [
             module for module in losses.modules() if isinstance(module, WeightedSum)
         ]
+        modules = nn.ModuleDict({"model": parts.model, "loss": parts.loss})
+        self._flags = ModuleFlags(modules)
         # A plain attribute, so that a profiler can wrap it, see `around`.
         self._move: Callable[[list[Batch]], list[Batch]] = self._move_to_device
 
@@ -102,6 +105,7 @@ class Task(StepRunner, TaskState, Predictor):
             for meter in self.meters.values():
                 meter.reset()
             self._log_means.reset()
+        self._flags.begin_phase(fresh=fresh)
 
     def begin_epoch(self, phase: Phase) -> None:
         """Prepare for the next pass over the training data; `phase` is its first one.
@@ -171,6 +175,7 @@ class Task(StepRunner, TaskState, Predictor):
         }
         parts_with_state["generators"] = self.generators
         parts_with_state["logs"] = self._log_means
+        parts_with_state["flags"] = self._flags
         for average in parts.averages.values():
             parts_with_state |= average.stateful()
         for split, loader in parts.loaders.items():

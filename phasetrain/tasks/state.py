@@ -179,7 +179,7 @@ def _load_shared(
 ) -> None:
     for name, part in parts.items():
         if name not in shared:
-            if isinstance(part, PerRank) and part.is_optional:
+            if getattr(part, "is_optional", False):
                 continue
             raise ChangedError(
                 f"it has no state of {name!r}; it was made by another version of the task",

@@ -181,7 +181,7 @@ class TestTestStep:
             Parts(model, nn.CrossEntropyLoss(), {}, None, {}, Machine(CPU), World(), 0)
         )
         made.test_step([batch()], AT, StepEvents())
-        assert made.stateful().keys() == {"model", "loss", "generators", "logs"}
+        assert made.stateful().keys() == {"model", "loss", "generators", "logs", "flags"}
         with pytest.raises(AssertionError, match="optimizer"):
             made.train_step([batch()], AT, StepEvents())
 
@@ -232,5 +232,6 @@ class TestPhases:
     def test_stateful_lists_the_parts_of_a_checkpoint(self) -> None:
         made = task()
         assert list(made.stateful()) == [
-            *("model", "loss", "updater", "generators", "logs", "meter.accuracy", "meter.loss")
+            *("model", "loss", "updater", "generators", "logs", "flags"),
+            *("meter.accuracy", "meter.loss"),
         ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from phasetrain.app.preflight.preflight import trace_first_batch
+from phasetrain.config.addons import find_service
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ConfigError
 from phasetrain.tasks import Task
@@ -65,7 +65,6 @@ def explain_missing_kernels(task: Task, plan: Plan) -> Iterator[None]:
 
 
 def _name_modules(error: ConfigError, task: Task, plan: Plan) -> None:
-    traced = trace_first_batch(task, plan)
-    if traced is not None:
-        for finding in traced.on_device(task.parts.machine.device.type, deterministic=True):
-            error.add_note(f"  {finding.describe()}")
+    if name_operators := find_service("name_operators"):
+        for line in name_operators(task, plan):
+            error.add_note(f"  {line}")

@@ -13,11 +13,11 @@ import numpy as np
 from phasetrain.app.build_hooks import build_hooks
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.preflight.machine_load import format_expected
-from phasetrain.app.preflight.preflight import describe_findings, trace_first_batch
 from phasetrain.app.preflight.rehearsal import Rehearsal, prepare_parts
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.preflight.validate import list_unused, report_all_problems
 from phasetrain.app.setup import Setup, describe_dropped, world_size_of
+from phasetrain.config.addons import find_service
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.nested import leaves
 from phasetrain.config.problems import format_value
@@ -108,14 +108,15 @@ def preview(setup: Setup) -> dict[str, Any]:
 
 def _find_nondeterministic(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | None:
     """Return the operators of the model without a deterministic kernel, and lines about them."""
-    setup = run_plan.setup
-    with run_plan.machine.apply_settings():
-        preflight = trace_first_batch(run_plan.builder.task(parts), run_plan.plan)
-    if preflight is None:
+    find_operators = find_service("find_operators")
+    if find_operators is None:
         return None
-    device = run_plan.machine.device.type
-    lines = describe_findings(preflight, device, deterministic=setup.config.MACHINE.deterministic)
-    content: dict[str, Any] = to_json_value(preflight.plain() | {"lines": lines})
+    with run_plan.machine.apply_settings():
+        content: dict[str, Any] | None = find_operators(
+            run_plan.builder.task(parts),
+            run_plan.plan,
+            deterministic=run_plan.setup.config.MACHINE.deterministic,
+        )
     return content
 
 

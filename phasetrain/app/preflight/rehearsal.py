@@ -9,7 +9,7 @@ import gc
 import logging
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,12 +22,7 @@ from phasetrain.app.preflight.kernel_errors import (
     make_kernel_error,
 )
 from phasetrain.app.preflight.machine_load import measure_load
-from phasetrain.app.preflight.resume_proof import (
-    NOT_EXACT,
-    ResumeProof,
-    count_steps,
-    read_here,
-)
+from phasetrain.app.preflight.resume_proof import ResumeProof, count_steps, read_here
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.preflight.save_rehearsal import save_and_restore
 from phasetrain.app.preflight.step_kinds import (
@@ -50,8 +45,10 @@ from phasetrain.data import SampleError
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
+from phasetrain.hooks.state_watch import NOT_EXACT, HeldState
 from phasetrain.meters.base import split_metric
 from phasetrain.optim import CLEAN_DATA, NonFinite
+from phasetrain.proof.held import keep_variables
 from phasetrain.runtime.machine import Machine, preserve_generators
 from phasetrain.tasks import Parts, Position, Task
 from phasetrain.tasks.inspection import Inspection, inspect
@@ -196,6 +193,7 @@ def prepare_parts(
     if not rehearses:
         return Prepared(parts)
     del parts
+    restore_variables = keep_variables(HeldState(task, {}).modules)
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
     with preserve_generators(), explain_missing_kernels(task, plan):
         if is_quick:
@@ -210,9 +208,10 @@ def prepare_parts(
                 key.lower() for key, section in setup.config.DATA.items() if not section.exact
             ]
             proof = ResumeProof(plan, task, inexact=splits, is_small=is_quick)
-            inexact = _prove_resume(run_plan, proof)
+            inexact = _prove_resume(run_plan, proof, restore_variables)
         else:
             task.close()
+    restore_variables()
     # Parts of the rehearsal have seen data: free them before the parts of the run are built, so
     # that both never fill the memory at once.
     del task
@@ -259,7 +258,9 @@ def _limit_seconds(plan: Plan, step_seconds: float) -> float:
     return max(QUICK_SECONDS, QUICK_SHARE * expected)
 
 
-def _prove_resume(run_plan: RunPlan, proof: ResumeProof) -> list[str]:
+def _prove_resume(
+    run_plan: RunPlan, proof: ResumeProof, restore_variables: Callable[[], None]
+) -> list[str]:
     """Return a sentence for each part that does not resume exactly, if RUN.exact accepts them.
 
     Raises:
@@ -267,6 +268,7 @@ def _prove_resume(run_plan: RunPlan, proof: ResumeProof) -> list[str]:
     """
 
     def rebuild() -> Task:
+        restore_variables()  # as in a new process
         return run_plan.builder.task(_build_parts(run_plan, loads=False))
 
     try:

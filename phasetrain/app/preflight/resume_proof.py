@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
-from phasetrain.app.preflight.attributes import digest_attributes
 from phasetrain.checkpoint.codec import assemble_state, flatten_state
 from phasetrain.data import CustomLoader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.hooks.state_watch import HeldState, describe_held
 from phasetrain.proof.causes import name_section
 from phasetrain.proof.compare import Difference, find_difference
-from phasetrain.proof.trace import Digests, Trace
+from phasetrain.proof.held import Held, is_changed
+from phasetrain.proof.trace import Trace
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks import SavedTask, Task
 from phasetrain.tasks.dry_run import warm_up
@@ -34,9 +35,6 @@ STEPS = 2
 
 MAX_PATHS = 4
 """Number of names in a message."""
-
-NOT_EXACT = "resume.not_exact"
-"""Code of the error that a part would not resume exactly."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +58,12 @@ class Record:
     Attributes:
         saved: the state at the save, copied to the CPU.
         trace: the later steps, and the end of the phase.
-        attributes: digests of plain attributes at the end.
+        held: what the parts hold at the end, see `HeldState.read`.
     """
 
     saved: SavedTask
     trace: Trace
-    attributes: Digests
+    held: Mapping[str, Held]
 
 
 class _RecordStep(StepEvents):
@@ -100,6 +98,7 @@ class ResumeProof:
         self, plan: Plan, task: Task, *, inexact: Collection[str] = (), is_small: bool = False
     ) -> None:
         self.is_small = is_small
+        self._inexact = inexact
         self.plan = plan
         self.segments = [
             segment for segment in _list_segments(plan) if segment.phase.data not in inexact
@@ -113,8 +112,6 @@ class ResumeProof:
 
     def prove(self, rebuild: Callable[[], Task]) -> list[str]:
         """Return a sentence for each part that would not resume exactly; every rank has to call.
-
-        Also warns of attributes that a resume would lose, if that has changed nothing.
 
         Args:
             rebuild: builds all parts again from the config.
@@ -136,21 +133,24 @@ class ResumeProof:
             again.close()
 
     def _compare(self, task: Task, records: list[Record]) -> list[str]:
-        lost: dict[str, None] = {}
+        state = HeldState(task, {}, self._inexact)
+        distinct: list[str] = []
+        lost: dict[str, Held] = {}
         for segment, record in zip(self.segments, records, strict=True):
-            problem = _compare_segment(task, self.plan, segment, record, lost)
+            problem = _compare_segment(task, self.plan, segment, record, state, lost)
             # All ranks have to come to the same verdict, before any of them makes further steps
             # that others would not make; each has seen its own samples only.
             problems = filter(None, task.parts.world.all_gather(problem))
-            if distinct := list(dict.fromkeys(problems)):
-                return distinct  # what comes later may only follow from it
-        if lost:
-            log.warning(
-                "a resumed run would have another value of %s, which is in no state_dict; in the "
-                "first steps that has changed nothing",
-                _join_attributes(list(lost)),
-            )
-        return []
+            distinct = list(dict.fromkeys(problems))
+            if distinct:
+                break  # what comes later may only follow from it
+        lines = [
+            describe_held(held)
+            for held in lost.values()
+            if state.may_matter(held, in_place=bool(held.identity))
+        ]
+        found = task.parts.world.all_gather(lines)
+        return list(dict.fromkeys([*distinct, *(line for lines in found for line in lines)]))
 
 
 def read_here(task: Task) -> None:
@@ -187,7 +187,7 @@ def _run_segment(task: Task, plan: Plan, segment: Segment) -> Record:
     _run_steps(task, plan, phase, range(segment.before), Trace())
     saved = _copy_state(task)
     trace = _trace_end(task, plan, segment)
-    return Record(saved, trace, digest_attributes(task))
+    return Record(saved, trace, HeldState(task, {}).read(is_whole=True))
 
 
 def _trace_end(task: Task, plan: Plan, segment: Segment) -> Trace:
@@ -253,10 +253,15 @@ def _copy_to_cpu(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _compare_segment(
-    task: Task, plan: Plan, segment: Segment, record: Record, lost: dict[str, None]
+    task: Task,
+    plan: Plan,
+    segment: Segment,
+    record: Record,
+    state: HeldState,
+    lost: dict[str, Held],
 ) -> str:
-    """Return a sentence if the segment differs after a restore, else an empty string; add the paths
-    of attributes that differ to `lost`."""
+    """Return a sentence if the segment differs after a restore, else an empty string; add the
+    values that differ to `lost`, by their paths."""
     phase = segment.phase
     if phase.is_train:
         warm_up(task, phase)
@@ -270,15 +275,19 @@ def _compare_segment(
         return f"{_find_rejected(task, error)}: the run could not be resumed: {error}"
     task.begin(phase, fresh=False)
     difference = find_difference(record.trace, _trace_end(task, plan, segment))
-    now = digest_attributes(task)
-    changed = [path for path in now if now[path] != record.attributes.get(path, now[path])]
-    if difference is not None:
-        return _describe_difference(task, difference, changed, phase)
-    lost |= dict.fromkeys(changed)
-    return ""
+    before = record.held
+    changed = {
+        path: held
+        for path, held in state.read(is_whole=True).items()
+        if path not in before or is_changed(before[path].key, held.key)
+    }
+    lost |= changed
+    if difference is None:
+        return ""
+    return _describe_difference(task, difference, list(changed.values()), phase)
 
 
-def _describe_difference(task: Task, difference: Difference, lost: list[str], phase: Phase) -> str:
+def _describe_difference(task: Task, difference: Difference, lost: list[Held], phase: Phase) -> str:
     path = difference.path
     key = name_section(path)
     cause = difference.cause
@@ -310,9 +319,9 @@ def _may_kernels_differ(task: Task) -> bool:
     return device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
 
 
-def _find_loss_key(task: Task, lost: list[str]) -> str:
+def _find_loss_key(task: Task, lost: list[Held]) -> str:
     """Return the part to blame for a loss that differs, given the attributes that differ."""
-    holders = {path.partition(":")[0] for path in lost}
+    holders = {held.part for held in lost}
     if "loss" in holders or type(task).forward.__module__.startswith("phasetrain."):
         return "LOSS"
     if "task" in holders:
@@ -334,10 +343,6 @@ def _find_rejected(task: Task, error: ChangedError) -> str:
     return name_section(next((name for name in task.stateful() if repr(name) in str(error)), ""))
 
 
-def _join_attributes(paths: list[str]) -> str:
-    names = []
-    for path in paths:
-        part, _, attribute = path.partition(":")
-        section = "OPTIMIZER" if part.startswith("optimizer.") else name_section(part)
-        names.append(f"`{attribute.replace(':', '.')}` of {section}")
+def _join_attributes(lost: list[Held]) -> str:
+    names = [f"`{held.name}` of {name_section(held.part)}" for held in lost]
     return join_first(list(dict.fromkeys(names)), MAX_PATHS)

@@ -57,6 +57,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks
 from phasetrain.hooks.base import overrides
+from phasetrain.hooks.state_watch import StateWatch
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, HEADER_BYTES, count_records
@@ -106,6 +107,7 @@ class Training:
         self._position: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._first_position = (0, 0)
         self._optimizer_state: dict[str, Any] | None = None
+        self._save: CheckpointHook | None = None
         self.is_prepared = False
         self.attempt = Attempt(self.folder.read_status(), self.clock)
         ledger = Path(self.folder.file(FILE))
@@ -157,7 +159,12 @@ class Training:
             build_promise(run_plan, self.deviations, objects, parts.excluded),
             loaded,
             seconds_between_failures=self.attempt.seconds_between_failures(),
+            watch=StateWatch(
+                self._record_inexact,
+                [key.lower() for key, split in setup.config.DATA.items() if not split.exact],
+            ),
         )
+        self._save = save
         latest = LatestMetrics()
         # The checkpoint hook comes first: a failure in a later hook then loses no checkpoint.
         hooks = merge_hooks(merge_hooks({"checkpoint": save, "latest": latest}, own), extra)
@@ -371,25 +378,33 @@ class Training:
         if not run_plan.plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
-    def _record_late_draw(self, engine: PhaseEngine) -> None:
-        """Record that a step has drawn numbers that a resume would not draw again."""
-        world = self.setup.world
-        if not any(world.all_gather(engine.task.generators.late)):
-            return
-        self.deviations = add_deviations(self.deviations, engine.state.updates, [LATE_DRAW])
+    def _record_inexact(self, lines: list[str], updates: int) -> bool:
+        """Record why the run does not resume exactly, and return whether RUN.exact accepts it."""
+        known = {line for deviation in self.deviations for line in deviation["what"]}
+        new = [line for line in lines if line not in known]
+        self.deviations = add_deviations(self.deviations, updates, new)
+        accepts = not self.setup.config.RUN.exact
 
         def write() -> None:
+            for line in new if accepts else ():
+                log.warning("%s", line)
             with self.folder.writing():
                 write_documents(self.setup, self.folder, self.deviations)
 
-        world.run_on_main(write)
+        if new:
+            self.setup.world.run_on_main(write)
+        if self._save is not None:
+            self._save.set_deviations(self.deviations)
+        return accepts
 
     def _finish(
         self, engine: PhaseEngine, latest: Mapping[str, float], save: CheckpointHook
     ) -> RunResult:
         """Print how the run ended, write status.json and return the result."""
         state = engine.state
-        self._record_late_draw(engine)
+        # A step has drawn numbers that a resume would not draw again.
+        if any(self.setup.world.all_gather(engine.task.generators.late)):
+            self._record_inexact([LATE_DRAW], state.updates)
         best, measured = save.best or ("", {})
         result = RunResult(
             state="finished",
@@ -414,6 +429,8 @@ class Training:
         else:
             result = self._preempted_result(engine, result)
             rows = stopped_lines(self.setup, state, engine.plan, result.reason)
+        if self.deviations and not self.setup.config.RUN.exact:
+            rows.append(("exact", "no, see RUN.md for what a resume would lose"))
         self.setup.terminal.print_pairs(rows, always=True)
         facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
         # The run has ended and is saved: a full disk must not turn that into a failure.

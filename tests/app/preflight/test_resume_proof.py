@@ -241,14 +241,12 @@ def test_split_that_need_not_be_exact_is_left_out(tmp_path: Path) -> None:
     assert train(tmp_path, SHORT, REHEARSED, *words).updates == 10
 
 
-def test_attribute_that_has_changed_nothing_yet_is_a_warning(tmp_path: Path) -> None:
-    train(tmp_path, SHORT, REHEARSED, *MODEL, f"MODEL.name={HERE}.Rarely")
-    [line] = [
-        line
-        for line in (tmp_path / "log.txt").read_text().splitlines()
-        if "in no state_dict" in line
-    ]
-    assert "`calls` of MODEL" in line
+@pytest.mark.feature("resume.proof")
+def test_attribute_that_has_changed_nothing_yet_is_rejected(tmp_path: Path) -> None:
+    words = (SHORT, REHEARSED, *MODEL, f"MODEL.name={HERE}.Rarely")
+    with raises(ConfigError, key="MODEL", code="resume.not_exact") as caught:
+        train(tmp_path, *words)
+    assert "`calls` of" in str(caught.value)
 
 
 @pytest.mark.parametrize(

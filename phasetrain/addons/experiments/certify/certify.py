@@ -20,13 +20,13 @@ from phasetrain.addons.experiments.certify.certificate import (
 )
 from phasetrain.addons.experiments.certify.combination import Combination, Trial
 from phasetrain.addons.experiments.certify.timing import Cost, measure_cost
-from phasetrain.addons.experiments.options import CertifyOptions
-from phasetrain.app.json_values import to_json_value
-from phasetrain.app.preflight.preflight import (
+from phasetrain.addons.experiments.operators.preflight import (
     Preflight,
     describe_findings,
     trace_first_batch,
 )
+from phasetrain.addons.experiments.options import CertifyOptions
+from phasetrain.app.json_values import to_json_value
 from phasetrain.app.setup import Setup, resolve_config, world_size_of
 from phasetrain.app.shorten import shorten_config
 from phasetrain.config.compose.override_text import quote_value

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phasetrain.app.preflight.nondeterministic import Operation, find_operations
+from phasetrain.addons.experiments.operators.nondeterministic import Operation, find_operations
+from phasetrain.app.json_values import to_json_value
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.runtime.machine import preserve_generators
@@ -84,6 +85,26 @@ class Preflight:
             for finding in self.findings
             if device in finding.devices and not (finding.is_replaced and deterministic)
         ]
+
+
+def find_operators(task: Task, plan: Plan, *, deterministic: bool) -> dict[str, Any] | None:
+    """Return the operators of the first train step without a deterministic kernel, and lines about
+    them, as JSON data; None if there is no train step."""
+    preflight = trace_first_batch(task, plan)
+    if preflight is None:
+        return None
+    device = task.parts.machine.device.type
+    lines = describe_findings(preflight, device, deterministic=deterministic)
+    content: dict[str, Any] = to_json_value(preflight.plain() | {"lines": lines})
+    return content
+
+
+def name_operators(task: Task, plan: Plan) -> list[str]:
+    """Return a line for each operator of the first train step that torch rejects because of
+    MACHINE.deterministic."""
+    preflight = trace_first_batch(task, plan) or Preflight()
+    device = task.parts.machine.device.type
+    return [one.describe() for one in preflight.on_device(device, deterministic=True)]
 
 
 def describe_findings(preflight: Preflight, device: str, *, deterministic: bool) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phasetrain.app.preflight.preflight import trace_passes
+from phasetrain.addons.experiments.operators.preflight import trace_passes
 
 POOL = {"torch.nn.AdaptiveAvgPool2d"}
 RESIZE = {"torch.nn.functional.interpolate"}

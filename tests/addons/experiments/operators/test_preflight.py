@@ -10,13 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phasetrain.app.preflight.nondeterministic import (
+from phasetrain.addons.experiments.operators.nondeterministic import (
     ALIASES,
     NEVER_TRAINED,
     OPERATIONS,
     READ_FROM,
 )
-from phasetrain.app.preflight.preflight import Preflight, describe_findings, trace_passes
+from phasetrain.addons.experiments.operators.preflight import (
+    Preflight,
+    describe_findings,
+    trace_passes,
+)
 from phasetrain.errors import ConfigError
 from phasetrain.testing.kills import run_quietly
 

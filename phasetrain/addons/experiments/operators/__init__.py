@@ -1,0 +1,1 @@
+"""Finds the operators of a model that have no deterministic kernel."""

@@ -1,0 +1,263 @@
+"""Finds values that change while a run trains and that no checkpoint contains."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from types import FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from phasetrain.engine.plan import Phase
+from phasetrain.hooks.base import Hook, Run
+from phasetrain.proof.causes import name_section
+from phasetrain.proof.held import (
+    DEPTH,
+    Held,
+    Saved,
+    find_holders,
+    is_changed,
+    is_custom,
+    list_kinds,
+    list_modules,
+    read_held,
+    read_key,
+    read_setup,
+)
+from phasetrain.proof.uses import Uses
+from phasetrain.tasks import Task
+
+NOT_EXACT = "resume.not_exact"
+"""Code of the error that a part would not resume exactly."""
+
+REWRITTEN_STEPS = 2
+"""A value that is assigned in each of the first steps is assigned in all steps."""
+
+
+class HeldState:
+    """The custom parts of a task and its hooks, and the values that they hold.
+
+    Args:
+        task: the task.
+        hooks: label -> hook; hooks that only observe are left out.
+        inexact: splits whose samples need not be the same after a resume; they are left out.
+
+    Attributes:
+        modules: the modules of the parts.
+        uses: how the parts use names.
+    """
+
+    def __init__(
+        self, task: Task, hooks: Mapping[str, Hook], inexact: Collection[str] = ()
+    ) -> None:
+        self._task = task
+        self._hooks = [hook for hook in hooks.values() if not hook.observe_only]
+        found = find_holders(_list_roots(task, hooks, inexact))
+        self._holders = [(label, holder) for label, holder in found if label]
+        kinds = list_kinds(self._holders)
+        self.modules = list_modules(kinds)
+        self.uses = Uses(self.modules, {kind.__name__ for kind in kinds})
+
+    def read(self, *, is_whole: bool = False) -> dict[str, Held]:
+        """Return the values that are in no `state_dict` of a module, by path; see `read_held`."""
+        modules = [part for part in self._list_parts() if isinstance(part, nn.Module)]
+        holders = (holder for _, holder in self._holders)
+        saved = Saved(modules, [*self._list_parts(), *holders])
+        held = read_held(self._holders, self.modules, saved, is_whole=is_whole)
+        for path, module in _list_modules(self._task):
+            held[path] = Held(path.partition(".")[0], module, "", read_setup(module))
+        return held
+
+    def may_matter(self, held: Held, *, in_place: bool) -> bool:
+        """Return whether a changed value may affect later steps."""
+        if held.name in getattr(held.owner, "recomputed", ()):
+            return False
+        return any(self.uses.may_matter(name, in_place=in_place) for name in list_uses(held))
+
+    def is_saved(self, held: Held) -> bool:
+        """Return whether the state that checkpoints contain depends on a value."""
+        owner, name = held.owner, held.name
+        if not name or not hasattr(owner, name):  # it has no setter
+            return False
+        value = getattr(owner, name)
+        before = self._read_states()
+        try:
+            setattr(owner, name, _make_other(value))
+            return bool(self._read_states() != before)
+        except Exception:  # noqa: BLE001 - the state depends on it, and has rejected the other value
+            return True
+        finally:
+            setattr(owner, name, value)
+
+    def _list_parts(self) -> list[Any]:
+        optimizers = [updater.optimizer for updater in self._task.updaters.values()]
+        return [*self._task.stateful().values(), *self._hooks, *optimizers]
+
+    def _read_states(self) -> Any:
+        """Return the key of all that custom parts return for checkpoints."""
+        parts = [part for part in self._list_parts() if is_custom(type(part))]
+        modules = [module for _, module in _list_modules(self._task)]
+        default = nn.Module.get_extra_state
+        states = [part.state_dict() for part in parts if not isinstance(part, nn.Module)]
+        extra = [one.get_extra_state() for one in modules if type(one).get_extra_state != default]
+        return read_key([states, extra], Saved(), 2 * DEPTH)
+
+
+class StateWatch:
+    """Compares the values that parts hold with those at the start of the phase.
+
+    Args:
+        accept: gets sentences about values that no checkpoint contains and the number of updates,
+            records them, and returns whether the run may continue.
+        inexact: splits whose samples need not be the same after a resume.
+    """
+
+    def __init__(
+        self, accept: Callable[[list[str], int], bool], inexact: Collection[str] = ()
+    ) -> None:
+        self._accept = accept
+        self._inexact = inexact
+        self._phase: Phase | None = None
+        self._state: HeldState | None = None
+        self._before: dict[str, Held] = {}
+        self._last: dict[str, Held] = {}
+        self._known: set[str] = set()
+        self._steps: dict[str, int] = {}
+
+    def begin_phase(self, run: Run, phase: Phase) -> None:
+        """Call it when all hooks have begun a phase: a resume in it does the same again."""
+        if phase is self._phase:
+            return
+        self._phase = phase
+        if self._state is None:
+            self._state = HeldState(run.task, run.hooks.by_label, self._inexact)
+        self._last = self._state.read()
+        for path, held in self._last.items():
+            if self._state.uses.grown.isdisjoint(list_uses(held)):
+                self._before[path] = held
+            self._add_new(path, held)
+
+    def end_step(self) -> None:
+        """Call it after each step: the first steps of a split may fill caches that were empty, and
+        show what is assigned in every step."""
+        if self._state is None or self._phase is None:
+            return
+        steps = self._steps[self._phase.split] = self._steps.get(self._phase.split, 0) + 1
+        if steps > REWRITTEN_STEPS:
+            return
+        now = self._state.read()
+        for path, held in now.items():
+            before = self._last.get(path, held)
+            is_same = before.identity == held.identity != 0
+            if steps == 1:
+                self._add_new(path, held)
+            elif is_same or not is_changed(before.key, held.key):
+                continue
+            elif self._state.uses.grown.isdisjoint(list_uses(held)):
+                self._known.add(path)
+        self._last = now
+
+    def check(self, run: Run) -> list[str]:
+        """Return a sentence for each value that no checkpoint contains, if the run may not
+        continue; every rank has to call."""
+        if self._state is None:
+            return []
+        found = run.world.all_gather(self._find_changes(self._state))
+        lines = list(dict.fromkeys(line for lines in found for line in lines))
+        if not lines or self._accept(lines, run.state.updates) or run.state.finished:
+            return []
+        return lines
+
+    def _find_changes(self, state: HeldState) -> list[str]:
+        lines = []
+        for path, held in state.read().items():
+            before = self._before.get(path)
+            if path in self._known:
+                continue
+            if before and not is_changed(before.key, held.key):
+                self._add_new(path, held)
+                continue
+            is_same = before is not None and before.identity == held.identity != 0
+            if state.may_matter(held, in_place=is_same):
+                self._known.add(path)
+                if not state.is_saved(held):
+                    lines.append(describe_held(held))
+        return lines
+
+    def _add_new(self, path: str, held: Held) -> None:
+        """Take over a value that was not there before, and such entries of a mapping."""
+        before = self._before.setdefault(path, held)
+        if isinstance(before.key, dict) and isinstance(held.key, dict):
+            self._before[path] = replace(before, key=held.key | before.key)
+
+
+def describe_held(held: Held) -> str:
+    """Return a sentence about a value that a resume would lose."""
+    section = name_section(held.part) if held.part else "RUN.imports"
+    owner: Any = held.owner
+    kind = owner if isinstance(owner, ModuleType | FunctionType | type) else type(owner)
+    name, where = held.name, f"{getattr(kind, '__module__', 'module')}.{kind.__name__}"
+    what = f"`{name}` of {where}" if name else f"an option or a hook of {where}"
+    if not name:
+        fix = "set it in `on_start` or `on_phase_start` of a hook"
+    elif isinstance(owner, Hook):
+        fix = (
+            f'add `"{name}": self.{name}` to what `state_dict` returns, and '
+            f'`self.{name} = state["{name}"]` to `load_state_dict`; if the hook only observes, add '
+            "`observe_only = True` to the class"
+        )
+    elif isinstance(owner, nn.Module):
+        fix = (
+            f'call `self.register_buffer("{name}", ...)` for a tensor, or return it by '
+            "`get_extra_state` and set it in `set_extra_state`"
+        )
+    else:
+        fix = (
+            f'add `"{name}": ...` to what `stateful()` of the task returns, an object with '
+            "`state_dict` and `load_state_dict`, or keep it in a hook with them"
+        )
+    return (
+        f"{section}: {what} changes while the run trains, and no checkpoint contains it, so that a "
+        f"resume would have another value: {fix}; if a resume computes it again, add the line "
+        f"`recomputed = ({name!r},)`. RUN.exact=false trains nevertheless"
+    )
+
+
+def list_uses(held: Held) -> list[str]:
+    """Return the names by which code may use a value, as `Uses` has them."""
+    owner, name = held.owner, held.name
+    if isinstance(owner, ModuleType):
+        return [name, f".{name}"]
+    is_attribute = not isinstance(owner, FunctionType) or name in vars(owner)
+    return [f".{name}" if is_attribute else name]
+
+
+def _list_roots(
+    task: Task, hooks: Mapping[str, Hook], inexact: Collection[str]
+) -> Iterator[tuple[str, object]]:
+    """Yield the parts of a task and its hooks; without a label those that are left out."""
+    yield from task.stateful().items()
+    for name, updater in task.updaters.items():
+        yield f"updater.{name}", updater.optimizer
+    for split, loader in task.parts.loaders.items():
+        yield "" if split in inexact else f"data.{split}", loader
+    for label, hook in hooks.items():
+        yield "" if hook.observe_only else f"hooks.{label}", hook
+    yield "task", task
+
+
+def _list_modules(task: Task) -> Iterator[tuple[str, nn.Module]]:
+    for name, part in task.stateful().items():
+        if isinstance(part, nn.Module):
+            for path, module in part.named_modules():
+                yield f"{name}.{path}", module
+
+
+def _make_other(value: Any) -> Any:
+    """Return another value of the same kind; None if there is none."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return f"{value}~"
+    if isinstance(value, list | dict | set):
+        return type(value)()
+    return value + 1 if isinstance(value, int | float) or hasattr(value, "dtype") else None

@@ -1,0 +1,208 @@
+"""Values that change and that no checkpoint contains end a run at the first save after the change."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import KillAfter, SaveEachStep, differences_of_runs, newest, run_until_killed, train
+from raising import raises
+
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook, Run
+from phasetrain.proof.held import is_changed
+from phasetrain.proof.uses import Uses
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+HERE = __name__
+LINEAR = ("~MODEL.width", "~MODEL.dropout", "~MODEL.batch_norm")
+LATE = ("PHASES.epochs=2", "CHECKPOINT.every_updates=2", "RUN.rehearse=false")
+HOOK = f"+HOOKS.late.name={HERE}.Late"
+
+FEATURE = pytest.mark.feature(
+    "resume.hidden_state",
+    "state that no checkpoint contains ends a run at the first save after it has changed",
+    "`RUN.exact`",
+)
+
+
+class Late(Hook):
+    """Begins to count at the fifth update, and changes the weights at the ninth."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_update(self, run: Run, phase: Any) -> None:
+        if run.state.updates >= 4:
+            self.count += 1
+        if self.count == 5:
+            with torch.no_grad():
+                next(run.task.model.parameters()).mul_(0.5)
+
+
+class SavedLate(Late):
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class RecomputedLate(Late):
+    recomputed = ("count",)
+
+
+class ObservingLate(Late):
+    observe_only = True
+
+
+class Unfinished(Hook):
+    """Freezes a weight and leaves the model in eval mode in the middle of a phase."""
+
+    def on_update(self, run: Run, phase: Any) -> None:
+        if run.state.updates == 1:
+            next(run.task.model.parameters()).requires_grad_(False)
+            run.task.model.eval()
+
+
+@FEATURE
+def test_late_change_ends_the_run_at_its_first_save_and_loses_nothing(tmp_path: Path) -> None:
+    with raises(ConfigError, key="HOOKS.late", code="resume.not_exact") as caught:
+        train(tmp_path, *LATE, HOOK)
+    for text in ("`count` of", f"{HERE}.Late", '`"count": self.count`', "update 5"):
+        assert text in str(caught.value)
+    saved = newest(tmp_path)
+    assert saved.manifest.state.updates == 5
+    [entry] = saved.promised["departures"]
+    assert entry["updates"] == 5
+    assert "`count` of" in entry["what"][0]
+    assert json.loads((tmp_path / "environment.json").read_text())["departures"] == [entry]
+    assert "`count` of" in (tmp_path / "RUN.md").read_text()
+
+
+@FEATURE
+def test_late_change_is_accepted_and_recorded_for_good(tmp_path: Path) -> None:
+    words = (*LATE, HOOK, "RUN.exact=false")
+    run_until_killed(tmp_path, *words, hooks={"kill": KillAfter(7)})
+    assert train(tmp_path, *words).updates == 10
+    departures = json.loads((tmp_path / "environment.json").read_text())["departures"]
+    found = [entry for entry in departures if "`count` of" in entry["what"][0]]
+    assert [entry["updates"] for entry in found] == [5]
+
+
+@pytest.mark.parametrize("name", ["SavedLate", "RecomputedLate", "ObservingLate"])
+def test_saved_declared_and_observing_values_are_accepted(name: str, tmp_path: Path) -> None:
+    assert train(tmp_path, *LATE, f"+HOOKS.late.name={HERE}.{name}").updates == 10
+
+
+@FEATURE
+def test_modes_and_frozen_weights_are_restored(tmp_path: Path) -> None:
+    words = (*LATE, f"+HOOKS.flags.name={HERE}.Unfinished")
+    train(tmp_path / "whole", *words)
+    hooks: dict[str, Hook] = {"save": SaveEachStep(), "kill": KillAfter(3)}
+    run_until_killed(tmp_path / "killed", *words, hooks=hooks)
+    assert newest(tmp_path / "killed").state["task"]["flags"].keys() == {
+        "training",
+        "requires_grad",
+    }
+    train(tmp_path / "killed", *words)
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
+
+
+@pytest.fixture(scope="module")
+def try_part() -> Iterator[Callable[..., Any]]:
+    sys.path.append(str(BENCHMARKS))
+    from hidden_state import try_part
+
+    yield try_part
+    sys.path.remove(str(BENCHMARKS))
+
+
+def _list_parts(kind: str) -> list[Any]:
+    sys.path.append(str(BENCHMARKS))
+    import hidden_state_parts
+
+    sys.path.remove(str(BENCHMARKS))
+    return list(vars(hidden_state_parts)[kind])
+
+
+QUICK = ("hook: an object with a counter", "task: a target network synced every 30 updates")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, id=part.name, marks=() if part.name in QUICK else pytest.mark.slow)
+        for part in _list_parts("HIDDEN")
+    ],
+)
+def test_hidden_state_is_found(
+    part: Any, tmp_path: Path, try_part: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    tried = try_part(part, tmp_path, 0)
+    finishes = part.is_missed or part.is_restored
+    assert tried.code == ("" if finishes else "resume.not_exact"), tried.message
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, id=part.name, marks=() if number == 0 else pytest.mark.slow)
+        for number, part in enumerate(_list_parts("CLEAN"))
+    ],
+)
+def test_clean_part_trains(
+    part: Any, tmp_path: Path, try_part: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    tried = try_part(part, tmp_path, 0)
+    assert (tried.code, tried.updates) == ("", 40), tried.message
+
+
+@pytest.mark.parametrize(
+    ("body", "matters"),
+    [
+        ("self.x += 1", False),  # nothing reads it
+        ("self.x += 1; return self.x", True),
+        ("self.x.append(1)", False),
+        ("self.x.append(1); return len(self.x)", True),
+        ("self.x = batch; return self.x", False),  # rewritten before it is read
+        ("y = self.x; self.x = batch; return y", True),
+        ("if batch: self.x = batch\n    return self.x", True),
+        ("if self.x is None: self.x = make()\n    return self.x", False),
+        ("if self.x is None or self.x > batch: self.x = batch\n    return self.x", True),
+        ("self.x['key'] = batch; return self.x", False),
+        ("self.x[batch] = 1; return self.x", True),
+        ("self.x = self.x + 1; return 0", True),
+    ],
+)
+def test_source_says_which_values_may_matter(
+    body: str, matters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "used_part.py"
+    module.write_text(f"class Part:\n  def step(self, batch):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "used_part", raising=False)
+    import used_part  # type: ignore[import-not-found]
+
+    assert Uses([used_part], ["Part"]).may_matter(".x", in_place=False) is matters
+    assert not Uses([used_part], ["Other"]).may_matter(".x", in_place=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        (1, 2, True),
+        ({"a": 1}, {"a": 1, "b": 2}, False),  # a cache that grows
+        ({"a": 1}, {"a": 2}, True),
+        ([2, None, 1], [2, 5, 1], False),
+        ([2, 5, 1], [2, 6, 1], True),
+        ([1, 5], [2, 5, 6], True),
+    ],
+)
+def test_growing_caches_have_not_changed(before: Any, after: Any, changed: bool) -> None:
+    assert is_changed(before, after) is changed
