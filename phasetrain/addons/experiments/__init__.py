@@ -118,6 +118,5 @@ def register(addon: AddOn) -> None:
         f"{PACKAGE}.certify.certificate:read_certificate",
     )
     addon.add_service("find_operators", f"{PACKAGE}.operators.preflight:find_operators")
-    addon.add_service("load_optimizer_state", f"{PACKAGE}.optimizer_state:load_optimizer_state")
     addon.add_service("name_operators", f"{PACKAGE}.operators.preflight:name_operators")
     addon.add_service("prepare_training", f"{PACKAGE}.run_keys:prepare_training")
