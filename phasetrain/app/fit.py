@@ -92,7 +92,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         "MODEL": _describe_name("MODEL", model, config_dir),
     }
     if train is not None:
-        config["DATA"] = {"TRAIN": _describe_split("TRAIN", train), **_describe_tests(test)}
+        config["DATA"] = {"TRAIN": _describe_split(train), **_describe_tests(test)}
     if batch_size is not None:
         config["DATA.TRAIN.batch_size"] = batch_size
     if loss is not None:
@@ -227,11 +227,11 @@ def _describe_tests(test: Any) -> dict[str, Any]:
         return {}
     if isinstance(test, Mapping):
         tests = {str(name).upper(): split for name, split in test.items()}
-        return {key: _describe_split(key, split) for key, split in tests.items()}
-    return {"TEST": _describe_split("TEST", test)}
+        return {key: _describe_split(split, key) for key, split in tests.items()}
+    return {"TEST": _describe_split(test, "TEST")}
 
 
-def _describe_split(key: str, data: Any) -> Any:
+def _describe_split(data: Any, key: str = "TRAIN") -> Any:
     if isinstance(data, DataLoader | Mapping):
         return data
     if isinstance(data, tuple | list) and (
