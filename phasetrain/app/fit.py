@@ -244,7 +244,7 @@ def _describe_data(train: Any, test: Any) -> dict[str, Any]:
     """Return the splits of section DATA; empty if the overrides name the data."""
     splits = _describe_tests(test)
     if train is not None:
-        splits["TRAIN"] = _describe_split("TRAIN", train)
+        splits["TRAIN"] = _describe_split(train)
     return splits
 
 
@@ -253,11 +253,11 @@ def _describe_tests(test: Any) -> dict[str, Any]:
         return {}
     if isinstance(test, Mapping):
         tests = {str(name).upper(): split for name, split in test.items()}
-        return {key: _describe_split(key, split) for key, split in tests.items()}
-    return {"TEST": _describe_split("TEST", test)}
+        return {key: _describe_split(split, key) for key, split in tests.items()}
+    return {"TEST": _describe_split(test, "TEST")}
 
 
-def _describe_split(key: str, data: Any) -> Any:
+def _describe_split(data: Any, key: str = "TRAIN") -> Any:
     if isinstance(data, DataLoader | Mapping):
         return data
     if isinstance(data, tuple | list) and (

@@ -37,7 +37,11 @@ Resolver = Callable[[str], Factory[T] | None]
 path."""
 
 _OF_DATASET = MappingProxyType(
-    {"classes": ', or give the dataset a method `def facts(self): return {"classes": 10}`'}
+    {
+        "classes": ', or give the dataset a method `def facts(self): return {"classes": 10}`',
+        "target": "; a function of output and target is a loss, and a metric is a subclass of "
+        "phasetrain.meters.Meter, or a number logged by phasetrain.log",
+    }
 )
 """Parameter -> what else gives it a value."""
 

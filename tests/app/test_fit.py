@@ -527,3 +527,15 @@ def test_missing_value_names_what_the_run_provides(tmp_path: Path) -> None:
     with raises(ConfigError, key="LOSS.alpha", code="config.missing_parameter") as caught:
         fit(tmp_path, loss=Weighted)
     assert "train_samples" in str(caught.value)
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(1) == target).float().mean()
+
+
+def test_function_as_a_metric_is_rejected_with_a_meter_named(tmp_path: Path) -> None:
+    with raises(
+        ConfigError, key="METERS.accuracy.target", code="config.missing_parameter"
+    ) as caught:
+        fit(tmp_path, metrics=accuracy)
+    assert "phasetrain.meters.Meter" in str(caught.value)

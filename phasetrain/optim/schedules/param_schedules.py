@@ -153,19 +153,18 @@ class ParamSchedules:
             return 1.0
         return max(rate.peak(where) for rate in rates) / peak
 
-    def _warn_of_overwritten(self) -> None:
-        """Warn once if other code has set an option since the last `apply`."""
-        for group, option, value in self._values:
-            if group[option] != value and self._warns:
-                self._warns = False
-                log.warning(
-                    "OPTIMIZER.SCHEDULES.%s: a hook or other code has set %s = %s; the schedule "
-                    "sets it again before each update, so this has no effect. Leave the schedule "
-                    "out, or set `updater.factor`, which multiplies all learning rates",
-                    option,
-                    option,
-                    group[option],
-                )
+    def _warn_of_overwritten(self, option: str, value: Any) -> None:
+        """Warn once that other code has set an option since the last `apply`."""
+        if self._warns:
+            log.warning(
+                "OPTIMIZER.SCHEDULES.%s: a hook or other code has set %s = %s; the schedule sets "
+                "it again before each update, so this has no effect. Leave the schedule out, or "
+                "set `updater.factor`, which multiplies all learning rates",
+                option,
+                option,
+                value,
+            )
+        self._warns = False
 
     def apply(
         self,
@@ -185,7 +184,9 @@ class ParamSchedules:
             epoch_start: both at the start of the epoch, for schedules with `every: epoch`; None:
                 the epoch starts here.
         """
-        self._warn_of_overwritten()
+        for group, option, value in self._values:
+            if group[option] != value:
+                self._warn_of_overwritten(option, group[option])
         now = (where, within)
         for entry in self._stages[stage]:
             at = now
@@ -196,9 +197,8 @@ class ParamSchedules:
         if self._factor != 1.0:
             for group in groups:
                 group["lr"] *= self._factor
-        self._values = [
-            (groups[number], option, groups[number][option]) for number, option in self.options
-        ]
+        if self.options:
+            self._values = [(groups[n], option, groups[n][option]) for n, option in self.options]
 
 
 def _list_options(
