@@ -394,6 +394,61 @@ def test_missing_arguments_are_reported_together(tmp_path: Path) -> None:
     assert [problem.key for problem in caught.value.problems] == ["LOSS", "OPTIMIZER"]
 
 
+class Moved:
+    """Adds a number to inputs."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return inputs + self.by
+
+    def __repr__(self) -> str:
+        return f"Moved({self.by})"
+
+
+def test_stages_take_objects(tmp_path: Path) -> None:
+    def stages(*by: float) -> dict[str, Any]:
+        return {
+            "stages": [
+                {"epochs": 1, "DATA": {"TRAIN": {"transforms": [Moved(number)]}}} for number in by
+            ]
+        }
+
+    changes: dict[str, Any] = {"epochs": None, "test": None}
+    whole = fit(tmp_path / "whole", PHASES=stages(0.0, 3.0), **changes)
+    same = fit(tmp_path / "same", PHASES=stages(0.0, 0.0), **changes)
+    assert whole.updates == same.updates == 10
+    assert whole.digest != same.digest
+    hooks = {"save": SaveEachStep(), "kill": KillAfter(7)}
+    with pytest.raises(Killed):
+        fit(tmp_path / "run", PHASES=stages(0.0, 3.0), hooks=hooks, **changes)
+    fit(tmp_path / "run", PHASES=stages(0.0, 3.0), **changes)
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
+
+
+STEP_LR = torch.optim.lr_scheduler.StepLR
+
+
+@pytest.mark.addon("libraries")
+@pytest.mark.parametrize(
+    "schedule",
+    [partial(STEP_LR, step_size=4), {"name": STEP_LR, "step_size": 4}],
+    ids=["partial", "class"],
+)
+def test_schedulers_of_torch_are_taken_as_classes(schedule: Any, tmp_path: Path) -> None:
+    groups = [{"match": "3.*", "SCHEDULES": {"lr": schedule}}]
+    for name, changes in {
+        "all": {"SCHEDULES": {"lr": schedule}},
+        "one": {"groups": groups},
+    }.items():
+        fit(tmp_path / name, OPTIMIZER=changes)
+    logged = (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()
+    rates = [row["lr"] for row in map(json.loads, logged) if row["kind"] == "step"]
+    assert rates == pytest.approx([1e-3] * 4 + [1e-4] * 4 + [1e-5] * 2)
+    assert "StepLR" in (tmp_path / "one" / "config.yaml").read_text()
+
+
 class Wide(nn.Module):
     """A linear model."""
 
