@@ -101,8 +101,9 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     if only_tests:
         config["RUN"] |= {"engine": "test", "checkpoint": "none"}
     splits = {} if train is None else {"TRAIN": _describe_split(train)}
-    if splits | _describe_tests(test):
-        config["DATA"] = splits | _describe_tests(test)
+    splits |= _describe_tests(test)
+    if splits:
+        config["DATA"] = splits
     if batch_size is not None:
         config["DATA.TRAIN.batch_size"] = batch_size
     if loss is not None:

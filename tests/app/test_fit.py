@@ -321,6 +321,30 @@ class Forward(IterableDataset[Any]):
         return map(Points(80).__getitem__, range(80))
 
 
+class Items(IterableDataset[Any]):
+    """Yields the items of a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+@pytest.mark.parametrize("kind", [list, Items])
+@pytest.mark.parametrize("size", [1, 4])
+def test_items_that_look_like_batches_are_named(kind: Any, size: int, tmp_path: Path) -> None:
+    inputs = torch.ones(12, size, 4)
+    samples = [(each, each[:, :2]) if size > 1 else (each[0], each[0, :2]) for each in inputs]
+    stream = io.StringIO()
+    words = {"loss": nn.MSELoss(), "metrics": None, "test": None, "epochs": 1, "batch_size": 4}
+    terminal = Terminal(stream, live=False)
+    done = fit(tmp_path, nn.Linear(4, 2), train=kind(samples), terminal=terminal, **words)
+    assert done.updates == 3
+    # The layer and the loss take both, so that nothing else fails.
+    assert stream.getvalue().count("like a batch") == (size > 1)
+
+
 def test_loader_of_an_iterable_is_read_as_the_iterable(tmp_path: Path) -> None:
     loader = DataLoader(Forward(), batch_size=16)
     plain = fit(tmp_path / "a", train=Forward(), batch_size=16, test=Forward(), epochs=2)
