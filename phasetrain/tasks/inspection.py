@@ -1,5 +1,6 @@
 """The size and the cost of a model: parameters, activations, floating-point operations, memory."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -10,9 +11,15 @@ from torch import Tensor, nn
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.nested import list_tensors
 from phasetrain.tasks import Parts, Task
 from phasetrain.tasks.misfits import check_step_output
+
+log = logging.getLogger(__name__)
+
+SHOWN_UNUSED = 3
+"""Maximum number of names of parameters without a gradient."""
 
 ROWS = 30
 """Maximum number of modules that are shown; a larger model is shown to a smaller depth."""
@@ -108,6 +115,14 @@ def inspect(task: Task, phase: Phase, batch: Batch) -> Inspection:
         forward = counter.get_total_flops()
         loss.backward()  # type: ignore[no-untyped-call]
         train = counter.get_total_flops()
+    weights = task.parts.model.named_parameters()
+    unused = [name for name, weight in weights if weight.requires_grad and weight.grad is None]
+    if unused:
+        log.info(
+            "MODEL: the loss of the first batch does not depend on %s; several ranks need "
+            "DISTRIBUTED.find_unused_parameters=true",
+            join_first(unused, SHOWN_UNUSED),
+        )
     task.updater.drop_gradients()
     rows = tuple(notes.row(row, batch.size) for row in modules_of(task.parts.model))
     leaves = sum(

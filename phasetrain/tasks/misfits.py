@@ -73,6 +73,22 @@ def explain_several_passes(task_class: type) -> ConfigError:
     )
 
 
+def raise_if_unused(model: nn.Module, error: Exception) -> None:
+    """Raise the error of parameters that the loss does not depend on, for which DDP waits."""
+    if "find_unused_parameters" not in str(error):
+        return
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    # torch names numbers only: "Parameter indices which did not receive grad for rank 0: 2 3".
+    numbers = re.search(r"for rank \d+: ([\d ]+)", str(error))
+    unused = [trained[int(number)] for number in numbers[1].split()] if numbers else []
+    raise ConfigError(
+        "DISTRIBUTED.find_unused_parameters = false: in the step before, the loss of this rank did "
+        f"not depend on {join_first(unused, SHOWN_SAMPLES, empty='some parameters')}; use them, "
+        "freeze them with MODEL.freeze, or set DISTRIBUTED.find_unused_parameters=true",
+        code="distributed.unused_parameters",
+    ) from error
+
+
 def explain_empty_step(at: Position, *, counts_weights: bool) -> SampleError:
     """Return the error of a step in which nothing counts on any rank.
 

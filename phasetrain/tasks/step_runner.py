@@ -28,6 +28,7 @@ from phasetrain.tasks.misfits import (
     explain_empty_step,
     explain_no_gradient,
     explain_several_passes,
+    raise_if_unused,
 )
 from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
 
@@ -399,6 +400,9 @@ class StepRunner(ABC):
             else:
                 with self.parts.machine.autocast(train=self._trains):
                     out = forward(batch)
+        except Exception as error:
+            raise_if_unused(self.parts.model, error)
+            raise
         finally:
             self.events = NO_EVENTS
             collected.reset(token)

@@ -327,6 +327,30 @@ class Forward(IterableDataset[Any]):
         return map(Points(80).__getitem__, range(80))
 
 
+class Items(IterableDataset[Any]):
+    """Yields the items of a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+@pytest.mark.parametrize("kind", [list, Items])
+@pytest.mark.parametrize("size", [1, 4])
+def test_items_that_look_like_batches_are_named(kind: Any, size: int, tmp_path: Path) -> None:
+    inputs = torch.ones(12, size, 4)
+    samples = [(each, each[:, :2]) if size > 1 else (each[0], each[0, :2]) for each in inputs]
+    stream = io.StringIO()
+    words = {"loss": nn.MSELoss(), "metrics": None, "test": None, "epochs": 1, "batch_size": 4}
+    terminal = Terminal(stream, live=False)
+    done = fit(tmp_path, nn.Linear(4, 2), train=kind(samples), terminal=terminal, **words)
+    assert done.updates == 3
+    # The layer and the loss take both, so that nothing else fails.
+    assert stream.getvalue().count("like a batch") == (size > 1)
+
+
 def test_loader_of_an_iterable_is_read_as_the_iterable(tmp_path: Path) -> None:
     loader = DataLoader(Forward(), batch_size=16)
     plain = fit(tmp_path / "a", train=Forward(), batch_size=16, test=Forward(), epochs=2)
@@ -398,6 +422,61 @@ def test_missing_arguments_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         fit(tmp_path, loss=None, optimizer=None)
     assert [problem.key for problem in caught.value.problems] == ["LOSS", "OPTIMIZER"]
+
+
+class Moved:
+    """Adds a number to inputs."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return inputs + self.by
+
+    def __repr__(self) -> str:
+        return f"Moved({self.by})"
+
+
+def test_stages_take_objects(tmp_path: Path) -> None:
+    def stages(*by: float) -> dict[str, Any]:
+        return {
+            "stages": [
+                {"epochs": 1, "DATA": {"TRAIN": {"transforms": [Moved(number)]}}} for number in by
+            ]
+        }
+
+    changes: dict[str, Any] = {"epochs": None, "test": None}
+    whole = fit(tmp_path / "whole", PHASES=stages(0.0, 3.0), **changes)
+    same = fit(tmp_path / "same", PHASES=stages(0.0, 0.0), **changes)
+    assert whole.updates == same.updates == 10
+    assert whole.digest != same.digest
+    hooks = {"save": SaveEachStep(), "kill": KillAfter(7)}
+    with pytest.raises(Killed):
+        fit(tmp_path / "run", PHASES=stages(0.0, 3.0), hooks=hooks, **changes)
+    fit(tmp_path / "run", PHASES=stages(0.0, 3.0), **changes)
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "run") == []
+
+
+STEP_LR = torch.optim.lr_scheduler.StepLR
+
+
+@pytest.mark.addon("libraries")
+@pytest.mark.parametrize(
+    "schedule",
+    [partial(STEP_LR, step_size=4), {"name": STEP_LR, "step_size": 4}],
+    ids=["partial", "class"],
+)
+def test_schedulers_of_torch_are_taken_as_classes(schedule: Any, tmp_path: Path) -> None:
+    groups = [{"match": "3.*", "SCHEDULES": {"lr": schedule}}]
+    for name, changes in {
+        "all": {"SCHEDULES": {"lr": schedule}},
+        "one": {"groups": groups},
+    }.items():
+        fit(tmp_path / name, OPTIMIZER=changes)
+    logged = (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()
+    rates = [row["lr"] for row in map(json.loads, logged) if row["kind"] == "step"]
+    assert rates == pytest.approx([1e-3] * 4 + [1e-4] * 4 + [1e-5] * 2)
+    assert "StepLR" in (tmp_path / "one" / "config.yaml").read_text()
 
 
 class Wide(nn.Module):

@@ -115,3 +115,26 @@ class TornDigits:
 
     def fingerprint(self) -> str:
         return str(self.digits.fingerprint())  # type: ignore[attr-defined]
+
+
+@MODELS.register("spared")
+class Spared(nn.Module):
+    """A linear model with a layer that its output does not depend on.
+
+    Args:
+        spare: whether there is one.
+        used: number of passes, from the first, in which the output depends on it.
+    """
+
+    def __init__(self, *, spare: bool = True, used: int = 0) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        self.spare = nn.Linear(64, 10) if spare else None
+        self.used = used
+
+    def forward(self, images: Tensor) -> Tensor:
+        inputs = images.flatten(1)
+        self.used -= 1
+        if self.spare is not None and self.used >= 0:
+            return self.head(inputs) + self.spare(inputs)
+        return self.head(inputs)

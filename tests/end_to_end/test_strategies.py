@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import differences_of_runs, newest, status
+from harness import SMALL, differences_of_runs, newest, status
 from processes import Launcher
-from strategy_runs import PLAIN, SHARPENED, finished, losses, trained_state, using
+from strategy_runs import PARTS, PLAIN, SHARPENED, finished, losses, trained_state, using
 
 from phasetrain.config.engines import list_engines
 from phasetrain.hooks.numerics import read_dump
@@ -206,3 +206,30 @@ class TestDroppedSamples:
         assert done.codes == [1, 1, 1]
         sentence = json.loads((tmp_path / "run" / "status.json").read_text())["reason"]
         assert "DATA.TRAIN.on_bad_sample = 'drop'" in sentence
+
+
+@pytest.mark.feature(
+    "unused_parameters",
+    "parameters that the loss does not use are named on several ranks",
+    "`DISTRIBUTED.find_unused_parameters`",
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("used", [0, 6])
+def test_unused_parameters_are_named_with_the_key(
+    launcher: Launcher, tmp_path: Path, used: int
+) -> None:
+    words = (
+        *SMALL[:5],
+        *SMALL[-2:],
+        PARTS,
+        "PHASES.epochs=2",
+        f"MODEL={{name: spared, used: {used}}}",
+    )
+    failed = launcher.run(tmp_path / "run", 2, *words)
+    assert failed.codes == [2, 2]
+    output = "".join(failed.outputs)
+    assert "DISTRIBUTED.find_unused_parameters = false" in output
+    assert "spare.weight, spare.bias" in output
+    assert "Traceback" not in output
+    done = launcher.run(tmp_path / "run", 2, *words, "DISTRIBUTED.find_unused_parameters=true")
+    assert done.codes == [0, 0], done.outputs

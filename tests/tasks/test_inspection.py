@@ -99,3 +99,21 @@ def test_modules_that_are_not_called_have_no_output() -> None:
         ("used", 9, None),
         ("none", 0, None),
     ]
+
+
+@pytest.mark.parametrize(("spare", "lines"), [(True, 1), (False, 0)])
+def test_parameters_that_the_loss_does_not_use_are_named(
+    spare: bool, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = (
+        f"MODEL={{name: spared, spare: {spare}}}",
+        "RUN.imports=[strategy_parts]",
+        "METERS.loss=null",
+    )
+    built = build_run([*SMALL[:5], *words])
+    batch = next(iter(built.task.batches(built.plan.phases[0], 0)))[0]
+    with caplog.at_level("INFO"):
+        inspect(built.task, built.plan.phases[0], batch)
+    hints = [one.getMessage() for one in caplog.records if "find_unused" in one.getMessage()]
+    assert len(hints) == lines
+    assert all("spare.weight, spare.bias" in hint for hint in hints)

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer, lr_scheduler
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.errors import ConfigError
 from phasetrain.optim.optimizers import OPTIMIZERS
+from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.optim.schedules.schedules import SCHEDULES
 
 TOLERANCE = 1e-6
@@ -22,6 +23,16 @@ REJECTED = ("ChainedScheduler", "LambdaLR", "MultiplicativeLR", "ReduceLROnPlate
 """Schedulers of torch that take functions, other schedulers or a metric."""
 
 Every = Literal["update", "epoch"]
+
+WHOLE_RUN = ("t_initial", "total_steps", "T_max")
+"""Parameters whose default is the number of steps in the run."""
+
+STEPS = (
+    *WHOLE_RUN,
+    *("step_size", "milestones", "total_iters", "T_0", "step_size_up", "step_size_down"),
+    *("warmup_t", "decay_t"),
+)
+"""Parameters in steps of the scheduler, which may be durations with a unit."""
 
 
 @OPTIMIZERS.bridge("timm", "timm")
@@ -73,6 +84,7 @@ def find_torch_schedule(name: str) -> Factory[ParamScheduler] | None:
         and scheduler_class is not lr_scheduler.LRScheduler
     }
     usable = [class_name for class_name in schedulers if class_name not in REJECTED]
+    name = name.removeprefix("optim.lr_scheduler.")  # a class that was given in Python
     if "." in name:
         return None
     if name not in usable:
@@ -183,6 +195,7 @@ def _make_schedule_factory(kind: type, bridged: type[Bridged]) -> Factory[ParamS
     def build(
         updates: int,
         updates_per_epoch: float,
+        batch_size: float = math.nan,
         base_value: float = 1.0,
         every: Every = "update",
         **params: Any,
@@ -201,21 +214,63 @@ def _make_schedule_factory(kind: type, bridged: type[Bridged]) -> Factory[ParamS
             raise ValueError(
                 "cycle_momentum = true: set a separate schedule for the momentum instead"
             )
-        if "t_initial" in takes:
-            params.setdefault("t_initial", max(math.ceil(steps), 1))
+        length = RunLength(updates, updates_per_epoch, batch_size)
+        params |= _count_all_steps(params, takes.keys() & set(STEPS), length, steps)
         made = bridged(lambda optimizer: kind(optimizer, **params), base_value, steps)
         made(1 - 1 / updates if updates else 0.0)  # one that ends before the run says so now
         return made
 
     own = dict(inspect.signature(build).parameters)
     del own["params"]
-    if "t_initial" in takes:
-        takes["t_initial"] = takes["t_initial"].replace(default=None)
+    for key in takes.keys() & set(STEPS):
+        takes[key] = takes[key].replace(annotation=Any)
+        if key in WHOLE_RUN:
+            takes[key] = takes[key].replace(default=None)
     merged = {
         name: parameter.replace(kind=parameter.KEYWORD_ONLY)
         for name, parameter in {**takes, **own}.items()
     }
     return _with_signature(build, kind, merged)
+
+
+def _count_all_steps(
+    params: Mapping[str, Any], keys: Iterable[str], length: RunLength, steps: float
+) -> dict[str, Any]:
+    """Return the parameters in steps: durations as numbers, and the length of the run where it is
+    the default.
+
+    Args:
+        params: parameters of the scheduler.
+        keys: those in steps that it takes.
+        length, steps: see `_count_steps`.
+    """
+    counted = {}
+    for key in keys:
+        if params.get(key) is not None:
+            counted[key] = _count_steps(key, params[key], length, steps)
+        # torch's OneCycleLR may have its steps from `epochs` and this parameter.
+        elif key in WHOLE_RUN and params.get("steps_per_epoch") is None:
+            counted[key] = max(math.ceil(steps), 1)
+    return counted
+
+
+def _count_steps(key: str, value: Any, length: RunLength, steps: float) -> Any:
+    """Return durations as numbers of steps; numbers stay as they are.
+
+    Args:
+        key: the parameter, for messages.
+        value: a number, a duration such as `2 epochs`, or a list of them.
+        length: length of the run.
+        steps: steps of the scheduler in the run.
+
+    Raises:
+        ValueError: a text that is no duration with a unit.
+    """
+    if isinstance(value, list | tuple):
+        return [_count_steps(key, item, length, steps) for item in value]
+    if isinstance(value, str):
+        return max(round(length.fraction(key, value) * steps), 1)
+    return value
 
 
 def _with_signature(

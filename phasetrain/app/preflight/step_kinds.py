@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 
 from phasetrain.data import CustomLoader
-from phasetrain.engine.plan import TRAIN, Phase, Plan
+from phasetrain.engine.plan import Phase, Plan
 from phasetrain.tasks import Parts, SplitData, Task
 
 STEP_SECONDS = 1e-3
@@ -69,7 +69,7 @@ def estimate_seconds(data: Mapping[str, SplitData], plan: Plan, parts: Parts) ->
     Assumes that each parameter is used at every position of an input (pixel, token), with two
     operations per sample in a forward pass, and that an update costs three forward passes.
     """
-    described = data.get(TRAIN) or next(iter(data.values()))
+    described = next(iter(data.values()))  # the training data comes first
     shape = described.facts.get("input_shape", (1,))
     places = 1
     if len(shape) > 1:

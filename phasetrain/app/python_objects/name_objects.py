@@ -10,6 +10,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from phasetrain.app.python_objects.split_loader import split_loader
@@ -62,29 +63,20 @@ class ObjectNamer:
             }
         slot = _find_slot(path)
         parent = _find_slot(path.rpartition(".")[0])
-        items = _find_slot(f"{path}[]")
         if slot is not None and slot.path == "DATA.*" and isinstance(value, DataLoader):
             return self._convert(split_loader(value, path, self.notes), path)
+        if slot is not None and _is_partial_scheduler(value):
+            return self._convert({slot.key: value.func, **value.keywords}, path)
         if slot is not None:
             name = self.name_part(value, slot, path)
             return name if slot.takes_bare_name else {slot.key: name}
         if parent is not None and path.endswith(f".{parent.key}"):
             return self.name_part(value, parent, path)
-        if items is not None and isinstance(value, list | tuple):
-            return [self._convert_item(item, items, path) for item in value]
+        if isinstance(value, list | tuple):
+            # A stage has sections, as the config has.
+            below = "" if path == "PHASES.stages" else f"{path}[]"
+            return [self._convert(item, below) for item in value]
         return value  # no part belongs here: if it is not a plain value, the error names the key
-
-    def _convert_item(self, value: Any, slot: Slot, path: str) -> Any:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, Mapping):
-            return {
-                key: self.name_part(item, slot, path)
-                if key == slot.key and not isinstance(item, str)
-                else item
-                for key, item in value.items()
-            }
-        return self.name_part(value, slot, path)
 
     def name_part(self, value: Any, slot: Slot, key: str) -> str:
         """Return the name of a class, a function or an object that is given for a part.
@@ -131,6 +123,11 @@ class ObjectNamer:
             name = f"{base}#{number}"
         self.objects.setdefault(name, named_object)
         return name
+
+
+def _is_partial_scheduler(value: Any) -> bool:
+    """Return whether a value is one of torch's schedulers with parameters, but no optimizer yet."""
+    return isinstance(value, partial) and LRScheduler in getattr(value.func, "__mro__", ())
 
 
 def describe_class(value: Any) -> str:

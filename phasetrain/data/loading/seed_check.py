@@ -10,7 +10,7 @@ import torch
 
 from phasetrain.config.nested import to_plain
 from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
-from phasetrain.data.datasets.forward import ForwardDataset
+from phasetrain.data.datasets.forward import ForwardDataset, reads_forward
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.samplers.phase_sampler import Draw
@@ -59,6 +59,7 @@ def check_seeded(reader: SampleReader, name: str) -> None:
             code="config.impure_sample",
         )
     together = _read_samples(reader, indices)
+    _warn_of_batches(reader, together[0])
     again = _read_samples(reader, indices)
     # Alone, because a part may depend on the samples read before in the same process.
     alone = _read_samples(reader, indices[:1])
@@ -74,6 +75,22 @@ def check_seeded(reader: SampleReader, name: str) -> None:
         "promise of an exact resume",
         code="config.impure_sample",
     )
+
+
+def _warn_of_batches(reader: SampleReader, sample: Any) -> None:
+    """Warn if the items of a list or an iterable look like batches: they are taken for samples."""
+    dataset = getattr(reader.dataset, "dataset", reader.dataset)
+    is_plain = isinstance(dataset, list | tuple) or reads_forward(dataset)
+    if not is_plain or isinstance(sample, Unreadable):
+        return
+    tensors = [field for field in sample if isinstance(field, torch.Tensor)]
+    if len(tensors) == 2 and tensors[0].ndim > 1 and tensors[0].shape[:1] == tensors[1].shape[:1]:
+        log.warning(
+            "%s: input and target of each sample have the same first dimension, %d, like a batch; "
+            "if they are batches, yield single samples instead, which are batched here",
+            reader.selection.where,
+            len(tensors[0]),
+        )
 
 
 def check_position(dataset: ForwardDataset, where: str) -> None:

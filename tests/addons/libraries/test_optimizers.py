@@ -57,6 +57,31 @@ class TestSchedulersOfTorch:
             if update < UPDATES - 1:
                 scheduler.step()
 
+    @pytest.mark.parametrize(
+        ("name", "params", "same"),
+        [
+            ("OneCycleLR", {"max_lr": 1.0}, {"max_lr": 1.0, "total_steps": UPDATES}),
+            ("OneCycleLR", {"max_lr": 1.0, "epochs": 4}, {"max_lr": 1.0, "total_steps": UPDATES}),
+            (
+                "OneCycleLR",
+                {"max_lr": 1.0, "epochs": 4, "steps_per_epoch": 12},
+                {"max_lr": 1.0, "total_steps": 48},
+            ),
+            ("CosineAnnealingLR", {}, {"T_max": UPDATES}),
+            ("StepLR", {"step_size": "1 epochs"}, {"step_size": 10}),
+            ("StepLR", {"step_size": "2 epochs", "every": "epoch"}, {"step_size": 20}),
+            ("StepLR", {"step_size": "25 %"}, {"step_size": 10}),
+            ("MultiStepLR", {"milestones": ["1 epochs", 25]}, {"milestones": [10, 25]}),
+        ],
+    )
+    def test_lengths_are_durations_or_those_of_the_run(
+        self, name: str, params: dict[str, Any], same: dict[str, Any]
+    ) -> None:
+        one, other = made(f"torch.{name}", **params), made(f"torch.{name}", **same)
+        values = [other(update / UPDATES) for update in range(UPDATES)]
+        assert [one(update / UPDATES) for update in range(UPDATES)] == pytest.approx(values)
+        assert len(set(values)) > 1
+
     def test_value_depends_on_where_alone(self) -> None:
         found = made("torch.CosineAnnealingWarmRestarts", T_0=7)
         forward = [found(update / UPDATES) for update in range(UPDATES)]
@@ -98,6 +123,7 @@ class TestSchedulersOfTorch:
                 {"max_lr": 1.0, "total_steps": UPDATES, "cycle_momentum": True},
                 r"cycle_momentum = true:",
             ),
+            ("torch.StepLR", {"step_size": "3 epoxs"}, r"step_size = '3 epoxs'"),
             ("torch.StepLR", {"step_size": 3, "base_value": 0.0}, r"'torch\.StepLR'\): .*\b0\b"),
             (
                 "torch.StepLR",

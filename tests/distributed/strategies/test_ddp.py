@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch
 from forked import together
+from raising import raises
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from phasetrain.distributed import World
 from phasetrain.distributed.strategies import DataParallel, ddp
+from phasetrain.errors import ConfigError
+from phasetrain.tasks.misfits import raise_if_unused
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -45,6 +48,23 @@ def test_gradients_go_round_in_the_last_micro_batch(world: World, last: bool, sy
 def test_buckets_have_a_size(world: World) -> None:
     with pytest.raises(ValueError, match="bucket_cap_mb = 0"):
         DataParallel(world, bucket_cap_mb=0)
+
+
+def test_unused_parameters_are_named(world: World) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "spare": nn.Linear(2, 1)})
+    model.forward = lambda inputs: model["used"](inputs)  # type: ignore[method-assign]
+    wrapped = DataParallel(world).wrap_module(model, optimizer(model))
+    wrapped(torch.zeros(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError) as caught:
+        wrapped(torch.zeros(1, 2))
+    with raises(
+        ConfigError,
+        code="distributed.unused_parameters",
+        key="DISTRIBUTED.find_unused_parameters",
+    ) as explained:
+        raise_if_unused(model, caught.value)
+    assert "spare.weight, spare.bias;" in str(explained.value)
+    raise_if_unused(model, RuntimeError("another one"))
 
 
 class OlderDDP(DistributedDataParallel):
