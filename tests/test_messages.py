@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -95,7 +96,7 @@ $ MODEL.name=no_such_module.Net
 MODEL.name = 'no_such_module.Net' (command line): module 'no_such_module' cannot be imported (ModuleNotFoundError: No module named 'no_such_module')
 
 $ LOSS.name=collections.Nothing
-LOSS.name = 'collections.Nothing' (command line): module 'collections' has no callable 'Nothing'
+LOSS.name = 'collections.Nothing' (command line): module 'collections' (STDLIB/collections/__init__.py) has no callable 'Nothing'
 
 $ experiment=digts
 experiment=digts: there is no file experiment/digts.yaml; did you mean 'digits'? options of experiment: ...; yours go into folder `experiment` of --config-dir DIR (default: ./configs or ./conf); or give a file: phasetrain path/to/digts.yaml
@@ -169,6 +170,12 @@ MODEL.depth = 21 (command line): expected 20 or 32 or 56
 $ 'RUN.imports=[no_such_module]'
 RUN.imports: there is no module 'no_such_module', neither installed nor in FOLDER
 
+$ RUN.engine=train RUN.dir=/proc/phasetrain
+RUN.dir = '/proc/phasetrain' cannot be written: No such file or directory (errno 2); set RUN.dir to a folder on a disk, such as runs/mine, that this user may write to
+
+$ RUN.engine=train OPTIMIZER.lr=1e30 MODEL=mlp MODEL.hidden=[4] PHASES.limit.train=4
+OPTIMIZER.on_nonfinite = 'stop': update 3 is not finite (loss nan; gradients of layers.1.weight, layers.1.bias, layers.3.weight, layers.3.bias; samples 1348, 1086, 49, 733, 1231 and 59 more); the weights are those before the update; the step is saved in FOLDER/run/numerics/u00000003; inspect it with RUN.engine=replay RUN.step=3. Lower OPTIMIZER.lr or set OPTIMIZER.clip_norm; to skip such updates, set OPTIMIZER.on_nonfinite=skip and RUN.allow=OPTIMIZER.on_nonfinite
+
 $ RUN.engine=train RUN.resume=must
 RUN.resume = 'must' and RUN.dir = 'FOLDER/run' contains no checkpoint to resume from; set RUN.resume=auto to start a run in it
 
@@ -230,6 +237,7 @@ def message_of(command: str, folder: Path) -> str:
         run(words, terminal=Terminal(io.StringIO(), live=False))
     except PhasetrainError as error:
         text = str(error).replace(str(folder), "FOLDER")
+        text = text.replace(sysconfig.get_path("stdlib"), "STDLIB")
     else:
         raise AssertionError(f"{command} is accepted")
     finally:

@@ -14,7 +14,7 @@ from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import AVERAGED, TRAIN, PhaseTable, Plan, make_test_phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import Hook, Hooks
+from phasetrain.hooks import Hook, Hooks, Numerics
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks.build.data_builder import list_splits
@@ -64,7 +64,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     latest = LatestMetrics()
     for split in tests:
         task.check_targets(split.name, read_first_targets(data[split.name].reader))
-    called = Hooks({"latest": latest, **(hooks or {})}, setup.world)
+    called = Hooks({"latest": latest, "numerics": Numerics(), **(hooks or {})}, setup.world)
     engine = PhaseEngine(task, plan, RunState(), called, world=setup.world)
     with setup.machine.apply_settings():
         engine.run()

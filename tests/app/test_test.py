@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness import (
+    SMALL,
     KillAfter,
     SaveEachStep,
     differences_of_runs,
@@ -15,6 +16,7 @@ from harness import (
 )
 from raising import raises
 
+from phasetrain.app.api import run
 from phasetrain.app.engines import run_engine
 from phasetrain.app.result import RunResult
 from phasetrain.app.stored.stored_config import use_folder
@@ -71,6 +73,29 @@ def test_metrics_are_written_next_to_the_run(trained: tuple[Path, RunResult]) ->
         "updates": 15,
         "metrics": found.last,
     }
+
+
+@pytest.mark.feature("test.nonfinite")
+def test_samples_that_are_not_finite_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blank_of_a_test.py").write_text(
+        "from phasetrain.data.datasets import load_digits\n"
+        "class Blank:\n"
+        "    samples = load_digits('test')\n"
+        "    def __len__(self):\n        return 20\n"
+        "    def __getitem__(self, index):\n"
+        "        image, label = self.samples[index]\n"
+        "        return (image / 0 if index == 7 else image), label\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["DATA.TRAIN.dataset=digits", "DATA.TEST.dataset=blank_of_a_test.Blank"]
+    words = [*SMALL, "PHASES.epochs=1", f"RUN.dir={tmp_path}/run", *words]
+    for engine in ("train", "test"):
+        stream = io.StringIO()
+        run([*words, f"RUN.engine={engine}"], terminal=Terminal(stream, live=False))
+        printed = " ".join(stream.getvalue().split())
+        assert printed.count("DATA.TEST: samples with NaN or infinite values: 1 (7);") == 1
 
 
 def test_an_earlier_checkpoint_by_its_path(trained: tuple[Path, RunResult]) -> None:

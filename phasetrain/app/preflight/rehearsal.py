@@ -77,7 +77,7 @@ class _RecordNonFinite(StepEvents):
         self.found = found
 
 
-WEIGHTS_PER_SECOND = 2e7
+WEIGHTS_PER_SECOND = 1e8
 """Assumed speed of building a model. A measured one would depend on the load of the machine, and
 with it whether a mistake in the test data is found before the first step."""
 
