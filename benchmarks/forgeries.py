@@ -382,6 +382,15 @@ def forge_plan(run: Path, draw: random.Random) -> Path:
     return run
 
 
+def forge_promise(run: Path, draw: random.Random) -> Path:
+    """Replace an entry of what a checkpoint has recorded about its run by nonsense."""
+    checkpoint = draw.choice(list_folders(run))
+    name = draw.choice(("config", "plan", "data", "environment", "platform"))
+    edit_json(checkpoint / PROMISED, **{name: draw.choice((None, "x", [1]))})
+    seal(checkpoint)
+    return run
+
+
 # Edits of exported and packed weights.
 
 
@@ -483,13 +492,14 @@ def forge_packed_weights(run: Path, draw: random.Random) -> Path:
 
 
 def forge_packed_config(run: Path, draw: random.Random) -> Path:
-    """Change the config, with which the model would be built."""
-    key, value = draw.choice((("seed", 7), ("name", "other")))
+    """Change the config, with which the model would be built, or remove it."""
+    key, value = draw.choice((("seed", 7), ("name", "other"), ("", None)))
 
     def edit(index: dict[str, Any], members: dict[str, bytes]) -> dict[str, bytes]:
         config = json.loads(members["config.json"])
-        config["RUN" if key == "seed" else "MODEL"][key] = value
-        return {**members, "config.json": json.dumps(config).encode()}
+        if key:
+            config["RUN" if key == "seed" else "MODEL"][key] = value
+        return {**members, "config.json": json.dumps(config if key else None).encode()}
 
     return forge_pack(run, edit)
 
@@ -535,6 +545,7 @@ EDITS: dict[str, Callable[[Path, random.Random], Path]] = {
     "damage to a checkpoint": forge_damage,
     "plan of checkpoints": forge_plan,
     "data of checkpoints": forge_data,
+    "promise of a checkpoint": forge_promise,
     "config.yaml": forge_config,
     "config.yaml of a run said to be unfinished": forge_config_of_unfinished,
     "config.yaml without the last checkpoint": forge_config_without_end,

@@ -3,10 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from phasetrain.addons.deploy.pack.archive import CARD, CONFIG, WEIGHTS, read_archive
+from phasetrain.addons.deploy.pack.archive import (
+    CARD,
+    CONFIG,
+    WEIGHTS,
+    make_damage_error,
+    read_archive,
+)
 
 
 def read_pack(path: str) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
@@ -18,6 +25,11 @@ def read_pack(path: str) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
             `phasetrain.addons.deploy.pack.archive`).
     """
     archive = read_archive(path)
-    card = archive.parse_json(CARD)
-    card["run_config"] = archive.parse_json(CONFIG)
-    return card, load(bytes(archive.find_member(WEIGHTS)))
+    card, config = archive.parse_json(CARD), archive.parse_json(CONFIG)
+    if not isinstance(card, dict) or not isinstance(config, dict):
+        raise make_damage_error(path, f"{CARD} or {CONFIG} is not a JSON object")
+    try:
+        tensors = load(bytes(archive.find_member(WEIGHTS)))
+    except SafetensorError as error:
+        raise make_damage_error(path, f"{WEIGHTS} cannot be read: {error}") from error
+    return {**card, "run_config": config}, tensors

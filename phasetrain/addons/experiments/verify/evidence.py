@@ -1,6 +1,7 @@
 """Checks of a run that need no training: the chain of the ledger, the roots in checkpoints and
 their digests."""
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -9,9 +10,12 @@ from phasetrain.checkpoint.commit import (
     SHARDED,
     Saved,
     list_checkpoints,
+    read_file,
     verify_file,
 )
 from phasetrain.checkpoint.promised import FOLDER
+from phasetrain.checkpoint.reader import PROMISED
+from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ConfigError, InvalidCheckpointError
 from phasetrain.runs.ledger import FILE, InvalidLedgerError, Ledger
 from phasetrain.runs.view import CONFIG, RunView
@@ -95,9 +99,12 @@ def gather_evidence(folder: str, storage: Storage) -> Evidence:
         problem = _find_damage(storage, root, checkpoint)
         if problem is None:
             continue
+        component = "files"
+        if not problem:
+            component, problem = "promise", _find_malformed_entry(storage, root, checkpoint)
         if problem:
             text = f"checkpoint {checkpoint.name} is not intact: {problem}"
-            findings.append(Finding("checkpoint", count_updates(checkpoint), ("files",), text))
+            findings.append(Finding("checkpoint", count_updates(checkpoint), (component,), text))
         else:
             intact.append(checkpoint)
     ledger = read_ledger(folder, storage)
@@ -164,6 +171,26 @@ def _find_damage(storage: Storage, root: str, saved: Saved) -> str | None:
         if saved.name not in storage.list_names(root):
             return None
         return str(error)
+    return ""
+
+
+def _find_malformed_entry(storage: Storage, root: str, saved: Saved) -> str:
+    """Return which entry of the promise of a checkpoint is malformed; empty if none is."""
+    record = saved.manifest.files.get(PROMISED)
+    if record is None:  # format 1 has no file of its own for it
+        return ""
+    content = read_file(storage, f"{root}/{saved.name}", PROMISED, record, "full")
+    try:
+        promised = json.loads(content)
+        mappings = [promised[name] for name in ("config", "data", "environment")]
+        mappings += [promised.get(name, {}) for name in ("packages", "platform")]
+        decode_plan(promised["plan"])
+        int(promised["environment"]["threads"])
+        list(promised.get("observers", ()))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        return f"{PROMISED} is malformed ({error!r})"
+    if not all(isinstance(entry, dict) for entry in mappings):
+        return f"{PROMISED} is malformed"
     return ""
 
 

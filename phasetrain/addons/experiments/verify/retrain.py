@@ -199,7 +199,7 @@ class Retrainer:
         return Retrained(
             segment,
             components,
-            len([one for one in segment.list_updates() if one in trained and one in ledger]),
+            len([one for one in trained if one in segment.list_updates() and one in ledger]),
             tuple(differing),
             tuple(end.name for end in segment.ends if is_comparable and end.name not in differing),
             tuple(findings),
@@ -217,7 +217,7 @@ class Retrainer:
         if not self.evidence.saved:
             return ""  # the config that is trained again is that of config.yaml
         folder = self.evidence.folder
-        promised = read_promised(folder, "latest", self.evidence.storage)
+        promised = read_promised(folder, self.evidence.saved[-1].name, self.evidence.storage)
         changed = [
             change
             for change in list_config_changes(self._resolve(self._read_command()), promised)
@@ -247,7 +247,7 @@ class Retrainer:
             ("ledger", status.content.get("ledger"), self.evidence.root),
         ]
         loaded = self._load_end()
-        if loaded is not None:
+        if loaded is not None and "model" in loaded.state["task"]:
             digest = hash_state(loaded.state["task"]["model"])
             pairs.append(("digest", status.digest, digest))
         for name, recorded, found in pairs:

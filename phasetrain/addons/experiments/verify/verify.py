@@ -39,7 +39,14 @@ Verdict = Literal["bit-identical", "no difference", "different", "undecided"]
 
 EXIT_CODES = {"bit-identical": 0, "no difference": 0, "different": 1, "undecided": 9}
 
-NOT_CHECKED = ("metrics", "results of tests", "RUN.md", "overrides.yaml", "logs")
+NOT_CHECKED = (
+    "metrics",
+    "results of tests",
+    "RUN.md",
+    "overrides.yaml",
+    "environment.json",
+    "logs",
+)
 """Parts of a run that are never verified."""
 
 SHOWN = 4
@@ -249,8 +256,9 @@ def verify(path: str, options: VerifyOptions | None = None) -> Verification:
     folder = folder.rstrip("/") or "/"
     storage = open_storage(folder)
     check_run_folder(folder, storage)
-    limit_to_checkpoint(storage, folder)
     evidence = gather_evidence(folder, storage)
+    if not any("promise" in finding.components for finding in evidence.findings):
+        limit_to_checkpoint(storage, folder)
     findings = list(evidence.findings)
     unverified: list[str] = []
     if weights is not None:

@@ -279,6 +279,7 @@ class TestForged:
             ("digest in status.json", ("status", ("digest",))),
             ("root in status.json", ("status", ("ledger",))),
             ("place of a checkpoint", ("checkpoint", ("position",))),
+            ("promise of a checkpoint", ("checkpoint", ("promise",))),
         ],
     )
     def test_claim_about_an_update_is_compared(
@@ -310,7 +311,7 @@ class TestForged:
     @pytest.mark.addon("deploy")
     def test_no_kind_of_forgery_passes(self, tmp_path: Path, capsys: Any) -> None:
         assert forged_runs.count_edited(tmp_path, 2 * len(forged_runs.FORGERIES)) == 0
-        assert "46 kinds: 92 of 92 caught" in capsys.readouterr().out
+        assert "47 kinds: 94 of 94 caught" in capsys.readouterr().out
 
 
 class TestRecords:
