@@ -152,7 +152,9 @@ def get_extra_state(self):
 def set_extra_state(self, state):
     self.x = int(state)
 """
-TARGET = "self.target = copy.deepcopy(self.model).eval(); self.n = torch.zeros((), dtype=torch.long)"
+TARGET = (
+    "self.target = copy.deepcopy(self.model).eval(); self.n = torch.zeros((), dtype=torch.long)"
+)
 COUNTED = 'self.register_buffer("count", torch.zeros((), dtype=torch.long))'
 FUNCTION = ("LOSS.name={module}.f",)
 COLLATE = ("+DATA.TRAIN.collate={{name: {module}.C}}",)

@@ -59,6 +59,8 @@ class HeldState:
 
     def read(self, *, is_whole: bool = False) -> dict[str, Held]:
         """Return the values that are in no `state_dict` of a module, by path; see `read_held`."""
+        if not self._holders:  # parts of phasetrain and torch keep their state
+            return {}
         modules = [part for part in self._list_parts() if isinstance(part, nn.Module)]
         holders = (holder for _, holder in self._holders)
         saved = Saved(modules, [*self._list_parts(), *holders])
@@ -81,7 +83,7 @@ class HeldState:
         value = getattr(owner, name)
         before = self._read_states()
         try:
-            setattr(owner, name, _make_other(value))
+            setattr(owner, name, None)
             return bool(self._read_states() != before)
         except Exception:  # noqa: BLE001 - the state depends on it, and has rejected the other value
             return True
@@ -259,14 +261,3 @@ def _list_modules(task: Task) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(part, nn.Module):
             for path, module in part.named_modules():
                 yield f"{name}.{path}", module
-
-
-def _make_other(value: Any) -> Any:
-    """Return another value of the same kind; None if there is none."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, str):
-        return f"{value}~"
-    if isinstance(value, list | dict | set):
-        return type(value)()
-    return value + 1 if isinstance(value, int | float) or hasattr(value, "dtype") else None
