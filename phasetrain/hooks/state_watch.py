@@ -1,5 +1,6 @@
 """Finds values that change while a run trains and that no checkpoint contains."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import FunctionType, ModuleType
@@ -25,6 +26,8 @@ from phasetrain.proof.held import (
 )
 from phasetrain.proof.uses import Uses
 from phasetrain.tasks import Task
+
+log = logging.getLogger(__name__)
 
 NOT_EXACT = "resume.not_exact"
 """Code of the error that a part would not resume exactly."""
@@ -85,7 +88,8 @@ class HeldState:
         try:
             setattr(owner, name, None)
             return bool(self._read_states() != before)
-        except Exception:  # noqa: BLE001 - the state depends on it, and has rejected the other value
+        except Exception as error:  # noqa: BLE001 - the state depends on it, and rejects None
+            log.debug("%s is saved: %s", name, error)
             return True
         finally:
             setattr(owner, name, value)

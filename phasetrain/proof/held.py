@@ -359,7 +359,8 @@ def _read_iterator(value: Iterator[Any]) -> int | None:
         warnings.simplefilter("ignore", DeprecationWarning)  # itertools, from Python 3.12 on
         try:
             return crc32(pickle.dumps(value))
-        except Exception:  # noqa: BLE001 - it cannot be compared, such as a file
+        except Exception as error:  # noqa: BLE001 - it cannot be compared, such as a file
+            log.debug("%s cannot be compared: %s", type(value).__name__, error)
             return None
 
 
