@@ -1,5 +1,6 @@
 """Finds values that change while a run trains and that no checkpoint contains."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import FunctionType, ModuleType
@@ -25,6 +26,8 @@ from phasetrain.proof.held import (
 )
 from phasetrain.proof.uses import Uses
 from phasetrain.tasks import Task
+
+log = logging.getLogger(__name__)
 
 NOT_EXACT = "resume.not_exact"
 """Code of the error that a part would not resume exactly."""
@@ -59,6 +62,8 @@ class HeldState:
 
     def read(self, *, is_whole: bool = False) -> dict[str, Held]:
         """Return the values that are in no `state_dict` of a module, by path; see `read_held`."""
+        if not self._holders:  # parts of phasetrain and torch keep their state
+            return {}
         modules = [part for part in self._list_parts() if isinstance(part, nn.Module)]
         holders = (holder for _, holder in self._holders)
         saved = Saved(modules, [*self._list_parts(), *holders])
@@ -81,9 +86,10 @@ class HeldState:
         value = getattr(owner, name)
         before = self._read_states()
         try:
-            setattr(owner, name, _make_other(value))
+            setattr(owner, name, None)
             return bool(self._read_states() != before)
-        except Exception:  # noqa: BLE001 - the state depends on it, and has rejected the other value
+        except Exception as error:  # noqa: BLE001 - the state depends on it, and rejects None
+            log.debug("%s is saved: %s", name, error)
             return True
         finally:
             setattr(owner, name, value)
@@ -109,6 +115,9 @@ class StateWatch:
         accept: gets sentences about values that no checkpoint contains and the number of updates,
             records them, and returns whether the run may continue.
         inexact: splits whose samples need not be the same after a resume.
+
+    Attributes:
+        state: the values; None before the first phase.
     """
 
     def __init__(
@@ -117,7 +126,7 @@ class StateWatch:
         self._accept = accept
         self._inexact = inexact
         self._phase: Phase | None = None
-        self._state: HeldState | None = None
+        self.state: HeldState | None = None
         self._before: dict[str, Held] = {}
         self._last: dict[str, Held] = {}
         self._known: set[str] = set()
@@ -128,23 +137,23 @@ class StateWatch:
         if phase is self._phase:
             return
         self._phase = phase
-        if self._state is None:
-            self._state = HeldState(run.task, run.hooks.by_label, self._inexact)
-        self._last = self._state.read()
+        if self.state is None:
+            self.state = HeldState(run.task, run.hooks.by_label, self._inexact)
+        self._last = self.state.read()
         for path, held in self._last.items():
-            if self._state.uses.grown.isdisjoint(list_uses(held)):
+            if self.state.uses.grown.isdisjoint(list_uses(held)):
                 self._before[path] = held
             self._add_new(path, held)
 
     def end_step(self) -> None:
         """Call it after each step: the first steps of a split may fill caches that were empty, and
         show what is assigned in every step."""
-        if self._state is None or self._phase is None:
+        if self.state is None or self._phase is None:
             return
         steps = self._steps[self._phase.split] = self._steps.get(self._phase.split, 0) + 1
         if steps > REWRITTEN_STEPS:
             return
-        now = self._state.read()
+        now = self.state.read()
         for path, held in now.items():
             before = self._last.get(path, held)
             is_same = before.identity == held.identity != 0
@@ -152,16 +161,16 @@ class StateWatch:
                 self._add_new(path, held)
             elif is_same or not is_changed(before.key, held.key):
                 continue
-            elif self._state.uses.grown.isdisjoint(list_uses(held)):
+            elif self.state.uses.grown.isdisjoint(list_uses(held)):
                 self._known.add(path)
         self._last = now
 
     def check(self, run: Run) -> list[str]:
         """Return a sentence for each value that no checkpoint contains, if the run may not
         continue; every rank has to call."""
-        if self._state is None:
+        if self.state is None:
             return []
-        found = run.world.all_gather(self._find_changes(self._state))
+        found = run.world.all_gather(self._find_changes(self.state))
         lines = list(dict.fromkeys(line for lines in found for line in lines))
         if not lines or self._accept(lines, run.state.updates) or run.state.finished:
             return []
@@ -190,13 +199,19 @@ class StateWatch:
             self._before[path] = replace(before, key=held.key | before.key)
 
 
+def describe_place(held: Held) -> str:
+    """Return a value in words, such as `n` of my_hooks.Counter."""
+    owner: Any = held.owner
+    kind = owner if isinstance(owner, ModuleType | FunctionType | type) else type(owner)
+    where = f"{getattr(kind, '__module__', 'module')}.{kind.__name__}"
+    return f"`{held.name}` of {where}" if held.name else f"an option or a hook of {where}"
+
+
 def describe_held(held: Held) -> str:
     """Return a sentence about a value that a resume would lose."""
     section = name_section(held.part) if held.part else "RUN.imports"
-    owner: Any = held.owner
-    kind = owner if isinstance(owner, ModuleType | FunctionType | type) else type(owner)
-    name, where = held.name, f"{getattr(kind, '__module__', 'module')}.{kind.__name__}"
-    what = f"`{name}` of {where}" if name else f"an option or a hook of {where}"
+    owner = held.owner
+    name, what = held.name, describe_place(held)
     if not name:
         fix = "set it in `on_start` or `on_phase_start` of a hook"
     elif isinstance(owner, Hook):
@@ -250,14 +265,3 @@ def _list_modules(task: Task) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(part, nn.Module):
             for path, module in part.named_modules():
                 yield f"{name}.{path}", module
-
-
-def _make_other(value: Any) -> Any:
-    """Return another value of the same kind; None if there is none."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, str):
-        return f"{value}~"
-    if isinstance(value, list | dict | set):
-        return type(value)()
-    return value + 1 if isinstance(value, int | float) or hasattr(value, "dtype") else None

@@ -2,6 +2,7 @@
 may not see them."""
 
 import functools
+import logging
 import pickle
 import random
 import sys
@@ -25,6 +26,8 @@ from torch.optim import Optimizer
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.errors import is_user_file
 from phasetrain.proof.digest import to_plain_key, view_bytes
+
+log = logging.getLogger(__name__)
 
 TRUSTED = ("torch", "phasetrain", "numpy", *sys.stdlib_module_names)
 """Packages whose objects are not looked into."""
@@ -117,10 +120,11 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
         left = [root]
         while left:
             value = left.pop()
-            if id(value) in seen or (id(value) in first and value is not root):
+            kind = _find_kind(value)
+            is_passed = id(value) in seen or (id(value) in first and value is not root)
+            if is_passed or isinstance(value, type | ModuleType):
                 continue
             seen.add(id(value))
-            kind = _find_kind(value)
             if is_custom(kind):
                 found.append((label, value))
             if isinstance(value, list | tuple | set | deque):
@@ -187,7 +191,11 @@ def read_held(
         label = f"{part}:{_find_kind(owner).__name__}"
         counts[label] = counts.get(label, 0) + 1
         for name, value in _list_values(owner).items():
-            key = read_key(value, saved, is_whole=is_whole)
+            try:
+                key = read_key(value, saved, is_whole=is_whole)
+            except Exception as error:  # noqa: BLE001 - code of the user, such as a property
+                log.debug("%s: %s cannot be compared: %s", label, name, error)
+                continue
             if key is not None:
                 identity = 0 if isinstance(value, PLAIN | dict | list | tuple) else id(value)
                 path = f"{label}{counts[label]}.{name}"
@@ -351,7 +359,8 @@ def _read_iterator(value: Iterator[Any]) -> int | None:
         warnings.simplefilter("ignore", DeprecationWarning)  # itertools, from Python 3.12 on
         try:
             return crc32(pickle.dumps(value))
-        except Exception:  # noqa: BLE001 - it cannot be compared, such as a file
+        except Exception as error:  # noqa: BLE001 - it cannot be compared, such as a file
+            log.debug("%s cannot be compared: %s", type(value).__name__, error)
             return None
 
 

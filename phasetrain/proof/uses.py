@@ -81,10 +81,13 @@ class Uses(ast.NodeVisitor):
     def visit(self, node: ast.AST) -> None:
         """Visit a node; what a branch assigns is assigned in some calls only."""
         outer = self._is_conditional, self._cached
+        fresh = self._fresh and set(self._fresh)
         self._is_conditional |= isinstance(node, ast.If | ast.While | ast.Try | ast.Match)
         if isinstance(node, ast.If):
             self._cached = self._cached | _list_absent(node.test)
         super().visit(node)
+        if self._is_conditional and not outer[0]:
+            self._fresh = fresh  # what the branch has assigned is fresh within it
         self._is_conditional, self._cached = outer
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -147,9 +150,10 @@ class Uses(ast.NodeVisitor):
             return
         if name in self._read_here:
             self.grown.add(name)
-        elif self._is_conditional:
+            return
+        if self._is_conditional:
             self.kept.add(name)
-        elif not is_entry:
+        if not is_entry:
             fresh.add(name)
 
     def _grow(self, target: ast.expr) -> None:

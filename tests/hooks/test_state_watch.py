@@ -75,7 +75,7 @@ def test_late_change_ends_the_run_at_its_first_save_and_loses_nothing(tmp_path: 
     for text in ("`count` of", f"{HERE}.Late", '`"count": self.count`', "update 5"):
         assert text in str(caught.value)
     saved = newest(tmp_path)
-    assert saved.manifest.state.updates == 5
+    assert saved.manifest.state["updates"] == 5
     [entry] = saved.promised["departures"]
     assert entry["updates"] == 5
     assert "`count` of" in entry["what"][0]

@@ -430,7 +430,7 @@ class Training:
             result = self._preempted_result(engine, result)
             rows = stopped_lines(self.setup, state, engine.plan, result.reason)
         if self.deviations and not self.setup.config.RUN.exact:
-            rows.append(("exact", "no, see RUN.md for what a resume would lose"))
+            rows = [*rows, ("exact", "no, see RUN.md for what a resume would lose")]
         self.setup.terminal.print_pairs(rows, always=True)
         facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
         # The run has ended and is saved: a full disk must not turn that into a failure.

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,9 @@ from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import CheckpointHook, Hook, Run
+from phasetrain.hooks.state_watch import StateWatch, describe_place, list_uses
 from phasetrain.hooks.trace import TraceHook
+from phasetrain.proof.held import Held, is_changed
 from phasetrain.proof.positions import PhaseLabel, StepPosition
 from phasetrain.proof.trace import Digests, Trace
 
@@ -118,10 +120,14 @@ class ReadTrace:
     Attributes:
         trace: its digests.
         killed: number of steps after which the attempt has killed itself; 0: it has not.
+        lost: sentences about values that no checkpoint contains.
+        unchanged: values that have not changed, and may later.
     """
 
     trace: Trace
     killed: int = 0
+    lost: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
 
 
 def read_trace(path: str, rank: int) -> ReadTrace:
@@ -137,6 +143,8 @@ def read_trace(path: str, rank: int) -> ReadTrace:
             read.trace.restored = tuple(line["restored"]), line["digests"]
         elif "position" in line:
             read.trace.steps[tuple(line["position"])] = line["digests"]
+        elif "lost" in line:
+            read.lost, read.unchanged = tuple(line["lost"]), tuple(line["unchanged"])
         else:
             read.killed = line["killed"]
     return read
@@ -202,6 +210,57 @@ class SaveAndKill(Hook):
         os.killpg(0, signal.SIGKILL)
 
 
+class HeldValues(Hook):
+    """Finds values that no checkpoint contains, and those that have not changed and may later.
+
+    Args:
+        trace: gets a line at the end.
+    """
+
+    observe_only = True
+
+    def __init__(self, trace: TraceFile) -> None:
+        self._trace = trace
+        self._watch = StateWatch(self._accept)
+        self._first: Mapping[str, Held] = {}
+        self._lost: list[str] = []
+
+    def on_step_start(self, run: Run, phase: Phase) -> None:
+        """Keep the values before the first step."""
+        self._watch.begin_phase(run, phase)
+        if self._watch.state is not None and not self._first:
+            self._first = self._watch.state.read()
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Compare the values after the first steps."""
+        self._watch.end_step()
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Compare the values with the start of the phase."""
+        self._watch.check(run)
+
+    def on_end(self, run: Run) -> None:
+        """Write what was found."""
+        state = self._watch.state
+        if state is None:
+            return
+        uses = state.uses.grown | state.uses.kept
+        unchanged = [
+            describe_place(held)
+            for path, held in state.read().items()
+            if held.name
+            and state.may_matter(held, in_place=True)
+            and (held.identity or not uses.isdisjoint(list_uses(held)))
+            and not is_changed(self._first.get(path, held).key, held.key)
+            and not state.is_saved(held)
+        ]
+        self._trace.write({"lost": self._lost, "unchanged": unchanged})
+
+    def _accept(self, lines: list[str], updates: int) -> bool:
+        self._lost += lines
+        return True
+
+
 class Timing(Hook):
     """Measures train steps from their batch to their end, with the device.
 
@@ -260,6 +319,8 @@ def run_order(order: Order) -> int:
         trace = TraceFile(order.trace)
         # The last one is called first after a step: the trace has the step before the kill.
         hooks = {"certify_kill": SaveAndKill(order, trace), "certify_trace": TraceHook(trace)}
+        if not order.kill_step:
+            hooks["certify_held"] = HeldValues(trace)
     timing = Timing()
     if order.timing:
         hooks["certify_timing"] = timing

@@ -113,6 +113,8 @@ class Combination:
         values: number of tensors and numbers that were compared.
         weights_sha256, ledger_sha256: digests of the final weights and of steps.ledger.
         folder: folder with both runs.
+        unchanged: values of the parts that no checkpoint contains and that have not changed in
+            these updates; if they change later, a run ends at its next save.
     """
 
     deterministic: bool
@@ -130,6 +132,7 @@ class Combination:
     weights_sha256: str = ""
     ledger_sha256: str = ""
     folder: str = ""
+    unchanged: tuple[str, ...] = ()
 
 
 class Trial:
@@ -175,6 +178,7 @@ class Trial:
             updates=sum(phase.steps for phase in phases if phase.is_train),
             values=sum(len(step) for read in reference for step in read.trace.steps.values()),
             workers=(self._workers[0],),
+            unchanged=tuple(dict.fromkeys(text for read in reference for text in read.unchanged)),
         )
         if not kills:
             return replace(outcome, reason=f"a run of {steps} steps is too short to be killed")
@@ -205,7 +209,8 @@ class Trial:
         # Runs from the start are equal too: that would prove nothing about a resume.
         if not outcome.resumes:
             return replace(outcome, reason="no attempt has resumed from a checkpoint")
-        return self._compare_files(outcome)
+        lost = [line for read in reference for line in read.lost]
+        return self._compare_files(outcome, lost)
 
     def _has_checkpoint(self) -> bool:
         # Damaged ones do not count: a resume takes the one before.
@@ -256,8 +261,9 @@ class Trial:
     def _read(self, name: str, rank: int) -> ReadTrace:
         return read_trace(str(self.folder / name), rank)
 
-    def _compare_files(self, outcome: Combination) -> Combination:
-        """Compare metrics, ledgers and final weights of both runs."""
+    def _compare_files(self, outcome: Combination, lost: Sequence[str]) -> Combination:
+        """Compare metrics, ledgers and final weights of both runs; values that no checkpoint
+        contains are a no as well."""
         reference = self.folder / "reference"
         killed = self.folder / "killed"
         compared = diff(str(reference), str(killed))
@@ -277,6 +283,15 @@ class Trial:
             if unbroken != resumed:
                 reason = f"{path}: sha256 {unbroken} without kills, {resumed} with kills"
                 return replace(outcome, verdict="no", path=path, reason=reason)
+        if lost:
+            component = lost[0].partition(":")[0]
+            return replace(
+                outcome,
+                verdict="no",
+                update=outcome.updates,
+                component=component,
+                reason=lost[0],
+            )
         return replace(outcome, verdict="yes")
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.data.datasets import load_digits
+from phasetrain.hooks import Hook
 
 CALLS_BEFORE = 60
 """Samples that are read before the counter shows: more than the check of a dataset reads."""
@@ -24,6 +25,23 @@ class OwnGenerator(nn.Module):
     def forward(self, batch: Tensor) -> Tensor:
         output: Tensor = self.body(batch)
         return output + 0.01 * torch.randn(output.shape, generator=self.generator)
+
+
+class LateHook(Hook):
+    """Begins to count after all updates of a certified run, and counts the first ones in vain."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self.count = 0
+        self.late = 0
+
+    def on_update(self, run: Any, phase: Any) -> None:
+        if run.state.updates >= self.first:
+            self.count += 1
+        if run.state.updates > 1000:
+            self.late += 1
+        if self.count + self.late > 1000:
+            run.stop("enough")
 
 
 class Urandom(torch.autograd.Function):

@@ -76,6 +76,20 @@ def test_generator_that_is_not_restored_is_caught() -> None:
 
 
 @pytest.mark.feature("certify")
+@pytest.mark.parametrize(("first", "verdict"), [(0, "no"), (1000, "yes")])
+def test_hidden_state_without_an_effect_is_a_no_and_later_state_is_named(
+    first: int, verdict: str
+) -> None:
+    hook = f"+HOOKS.late={{name: faults.LateHook, first: {first}}}"
+    found = run("RUN.imports=[faults]", hook, is_quick=True)
+    [outcome] = found.content["combinations"]
+    assert outcome["verdict"] == verdict, found.text
+    unchanged = ["late"] if verdict == "no" else ["count", "late"]
+    assert outcome["unchanged"] == [f"`{name}` of faults.LateHook" for name in unchanged]
+    assert "not covered" in found.text
+
+
+@pytest.mark.feature("certify")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "update", "component", "path"),
