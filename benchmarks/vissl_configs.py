@@ -15,9 +15,12 @@ timm.
 """
 
 import argparse
+import functools
 import gzip
+import inspect
 import json
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -36,7 +39,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "end_to_end"))
 from operators import declared_operators
 
+import phasetrain
 from phasetrain.addons.vissl.compose import VisslConfig
+from phasetrain.addons.vissl.draft import to_yaml
 from phasetrain.addons.vissl.vissl import Migration, convert_vissl
 from phasetrain.testing.build import BuiltRun, build_run
 
@@ -44,15 +49,8 @@ CONFIGS = Path(__file__).parents[1] / "tests" / "data" / "vissl" / "configs.json
 TOO_LARGE = ("regnet10B",)
 BATCH = 4
 WEIGHTS = "MODEL.WEIGHTS_INIT"
-TRANSFORMER = {"VISION_TRANSFORMERS": "NUM_LAYERS", "XCIT": "NUM_LAYERS"}
-
-OVERRIDES = (
-    "MACHINE.device=cpu",
-    "MACHINE.precision=fp32",
-    "DISTRIBUTED.strategy=ddp",
-    "RUN.resume=auto",
-)
-"""What this machine needs; the experiment has one process."""
+SPLITS = ("STL10", "SVHN")
+"""Datasets of torchvision that name their classes `labels`."""
 
 _OPERATORS = declared_operators()
 
@@ -80,18 +78,19 @@ def replace_torchvision_datasets() -> None:
     ):
         kind = getattr(datasets, name)
         image = Image.new(mode, (size, size), 100)
-        kind.__init__ = _with_signature(kind.__init__)
+        kind.__init__ = _with_signature(kind.__init__, "labels" if name in SPLITS else "targets")
         kind.__len__ = lambda self: 16
         kind.__getitem__ = lambda self, index, image=image: (image, index % 2)
 
 
-def _with_signature(original: Any) -> Any:
-    import functools
+def _with_signature(original: Any, labels: str) -> Any:
+    """Return a constructor of generated data, with the parameters of another one."""
 
     @functools.wraps(original)
     def init(self: Any, root: str, *args: Any, **kwargs: Any) -> None:
-        nn.Module.__init__  # noqa: B018 - datasets of torchvision are no modules; nothing to prepare
+        inspect.signature(original).bind(self, root, *args, **kwargs)
         self.root = root
+        setattr(self, labels, [index % 2 for index in range(16)])
 
     return init
 
@@ -147,6 +146,9 @@ def list_names(
     heads = meaning.read_heads(config)
     is_whole = "trunk" not in model
     cut = ""
+    if is_whole and "classes" not in model:
+        # Features of the trunk: its own last layer is no head of VISSL.
+        heads = []
     if is_whole:
         ours = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
         cut = f"{ours[-1]}."
@@ -156,7 +158,7 @@ def list_names(
             *module.named_buffers(recurse=False),
         ]:
             full = f"{path}.{name}" if path else name
-            if is_whole and not (heads and full.startswith(cut)):
+            if is_whole and not full.startswith(cut):
                 names[full] = (meaning.name_in_trunk(config, full), _kind(module))
             elif full.startswith("trunk."):
                 own = full.removeprefix("trunk.")
@@ -446,9 +448,14 @@ def examine(given: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
         if experiment.get("TASK", {}).get("teacher"):
             _write_teacher(experiment, folder)
         if weights is not None:
-            built = build(experiment, folder)
+            plain = _make_training(experiment) if is_extraction else experiment
+            built = build(plain, folder)
             values = write_weights(config, built, model, folder / "weights.torch")
             model["weights"] = weights
+        if is_extraction:
+            # As written, for features do not need a second look.
+            phasetrain.run([write_experiment(experiment, folder)])
+            experiment = _make_training(experiment)
         built = build(experiment, folder)
         if values:
             differences += compare_weights(config, built, values, model)
@@ -478,7 +485,10 @@ def _complete(experiment: dict[str, Any], folder: Path) -> None:
             split["labels"] = str(folder / "labels.npy")
         if split["dataset"] == "synthetic":
             split["samples"] = 16
+    shutil.rmtree(folder / "run", ignore_errors=True)
     experiment.setdefault("RUN", {})["dir"] = str(folder / "run")
+    if "EXTRACT" in experiment:
+        experiment["EXTRACT"]["dir"] = str(folder / "run" / "features")
     experiment["RUN"].pop("resume", None)
     experiment.setdefault("MACHINE", {})["precision"] = "fp32"
     experiment["MACHINE"]["device"] = "cpu"
@@ -504,13 +514,22 @@ def _write_teacher(experiment: dict[str, Any], folder: Path) -> None:
     torch.save(net.state_dict(), folder / "teacher.pt")
 
 
-def build(experiment: Mapping[str, Any], folder: Path) -> BuiltRun:
-    """Return the parts of an experiment."""
-    from phasetrain.addons.vissl.draft import to_yaml
+def _make_training(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an extraction as a training, whose model can be looked at."""
+    training = {key: value for key, value in experiment.items() if key not in ("EXTRACT", "RUN")}
+    return {**training, "PHASES": {"epochs": 1}}
 
+
+def write_experiment(experiment: Mapping[str, Any], folder: Path) -> str:
+    """Write an experiment, and return its path."""
     path = folder / "experiment.yaml"
     path.write_text("# @package _global_\n" + to_yaml(experiment))
-    return build_run([str(path)])
+    return str(path)
+
+
+def build(experiment: Mapping[str, Any], folder: Path) -> BuiltRun:
+    """Return the parts of an experiment."""
+    return build_run([write_experiment(experiment, folder)])
 
 
 def list_configs(only: str) -> dict[str, Any]:
