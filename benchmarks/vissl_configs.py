@@ -33,11 +33,9 @@ from typing import Any
 import numpy as np
 import torch
 import vissl_meaning as meaning
+from operators import declared_operators
 from PIL import Image
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "end_to_end"))
-from operators import declared_operators
 
 import phasetrain
 from phasetrain.addons.vissl.compose import VisslConfig
@@ -51,8 +49,6 @@ BATCH = 4
 WEIGHTS = "MODEL.WEIGHTS_INIT"
 SPLITS = ("STL10", "SVHN")
 """Datasets of torchvision that name their classes `labels`."""
-
-_OPERATORS = declared_operators()
 
 
 def write_images(folder: Path) -> None:
@@ -399,7 +395,7 @@ def compare_weights(
 
 def compare_extraction(config: VisslConfig, found: Migration) -> list[str]:
     """Compare what is extracted, and how neighbours are compared."""
-    layers = found.experiment["EXTRACT"]["layers"]
+    layers = found.experiment.get("EXTRACT", {}).get("layers")
     heads = [item[0] for item in config.get("MODEL.HEAD.PARAMS", [])]
     uses_head = bool(config.get(f"{meaning.SETTINGS}.EVAL_TRUNK_AND_HEAD")) and heads
     expected = bool(uses_head) and not config.is_feature_extractor and "identity" not in heads
@@ -421,22 +417,36 @@ def compare_extraction(config: VisslConfig, found: Migration) -> list[str]:
 # --- all configs
 
 
+def make_reference(given: Mapping[str, Any]) -> VisslConfig:
+    """Return a config for VISSL; fragments without data get what they leave to other files."""
+    config = VisslConfig(given)
+    pools = config.get(f"{meaning.SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP")
+    if not config.get("DATA.TRAIN.DATA_SOURCES") and pools:
+        for key in ("EVAL_MODE_ON", "FREEZE_TRUNK_ONLY"):
+            config.assume(f"{meaning.SETTINGS}.{key}", value=True)
+    return config
+
+
+def compare_config(config: VisslConfig, found: Migration) -> list[str]:
+    """Compare what the experiment says, without building it."""
+    differences = compare_transforms(config, found)
+    if found.experiment.get("RUN", {}).get("engine") == "extract":
+        return differences + compare_extraction(config, found)
+    model = found.experiment["MODEL"]
+    differences += compare_heads(config, model) + compare_losses(config, found)
+    return differences + compare_modes(config, model)
+
+
 def examine(given: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
     """Return why a config does not build, or an empty text, and its differences from VISSL."""
     given = shrink(given, folder)
-    config = VisslConfig(given)
+    config = make_reference(given)
     if given.get(f"{WEIGHTS}.PARAMS_FILE"):
         given[f"{WEIGHTS}.PARAMS_FILE"] = str(folder / "weights.torch")
     teacher = "DISTILLATION.TEACHER_MODEL"
     if any(key.startswith(teacher) for key in given):
         given[f"{teacher}.WEIGHTS_INIT.PARAMS_FILE"] = str(folder / "teacher.torch")
     found = convert_vissl(VisslConfig(given))
-    # Fragments without data are converted as probes of a frozen trunk.
-    if not config.get("DATA.TRAIN.DATA_SOURCES") and config.get(
-        f"{meaning.SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
-    ):
-        for key in ("EVAL_MODE_ON", "FREEZE_TRUNK_ONLY"):
-            config.assume(f"{meaning.SETTINGS}.{key}", value=True)
     experiment = json.loads(json.dumps(found.experiment))
     _complete(experiment, folder)
     model = experiment.get("MODEL", {})
@@ -463,13 +473,7 @@ def examine(given: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
             differences += compare_options(config, built, model)
     except Exception as error:  # noqa: BLE001 - every reason is listed
         return f"{type(error).__name__}: {error}", []
-    differences += compare_transforms(config, found)
-    if is_extraction:
-        differences += compare_extraction(config, found)
-    else:
-        differences += compare_heads(config, model)
-        differences += compare_losses(config, found)
-        differences += compare_modes(config, model)
+    differences += compare_config(config, found)
     return "", differences
 
 
@@ -543,6 +547,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", metavar="TEXT", help="names of configs contain it")
     flags = parser.parse_args(words)
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "end_to_end"))
+
+    operators = declared_operators()  # while it lives, a torchvision for CUDA can be imported
     # Initial weights take most of the time of a build, and do not decide whether it succeeds.
     inits = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
     vars(nn.init).update({name: lambda tensor, *_args, **_kwargs: tensor for name in inits})
@@ -571,6 +578,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for what, count in counts.items():
         sys.stdout.write(f"{what}: {count} of {len(configs)} ({count / len(configs):.0%})\n")
     sys.stdout.write(f"{time.monotonic() - started:.0f} s\n")
+    del operators
 
 
 if __name__ == "__main__":
