@@ -15,9 +15,12 @@ timm.
 """
 
 import argparse
+import functools
 import gzip
+import inspect
 import json
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -30,13 +33,13 @@ from typing import Any
 import numpy as np
 import torch
 import vissl_meaning as meaning
+from operators import declared_operators
 from PIL import Image
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "end_to_end"))
-from operators import declared_operators
-
+import phasetrain
 from phasetrain.addons.vissl.compose import VisslConfig
+from phasetrain.addons.vissl.draft import to_yaml
 from phasetrain.addons.vissl.vissl import Migration, convert_vissl
 from phasetrain.testing.build import BuiltRun, build_run
 
@@ -44,17 +47,8 @@ CONFIGS = Path(__file__).parents[1] / "tests" / "data" / "vissl" / "configs.json
 TOO_LARGE = ("regnet10B",)
 BATCH = 4
 WEIGHTS = "MODEL.WEIGHTS_INIT"
-TRANSFORMER = {"VISION_TRANSFORMERS": "NUM_LAYERS", "XCIT": "NUM_LAYERS"}
-
-OVERRIDES = (
-    "MACHINE.device=cpu",
-    "MACHINE.precision=fp32",
-    "DISTRIBUTED.strategy=ddp",
-    "RUN.resume=auto",
-)
-"""What this machine needs; the experiment has one process."""
-
-_OPERATORS = declared_operators()
+SPLITS = ("STL10", "SVHN")
+"""Datasets of torchvision that name their classes `labels`."""
 
 
 def write_images(folder: Path) -> None:
@@ -80,18 +74,19 @@ def replace_torchvision_datasets() -> None:
     ):
         kind = getattr(datasets, name)
         image = Image.new(mode, (size, size), 100)
-        kind.__init__ = _with_signature(kind.__init__)
+        kind.__init__ = _with_signature(kind.__init__, "labels" if name in SPLITS else "targets")
         kind.__len__ = lambda self: 16
         kind.__getitem__ = lambda self, index, image=image: (image, index % 2)
 
 
-def _with_signature(original: Any) -> Any:
-    import functools
+def _with_signature(original: Any, labels: str) -> Any:
+    """Return a constructor of generated data, with the parameters of another one."""
 
     @functools.wraps(original)
     def init(self: Any, root: str, *args: Any, **kwargs: Any) -> None:
-        nn.Module.__init__  # noqa: B018 - datasets of torchvision are no modules; nothing to prepare
+        inspect.signature(original).bind(self, root, *args, **kwargs)
         self.root = root
+        setattr(self, labels, [index % 2 for index in range(16)])
 
     return init
 
@@ -147,6 +142,9 @@ def list_names(
     heads = meaning.read_heads(config)
     is_whole = "trunk" not in model
     cut = ""
+    if is_whole and "classes" not in model:
+        # Features of the trunk: its own last layer is no head of VISSL.
+        heads = []
     if is_whole:
         ours = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
         cut = f"{ours[-1]}."
@@ -156,7 +154,7 @@ def list_names(
             *module.named_buffers(recurse=False),
         ]:
             full = f"{path}.{name}" if path else name
-            if is_whole and not (heads and full.startswith(cut)):
+            if is_whole and not full.startswith(cut):
                 names[full] = (meaning.name_in_trunk(config, full), _kind(module))
             elif full.startswith("trunk."):
                 own = full.removeprefix("trunk.")
@@ -397,7 +395,7 @@ def compare_weights(
 
 def compare_extraction(config: VisslConfig, found: Migration) -> list[str]:
     """Compare what is extracted, and how neighbours are compared."""
-    layers = found.experiment["EXTRACT"]["layers"]
+    layers = found.experiment.get("EXTRACT", {}).get("layers")
     heads = [item[0] for item in config.get("MODEL.HEAD.PARAMS", [])]
     uses_head = bool(config.get(f"{meaning.SETTINGS}.EVAL_TRUNK_AND_HEAD")) and heads
     expected = bool(uses_head) and not config.is_feature_extractor and "identity" not in heads
@@ -419,22 +417,36 @@ def compare_extraction(config: VisslConfig, found: Migration) -> list[str]:
 # --- all configs
 
 
+def make_reference(given: Mapping[str, Any]) -> VisslConfig:
+    """Return a config for VISSL; fragments without data get what they leave to other files."""
+    config = VisslConfig(given)
+    pools = config.get(f"{meaning.SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP")
+    if not config.get("DATA.TRAIN.DATA_SOURCES") and pools:
+        for key in ("EVAL_MODE_ON", "FREEZE_TRUNK_ONLY"):
+            config.assume(f"{meaning.SETTINGS}.{key}", value=True)
+    return config
+
+
+def compare_config(config: VisslConfig, found: Migration) -> list[str]:
+    """Compare what the experiment says, without building it."""
+    differences = compare_transforms(config, found)
+    if found.experiment.get("RUN", {}).get("engine") == "extract":
+        return differences + compare_extraction(config, found)
+    model = found.experiment["MODEL"]
+    differences += compare_heads(config, model) + compare_losses(config, found)
+    return differences + compare_modes(config, model)
+
+
 def examine(given: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
     """Return why a config does not build, or an empty text, and its differences from VISSL."""
     given = shrink(given, folder)
-    config = VisslConfig(given)
+    config = make_reference(given)
     if given.get(f"{WEIGHTS}.PARAMS_FILE"):
         given[f"{WEIGHTS}.PARAMS_FILE"] = str(folder / "weights.torch")
     teacher = "DISTILLATION.TEACHER_MODEL"
     if any(key.startswith(teacher) for key in given):
         given[f"{teacher}.WEIGHTS_INIT.PARAMS_FILE"] = str(folder / "teacher.torch")
     found = convert_vissl(VisslConfig(given))
-    # Fragments without data are converted as probes of a frozen trunk.
-    if not config.get("DATA.TRAIN.DATA_SOURCES") and config.get(
-        f"{meaning.SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
-    ):
-        for key in ("EVAL_MODE_ON", "FREEZE_TRUNK_ONLY"):
-            config.assume(f"{meaning.SETTINGS}.{key}", value=True)
     experiment = json.loads(json.dumps(found.experiment))
     _complete(experiment, folder)
     model = experiment.get("MODEL", {})
@@ -446,9 +458,14 @@ def examine(given: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
         if experiment.get("TASK", {}).get("teacher"):
             _write_teacher(experiment, folder)
         if weights is not None:
-            built = build(experiment, folder)
+            plain = _make_training(experiment) if is_extraction else experiment
+            built = build(plain, folder)
             values = write_weights(config, built, model, folder / "weights.torch")
             model["weights"] = weights
+        if is_extraction:
+            # As written, for features do not need a second look.
+            phasetrain.run([write_experiment(experiment, folder)])
+            experiment = _make_training(experiment)
         built = build(experiment, folder)
         if values:
             differences += compare_weights(config, built, values, model)
@@ -456,13 +473,7 @@ def examine(given: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
             differences += compare_options(config, built, model)
     except Exception as error:  # noqa: BLE001 - every reason is listed
         return f"{type(error).__name__}: {error}", []
-    differences += compare_transforms(config, found)
-    if is_extraction:
-        differences += compare_extraction(config, found)
-    else:
-        differences += compare_heads(config, model)
-        differences += compare_losses(config, found)
-        differences += compare_modes(config, model)
+    differences += compare_config(config, found)
     return "", differences
 
 
@@ -478,7 +489,10 @@ def _complete(experiment: dict[str, Any], folder: Path) -> None:
             split["labels"] = str(folder / "labels.npy")
         if split["dataset"] == "synthetic":
             split["samples"] = 16
+    shutil.rmtree(folder / "run", ignore_errors=True)
     experiment.setdefault("RUN", {})["dir"] = str(folder / "run")
+    if "EXTRACT" in experiment:
+        experiment["EXTRACT"]["dir"] = str(folder / "run" / "features")
     experiment["RUN"].pop("resume", None)
     experiment.setdefault("MACHINE", {})["precision"] = "fp32"
     experiment["MACHINE"]["device"] = "cpu"
@@ -504,13 +518,22 @@ def _write_teacher(experiment: dict[str, Any], folder: Path) -> None:
     torch.save(net.state_dict(), folder / "teacher.pt")
 
 
-def build(experiment: Mapping[str, Any], folder: Path) -> BuiltRun:
-    """Return the parts of an experiment."""
-    from phasetrain.addons.vissl.draft import to_yaml
+def _make_training(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an extraction as a training, whose model can be looked at."""
+    training = {key: value for key, value in experiment.items() if key not in ("EXTRACT", "RUN")}
+    return {**training, "PHASES": {"epochs": 1}}
 
+
+def write_experiment(experiment: Mapping[str, Any], folder: Path) -> str:
+    """Write an experiment, and return its path."""
     path = folder / "experiment.yaml"
     path.write_text("# @package _global_\n" + to_yaml(experiment))
-    return build_run([str(path)])
+    return str(path)
+
+
+def build(experiment: Mapping[str, Any], folder: Path) -> BuiltRun:
+    """Return the parts of an experiment."""
+    return build_run([write_experiment(experiment, folder)])
 
 
 def list_configs(only: str) -> dict[str, Any]:
@@ -524,6 +547,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", metavar="TEXT", help="names of configs contain it")
     flags = parser.parse_args(words)
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "end_to_end"))
+
+    operators = declared_operators()  # while it lives, a torchvision for CUDA can be imported
     # Initial weights take most of the time of a build, and do not decide whether it succeeds.
     inits = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
     vars(nn.init).update({name: lambda tensor, *_args, **_kwargs: tensor for name in inits})
@@ -552,6 +578,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for what, count in counts.items():
         sys.stdout.write(f"{what}: {count} of {len(configs)} ({count / len(configs):.0%})\n")
     sys.stdout.write(f"{time.monotonic() - started:.0f} s\n")
+    del operators
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from phasetrain.config.registry import Factory, UnknownNameError
@@ -69,6 +71,24 @@ class TorchvisionSamples(Dataset[tuple[Any, Any]]):
         return sha256(f"{self.description} {len(self)}".encode()).hexdigest()
 
 
+class LabelledTorchvisionSamples(TorchvisionSamples):
+    """A torchvision dataset that knows the class of each sample without reading it."""
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the class of each sample, `(N,)`."""
+        return np.asarray(_find_labels(self.data), dtype=np.int64)
+
+
+def _find_labels(data: Any) -> Any:
+    """Return the classes of all samples, which torchvision's datasets name differently; None: it is
+    not known without reading them."""
+    for name in ("targets", "labels"):
+        values = vars(data).get(name)
+        if values is not None and len(values) == len(data) and np.ndim(values) == 1:
+            return values
+    return None
+
+
 @DATASETS.bridge("torchvision", "torchvision")
 def find_torchvision_dataset(name: str) -> Factory[Samples] | None:
     """Return the factory of torchvision's dataset `name`; None if `name` is a path inside
@@ -128,7 +148,9 @@ def _make_factory(name: str, kind: type[Any]) -> Factory[Samples]:
             raise ValueError(
                 f"{error}; nothing is downloaded while a run is built, so do it once yourself"
             ) from error
-        return TorchvisionSamples(
+        known = _find_labels(data) is not None
+        kind_here = LabelledTorchvisionSamples if known else TorchvisionSamples
+        return kind_here(
             data, mode=own.get("mode", "RGB"), classes=own.get("classes"), description=description
         )
 

@@ -244,6 +244,8 @@ def convert_classifier(items: Sequence[Any], number: int = 0) -> Head:
     Raises:
         UnknownHeadError: it has no counterpart.
     """
+    if any(not isinstance(item[0], str) for item in items):
+        raise UnknownHeadError("a list of heads for each input")
     name = str(items[0][0])
     params: Params = dict(items[0][1]) if len(items[0]) > 1 else {}
     prefix = f"heads.{number}"

@@ -95,6 +95,7 @@ def _convert_lr(source: VisslConfig, draft: ExperimentDraft) -> None:
     except UnknownScheduleError as error:
         draft.miss(str(error), *keys)
         draft.put("OPTIMIZER.lr", 0.1)
+        draft.put("OPTIMIZER.SCHEDULES", {})
         return
     draft.put("OPTIMIZER.lr", peak)
     draft.put("OPTIMIZER.SCHEDULES.lr", schedule)
@@ -224,8 +225,9 @@ def _convert_restarts(scheduler: Mapping[str, Any], top: float) -> dict[str, Any
         schedule = {"name": "cosine_restarts", "period": period, "end": _share(end, top)}
         return schedule if decay == 1 else {**schedule, "decay": decay}
     parts: list[dict[str, Any]] = []
-    # The difference to 1 of the last wave is at most the rounding of the period, such as 0.334.
-    for number in range(math.ceil(round(1 / period, 2))):
+    # A period may be rounded, such as 0.334 or 0.333: a last wave of less than 1 % is none.
+    count = math.ceil(round(1 / period, 2))
+    for number in range(count):
         restart = number if half else (number + 1) // 2
         peak = start * decay**restart
         if adaptive:
@@ -236,6 +238,8 @@ def _convert_restarts(scheduler: Mapping[str, Any], top: float) -> dict[str, Any
         wave = {"name": "one_cycle", "rise": 0.0, "start": first, "peak": first, "end": last}
         parts.append({**wave, "length": period})
     del parts[-1]["length"]
+    if (whole := period * count) > 1:
+        parts[-1]["until"] = round(1 - (whole - 1) / period, 10)
     return {"name": "composite", "parts": parts}
 
 
@@ -259,6 +263,8 @@ def _convert_polynomial(scheduler: Mapping[str, Any], top: float) -> dict[str, A
 def _convert_composite(scheduler: Mapping[str, Any], top: float) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     scaling = list(scheduler.get("interval_scaling") or [])
+    if len(scheduler.get("lengths") or []) != len(scheduler["schedulers"]):
+        raise UnknownScheduleError("a composite schedule without a length of each part")
     for at, part in enumerate(scheduler["schedulers"]):
         converted = _convert_part(part, top)
         length = float(scheduler["lengths"][at])

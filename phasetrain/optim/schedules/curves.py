@@ -88,9 +88,19 @@ class InverseSqrt(ParamScheduler):
 
 class OneCycle(ParamScheduler):
     """From `start` to `peak` over the share `rise`, then to `end`, each along half a cosine wave or
-    a line."""
+    a line; the share `until` of it."""
 
-    def __init__(self, rise: float, start: float, peak: float, end: float, *, cosine: bool) -> None:
+    def __init__(
+        self,
+        rise: float,
+        start: float,
+        peak: float,
+        end: float,
+        *,
+        cosine: bool,
+        until: float = 1.0,
+    ) -> None:
+        self.until = until
         self.rise = rise
         self.start = start
         self.peak = peak
@@ -99,6 +109,7 @@ class OneCycle(ParamScheduler):
 
     def __call__(self, where: float) -> float:
         """Return the multiplier at `where`."""
+        where *= self.until
         if where < self.rise:
             return self._between(self.start, self.peak, where / self.rise)
         return self._between(self.peak, self.end, (where - self.rise) / (1 - self.rise))

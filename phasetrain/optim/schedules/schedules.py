@@ -31,7 +31,7 @@ from fvcore.common.param_scheduler import (
     PolynomialDecayParamScheduler,
 )
 
-from phasetrain.config.checks import check_at_least, check_positive
+from phasetrain.config.checks import check_at_least, check_fraction, check_positive
 from phasetrain.config.registry import Registry
 from phasetrain.errors import ConfigError
 from phasetrain.optim.schedules.curves import (
@@ -212,21 +212,24 @@ def make_one_cycle(
     peak: float = 1.0,
     end: float = 4e-6,
     shape: Literal["cosine", "linear"] = "cosine",
+    until: float = 1.0,
 ) -> ParamScheduler:
     """One cycle: rise from `start` to `peak` within the duration `rise`, then fall to `end` (Smith
     and Topin, arXiv:1708.07120).
 
     For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults come from
-    torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0.
+    torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0. With `until` below 1,
+    the cycle is cut off after this share of it.
     """
     check_at_least(0, start=start, peak=peak, end=end)
+    check_fraction(until=until)
     run = RunLength(updates, updates_per_epoch, batch_size)
     length = run.fraction("rise", rise)
     if length >= 1:
         raise ValueError(
             f"rise = {rise!r} is not shorter than {run}, so nothing is left for the descent"
         )
-    return OneCycle(length, start, peak, end, cosine=shape == "cosine")
+    return OneCycle(length, start, peak, end, cosine=shape == "cosine", until=until)
 
 
 @SCHEDULES.register("wsd")

@@ -45,6 +45,29 @@ def test_images_become_tensors() -> None:
     )
 
 
+@pytest.mark.parametrize("attribute", ["targets", "labels", "none"])
+def test_classes_of_all_samples_are_known_without_reading_them(
+    attribute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torchvision
+
+    from phasetrain.addons.libraries.torchvision import find_torchvision_dataset
+
+    def init(self: Any, root: str, train: bool = True) -> None:
+        setattr(self, attribute, [1, 0, 1])
+
+    kind = type("Named", (torchvision.datasets.VisionDataset,), {"__init__": init})
+    kind.__len__ = lambda self: 3  # type: ignore[attr-defined]
+    monkeypatch.setattr(torchvision.datasets, "Named", kind, raising=False)
+    factory = find_torchvision_dataset("Named")
+    assert factory is not None
+    samples: Any = factory(root="")
+    if attribute == "none":
+        assert not hasattr(samples, "labels")
+    else:
+        assert samples.labels().tolist() == [1, 0, 1]
+
+
 def test_parameter_train_follows_the_split(tmp_path: Path) -> None:
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)

@@ -267,6 +267,323 @@ def test_weights_of_a_resnet_are_renamed():
     }
 
 
+SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
+WEIGHTS = {"MODEL.WEIGHTS_INIT.PARAMS_FILE": "resnet.torch"}
+EVAL = {f"{SETTINGS}.EVAL_MODE_ON": True}
+
+
+def convert_keys(changes):
+    return convert_vissl(VisslConfig({**SUPERVISED, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # VISSL loads the head unless EVAL_MODE_ON is set without EVAL_TRUNK_AND_HEAD.
+        ({}, {"strict": False}),
+        (EVAL, {"reinit": ["fc.*"]}),
+        ({**EVAL, f"{SETTINGS}.EVAL_TRUNK_AND_HEAD": True}, {"strict": False}),
+        # It reads no prefix for its own files.
+        ({**EVAL, "MODEL.WEIGHTS_INIT.APPEND_PREFIX": "trunk."}, {"reinit": ["fc.*"]}),
+        ({"MODEL.WEIGHTS_INIT.SKIP_LAYERS": ["heads", "bn1"]}, {"reinit": ["fc.*", "*bn1*"]}),
+    ],
+)
+def test_head_of_a_file_is_loaded_if_vissl_loads_it(changes, expected):
+    weights = dict(convert_keys({**WEIGHTS, **changes}).experiment["MODEL"]["weights"])
+    assert weights.pop("path") == "resnet.torch"
+    rules = [[r"^trunk\.(base_model\.)?_feature_blocks\.", ""]]
+    if "reinit" not in expected:
+        rules.append([r"^heads\.0\.clf\.0\.", "fc."])
+    assert weights == {"rename": rules, **expected}
+
+
+def test_prefix_is_added_to_other_files():
+    changes = {"APPEND_PREFIX": "trunk._feature_blocks.", "STATE_DICT_KEY_NAME": ""}
+    found = convert_keys(
+        WEIGHTS | {f"MODEL.WEIGHTS_INIT.{key}": value for key, value in changes.items()}
+    )
+    assert found.experiment["MODEL"]["weights"]["rename"] == [
+        ["^", "trunk._feature_blocks."],
+        [r"^trunk\._feature_blocks\.fc\.", "unused."],
+        [r"^trunk\.(base_model\.)?_feature_blocks\.", ""],
+        [r"^heads\.0\.clf\.0\.", "fc."],
+    ]
+
+
+NORMS = {"types": "*Norm*", "weight_decay": 0.0}
+BIASES = {"match": "*.bias", "weight_decay": 0.0}
+BN, BIAS = "OPTIMIZER.regularize_bn", "OPTIMIZER.regularize_bias"
+CONSTRUCTOR = "OPTIMIZER.param_group_constructor"
+VIT = {"MODEL.TRUNK.NAME": "vision_transformer"}
+HEAD = "OPTIMIZER.head_optimizer_params"
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups"),
+    [
+        ({BN: False, BIAS: False}, [NORMS, BIASES]),
+        ({BN: False, BIAS: True}, [NORMS]),
+        ({BN: True, BIAS: False}, [BIASES]),
+        ({BN: True, BIAS: True}, None),
+        ({BN: False, "OPTIMIZER.construct_single_param_group_only": True}, None),
+        ({BN: False, "OPTIMIZER.weight_decay": 0.0}, None),
+        # Its transformer has timm's names, in which VISSL finds none of these words.
+        (
+            {**VIT, BN: True, BIAS: True, "OPTIMIZER.non_regularized_parameters": ["class_token"]},
+            None,
+        ),
+        ({BN: True, CONSTRUCTOR: "dino"}, [BIASES]),
+        ({**VIT, CONSTRUCTOR: "dino"}, [BIASES, {"match": "*norm*", "weight_decay": 0.0}]),
+        (
+            {**VIT, CONSTRUCTOR: "lr_decay", "OPTIMIZER.layer_wise_lr_decay.decay": 0.5},
+            [
+                BIASES,
+                {"match": "*norm*", "weight_decay": 0.0},
+                {"match": "norm.*", "lr_scale": 0.5},
+            ],
+        ),
+        (
+            {f"{HEAD}.use_different_wd": True, f"{HEAD}.weight_decay": 0.25, BN: True, BIAS: True},
+            [{"match": "fc.*", "weight_decay": 0.25}],
+        ),
+    ],
+)
+def test_weights_that_do_not_decay_are_those_of_vissl(changes, groups):
+    found = convert_keys(changes)
+    assert found.missing == ()
+    assert found.experiment["OPTIMIZER"].get("groups") == groups
+
+
+LR_HEAD = "OPTIMIZER.param_schedulers.lr_head"
+
+
+def test_head_with_another_schedule_has_its_own_optimizer():
+    cosine = {f"{LR_HEAD}.name": "cosine", f"{LR_HEAD}.start_value": 0.5}
+    changes = {**cosine, f"{LR_HEAD}.end_value": 0.0, f"{HEAD}.use_different_lr": True}
+    found = convert_keys({**changes, BN: False, BIAS: True})
+    optimizer = found.experiment["OPTIMIZER"]
+    entry = optimizer["others"]["head"]
+    assert (entry["match"], entry["name"], entry["lr"]) == ("fc.*", "sgd", 0.5)
+    assert entry["SCHEDULES"] == {
+        "lr": {"name": "cosine", "end": 0.0, "every": "epoch"},
+        "weight_decay": {"name": "constant"},
+    }
+    assert optimizer["groups"] == [NORMS]
+    # The same steps from another value are a factor.
+    steps = {f"{LR_HEAD}.values": [1.0, 0.1, 0.01], f"{LR_HEAD}.milestones": [30, 60]}
+    found = convert_keys({**steps, f"{HEAD}.use_different_lr": True, BN: True, BIAS: True})
+    assert found.experiment["OPTIMIZER"]["groups"] == [{"match": "fc.*", "lr_scale": 10.0}]
+
+
+def test_trunk_that_is_frozen_without_features_stays_in_training_mode():
+    changes = {**EVAL, f"{SETTINGS}.FREEZE_TRUNK_ONLY": True}
+    experiment = convert_keys({**changes, BN: True, BIAS: True}).experiment
+    assert "freeze" not in experiment["MODEL"]
+    assert experiment["OPTIMIZER"]["groups"] == [{"match": "trunk.*", "lr_scale": 0.0}]
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (
+            ["vision_transformer_head", {"in_plane": 9, "hidden_dim": 5, "num_classes": 7}],
+            {"hidden": [5], "activation": "tanh"},
+        ),
+        (["mlp", {"dims": [9, 5, 7], "use_relu": True}], {"hidden": [5]}),
+        # Without use_relu, VISSL has no activation.
+        (["mlp", {"dims": [9, 5, 7]}], {"hidden": [5], "activation": "none"}),
+    ],
+)
+def test_classifier_has_the_activation_of_vissl(head, expected):
+    found = convert_keys({"MODEL.HEAD.PARAMS": [head]})
+    assert found.experiment["MODEL"]["heads"]["head"] == {"name": "mlp", "classes": 7, **expected}
+
+
+VIEWED = {"DATA.TRAIN.TRANSFORMS": VIEWS}
+
+
+@pytest.mark.parametrize(
+    ("params", "scaled"),
+    [
+        ({"name": "dino_head"}, False),
+        ({"name": "dino_head", "normalize_last_layer": False}, True),
+        (
+            {"name": "swav_head", "dims": [9, 2048, 2048, 256], "use_bn": False}
+            | {"activation_name": "GELU", "use_weight_norm_prototypes": True},
+            True,
+        ),
+    ],
+)
+def test_norms_of_prototypes_train_as_in_vissl(params, scaled):
+    name = params.pop("name")
+    head = [name, {"in_dim": 9, "num_clusters": [8], **params}]
+    frozen = [
+        ["module.heads.0.prototypes0.weight_g", 9],
+        ["module.heads.0.prototypes0.weight_v", 9],
+    ]
+    found = convert_keys(
+        {**VIEWED, "LOSS.name": "dino_loss", "MODEL.HEAD.PARAMS": [head]}
+        | {"MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": frozen}
+    )
+    model = found.experiment["MODEL"]
+    expected = {"dimensions": 8, "hidden": [2048, 2048], "bottleneck": 256}
+    trained = {"trained_scale": True} if scaled else {}
+    assert model["head"] == {"name": "prototypes", **expected, **trained}
+    rules = [{"match": "head.scales", "for": 9}] if scaled else []
+    assert model["freeze_updates"] == [*rules, {"match": "head.prototypes", "for": 9}]
+
+
+def test_teacher_of_dino_has_no_stochastic_depth_and_its_temperature_rises_for_updates():
+    head = [["dino_head", {"in_dim": 9, "num_clusters": [8]}]]
+    changes = {**VIEWED, **VIT, "LOSS.name": "dino_loss", "MODEL.HEAD.PARAMS": head}
+    changes |= {"MODEL.TRUNK.VISION_TRANSFORMERS.DROP_PATH_RATE": 0.1}
+    experiment = convert_keys(
+        {**changes, "LOSS.dino_loss.teacher_temp_warmup_iters": 37530}
+    ).experiment
+    assert experiment["TASK"]["teacher_drop_path"] is False
+    assert experiment["LOSS"]["warmup_updates"] == 37530
+
+
+def test_queue_of_swav_is_a_multiple_of_the_batch_and_prototypes_are_projected():
+    head = [["swav_head", {"dims": [9, 5, 4], "use_bn": True, "num_clusters": [8]}]]
+    changes = {**VIEWED, "LOSS.name": "swav_loss", "MODEL.HEAD.PARAMS": head}
+    changes |= {"LOSS.swav_loss.queue.queue_length": 1000}
+    loss = convert_keys(changes).experiment["LOSS"]
+    assert (loss["queue"], loss["projected"]) == (768, True)  # batches of 256
+    found = convert_keys({**changes, "LOSS.swav_loss.normalize_last_layer": False})
+    assert [one.key for one in found.missing] == ["LOSS.swav_loss.normalize_last_layer"]
+
+
+def test_last_layer_of_barlow_twins_has_no_bias():
+    hidden = {"dims": [9, 5], "use_bn": True, "use_relu": True, "use_bias": False}
+    hidden["skip_last_layer_relu_bn"] = False
+    heads = [["mlp", hidden], ["mlp", {"dims": [5, 4], "use_bias": False}]]
+    changes = {**VIEWED, "LOSS.name": "barlow_twins_loss"}
+    head = convert_keys({**changes, "MODEL.HEAD.PARAMS": heads}).experiment["MODEL"]["head"]
+    assert head == {
+        "name": "projection",
+        "hidden": [5],
+        "dimensions": 4,
+        "batch_norm": True,
+        "last_bias": False,
+    }
+    head = convert_keys({**changes, "MODEL.HEAD.PARAMS": heads[:1]}).experiment["MODEL"]["head"]
+    assert (head["hidden"], head["last_hidden"]) == ([], True)
+
+
+def test_larc_scales_all_weights_and_lars_those_of_its_config():
+    optimizer = convert_keys({"OPTIMIZER.use_larc": True}).experiment["OPTIMIZER"]
+    assert (optimizer["name"], optimizer["all_weights"]) == ("lars", True)
+    for excluded in (False, True):
+        changes = {"OPTIMIZER.name": "lars", "OPTIMIZER.exclude_bias_and_norm": excluded}
+        optimizer = convert_keys(changes).experiment["OPTIMIZER"]
+        assert (optimizer["all_weights"], optimizer["joint_norm"]) == (not excluded, True)
+
+
+def test_digits_are_pasted_and_images_are_solarized_as_in_vissl():
+    items = [{"name": "MNISTImgPil2RGB", "size": 32, "box": [1, 2]}]
+    items += [{"name": "ImgPilRandomSolarize"}, {"name": "ImgPilRandomColorJitter", "p": 0.3}]
+    train = convert_keys({"DATA.TRAIN.TRANSFORMS": items}).experiment["DATA"]["TRAIN"]
+    pad, solarize, jitter = train["transforms"]
+    assert pad == {"name": "torchvision.Pad", "padding": [1, 2, 3, 2]}
+    assert solarize == {"name": "random_solarize", "probability": 0.66}
+    assert (jitter["probability"], jitter["transforms"][0]["hue"]) == (0.3, 0.2)
+
+
+def test_neighbours_compare_the_output_of_the_head():
+    data = {key: value for key, value in SUPERVISED.items() if key.startswith(("DATA", "MODEL.T"))}
+    first = {"dims": [2048, 512], "use_relu": True, "skip_last_layer_relu_bn": False}
+    changes = {**EVAL, f"{SETTINGS}.EVAL_TRUNK_AND_HEAD": True}
+    changes |= {f"{SETTINGS}.FREEZE_TRUNK_AND_HEAD": True, **WEIGHTS}
+    changes |= {"MODEL.HEAD.PARAMS": [["mlp", first], ["mlp", {"dims": [512, 128]}]]}
+    found = convert_vissl(VisslConfig({**data, **changes, "NEAREST_NEIGHBOR.L2_NORM_FEATS": False}))
+    assert found.missing == ()
+    assert found.experiment["EXTRACT"] == {"layers": ["head"], "predictions": False}
+    assert found.experiment["MODEL"]["head"]["hidden"] == [512]
+    (note,) = [one for one in found.notes if one.startswith("Nearest neighbours")]
+    assert "--similarity dot" in note
+    rule = [r"^heads\.1\.clf\.0\.", "head.2."]
+    assert rule in found.experiment["MODEL"]["weights"]["rename"]
+
+
+def test_dataset_that_vissl_lacks_is_missing():
+    changes = {"DATA.TRAIN.DATA_SOURCES": ["torchvision_dataset"]}
+    found = convert_keys({**changes, "DATA.TRAIN.DATASET_NAMES": ["VOC2012_SEGMENTATION"]})
+    assert [one.key for one in found.missing] == ["DATA.TRAIN.DATASET_NAMES"]
+    assert convert_keys({**changes, "DATA.TRAIN.DATASET_NAMES": ["SVHN"]}).missing == ()
+
+
+def test_tests_after_other_epochs_are_noted():
+    test = {key.replace("TRAIN", "TEST"): SUPERVISED[key] for key in SUPERVISED if "DATA" in key}
+    found = convert_keys({**test, "TEST_MODEL": True, "TEST_EVERY_NUM_EPOCH": 5})
+    (note,) = [one for one in found.notes if one.startswith("Tests follow")]
+    assert "epochs 5, 10" in note
+    assert "epochs 1, 6" in note
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"OPTIMIZER.param_schedulers.lr.name": "composite"}
+        | {"OPTIMIZER.param_schedulers.lr.schedulers": [{"name": "constant", "value": 1.0}] * 3}
+        | {"OPTIMIZER.param_schedulers.lr.lengths": [0.5, 0.5]},
+        {"MODEL.HEAD.PARAMS": [[["mlp", {"dims": [9, 7]}], ["siamese_concat_view", {}]]] * 2},
+    ],
+)
+def test_fragments_that_others_complete_have_gaps(changes):
+    assert convert_keys(changes).missing != ()
+
+
+def write_configs(folder):
+    base = folder / "configs" / "config" / "pretrain"
+    base.mkdir(parents=True)
+    (base / "simple.yaml").write_text("config: {OPTIMIZER: {num_epochs: 3, momentum: 0.5}}")
+    (base / "more.yaml").write_text("config: {OPTIMIZER: {momentum: 0.7, nesterov: True}}")
+    return folder / "configs"
+
+
+@pytest.mark.feature(
+    "vissl.command_line", "VISSL's command line is converted", "`phasetrain migrate vissl config=`"
+)
+def test_command_line_of_vissl_is_read(tmp_path, monkeypatch):
+    configs = write_configs(tmp_path)
+    words = ["hydra.verbose=true", "config=pretrain/simple", "config.OPTIMIZER.num_epochs=7"]
+    words += ["+config/pretrain=more.yaml", "config.DATA.TRAIN.DATA_PATHS=[/a b,c]"]
+    words += ["+config.OPTIMIZER.nesterov=false", "engine_name=extract_features"]
+    monkeypatch.chdir(tmp_path)
+    for folder in (configs, None):
+        assert read_vissl(words, folder).given == {
+            "OPTIMIZER.num_epochs": 7,
+            "OPTIMIZER.momentum": 0.7,
+            "OPTIMIZER.nesterov": False,
+            "DATA.TRAIN.DATA_PATHS": ["/a b", "c"],
+            "engine_name": "extract_features",
+        }
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("config=pretrain/none", "file.not_found"),
+        ("OPTIMIZER.lr=1", "config.unknown_key"),
+        ("hydra.verbose=true", "config.required"),
+        ("config.OPTIMIZER.lr=[", "config.wrong_type"),
+    ],
+)
+def test_other_words_are_rejected(word, code, tmp_path):
+    with raises(ConfigError, code=code):
+        read_vissl([word], write_configs(tmp_path))
+
+
+def test_next_commands_are_printed(tmp_path):
+    found = convert_keys({**WEIGHTS, **EVAL})
+    first, *others = found.list_commands("out.yaml")
+    assert first.startswith("phasetrain migrate vissl-weights 'resnet.torch' --out resnet.pt")
+    assert others[0] == "phasetrain plan out.yaml"
+    assert others[-1] == "phasetrain out.yaml"
+    assert "DATA.TRAIN.batch_size=8" in others[1]
+
+
 def test_catalog_has_the_paths():
     given = SUPERVISED | {"DATA.TRAIN.DATA_PATHS": [], "DATA.TRAIN.DATASET_NAMES": ["mine"]}
     catalog = {"mine": {"train": ["a", "b"], "val": ["c", "d"]}}
