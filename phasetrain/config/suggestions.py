@@ -30,6 +30,12 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "outputdir": "RUN.dir",
         "savesteps": "CHECKPOINT.every_updates",
         "savetotallimit": "CHECKPOINT.keep_last",
+        "scheduler": "OPTIMIZER.SCHEDULES",
+        "lrscheduler": "OPTIMIZER.SCHEDULES",
+        "callbacks": "HOOKS",
+        "logger": "HOOKS",
+        "augmentation": "DATA.TRAIN.transforms",
+        "gpus": "LAUNCH.processes",
         "amp": "MACHINE.precision",
         "mixedprecision": "MACHINE.precision",
     }
