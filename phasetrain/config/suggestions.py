@@ -32,8 +32,6 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "savetotallimit": "CHECKPOINT.keep_last",
         "scheduler": "OPTIMIZER.SCHEDULES",
         "lrscheduler": "OPTIMIZER.SCHEDULES",
-        "callbacks": "HOOKS",
-        "logger": "HOOKS",
         "augmentation": "DATA.TRAIN.transforms",
         "gpus": "LAUNCH.processes",
         "amp": "MACHINE.precision",
