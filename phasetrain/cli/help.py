@@ -9,8 +9,10 @@ from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import DEFAULT_NAMES, default_schema, matches
 from phasetrain.config.sections.keys import Key
+from phasetrain.config.suggestions import ELSEWHERE
 from phasetrain.config.validation import Slot
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, did_you_mean, plain
+from phasetrain.hooks import Hook
 
 
 def topic_help(topic: str) -> str:
@@ -38,8 +40,11 @@ def topic_help(topic: str) -> str:
             *("\n".join(lines) for lines in (*_list_keys(topic), *_list_parts_with(topic))),
             *paragraphs,
         ]
+    paragraphs = paragraphs or ["\n".join(lines) for lines in _list_related(topic)]
     if paragraphs:
         return "\n\n".join(paragraphs)
+    if key_here := ELSEWHERE.get(plain(topic)):
+        return f"{topic}: here {key_here}\n\n{topic_help(key_here)}"
     parts = [name for slot in list_slots() for name in slot.registry]
     near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts]) or "."
     raise ConfigError(
@@ -129,6 +134,19 @@ def _list_parts_with(topic: str) -> Iterator[list[str]]:
             if parameter in parameters(factory) and parameter not in slot.provided:
                 yield [*heading, *_describe_part(slot, name)]
                 heading = []
+
+
+def _list_related(topic: str) -> Iterator[list[str]]:
+    """Yield the lines about an event of hooks, and about parts of any section with a parameter."""
+    event = vars(Hook).get(topic)
+    if event is not None:
+        names = ", ".join(list(inspect.signature(event).parameters)[1:])
+        yield ["event of hooks", f"  {topic}({names})", f"      {inspect.getdoc(event)}"]
+    for slot in list_slots():
+        if topic not in slot.provided and not _is_conditional(slot):
+            takers = [name for name, part in slot.registry.items() if topic in parameters(part)]
+            if takers:
+                yield [f"{slot.path}.{topic} of", f"  {', '.join(takers)}"]
 
 
 def _list_parts_named(topic: str) -> Iterator[list[str]]:

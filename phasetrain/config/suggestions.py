@@ -30,6 +30,10 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "outputdir": "RUN.dir",
         "savesteps": "CHECKPOINT.every_updates",
         "savetotallimit": "CHECKPOINT.keep_last",
+        "scheduler": "OPTIMIZER.SCHEDULES",
+        "lrscheduler": "OPTIMIZER.SCHEDULES",
+        "augmentation": "DATA.TRAIN.transforms",
+        "gpus": "LAUNCH.processes",
         "amp": "MACHINE.precision",
         "mixedprecision": "MACHINE.precision",
     }

@@ -3,6 +3,7 @@
 from phasetrain.config.addons import AddOn, Command
 
 COMMANDS = "phasetrain.addons.authoring.commands"
+LIGHTNING = "phasetrain.addons.authoring.lightning.command"
 
 
 def register(addon: AddOn) -> None:
@@ -14,6 +15,13 @@ def register(addon: AddOn) -> None:
             "start a project: an experiment, parts with a test, and the schema for editors",
             f"{COMMANDS}:run_new",
             arguments=f"{COMMANDS}:add_new_arguments",
+        ),
+        Command(
+            "migrate lightning",
+            "CONFIG.yaml [--choose GROUP=NAME] [--out FILE.yaml]",
+            "convert a config of the lightning-hydra-template, with a report on each key",
+            f"{LIGHTNING}:run_migrate_lightning",
+            arguments=f"{LIGHTNING}:add_migrate_arguments",
         ),
         Command(
             "schema",

@@ -77,6 +77,7 @@ class ConsoleView(Hook):
         self._last: torch.Tensor | None = None
         self._counted_per_sample = 1.0
         self._results = Results()
+        self._stage: int | None = None
 
     def on_start(self, run: Run) -> None:
         """Start the clock, and the live view on a terminal."""
@@ -90,6 +91,7 @@ class ConsoleView(Hook):
         self.terminal.resume_live()
         if phase.is_train:
             self._lines.begin(phase)
+            self._print_stage(run, phase)
         self._starts_split = self._eta.enter(phase, run.state.step, run.plan)
         self._phase_began = time.perf_counter()
         self._waited = run.clock.seconds()["data"]
@@ -163,6 +165,14 @@ class ConsoleView(Hook):
     def _end_live_view(self) -> None:
         self.terminal.stop_live()
         self._lines.end()
+
+    def _print_stage(self, run: Run, phase: Phase) -> None:
+        """Print the updates of a stage that begins or continues, if there are several."""
+        if len(run.plan.stages) > 1 and phase.stage != self._stage:
+            self._stage = phase.stage
+            begin, count = run.plan.stages[phase.stage]
+            line = f"{phase.stage}, updates {begin} to {begin + count}"
+            self.terminal.print_pairs([("stage", line)])
 
     def _print_estimate(self, run: Run) -> None:
         """Print the remaining time once, after `ESTIMATE_AFTER` seconds of training."""

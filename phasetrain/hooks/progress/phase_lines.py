@@ -1,5 +1,6 @@
 """The lines of completed phases: one per train phase, with the tests that follow it."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import wrap
@@ -7,6 +8,12 @@ from textwrap import wrap
 from phasetrain.engine.plan import Phase
 from phasetrain.runtime.format import format_duration, format_metric
 from phasetrain.runtime.terminal import SHOWN, Terminal
+
+ALL_LINES = 20
+"""Number of train phases that are printed in any case."""
+
+INTERVAL = 0.5
+"""Minimum seconds between two lines after these; the last train phase is printed too."""
 
 LONG_SECONDS = 30.0
 """Without a live view, a phase that took this many seconds is printed at once."""
@@ -43,6 +50,8 @@ class PhaseLines:
         self.splits: tuple[str, ...] = ()
         self._waiting: list[CompletedPhase] = []
         self._columns: tuple[str, ...] | None = None
+        self._begun = 0
+        self._printed = 0.0
 
     def add(self, phase: Phase, metrics: Mapping[str, float], seconds: float) -> None:
         """Add a completed phase and its duration in seconds."""
@@ -58,14 +67,21 @@ class PhaseLines:
             self.end()
 
     def begin(self, phase: Phase) -> None:
-        """Print the pending phases before a train phase.
+        """Print the pending phases before a train phase, unless phases end too fast to be read.
 
         An epoch that a changed plan has divided where the run was resumed gets one line, the one of
         its end: the line of a piece without a test is not printed.
         """
         pieces = self._waiting
-        if all(piece.phase.is_train and piece.phase.epoch == phase.epoch for piece in pieces):
+        now = time.monotonic()
+        self._begun += 1
+        is_too_soon = self._begun > ALL_LINES and now - self._printed < INTERVAL
+        if is_too_soon or all(
+            piece.phase.is_train and piece.phase.epoch == phase.epoch for piece in pieces
+        ):
             self._waiting = []
+        else:
+            self._printed = now
         self.end()
 
     def end(self) -> None:

@@ -223,9 +223,7 @@ def describe_freezes(
     descriptions = {}
     # Duplicates too: a pattern may match any of the names of a tied weight.
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        numbers = [
-            str(number) for number, frozen in enumerate(stages, 1) if name in frozen.parameters
-        ]
+        numbers = [str(number) for number, frozen in enumerate(stages) if name in frozen.parameters]
         end = max((end for frozen, end in until if name in frozen.parameters), default=0)
         notes = []
         if end:

@@ -31,6 +31,18 @@ def masked(text: str) -> list[str]:
     return [re.sub(r"\d+\.\d{4}", "N", line) for line in text.splitlines()]
 
 
+def test_line_says_that_a_stage_begins(tmp_path: Path) -> None:
+    stages = "PHASES.stages=[{epochs: 1}, {epochs: 1, OPTIMIZER: {lr: 0.01}}]"
+    text = run_and_capture(tmp_path, "PHASES.epochs=null", stages)
+    lines = [line for line in masked(text) if line.startswith(("stage", "epoch"))]
+    assert [line[:30].strip() for line in lines] == [
+        "stage   0, updates 0 to 5",
+        "epoch 1/2  train accuracy N lo",
+        "stage   1, updates 5 to 10",
+        "epoch 2/2  train accuracy N lo",
+    ]
+
+
 def test_plain_lines_and_those_of_the_log(tmp_path: Path) -> None:
     lines = masked(run_and_capture(tmp_path))
     first = next(at for at, line in enumerate(lines) if line.startswith("epoch"))

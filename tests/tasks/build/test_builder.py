@@ -526,6 +526,11 @@ class TestGroupsOfWeights:
         parts.updater.schedule(0.5)
         assert [group["lr"] for group in groups][:2] == [0.005, 0.005]
 
+    def test_table_numbers_stages_as_the_plan_does(self) -> None:
+        stages = "PHASES.stages=[{epochs: 1, MODEL: {freeze: ['*bias']}}, {epochs: 1}]"
+        parts = self.built("PHASES.epochs=null", stages)
+        assert [row[0] for row in parts.groups] == ["defaults", "defaults, frozen in stages 0"]
+
     def test_run_without_rules_has_one_group(self) -> None:
         parts = self.built()
         assert parts.updater is not None

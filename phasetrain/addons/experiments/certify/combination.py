@@ -165,6 +165,7 @@ class Trial:
         """Run everything and return the verdict."""
         outcome = Combination(deterministic, folder=str(self.folder))
         timed = Order((), timing=str(self.seconds_file))
+        log.info("certify: a run without kills")
         code, output = self._attempt("reference", 0, timed)
         reference = [self._read("reference", rank) for rank in range(self._processes)]
         if code:
@@ -185,6 +186,8 @@ class Trial:
         before = "before the first kill, so two runs from the start differ"
         for number, kill in enumerate([*kills, None], 1):
             has_checkpoint = self._has_checkpoint()
+            what = "to the end" if kill is None else f"killed {kill.describe(kill.step)}"
+            log.info("certify: attempt %d of %d, %s", number, len(kills) + 1, what)
             code, output = self._attempt(f"attempt-{number}", number, _order_of(kill))
             reads = [self._read(f"attempt-{number}", rank) for rank in range(self._processes)]
             outcome = replace(outcome, workers=(*outcome.workers, self._workers_of(number)))

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from phasetrain.addons.experiments.operators.nondeterministic import Operation, 
 from phasetrain.app.json_values import to_json_value
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
+from phasetrain.errors import list_user_frames
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Task
@@ -32,6 +34,16 @@ BACKWARD = "(backward pass)"
 """Stands for the module of an operator that is called by no module."""
 
 OUTSIDE = "(loss or task)"
+
+NEEDS_VALUES: Mapping[str, str] = MappingProxyType(
+    {
+        "DataDependentOutputException": "it reads the value of a tensor, as `.item()`, `float(x)` "
+        "and `if x:` do",
+        "DynamicOutputShapeException": "it makes a tensor whose shape depends on values, as "
+        "`x[mask]` and `nonzero` do",
+    }
+)
+"""Exception of torch's fake tensors -> what a model does."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ def describe_findings(preflight: Preflight, device: str, *, deterministic: bool)
     if preflight.untraced:
         lines.append(
             "operators without a deterministic kernel are looked for on tensors without values, "
-            f"and this model needs values: {preflight.untraced}"
+            f"and this model needs values: {preflight.untraced}; operators after it are not checked"
         )
     return lines
 
@@ -279,7 +291,7 @@ def trace_passes(
                 result.backward()  # type: ignore[no-untyped-call]
         # Whatever a part does without values, the plan of the run is made all the same.
         except Exception as error:  # noqa: BLE001
-            untraced = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            untraced = _describe_untraced(error)
             log.debug("the model could not be traced: %s", untraced)
     return Preflight(tuple(_list_findings(operators)), untraced)
 
@@ -299,6 +311,13 @@ def _fake_weights(mode: "FakeTensorMode", *modules: nn.Module) -> Iterator[None]
             }
             stack.enter_context(_reparametrize_module(module, fakes))
         yield
+
+
+def _describe_untraced(error: Exception) -> str:
+    """Return which code needs values, in words."""
+    text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    reason = NEEDS_VALUES.get(type(error).__name__, text)
+    return " ".join([reason, *(f"({frame})" for frame in list_user_frames(error)[-1:])])
 
 
 def _list_findings(operators: _Operators) -> Iterator[Finding]:

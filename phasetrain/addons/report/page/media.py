@@ -23,17 +23,17 @@ def media_section(run: RunReport) -> str:
             items.setdefault(f"{line.split}/{line.content['name']}", []).append(line.content)
     room = MAX_BYTES
     parts = []
-    for tag, lines in items.items():
+    for tag, logged in items.items():
         parts.append(element("h3", escape_text(tag)))
-        for line in lines[-SHOWN:]:
-            file = f"media/{Path(str(line['file'])).name}"  # nothing outside of the run folder
+        for item in logged[-SHOWN:]:
+            file = f"media/{Path(str(item['file'])).name}"  # nothing outside of the run folder
             content = run.read_bytes(file)
             room -= len(content)
-            shown = _show(str(line["media"]), content) if room >= 0 else ""
-            caption = f"update {line['updates']:,}, {file}"
+            shown = _show(str(item["media"]), content) if room >= 0 else ""
+            caption = f"update {item['updates']:,}, {file}"
             parts.append(shown + element("p", escape_text(caption), cls="note"))
-        if len(lines) > SHOWN:
-            text = f"the newest {SHOWN} of {len(lines)}; all are in media/ of the run folder"
+        if len(logged) > SHOWN:
+            text = f"the newest {SHOWN} of {len(logged)}; all are in media/ of the run folder"
             parts.append(element("p", text, cls="note"))
     return "".join(parts)
 

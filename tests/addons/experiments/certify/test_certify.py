@@ -51,8 +51,17 @@ def run(*words: str, is_quick: bool = False, forks: bool = True) -> Certified:
     "every bit, cost of deterministic kernels",
     "`phasetrain certify`",
 )
-def test_sound_run_is_certified_and_leaves_only_the_certificate(tmp_path: Path) -> None:
-    found = run("RUN.dir=runs/mine", is_quick=True)
+def test_sound_run_is_certified_and_leaves_only_the_certificate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "phasetrain.addons.experiments.certify"):
+        found = run("RUN.dir=runs/mine", is_quick=True)
+    assert [line for line in caplog.messages if line.startswith("certify: ")] == [
+        "certify: MACHINE.deterministic = true",
+        "certify: a run without kills",
+        "certify: attempt 1 of 2, killed between two saves, after step 3",
+        "certify: attempt 2 of 2, to the end",
+    ]
     assert (found.exit_code, found.content["verdict"]) == (0, "yes"), found.text
     [outcome] = found.content["combinations"]
     assert outcome["kills"] == ["between two saves, after step 3"]

@@ -178,11 +178,19 @@ def test_a_model_keeps_its_weights_and_gets_no_gradient() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("read", [float, lambda mean: mean.item(), lambda mean: 2 if mean else 1])
+def test_value_that_is_read_is_explained(read: Callable[[Any], Any]) -> None:
+    found = trace(Operator(lambda value: value * read(value.mean())), torch.zeros(1, 1, 4))
+    assert found.untraced.startswith("it reads the value of a tensor, as `.item()`")
+    assert "aten" not in found.untraced
+
+
 def test_model_that_needs_values_says_so_in_one_line() -> None:
     model = Operator(lambda value: nn.ReflectionPad1d(1)(value)[value.sum() > 0])
     found = trace(model, torch.zeros(1, 1, 4))
     assert [one.operation for one in found.findings] == ["torch.nn.ReflectionPad1d"]
-    assert found.untraced
+    assert found.untraced.startswith("it reads the value of a tensor")
+    assert "test_preflight.py" in found.untraced
     lines = describe_findings(found, "cuda", deterministic=True)
     assert len(lines) == 2
     assert "\n" not in lines[1]

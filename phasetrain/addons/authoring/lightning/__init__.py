@@ -1,0 +1,1 @@
+"""Conversion of configs of the lightning-hydra-template."""
