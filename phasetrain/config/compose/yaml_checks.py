@@ -1,4 +1,4 @@
-"""Rejects YAML that is read as something else than what it looks like, or that never ends."""
+"""Rejects ambiguous and endless YAML before it is read."""
 
 import re
 
