@@ -81,7 +81,7 @@ class Uses(ast.NodeVisitor):
     def visit(self, node: ast.AST) -> None:
         """Visit a node; what a branch assigns is assigned in some calls only."""
         outer = self._is_conditional, self._cached
-        fresh = self._fresh and set(self._fresh)
+        fresh = None if self._fresh is None else set(self._fresh)
         self._is_conditional |= isinstance(node, ast.If | ast.While | ast.Try | ast.Match)
         if isinstance(node, ast.If):
             self._cached = self._cached | _list_absent(node.test)

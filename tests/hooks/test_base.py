@@ -152,6 +152,8 @@ class SignalAt(Hook):
 
 READS: list[Any] = []
 
+recomputed = ("READS",)
+
 
 class Digits:
     """The digits, with a fault in a read."""

@@ -201,6 +201,7 @@ class WordErrors(Meter):
     """Falls from test to test, and says so; its name is not known to any rule about names."""
 
     better = "smaller"
+    recomputed = ("value",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -120,6 +120,7 @@ class TestBesideTheTraining:
             folder,
             f"CHECKPOINT.background={str(background).lower()}",
             "PHASES.epochs=2",
+            "RUN.exact=false",  # `before` keeps what it has found
             hooks={"door": Door(before), "steps": Steps(step)},
         )
         return found
@@ -485,6 +486,7 @@ class TestBest:
             "PHASES.epochs=4",
             "CHECKPOINT.best.monitor=test/accuracy",
             "CHECKPOINT.keep_last=2",
+            "RUN.exact=false",  # `values` is in no state_dict
         )
         train(tmp_path, *words, hooks={"measured": Measured()})
         listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).list_checkpoints()

@@ -22,12 +22,6 @@ LINEAR = ("~MODEL.width", "~MODEL.dropout", "~MODEL.batch_norm")
 LATE = ("PHASES.epochs=2", "CHECKPOINT.every_updates=2", "RUN.rehearse=false")
 HOOK = f"+HOOKS.late.name={HERE}.Late"
 
-FEATURE = pytest.mark.feature(
-    "resume.hidden_state",
-    "state that no checkpoint contains ends a run at the first save after it has changed",
-    "`RUN.exact`",
-)
-
 
 class Late(Hook):
     """Begins to count at the fifth update, and changes the weights at the ninth."""
@@ -68,7 +62,11 @@ class Unfinished(Hook):
             run.task.model.eval()
 
 
-@FEATURE
+@pytest.mark.feature(
+    "resume.hidden_state",
+    "state that no checkpoint contains ends a run at the first save after it has changed",
+    "`RUN.exact`",
+)
 def test_late_change_ends_the_run_at_its_first_save_and_loses_nothing(tmp_path: Path) -> None:
     with raises(ConfigError, key="HOOKS.late", code="resume.not_exact") as caught:
         train(tmp_path, *LATE, HOOK)
@@ -83,7 +81,7 @@ def test_late_change_ends_the_run_at_its_first_save_and_loses_nothing(tmp_path: 
     assert "`count` of" in (tmp_path / "RUN.md").read_text()
 
 
-@FEATURE
+@pytest.mark.feature("resume.hidden_state")
 def test_late_change_is_accepted_and_recorded_for_good(tmp_path: Path) -> None:
     words = (*LATE, HOOK, "RUN.exact=false")
     run_until_killed(tmp_path, *words, hooks={"kill": KillAfter(7)})
@@ -98,7 +96,7 @@ def test_saved_declared_and_observing_values_are_accepted(name: str, tmp_path: P
     assert train(tmp_path, *LATE, f"+HOOKS.late.name={HERE}.{name}").updates == 10
 
 
-@FEATURE
+@pytest.mark.feature("resume.hidden_state")
 def test_modes_and_frozen_weights_are_restored(tmp_path: Path) -> None:
     words = (*LATE, f"+HOOKS.flags.name={HERE}.Unfinished")
     train(tmp_path / "whole", *words)
