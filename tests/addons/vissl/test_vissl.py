@@ -232,6 +232,11 @@ RESTARTS = {
         {"wave_type": "full", "restart_interval_length": 0.25, "is_adaptive": True},
         [4.097759, 2.683677, 0.23375, 1.57405, 1.57405, 0.0048, 0.0048],
     ),
+    # The last wave is cut off.
+    "rounded period": (
+        {"wave_type": "full", "restart_interval_length": 0.334, "is_adaptive": True},
+        [3.596849, 2.859232, 0.095863, 0.115827, 1.077289, 0.792235, 0.07457],
+    ),
 }
 
 
