@@ -511,6 +511,19 @@ def test_neighbours_compare_the_output_of_the_head():
     assert rule in found.experiment["MODEL"]["weights"]["rename"]
 
 
+def test_targets_are_ignored_as_in_vissl():
+    key = "LOSS.cross_entropy_multiple_output_single_target.ignore_index"
+    found = convert_keys({key: -1})
+    assert found.experiment["LOSS"] == {"name": "cross_entropy", "ignore_index": -1}
+    frozen = {**EVAL, f"{SETTINGS}.FREEZE_TRUNK_ONLY": True, key: -1}
+    frozen |= {f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [["res5", ["Identity", []]]]}
+    found = convert_keys(frozen)
+    assert found.experiment["LOSS"]["losses"] == {
+        "res5": {"name": "cross_entropy", "output": "res5"}
+    }
+    assert any(one.startswith("A target of -1 is an error here") for one in found.notes)
+
+
 def test_dataset_that_vissl_lacks_is_missing():
     changes = {"DATA.TRAIN.DATA_SOURCES": ["torchvision_dataset"]}
     found = convert_keys({**changes, "DATA.TRAIN.DATASET_NAMES": ["VOC2012_SEGMENTATION"]})
