@@ -524,6 +524,22 @@ def test_targets_are_ignored_as_in_vissl():
     assert any(one.startswith("A target of -1 is an error here") for one in found.notes)
 
 
+def test_predictions_of_probes_are_the_scores_of_their_heads():
+    data = {key: value for key, value in SUPERVISED.items() if key.startswith(("DATA", "MODEL.T"))}
+    settings = {**EVAL, f"{SETTINGS}.FREEZE_TRUNK_AND_HEAD": True}
+    settings[f"{SETTINGS}.EVAL_TRUNK_AND_HEAD"] = True
+    pool = ["AdaptiveAvgPool2d", [[1, 1]]]
+    settings[f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"] = [["res5", pool], ["res5", pool]]
+    head = ["eval_mlp", {"in_channels": 2048, "dims": [2048, 7]}]
+    given = {**data, **settings, **WEIGHTS, "engine_name": "extract_label_predictions"}
+    found = convert_vissl(VisslConfig({**given, "MODEL.HEAD.PARAMS": [head, head]}))
+    assert found.missing == ()
+    assert found.experiment["EXTRACT"]["layers"] == ["heads.res5", "heads.res5_"]
+    assert found.experiment["MODEL"]["heads"]["res5_"]["input_norm"] is True
+    rules = found.experiment["MODEL"]["weights"]["rename"]
+    assert [r"^heads\.1\.clf\.clf\.0\.", "heads.res5_.layers.1."] in rules
+
+
 def test_dataset_that_vissl_lacks_is_missing():
     changes = {"DATA.TRAIN.DATA_SOURCES": ["torchvision_dataset"]}
     found = convert_keys({**changes, "DATA.TRAIN.DATASET_NAMES": ["VOC2012_SEGMENTATION"]})
