@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 import torch
 import vissl_meaning as meaning
-from operators import declared_operators
 from PIL import Image
 from torch import nn
 
@@ -396,16 +395,15 @@ def compare_weights(
 def compare_extraction(config: VisslConfig, found: Migration) -> list[str]:
     """Compare what is extracted, and how neighbours are compared."""
     layers = found.experiment.get("EXTRACT", {}).get("layers")
+    model = found.experiment["MODEL"]
     heads = [item[0] for item in config.get("MODEL.HEAD.PARAMS", [])]
-    uses_head = bool(config.get(f"{meaning.SETTINGS}.EVAL_TRUNK_AND_HEAD")) and heads
-    expected = bool(uses_head) and not config.is_feature_extractor and "identity" not in heads
+    engine = str(config.get("engine_name"))
+    uses_head = config.get(f"{meaning.SETTINGS}.EVAL_TRUNK_AND_HEAD") and "identity" not in heads
     differences = []
-    if (
-        expected
-        and "extract_c" not in str(config.get("engine_name"))
-        and "predictions" not in str(config.get("engine_name"))
-        and layers != ["head"]
-    ):
+    if engine == "extract_label_predictions":
+        if heads:
+            differences += compare_heads(config, model)
+    elif uses_head and engine != "extract_cluster" and layers != ["head"]:
         differences.append(f"layers {layers} instead of the head")
     if config.has("NEAREST_NEIGHBOR"):
         dot = not config.get("NEAREST_NEIGHBOR.L2_NORM_FEATS")
@@ -548,6 +546,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="names of configs contain it")
     flags = parser.parse_args(words)
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "end_to_end"))
+
+    from operators import declared_operators
 
     operators = declared_operators()  # while it lives, a torchvision for CUDA can be imported
     # Initial weights take most of the time of a build, and do not decide whether it succeeds.

@@ -183,6 +183,14 @@ def convert_classification(
         draft.translate("TASK.temperature, TASK.soft_share", *keys)
         if "mse" in str(source.get(f"{own}.loss_type", "")):
             draft.miss("a distillation by the squared error", f"{own}.loss_type")
+    ignored = f"{own}.ignore_index"
+    if ignored in source.given and base["name"] == "cross_entropy":
+        # A sum of losses cannot ignore targets on several ranks, and mixed targets are no classes.
+        if labels or "batch_transforms" in draft.experiment["DATA"]["TRAIN"]:
+            draft.note(f"A target of {source.get(ignored)} is an error here; VISSL ignores it.")
+        else:
+            base["ignore_index"] = int(source.get(ignored))
+            draft.translate("LOSS.ignore_index", ignored)
     # The collator of mixup has been converted before, and may have put label smoothing here.
     smoothing = draft.experiment.get("LOSS", {})
     draft.experiment["LOSS"] = {**base, **smoothing}

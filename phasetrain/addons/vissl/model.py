@@ -1,7 +1,7 @@
 """VISSL's sections MODEL, LOSS and METERS."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -154,10 +154,7 @@ def _write_classifier(
     pools = list(source.get(POOLS))
     sections: dict[str, Any] = {}
     for number, ((name, pool), item) in enumerate(zip(pools, heads, strict=False)):
-        # Two heads may get the same feature, pooled in other ways.
-        label = str(name)
-        while label in sections:
-            label += "_"
+        label = _make_label(str(name), sections)
         head = _convert_head(source, draft, item, number)
         sections[label] = {**head.section, **convert_feature(trunk, str(name), pool)}
         draft.head_rules += [(pattern, f"heads.{label}.{name}") for pattern, name in head.rules]
@@ -167,6 +164,13 @@ def _write_classifier(
     if len(pools) != len(heads):
         raise UnknownHeadError(f"{len(heads)} heads for {len(pools)} features")
     return list(sections)
+
+
+def _make_label(name: str, taken: Container[str]) -> str:
+    """Return the label of a head, which may get the same feature as another, pooled differently."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _convert_head(source: VisslConfig, draft: ExperimentDraft, item: Any, number: int) -> Head:
@@ -240,11 +244,22 @@ def _convert_extraction(source: VisslConfig, draft: ExperimentDraft) -> None:
     draft.deactivate("OPTIMIZER.", "nothing is trained")
     if trunk is None:
         return
+    if folder := source.get("EXTRACT_FEATURES.OUTPUT_DIR"):
+        draft.put("EXTRACT.dir", folder, "EXTRACT_FEATURES.OUTPUT_DIR")
     if str(source.get("engine_name")) == "extract_cluster":
         _convert_assignments(source, draft, trunk)
         return
-    if source.get(f"{SETTINGS}.EVAL_TRUNK_AND_HEAD") and _extract_head(source, draft, trunk):
+    predicts = str(source.get("engine_name")) == "extract_label_predictions"
+    if predicts and source.is_feature_extractor:
+        _extract_probes(source, draft, trunk)
         return
+    uses_head = source.get(f"{SETTINGS}.EVAL_TRUNK_AND_HEAD")
+    if not uses_head or not _extract_head(source, draft, trunk):
+        _extract_features(source, draft, trunk)
+
+
+def _extract_features(source: VisslConfig, draft: ExperimentDraft, trunk: Trunk) -> None:
+    """Write an extraction of features of the trunk."""
     labels: dict[str, Any] = {}
     flatten = bool(source.get(f"{SETTINGS}.SHOULD_FLATTEN_FEATS"))
     for name, pool in source.get(POOLS, []):
@@ -255,13 +270,17 @@ def _convert_extraction(source: VisslConfig, draft: ExperimentDraft) -> None:
             continue
         # A head without weights pools the feature, and EXTRACT.layers names it.
         layer = "torch.nn.Flatten" if flatten else "torch.nn.Identity"
-        labels[str(name)] = {"name": layer, **feature}
+        labels[_make_label(str(name), labels)] = {"name": layer, **feature}
     if labels:
         _write_heads(draft, trunk, labels)
         layers = [f"heads.{label}" for label in labels]
     else:
         draft.experiment["MODEL"] = {**trunk.section}
         layers = [_last_layer(trunk)]
+        if layers == ["norm"]:
+            # VISSL's transformers return the class token, or the mean of the patches.
+            tokens = trunk.section.get("params", {}).get("class_token", True)
+            draft.put("EXTRACT.pool", "first" if tokens else "mean")
         heads = list(source.get(HEADS, []))
         projects = any(item[0] in PROJECTIONS for item in heads)
         if heads and not projects and not source.get(f"{SETTINGS}.EXTRACT_TRUNK_FEATURES_ONLY"):
@@ -271,9 +290,6 @@ def _convert_extraction(source: VisslConfig, draft: ExperimentDraft) -> None:
     draft.translate("EXTRACT.layers", *keys)
     if not draft.experiment["MODEL"].get("classes"):
         draft.put("EXTRACT.predictions", value=False)
-    folder = source.get("EXTRACT_FEATURES.OUTPUT_DIR")
-    if folder:
-        draft.put("EXTRACT.dir", folder, "EXTRACT_FEATURES.OUTPUT_DIR")
     draft.skip("the heads are not used for features of the trunk", HEADS)
 
 
@@ -292,6 +308,18 @@ def _convert_assignments(source: VisslConfig, draft: ExperimentDraft, trunk: Tru
 
 def _last_layer(trunk: Trunk) -> str:
     return trunk.layers.get("res5avg", "norm" if trunk.depth else trunk.cut.split(".")[0])
+
+
+def _extract_probes(source: VisslConfig, draft: ExperimentDraft, trunk: Trunk) -> None:
+    """Write an extraction of the scores of classifiers of several features."""
+    try:
+        labels = _write_classifier(source, draft, trunk)
+    except UnknownHeadError as error:
+        draft.miss(str(error), HEADS)
+        return
+    draft.put("EXTRACT.layers", [f"heads.{label}" for label in labels])
+    draft.put("EXTRACT.predictions", value=False)
+    draft.note("The layers have the scores of the heads; the largest one is the predicted class.")
 
 
 def _extract_head(source: VisslConfig, draft: ExperimentDraft, trunk: Trunk) -> bool:

@@ -68,7 +68,7 @@ def convert_weights(path: str | Path, out: str | Path) -> int:
 def _load(path: str | Path) -> Any:
     allowed: list[Any] = [(OrderedDict, f"{module}.AttrDict") for module in MODULES]
     # What an array and a number of NumPy are made by; the module depends on NumPy's version.
-    makers = (np.empty(0).__reduce__()[0], np.float32(0).__reduce__()[0])
+    makers: list[Any] = [np.empty(0).__reduce__()[0], np.float32(0).__reduce__()[0]]
     allowed += [
         (maker, f"{module}.{maker.__name__}")
         for module in ("numpy.core.multiarray", "numpy._core.multiarray")

@@ -232,6 +232,11 @@ RESTARTS = {
         {"wave_type": "full", "restart_interval_length": 0.25, "is_adaptive": True},
         [4.097759, 2.683677, 0.23375, 1.57405, 1.57405, 0.0048, 0.0048],
     ),
+    # The last wave is cut off.
+    "rounded period": (
+        {"wave_type": "full", "restart_interval_length": 0.334, "is_adaptive": True},
+        [3.596849, 2.859232, 0.095863, 0.115827, 1.077289, 0.792235, 0.07457],
+    ),
 }
 
 
@@ -504,6 +509,35 @@ def test_neighbours_compare_the_output_of_the_head():
     assert "--similarity dot" in note
     rule = [r"^heads\.1\.clf\.0\.", "head.2."]
     assert rule in found.experiment["MODEL"]["weights"]["rename"]
+
+
+def test_targets_are_ignored_as_in_vissl():
+    key = "LOSS.cross_entropy_multiple_output_single_target.ignore_index"
+    found = convert_keys({key: -1})
+    assert found.experiment["LOSS"] == {"name": "cross_entropy", "ignore_index": -1}
+    frozen = {**EVAL, f"{SETTINGS}.FREEZE_TRUNK_ONLY": True, key: -1}
+    frozen |= {f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [["res5", ["Identity", []]]]}
+    found = convert_keys(frozen)
+    assert found.experiment["LOSS"]["losses"] == {
+        "res5": {"name": "cross_entropy", "output": "res5"}
+    }
+    assert any(one.startswith("A target of -1 is an error here") for one in found.notes)
+
+
+def test_predictions_of_probes_are_the_scores_of_their_heads():
+    data = {key: value for key, value in SUPERVISED.items() if key.startswith(("DATA", "MODEL.T"))}
+    settings = {**EVAL, f"{SETTINGS}.FREEZE_TRUNK_AND_HEAD": True}
+    settings[f"{SETTINGS}.EVAL_TRUNK_AND_HEAD"] = True
+    pool = ["AdaptiveAvgPool2d", [[1, 1]]]
+    settings[f"{SETTINGS}.LINEAR_EVAL_FEAT_POOL_OPS_MAP"] = [["res5", pool], ["res5", pool]]
+    head = ["eval_mlp", {"in_channels": 2048, "dims": [2048, 7]}]
+    given = {**data, **settings, **WEIGHTS, "engine_name": "extract_label_predictions"}
+    found = convert_vissl(VisslConfig({**given, "MODEL.HEAD.PARAMS": [head, head]}))
+    assert found.missing == ()
+    assert found.experiment["EXTRACT"]["layers"] == ["heads.res5", "heads.res5_"]
+    assert found.experiment["MODEL"]["heads"]["res5_"]["input_norm"] is True
+    rules = found.experiment["MODEL"]["weights"]["rename"]
+    assert [r"^heads\.1\.clf\.clf\.0\.", "heads.res5_.layers.1."] in rules
 
 
 def test_dataset_that_vissl_lacks_is_missing():

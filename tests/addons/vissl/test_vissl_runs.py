@@ -101,6 +101,65 @@ DEEPCLUSTER = {
     "LOSS.deepclusterv2_loss.memory_params.crops_for_mb": [0, 1],
     "LOSS.deepclusterv2_loss.memory_params.embedding_dim": 8,
 }
+MULTI_CROP = [
+    {
+        "name": "ImgPilToMultiCrop",
+        "total_num_crops": 3,
+        "size_crops": [32, 32],
+        "num_crops": [2, 1],
+        "crop_scales": [[0.14, 1], [0.05, 0.14]],
+    },
+    {
+        "name": "ImgPilMultiCropRandomApply",
+        "prob": [0.0, 0.5, 0.5],
+        "transforms": [{"name": "ImgPilRandomSolarize", "p": 1.0}],
+    },
+    {"name": "ToTensor"},
+]
+SWAV = {
+    "DATA.TRAIN.TRANSFORMS": MULTI_CROP,
+    "DATA.TRAIN.COLLATE_FUNCTION": "multicrop_collator",
+    "MODEL.HEAD.PARAMS": [
+        ["swav_head", {"dims": [512, 16, 8], "use_bn": True, "num_clusters": [5]}]
+    ],
+    "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [["module.heads.0.prototypes0.weight", 2]],
+    "LOSS.name": "swav_loss",
+    "LOSS.swav_loss.queue.queue_length": 9,
+    "OPTIMIZER.use_larc": True,
+    "OPTIMIZER.larc_config.clip": False,
+    "OPTIMIZER.regularize_bn": False,
+}
+VIT = "MODEL.TRUNK.VISION_TRANSFORMERS"
+DINO = {
+    "DATA.TRAIN.TRANSFORMS": MULTI_CROP,
+    "DATA.TRAIN.COLLATE_FUNCTION": "multicrop_collator",
+    "MODEL.TRUNK.NAME": "vision_transformer",
+    f"{VIT}.IMAGE_SIZE": 32,
+    f"{VIT}.HIDDEN_DIM": 16,
+    f"{VIT}.MLP_DIM": 32,
+    f"{VIT}.NUM_LAYERS": 2,
+    f"{VIT}.NUM_HEADS": 2,
+    f"{VIT}.DROP_PATH_RATE": 0.5,
+    "MODEL.HEAD.PARAMS": [
+        [
+            "dino_head",
+            {"in_dim": 16, "hidden_dim": 8, "bottleneck_dim": 4, "num_clusters": [6]}
+            | {"normalize_last_layer": False},
+        ]
+    ],
+    "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [
+        ["module.heads.0.prototypes0.weight_g", 2],
+        ["module.heads.0.prototypes0.weight_v", 2],
+    ],
+    "LOSS.name": "dino_loss",
+    "LOSS.dino_loss.teacher_temp_warmup_iters": 3,
+    "OPTIMIZER.name": "adamw",
+    # Without a schedule of its own, the head has another optimizer.
+    "OPTIMIZER.param_schedulers.weight_decay.name": "cosine",
+    "OPTIMIZER.param_schedulers.weight_decay.start_value": 0.04,
+    "OPTIMIZER.param_schedulers.weight_decay.end_value": 0.4,
+    "OPTIMIZER.param_schedulers.weight_decay.update_interval": "step",
+}
 SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 PROBES = {
     **SUPERVISED,
@@ -145,8 +204,8 @@ def write(given: Mapping[str, Any], lists: Mapping[str, Any], folder: Path) -> l
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
-    [SUPERVISED, SIMCLR, PROBES, MIXED, ROTATED, NPID],
-    ids=["supervised", "ssl", "probes", "mixed", "rotated", "npid"],
+    [SUPERVISED, SIMCLR, PROBES, MIXED, ROTATED, NPID, SWAV, DINO],
+    ids=["supervised", "ssl", "probes", "mixed", "rotated", "npid", "swav", "dino"],
 )
 def test_converted_training_resumes_exactly(
     given: Mapping[str, Any], lists: Mapping[str, Any], tmp_path: Path
@@ -202,3 +261,15 @@ def test_weights_of_vissl_load_into_the_converted_model(
     whole = build_run(write(given, lists, tmp_path)).task.model.state_dict()
     assert torch.equal(whole["fc.weight"], head["0.clf.0.weight"])
     assert torch.equal(whole["layer4.1.conv2.weight"], weights["layer4.1.conv2.weight"])
+
+
+@pytest.mark.slow
+def test_teacher_of_dino_drops_no_layers(lists: Mapping[str, Any], tmp_path: Path) -> None:
+    run = build_run(write(DINO, lists, tmp_path))
+    run.task.begin(run.plan.phases[0], fresh=True)
+    modes = {
+        name: {module.training for module in net.modules() if type(module).__name__ == "DropPath"}
+        for name, net in (("model", run.task.parts.model), ("teacher", run.task.teacher))
+    }
+    assert modes == {"model": {True}, "teacher": {False}}
+    assert run.task.teacher.training
