@@ -31,6 +31,7 @@ from phasetrain.hooks import Hook, Hooks
 from phasetrain.hooks.base import overrides
 from phasetrain.hooks.dispatch import EVENTS
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.child_processes import stop_with_parent
 from phasetrain.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,12 @@ def rehearse_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup) -> None:
     ):
         return
     problems = []
-    for failure in _run_in_copy(lambda scratch: _call_events(engine, hooks, scratch)):
+    try:
+        failures = _run_in_copy(lambda scratch: _call_events(engine, hooks, scratch))
+    except (OSError, ValueError) as error:  # no memory for a copy, no room for its folder
+        log.info("the hooks are not rehearsed: %s", error)
+        return
+    for failure in failures:
         hook = hooks[failure.label]
         line = (
             f"HOOKS.{failure.label}: {failure.event} of {type(hook).__name__} fails in the "
@@ -126,8 +132,6 @@ def _run_in_copy(work: Callable[[str], list[HookFailure]]) -> list[HookFailure]:
     """Run a function in a forked process and return its result; empty if it ends in another way."""
     with tempfile.TemporaryDirectory(prefix="phasetrain-rehearsal-") as scratch:
         reader, writer = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
         with warnings.catch_warnings():
             # Python 3.12 warns of threads, whose locks may be held. The copy writes no log and has
             # a time limit.
@@ -138,6 +142,7 @@ def _run_in_copy(work: Callable[[str], list[HookFailure]]) -> list[HookFailure]:
             try:
                 os.close(reader)
                 _silence()
+                stop_with_parent()
                 _forbid_effects(scratch)
                 os.write(writer, json.dumps(work(scratch)).encode())
             finally:

@@ -162,7 +162,8 @@ def _log(name: str, kind: MediaKind, every: int, encode: Callable[[], bytes]) ->
         "step": moment.step,
     }
     record_line(run, {"kind": "media", **position, "name": name, "media": kind, "file": file})
-    record = MediaRecord(f"{moment.split}/{name}", kind, moment.updates, moment.epoch, file)
+    tag = f"{moment.split}/{name}"
+    record = MediaRecord(tag, kind, moment.phase, moment.step, moment.updates, file)
     for hook in run.hooks.by_label.values():
         if isinstance(hook, Tracker):
             hook.write_media(run, record, content)

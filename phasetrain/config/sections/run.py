@@ -80,7 +80,8 @@ class RunSection(Section):
         "auto",
         "before the first step, try one batch of each kind of phase, a save and a restore, and "
         "prove that a resume is exact; auto: with RUN.engine=plan, if the run is expected to take "
-        "more than about a minute, and, without the save, if it takes less than a second",
+        "more than about a minute, and, without the save, if it takes less than a second; events "
+        "of custom hooks are tried unless it is false",
         scope="run",
     )
     exact: bool = key(

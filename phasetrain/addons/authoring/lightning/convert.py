@@ -251,7 +251,8 @@ def _read_data(migration: LightningMigration, data: Mapping[str, Any]) -> None:
         "data._target_",
         f"set DATA.TRAIN.dataset, DATA.VALID.dataset and DATA.TEST.dataset to a dataset of "
         f"phasetrain, or to functions that return the datasets which {data.get('_target_')} makes "
-        f"in `setup`, or a split that there is not to null; its other arguments: {_format(rest)}",
+        f"in `setup` (DATA.VALID=null without validation data); its other "
+        f"arguments: {_format(rest)}",
     )
 
 

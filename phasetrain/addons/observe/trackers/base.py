@@ -19,15 +19,16 @@ class Record:
     """The values that a tracker gets for a train step or a phase.
 
     Attributes:
-        kind: `step` or `phase`.
+        kind: `step`, `phase` or `media`.
         split: name of the split.
         phase, epoch, step, updates, samples: the position, counting complete steps.
         values: loss, learning rate and logged values of a step, or the metrics of a phase.
         at: seconds since 1970.
         speeds: values that differ between equal runs, such as `samples_per_second`.
+        item: tag, kind and file of a `MediaRecord`; empty for other kinds.
     """
 
-    kind: Literal["step", "phase"]
+    kind: Literal["step", "phase", "media"]
     split: str
     phase: int
     epoch: int
@@ -37,6 +38,7 @@ class Record:
     values: Mapping[str, float]
     at: float
     speeds: Mapping[str, float] = field(default_factory=dict)
+    item: Mapping[str, str] = field(default_factory=dict)
 
     def values_by_name(self) -> dict[str, float]:
         """Return the values by names such as `train/step_loss` and `test/accuracy`."""
@@ -57,14 +59,15 @@ class MediaRecord:
     Attributes:
         tag: split and name, such as `test/samples`.
         kind: `image`, `text` or `audio`.
-        updates, epoch: the position.
+        phase, step, updates: the position.
         file: path in the run folder.
     """
 
     tag: str
     kind: Literal["image", "text", "audio"]
+    phase: int
+    step: int
     updates: int
-    epoch: int
     file: str
 
 

@@ -141,6 +141,11 @@ class MLflowRun(Backend):
         for number, record in enumerate(records, first):
             at = round(record.at * 1000)  # milliseconds since 1970
             values = record.values_by_name()
+            if record.item and "://" in self._uri and not self._uri.startswith("sqlite"):
+                # Before the record is counted; a repeated upload replaces the file.
+                self._client.log_artifact(
+                    self._id, str(self._target.folder / record.item["file"]), "media"
+                )
             batch += [
                 Metric(name, values[raw], at, record.updates)
                 for raw, name in sanitize_names(values).items()

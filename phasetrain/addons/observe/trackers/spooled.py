@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +21,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from uuid import uuid4
 
-from phasetrain.addons.observe.trackers.base import Record, Tracker, require_local_folder
+from phasetrain.addons.observe.trackers.base import (
+    MediaRecord,
+    Record,
+    Tracker,
+    require_local_folder,
+)
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import Run
 from phasetrain.runs.view import read_status
@@ -317,12 +323,32 @@ class SpooledTracker(Tracker):
         """Append a record to the spool."""
         if self._file is None:
             return
-        line = (json.dumps(vars(record)) + "\n").encode()
+        content = {key: value for key, value in vars(record).items() if key != "item" or value}
+        line = (json.dumps(content) + "\n").encode()
         self._file.write(line)
         self._lines += 1
         self._size += len(line)
         if self.live and self._sender is not None:
             self._sender.offer(self._lines)
+
+    def write_media(self, run: Run, record: MediaRecord, content: bytes) -> None:
+        """Append an item to the spool; its file is in the run folder."""
+        phase = run.plan.phases[record.phase]
+        self.write(
+            run,
+            Record(
+                kind="media",
+                split=phase.split,
+                phase=phase.index,
+                epoch=phase.epoch,
+                step=record.step,
+                updates=record.updates,
+                samples=run.state.samples,
+                values={},
+                at=time.time(),
+                item={"tag": record.tag, "kind": record.kind, "file": record.file},
+            ),
+        )
 
     def on_save(self, run: Run) -> None:
         """Flush the spool, and remember which records the checkpoint covers."""

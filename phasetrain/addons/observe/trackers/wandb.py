@@ -141,6 +141,8 @@ class WandBRun(Backend):
         for number, record in enumerate(records, first):
             position = {"updates": record.updates, "epoch": record.epoch, "samples": record.samples}
             values = {**record.values_by_name(), **position, "_timestamp": record.at}
+            if record.item:
+                values[record.item["tag"]] = _open_media(self._target.folder, record.item)
             self._run.log(values, step=number)
 
     def note(self, name: str, value: str) -> None:
@@ -159,6 +161,20 @@ class WandBRun(Backend):
         with suppress(OSError):
             wandb.teardown()
         self._run = None
+
+
+def _open_media(folder: Path, item: Mapping[str, str]) -> Any:
+    """Return an item as an object of W&B; a text if its file cannot be read."""
+    import wandb
+
+    path = folder / item["file"]
+    try:
+        if item["kind"] == "text":
+            return path.read_text("utf-8")
+        return (wandb.Image if item["kind"] == "image" else wandb.Audio)(str(path))
+    # A file that is missing, or a package that W&B needs, must not hold back all later records.
+    except (OSError, wandb.Error) as error:
+        return f"{item['file']}: {error}"
 
 
 def count_offline(folder: Path, identity: str) -> int:

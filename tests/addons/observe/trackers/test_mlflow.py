@@ -18,6 +18,7 @@ import pytest
 from harness import KillAfter, records, run_until_killed, train
 from raising import raises
 
+import phasetrain
 from phasetrain.addons.observe.trackers.base import Record
 from phasetrain.addons.observe.trackers.mlflow import (
     COUNT_METRIC,
@@ -45,7 +46,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mlflow.tracking import MlflowClient
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").create_experiment("phasetrain")
+    client = MlflowClient(f"sqlite:///{path}")
+    client.create_experiment("phasetrain", artifact_location=str(path.parent / "artifacts"))
     return path
 
 
@@ -215,6 +217,21 @@ class Server:
             os.kill(self.process.pid, signal.SIGKILL)
             self.process.communicate()
             self.process = None
+
+
+@pytest.mark.slow
+def test_server_gets_the_files_of_logged_items(tmp_path: Path, server: Server, empty: Path) -> None:
+    class LogNote(Hook):
+        def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+            phasetrain.log_text("note", phase.split)
+
+    words = (*WORDS, "PHASES.epochs=1", f"HOOKS.mlflow.uri=http://127.0.0.1:{server.port}")
+    train(tmp_path / "run", *words, hooks={"log": LogNote()})
+    sent = {path.name: path.read_text() for path in empty.parent.glob("artifacts/**/media/*")}
+    assert sent == {
+        "note-u00000005-p0-s5-end.txt": "train",
+        "note-u00000005-p1-s2-end.txt": "test",
+    }
 
 
 @pytest.mark.slow

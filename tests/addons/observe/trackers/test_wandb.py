@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import KillAfter, records, run_until_killed, train
 from raising import raises
 
+import phasetrain
 from phasetrain.addons.observe.trackers.spooled import Target
 from phasetrain.addons.observe.trackers.wandb import WandB, count_offline, history_rows
 from phasetrain.errors import ConfigError
@@ -59,8 +61,32 @@ class KillService(Hook):
                 os.kill(pid, signal.SIGKILL)
 
 
+class LogMedia(Hook):
+    """Logs an image and a text after each test."""
+
+    observe_only = True
+
+    def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+        if not phase.is_train:
+            phasetrain.log_image("grey", torch.full((2, 3), 0.5))
+            phasetrain.log_text("note", f"after {run.state.updates}")
+
+
 @pytest.mark.usefixtures("own_home")
 class TestOffline:
+    @pytest.mark.feature("media")
+    @pytest.mark.slow
+    def test_images_and_texts_are_sent_once(self, tmp_path: Path) -> None:
+        words = ("PHASES.epochs=2", *WORDS)
+        run_until_killed(tmp_path, *words, hooks={"log": LogMedia(), "kill": KillAfter(9)})
+        train(tmp_path, *words, hooks={"log": LogMedia()})
+        found = rows(tmp_path)
+        images = [row for row in found if "test/grey/_type" in row]
+        assert [row["updates"] for row in images] == [5, 10]
+        assert {row["test/grey/_type"] for row in images} == {"image-file"}
+        notes = [row["test/note"] for row in found if "test/note" in row]
+        assert notes == ["after 5", "after 10"]
+
     @pytest.mark.feature("109")
     @pytest.mark.slow
     def test_each_record_once_though_run_and_service_are_killed(self, tmp_path: Path) -> None:
