@@ -56,7 +56,7 @@ FORBIDDEN = (
 """Audit events of effects outside of the process."""
 
 REPEATED = ("on_step", "on_phase_end")
-"""Events that are also called at update 0, of which every interval is a divisor."""
+"""Events that are also called at update 0, which is a multiple of every interval."""
 
 
 class HookFailure(NamedTuple):
