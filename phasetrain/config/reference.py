@@ -43,8 +43,10 @@ def reference_page() -> str:
         if keys:
             parts.append(f"## {path}\n\n{_summary(section)}\n\n{_table(keys)}")
     for path, section in complete_entries().items():
-        keys = list(section_keys(section, path).values())
-        parts.append(f"## Entries of `{path}`\n\n{_summary(section)}\n\n{_table(keys)}")
+        if "groups[]" in path:
+            continue  # the same keys again; on a resume the whole list of rules is one value
+        table = _table(list(section_keys(section, path).values()))
+        parts.append(f"## Entries of `{path}`\n\n{_summary(section)}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 

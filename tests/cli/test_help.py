@@ -71,7 +71,8 @@ def test_parts_with_the_parameters_that_a_config_sets() -> None:
 def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
     lines = topic_help("OPTIMIZER").splitlines()
     assert lines.count("  cosine(end=0.0, warmup=0.0, warmup_start=0.0)") == 1
-    places = ["OPTIMIZER.SCHEDULES.*", "OPTIMIZER.others.*.SCHEDULES.*"]
+    sections = ["", ".groups[]", ".others.*", ".others.*.groups[]"]
+    places = [f"OPTIMIZER{section}.SCHEDULES.*" for section in sections]
     each = ", ".join(f"{place}, {place}.parts[]" for place in places)
     assert f"schedules ({each})" in lines
 

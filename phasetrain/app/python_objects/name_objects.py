@@ -65,9 +65,10 @@ class ObjectNamer:
         parent = _find_slot(path.rpartition(".")[0])
         if slot is not None and slot.path == "DATA.*" and isinstance(value, DataLoader):
             return self._convert(split_loader(value, path, self.notes), path)
-        if slot is not None and _is_partial_scheduler(value):
-            return self._convert({slot.key: value.func, **value.keywords}, path)
         if slot is not None:
+            # Schedulers of torch lack their optimizer: their class and parameters are a schedule.
+            if isinstance(value, partial) and LRScheduler in getattr(value.func, "__mro__", ()):
+                return self._convert({slot.key: value.func, **value.keywords}, path)
             name = self.name_part(value, slot, path)
             return name if slot.takes_bare_name else {slot.key: name}
         if parent is not None and path.endswith(f".{parent.key}"):
@@ -123,11 +124,6 @@ class ObjectNamer:
             name = f"{base}#{number}"
         self.objects.setdefault(name, named_object)
         return name
-
-
-def _is_partial_scheduler(value: Any) -> bool:
-    """Return whether a value is one of torch's schedulers with parameters, but no optimizer yet."""
-    return isinstance(value, partial) and LRScheduler in getattr(value.func, "__mro__", ())
 
 
 def describe_class(value: Any) -> str:
