@@ -122,6 +122,8 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
             value = left.pop()
             kind = _find_kind(value)
             is_passed = id(value) in seen or (id(value) in first and value is not root)
+            # A resume reads such data again up to its position, or restores that.
+            is_passed |= label.startswith("data.") and is_custom(kind) and hasattr(kind, "__iter__")
             if is_passed or isinstance(value, type | ModuleType):
                 continue
             seen.add(id(value))
