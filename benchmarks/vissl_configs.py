@@ -71,7 +71,7 @@ def replace_torchvision_datasets() -> None:
         *(("CIFAR10", 32, "RGB"), ("CIFAR100", 32, "RGB"), ("STL10", 96, "RGB")),
         *(("SVHN", 32, "RGB"), ("MNIST", 28, "L")),
     ):
-        kind = getattr(datasets, name)
+        kind = vars(datasets)[name]
         image = Image.new(mode, (size, size), 100)
         kind.__init__ = _with_signature(kind.__init__, "labels" if name in SPLITS else "targets")
         kind.__len__ = lambda self: 16
@@ -85,7 +85,7 @@ def _with_signature(original: Any, labels: str) -> Any:
     def init(self: Any, root: str, *args: Any, **kwargs: Any) -> None:
         inspect.signature(original).bind(self, root, *args, **kwargs)
         self.root = root
-        setattr(self, labels, [index % 2 for index in range(16)])
+        vars(self)[labels] = [index % 2 for index in range(16)]
 
     return init
 
@@ -190,7 +190,7 @@ def _name_head(net: nn.Module, prefix: str, head: meaning.HeadShape) -> dict[str
     for path, vissl_path in zip(layers, theirs, strict=True):
         module = net.get_submodule(path)
         for part in ("weight", "bias", "running_mean", "running_var"):
-            if getattr(module, part, None) is not None:
+            if part in module.state_dict():
                 names[f"{path}.{part}"] = (f"{vissl_path}.{part}", _kind(module))
     for weight in head.weights:
         if "prototypes" in weight.name:
@@ -272,8 +272,8 @@ def compare_heads(config: VisslConfig, model: Mapping[str, Any]) -> list[str]:
         # SwAV's prototypes are in the loss.
         if head.prototypes and not any(one.prototypes for one in made):
             head.prototypes = 0
-    shapes = [[getattr(head, part) for part in parts] for head in expected]
-    built = [[getattr(head, part) for part in parts] for head in made]
+    shapes = [[vars(head)[part] for part in parts] for head in expected]
+    built = [[vars(head)[part] for part in parts] for head in made]
     return [] if shapes == built else [f"heads: {built} instead of {shapes}"]
 
 

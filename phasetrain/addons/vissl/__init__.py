@@ -11,7 +11,7 @@ def register(addon: AddOn) -> None:
     addon.add_commands(
         Command(
             "migrate vissl",
-            "CONFIG.yaml|config=NAME... [config.KEY=VALUE...] [--out FILE.yaml]",
+            "CONFIG... [config.KEY=VALUE...] [--out FILE.yaml]",
             "convert a VISSL config to an experiment, with a report on each key",
             f"{COMMAND}:run_migrate_vissl",
             arguments=f"{COMMAND}:add_migrate_arguments",
