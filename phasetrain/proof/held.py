@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from dis import get_instructions
-from inspect import signature
 from itertools import islice, pairwise
 from types import CellType, FunctionType, GeneratorType, ModuleType
 from typing import Any
@@ -255,8 +254,9 @@ def _list_values(owner: Any) -> dict[str, Any]:
     values = dict(getattr(owner, "__dict__", {}))
     own = frozenset[str]()
     if isinstance(owner, FunctionType):
-        parameters = signature(owner, follow_wrapped=False).parameters.values()
-        values |= {one.name: one.default for one in parameters} | _list_cells(owner)
+        names = owner.__code__.co_varnames[: owner.__code__.co_argcount]
+        defaults = reversed(owner.__defaults__ or ())
+        values |= dict(zip(reversed(names), defaults, strict=False)) | _list_cells(owner)
     elif not isinstance(owner, type | ModuleType):
         kind: Any = type(owner)
         own = _list_own_names(kind)
@@ -371,6 +371,6 @@ def read_setup(module: nn.Module) -> Any:
     as the probability of a dropout."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     values = vars(module).items() if type(module).__module__.startswith("torch.") else ()
-    plain = {name: to_plain_key(value) for name, value in values if isinstance(value, PLAIN)}
+    plain = {name: value for name, value in values if isinstance(value, PLAIN)}
     plain.pop("training", None)  # a checkpoint has it
     return sum(map(len, hooks)), tuple(plain.items())

@@ -82,11 +82,12 @@ class Uses(ast.NodeVisitor):
         """Visit a node; what a branch assigns is assigned in some calls only."""
         outer = self._is_conditional, self._cached
         fresh = None if self._fresh is None else set(self._fresh)
-        self._is_conditional |= isinstance(node, ast.If | ast.While | ast.Try | ast.Match)
+        is_branch = isinstance(node, ast.If | ast.While | ast.Try | ast.Match)
+        self._is_conditional |= is_branch
         if isinstance(node, ast.If):
             self._cached = self._cached | _list_absent(node.test)
         super().visit(node)
-        if self._is_conditional and not outer[0]:
+        if is_branch:
             self._fresh = fresh  # what the branch has assigned is fresh within it
         self._is_conditional, self._cached = outer
 

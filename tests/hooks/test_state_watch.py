@@ -172,6 +172,8 @@ def test_clean_part_trains(
         ("y = self.x; self.x = batch; return y", True),
         ("if batch: self.x = batch\n    return self.x", True),
         ("if self.x is None: self.x = make()\n    return self.x", False),
+        ("if batch:\n      if batch == 1: self.x = 1\n      return self.x", True),
+        ("if batch:\n      self.x = 0\n      self.x += 1\n      return self.x", False),
         ("if self.x is None or self.x > batch: self.x = batch\n    return self.x", True),
         ("self.x['key'] = batch; return self.x", False),
         ("self.x[batch] = 1; return self.x", True),
