@@ -29,6 +29,7 @@ class VisslConfig:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.given = dict(given)
         self.read: set[str] = set()
+        self._assumed: set[str] = set()
         tree: dict[str, Any] = {}
         # Copies: values of two configs must not be the same objects.
         for key, value in deepcopy({**read_defaults(), **self.given}).items():
@@ -49,12 +50,14 @@ class VisslConfig:
         return value
 
     def has(self, prefix: str) -> bool:
-        """Return whether the files set a key, or one below it."""
-        return any(key == prefix or key.startswith(f"{prefix}.") for key in self.given)
+        """Return whether the files set a key, or one below it, or it is assumed."""
+        keys = (*self.given, *self._assumed)
+        return any(key == prefix or key.startswith(f"{prefix}.") for key in keys)
 
     def assume(self, key: str, value: Any) -> None:
         """Set a key that the files leave to another one."""
         _set(self._tree, key, value)
+        self._assumed.add(key)
 
     @property
     def is_feature_extractor(self) -> bool:

@@ -68,6 +68,11 @@ def values(name, *wheres, **params):
             {"rise": 0.5, "start": 1, "peak": 0.9, "end": 1},
             [1, 0.95, 0.9, 0.95, 0.9999753, 1],
         ),
+        (
+            "one_cycle",
+            {"rise": 0, "start": 1, "end": 0, "until": 0.5},
+            [1, 0.9619398, 0.8535534, 0.6913417, 0.503927, 0.5],
+        ),
         ("wsd", {}, [1, 1, 1, 1, 0.05, 0]),
         ("wsd", {"decay": "100 updates"}, [1, 1, 1, 0.5, 0.01, 0]),
         ("wsd", {"decay": 0.5, "end": 0.2, "shape": "sqrt"}, [1, 1, 1, 0.4343146, 0.20401, 0.2]),
@@ -258,6 +263,7 @@ def test_schedules_of_a_run_without_updates_are_finite(name):
             r"rise = '10 epochs' .*200 updates",
         ),
         ("one_cycle", {"end": -1.0}, "end = -1.0"),
+        ("one_cycle", {"until": 1.5}, "until = 1.5"),
         (
             "wsd",
             {"warmup": "6 epochs", "decay": "100 updates"},
