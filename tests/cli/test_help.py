@@ -116,7 +116,7 @@ def test_key_or_part(topic: str, first: str, second: str) -> None:
 
 def test_help_on_a_part_separates_what_the_program_fills_in() -> None:
     text = topic_help("mlp")
-    assert "mlp(hidden=(128,), dropout=0.0, batch_norm=false, input_norm=false)" in text
+    assert "mlp(hidden=(128,), dropout=0.0, batch_norm=false, input_norm=false, activation=" in text
     assert "filled in by phasetrain: classes, input_shape" in text
 
 

@@ -36,6 +36,8 @@ class Watch(Hook):
     """Keeps the model's state before the first update and after each, the norm, and what has
     momentum."""
 
+    observe_only = True
+
     def __init__(self) -> None:
         self.states: list[dict[str, torch.Tensor]] = []
         self.norms: list[float] = []

@@ -29,6 +29,8 @@ from phasetrain.hooks import Hook
 class SignalAt(Hook):
     """Sends this process a signal in the middle of a step, train and test steps counted."""
 
+    observe_only = True
+
     def __init__(self, step: int, number: int) -> None:
         self.left, self.number = step, number
 

@@ -62,6 +62,8 @@ def test_state_that_the_first_update_makes_is_checked(tmp_path: Path) -> None:
 class Door(Hook):
     """Puts a door with failpoints before the checkpoints, once the run has begun."""
 
+    observe_only = True
+
     def __init__(self, before: Before) -> None:
         self.before = before
 

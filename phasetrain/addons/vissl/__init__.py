@@ -1,9 +1,8 @@
-"""Conversion of the configs of VISSL, and a meter of its tests."""
+"""Conversion of the configs and weights of VISSL."""
 
 from phasetrain.config.addons import AddOn, Command
 
 COMMAND = "phasetrain.addons.vissl.command"
-WEIGHTS = "phasetrain.addons.vissl.weights"
 
 
 def register(addon: AddOn) -> None:
@@ -20,7 +19,7 @@ def register(addon: AddOn) -> None:
             "migrate vissl-weights",
             "FILE.torch --out FILE.pt",
             "convert weights of VISSL with NumPy arrays to tensors",
-            f"{WEIGHTS}:run_migrate_weights",
-            arguments=f"{WEIGHTS}:add_weights_arguments",
+            f"{COMMAND}:run_migrate_weights",
+            arguments=f"{COMMAND}:add_weights_arguments",
         ),
     )

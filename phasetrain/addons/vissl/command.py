@@ -1,4 +1,4 @@
-"""The command `migrate vissl`."""
+"""The commands `migrate vissl` and `migrate vissl-weights`."""
 
 import argparse
 from dataclasses import asdict
@@ -46,3 +46,19 @@ def run_migrate_vissl(call: Call) -> Outcome:
         title = ", ".join(Path(word).name for word in flags.words)
         text = f"{migration.format_yaml(title)}\n{text}"
     return Outcome(int(bool(migration.missing)), text=text, content=content)
+
+
+def add_weights_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare input and output."""
+    parser.add_argument("file", metavar="FILE.torch", help="checkpoint or weights of VISSL")
+    parser.add_argument("--out", required=True, metavar="FILE.pt", help="file to write")
+
+
+def run_migrate_weights(call: Call) -> Outcome:
+    """Write the tensors of a file of VISSL, in the same layout, and nothing else."""
+    from phasetrain.addons.vissl.weights import convert_weights
+
+    flags = call.flags
+    count = convert_weights(flags.file, flags.out)
+    content = {"out": flags.out, "tensors": count}
+    return Outcome(text=f"{flags.out}: {count} tensors; use it as MODEL.weights", content=content)

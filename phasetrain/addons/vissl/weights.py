@@ -1,6 +1,5 @@
-"""The command `migrate vissl-weights`: weights of VISSL as a file that `MODEL.weights` reads."""
+"""Weights of VISSL as a file that `MODEL.weights` reads (`migrate vissl-weights`)."""
 
-import argparse
 import codecs
 import pickle
 import re
@@ -13,28 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasetrain.cli.output import Outcome
-from phasetrain.cli.parsing import Call
 from phasetrain.errors import ConfigError, is_out_of_memory
 
 MODULES = ("vissl.config.attr_dict", "vissl.config", "vissl.utils.hydra_config")
 """Modules of VISSL that have had the class AttrDict, a dictionary."""
 
 COMMAND = "migrate vissl-weights"
-
-
-def add_weights_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare input and output."""
-    parser.add_argument("file", metavar="FILE.torch", help="checkpoint or weights of VISSL")
-    parser.add_argument("--out", required=True, metavar="FILE.pt", help="file to write")
-
-
-def run_migrate_weights(call: Call) -> Outcome:
-    """Write the tensors of a file of VISSL, in the same layout, and nothing else."""
-    flags = call.flags
-    count = convert_weights(flags.file, flags.out)
-    content = {"out": flags.out, "tensors": count}
-    return Outcome(text=f"{flags.out}: {count} tensors; use it as MODEL.weights", content=content)
 
 
 def convert_weights(path: str | Path, out: str | Path) -> int:

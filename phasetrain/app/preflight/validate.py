@@ -172,6 +172,8 @@ def list_inexact_splits(setup: Setup) -> list[str]:
 
 def list_trained_splits(data: Mapping[str, SplitData]) -> list[str]:
     """Return a sentence for each test split that has the samples of the train split."""
+    if TRAIN not in data:  # a run of tests only
+        return []
     train = data[TRAIN]
     return [
         f"DATA.{name.upper()}: it has the samples of DATA.TRAIN, so its metrics say nothing about "

@@ -25,6 +25,7 @@ PARAMETERS = {
     "random_rotate": {"degrees": 20.0},
     "random_resized_crop": {"size": 7},
     "random_shift": {"pixels": 2},
+    "random_solarize": {},
     "resize": {"size": 5},
 }
 RANDOM = [
@@ -35,10 +36,11 @@ RANDOM = [
     "random_resized_crop",
     "random_rotate",
     "random_shift",
+    "random_solarize",
 ]
 
 
-OF_VISION = {"random_erase", "random_resized_crop", "random_rotate"}
+OF_VISION = {"random_erase", "random_resized_crop", "random_rotate", "random_solarize"}
 
 
 def as_params(names):

@@ -54,6 +54,7 @@ def test_a_table_where_there_is_room() -> None:
 @pytest.mark.parametrize(("epochs", "lines_of_text"), [(12, 12), (60, 20)])
 def test_epochs_that_end_too_fast_to_be_read_are_left_out(epochs: int, lines_of_text: int) -> None:
     found, stream, _ = lines(None)
+    found.epochs = epochs
     for epoch in range(epochs):
         found.begin(phase("train", epoch))
         found.add(phase("train", epoch), {"loss": 1.0}, 0.0)
@@ -61,7 +62,7 @@ def test_epochs_that_end_too_fast_to_be_read_are_left_out(epochs: int, lines_of_
     found.end()
     rows = stream.getvalue().splitlines()
     assert len(rows) == lines_of_text
-    assert f"epoch {epochs}/12" in rows[-1]
+    assert f"epoch {epochs}/{epochs}" in rows[-1]
 
 
 def test_piece_of_an_epoch_without_a_test_has_no_line() -> None:
