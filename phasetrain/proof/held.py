@@ -7,7 +7,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -41,6 +41,9 @@ DEPTH = 3
 """Maximum depth of containers and objects within each other."""
 
 CACHED = functools._lru_cache_wrapper
+
+CONTAINERS = (list, dict, set, defaultdict, OrderedDict)
+"""Classes whose copies have the same entries; a subclass may do anything."""
 
 PLAIN = bool | int | float | complex | str | bytes | np.generic
 
@@ -216,20 +219,21 @@ def is_changed(before: Any, after: Any) -> bool:
 
 
 def keep_variables(modules: Iterable[ModuleType]) -> Callable[[], None]:
-    """Return a function that sets the numbers, texts and containers among the variables of modules
-    and of their classes back, and empties their caches."""
+    """Return a function that sets the numbers, texts and containers among the variables of the
+    user's modules and of their classes back, and empties their caches."""
+    custom = (module for module in modules if is_user_file(getattr(module, "__file__", None) or ""))
     kept = [
         (owner, name, value, copy(value))
-        for owner in _list_owners(modules)
+        for owner in _list_owners(custom)
         for name, value in _list_values(owner).items()
-        if isinstance(value, PLAIN | list | dict | set | CACHED)
+        if type(value) in CONTAINERS or isinstance(value, PLAIN | CACHED)
     ]
 
     def restore() -> None:
         for owner, name, value, before in kept:
             if isinstance(value, CACHED):
                 value.cache_clear()
-            elif isinstance(value, list | dict | set):
+            elif type(value) in CONTAINERS:
                 value.clear()
                 add: Any = value.extend if isinstance(value, list) else value.update
                 add(before)
@@ -330,7 +334,8 @@ def read_key(  # noqa: C901, PLR0912 - one case for each kind
     if isinstance(value, Tensor | np.ndarray):
         return _read_array(value, is_whole=is_whole)
     if isinstance(value, dict):
-        items = islice(value.items(), ENTRIES)
+        # A subclass may make its values when they are asked for.
+        items = islice(dict.items(value), ENTRIES)
         return {str(n): read_key(v, saved, depth - 1, is_whole=is_whole) for n, v in items}
     if isinstance(value, list | tuple | deque):
         entries = islice(value, ENTRIES)

@@ -24,7 +24,7 @@ PART_BEFORE_EVENT: Mapping[str, str] = MappingProxyType(
 EVENTS_OUTSIDE_PHASES = frozenset({"start", "load", "end"})
 """Events outside of phases."""
 
-EVENTS_BEFORE_DATA = frozenset({"step", "phase_start"})
+EVENTS_BEFORE_DATA = frozenset({"step", "step_start", "phase_start"})
 """Events after which the run waits for batches."""
 
 

@@ -99,7 +99,8 @@ def list_experiments() -> Iterator[tuple[Path, Block, dict[str, Any]]]:
     """Yield page, block and values of each experiment in the docs."""
     for page in PAGES:
         for block in blocks(page.read_text("utf-8")):
-            values = read_yaml(block.text) if block.kind == "yaml" else None
+            is_own = block.kind == "yaml" and "@package" not in block.text  # not of another project
+            values = read_yaml(block.text) if is_own else None
             if isinstance(values, dict) and {"defaults", *SCHEMA.sections} & set(values):
                 yield page, block, values
 
