@@ -138,7 +138,10 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
             elif isinstance(value, FunctionType):
                 left += _list_cells(value).values()
             elif is_custom(kind) or kind.__module__.startswith(("torch.", "phasetrain.")):
-                left += getattr(value, "__dict__", {}).values()
+                # An object that is computed again is no holder either.
+                skipped = getattr(value, "recomputed", ())
+                values = getattr(value, "__dict__", {}).items()
+                left += [inner for name, inner in values if name not in skipped]
                 left += [f for f in vars(kind).values() if getattr(f, "__closure__", None)]
             elif isinstance(value, functools.partial):
                 left += [value.func, *value.args, *value.keywords.values()]

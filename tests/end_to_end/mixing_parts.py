@@ -62,6 +62,7 @@ class Noting(nn.Module):
     """
 
     seen: list[tuple[bool, Tensor]] = []
+    recomputed = ("seen",)
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean over the batch."""

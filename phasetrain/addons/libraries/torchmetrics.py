@@ -55,6 +55,8 @@ class TorchMetric(Meter):
             compute: the metric returns curves or matrices.
     """
 
+    # Its states are set before each call.
+    recomputed = ("_metric",)
     steps: Tensor
 
     def __init__(self, metric: "Metric", class_names: Sequence[str] | None = None) -> None:

@@ -269,6 +269,8 @@ class TestARun:
         """Watched by a hook of the test, which keeps whole tensors."""
 
         class Keeps(Hook):
+            observe_only = True
+
             def __init__(self) -> None:
                 self.kept: dict[str, list[Tensor]] = {"outputs": [], "gradients": []}
 

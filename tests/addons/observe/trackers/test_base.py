@@ -304,6 +304,7 @@ class TestFailing:
 class Broken(Hook):
     """Raises in each step from the third on, and when it is closed."""
 
+    observe_only = True
     heard = 0
 
     def on_step(self, run: Any, phase: Any, out: Any) -> None:
