@@ -29,19 +29,25 @@ _DISTRIBUTION = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist
 
 def describe_host() -> dict[str, Any]:
     """Return name, operating system, processors and memory of this machine."""
-    usable_cores = os.cpu_count()
     memory = None
     if sys.platform == "linux":
-        usable_cores = len(os.sched_getaffinity(0))  # a job may be limited to some of the cores
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "name": socket.gethostname(),
         "system": platform.platform(),
         "cpu": _processor_name(),
         "cores": os.cpu_count(),
-        "usable_cores": usable_cores,
+        "usable_cores": count_usable_cores(),
         "memory_bytes": memory,
     }
+
+
+def count_usable_cores() -> int:
+    """Return the number of cores that this process may use; a container or a scheduler may grant
+    fewer than the machine has."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def list_devices(kind: str) -> list[dict[str, Any]]:

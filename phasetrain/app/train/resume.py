@@ -317,16 +317,14 @@ def restore_position(
 
 
 def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
-    """Return a line for each difference since the checkpoint that a resume may have: free keys,
-    packages, code."""
+    """Return a line for each free key that has changed since the checkpoint."""
     changes = list_config_changes(setup, loaded.promised)
-    lines = [
+    return [
         f"{change.path}: {format_value(change.old)} -> {format_value(change.new)} "
         f"({_explain_freedom(change)})"
         for change in changes
         if change.resume == "free" and not change.path.startswith("RUN.")
     ]
-    return lines + list_code_changes(setup, loaded)
 
 
 def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:

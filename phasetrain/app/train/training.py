@@ -302,9 +302,10 @@ class Training:
                 stages = self.builder.stages(self.data)
                 plan, state, notes = restore_position(setup, loaded, self.data, stages)
             machine, warnings = match_machine(setup, loaded)
-            changed = (*notes, *warnings, *list_code_changes(setup, loaded))
+            code = list_code_changes(setup, loaded)
+            changed = (*notes, *warnings, *code)
             other_weights = list_other_weights(setup, loaded)
-            for line in (*notes, *list_free_changes(setup, loaded), *other_weights):
+            for line in (*notes, *list_free_changes(setup, loaded), *code, *other_weights):
                 log.info(line)
             for line in warnings:
                 log.warning(line)

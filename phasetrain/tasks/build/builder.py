@@ -58,7 +58,7 @@ from phasetrain.tasks.build.weights_builder import (
     find_excluded,
     freeze_parameters,
 )
-from phasetrain.tasks.parts import OutputChoice, Parts
+from phasetrain.tasks.parts import MAIN_UPDATER, OutputChoice, Parts
 
 if TYPE_CHECKING:
     from phasetrain.models.weights import LoadReport
@@ -210,6 +210,12 @@ def build_parts(
         )
         updaters = list(others.values())
         updater = others.pop(MAIN)
+        if MAIN_UPDATER in others:
+            raise ConfigError(
+                f"OPTIMIZER.others.{MAIN_UPDATER}: a task with separate updaters has this name for "
+                "the updater of OPTIMIZER itself; choose another label",
+                code="config.conflict",
+            )
     losses = build_stage_losses(context, loss, facts)
     meters = {
         label: meter.to(context.machine.device)

@@ -33,6 +33,7 @@ from phasetrain.data.samplers.source import (
 from phasetrain.data.samplers.torch_sampler import to_order
 from phasetrain.data.transforms import FieldKinds, parse_field_kinds
 from phasetrain.errors import ConfigError
+from phasetrain.runtime.environment import count_usable_cores
 from phasetrain.tasks.build.sections import BuildContext, split_item
 
 if TYPE_CHECKING:
@@ -342,6 +343,5 @@ def count_workers(asked: int | str, reader: SampleReader | SourcesReader) -> int
     most = MOST_WORKERS
     if isinstance(reader.dataset, ForwardDataset) and reader.dataset.is_iterable:
         most = 1  # each worker would read all samples
-    # Affinity and not the number of cores: a container or a scheduler may grant fewer.
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(0, min(most, len(os.sched_getaffinity(0)) // processes - 1))
+    return max(0, min(most, count_usable_cores() // processes - 1))

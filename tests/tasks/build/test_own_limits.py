@@ -37,3 +37,8 @@ def test_limit_of_an_optimizer_that_steps_with_others_is_rejected(key: str) -> N
     entry = f"OPTIMIZER.others.critic={{name: adam, match: 'critic.*', {key}: {value}}}"
     with raises(ConfigError, code="config.conflict", key=f"OPTIMIZER.others.critic.{key}"):
         build_run([*RIVALS, entry, "TASK.name=adversarial"])
+
+
+def test_label_of_the_main_updater_is_rejected() -> None:
+    with raises(ConfigError, code="config.conflict", key="OPTIMIZER.others.main"):
+        build_run([*RIVALS, CRITIC.replace("critic=", "main="), "TASK.name=adversarial_updaters"])
