@@ -16,6 +16,7 @@ from phasetrain.proof.held import (
     Held,
     Saved,
     find_holders,
+    find_kind,
     is_changed,
     is_custom,
     list_kinds,
@@ -65,8 +66,8 @@ class HeldState:
         if not self._holders:  # parts of phasetrain and torch keep their state
             return {}
         modules = [part for part in self._list_parts() if isinstance(part, nn.Module)]
-        holders = (holder for _, holder in self._holders)
-        saved = Saved(modules, [*self._list_parts(), *holders])
+        holders = [holder for _, holder in self._holders]
+        saved = Saved(modules, self._list_parts() + holders)
         held = read_held(self._holders, self.modules, saved, is_whole=is_whole)
         for path, module in _list_modules(self._task):
             held[path] = Held(path.partition(".")[0], module, "", read_setup(module))
@@ -84,8 +85,8 @@ class HeldState:
         if not name or not hasattr(owner, name):  # it has no setter
             return False
         value = getattr(owner, name)
-        before = self._read_states()
         try:
+            before = self._read_states()
             setattr(owner, name, None)
             return bool(self._read_states() != before)
         except Exception as error:  # noqa: BLE001 - the state depends on it, and rejects None
@@ -201,8 +202,7 @@ class StateWatch:
 
 def describe_place(held: Held) -> str:
     """Return a value in words, such as `n` of my_hooks.Counter."""
-    owner: Any = held.owner
-    kind = owner if isinstance(owner, ModuleType | FunctionType | type) else type(owner)
+    kind = find_kind(held.owner)
     where = f"{getattr(kind, '__module__', 'module')}.{kind.__name__}"
     return f"`{held.name}` of {where}" if held.name else f"an option or a hook of {where}"
 
@@ -211,7 +211,7 @@ def describe_held(held: Held) -> str:
     """Return a sentence about a value that a resume would lose."""
     section = name_section(held.part) if held.part else "RUN.imports"
     owner = held.owner
-    name, what = held.name, describe_place(held)
+    name = held.name
     if not name:
         fix = "set it in `on_start` or `on_phase_start` of a hook"
     elif isinstance(owner, Hook):
@@ -231,9 +231,9 @@ def describe_held(held: Held) -> str:
             "`state_dict` and `load_state_dict`, or keep it in a hook with them"
         )
     return (
-        f"{section}: {what} changes while the run trains, and no checkpoint contains it, so that a "
-        f"resume would have another value: {fix}; if a resume computes it again, add the line "
-        f"`recomputed = ({name!r},)`. RUN.exact=false trains nevertheless"
+        f"{section}: {describe_place(held)} changes while the run trains, and no checkpoint "
+        f"contains it, so that a resume would have another value: {fix}; if a resume computes it "
+        f"again, add the line `recomputed = ({name!r},)`. RUN.exact=false trains nevertheless"
     )
 
 

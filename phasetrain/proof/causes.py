@@ -72,7 +72,9 @@ CAUSES: Mapping[str, str] = MappingProxyType(
             "clipping, or one of them skipped it"
         ),
         "ledger.metrics": (
-            "a meter, buffers of the model, the test data, or what a hook logs differs"
+            "a meter, buffers of the model, the test data, or what a hook logs differs; or an "
+            "attribute of the loss, the task or the model that train steps set and tests read, "
+            "which a resume in a test does not have: keep it in a buffer"
         ),
         # Samples of one step at two world sizes.
         "samples.ids": (

@@ -28,8 +28,9 @@ from phasetrain.proof.digest import to_plain_key, view_bytes
 
 log = logging.getLogger(__name__)
 
-TRUSTED = ("torch", "phasetrain", "numpy", *sys.stdlib_module_names)
-"""Packages whose objects are not looked into."""
+TRUSTED = ("torch", "phasetrain", "numpy", "fairscale", *sys.stdlib_module_names)
+"""Packages whose objects are not looked into. The state of fairscale's wrappers is saved by the
+strategy; asking a sharded optimizer for it raises, unless all ranks have gathered it."""
 
 ENTRIES = 256
 """Number of entries of a container, and of sampled elements of a large array, that are compared."""
@@ -122,7 +123,7 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
         left = [root]
         while left:
             value = left.pop()
-            kind = _find_kind(value)
+            kind = find_kind(value)
             is_passed = id(value) in seen or (id(value) in first and value is not root)
             # A resume reads such data again up to its position, or restores that.
             is_passed |= label.startswith("data.") and is_custom(kind) and hasattr(kind, "__iter__")
@@ -148,7 +149,7 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
     return found
 
 
-def _find_kind(value: object) -> Any:
+def find_kind(value: object) -> Any:
     """Return a function, class or module itself, and the class of another object."""
     return value if isinstance(value, FunctionType | ModuleType | type) else type(value)
 
@@ -157,7 +158,7 @@ def list_kinds(holders: Iterable[Holder]) -> list[Any]:
     """Return the functions among holders, and the classes of all others with their bases."""
     kinds: dict[Any, None] = {}
     for _, holder in holders:
-        kind = _find_kind(holder)
+        kind = find_kind(holder)
         kinds |= dict.fromkeys(getattr(kind, "__mro__", [kind]))
     return [kind for kind in kinds if is_custom(kind)]
 
@@ -195,7 +196,7 @@ def read_held(
     held: dict[str, Held] = {}
     counts: dict[str, int] = {}
     for part, owner in [*holders, *(("", owner) for owner in _list_owners(modules))]:
-        label = f"{part}:{_find_kind(owner).__name__}"
+        label = f"{part}:{find_kind(owner).__name__}"
         counts[label] = counts.get(label, 0) + 1
         for name, value in _list_values(owner).items():
             try:

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from phasetrain.app.shorten import shortening_overrides, steps_before
-from phasetrain.engine.batch import StepOutput
-from phasetrain.engine.plan import Phase, Plan
-from phasetrain.hooks import Hook, Run
+from phasetrain.engine.plan import Plan
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook
+from phasetrain.hooks.state_watch import NOT_EXACT
 from phasetrain.hooks.trace import TraceHook
 from phasetrain.proof.compare import find_difference
 from phasetrain.proof.trace import Trace
-from phasetrain.testing.kills import Killed, SaveEachStep, run_quietly
+from phasetrain.testing.kills import KillAfter, Killed, SaveEachStep, run_quietly
 
 
 @dataclass(frozen=True, order=True)
@@ -31,25 +32,6 @@ class Kill:
         return f"step {self.steps}" + (" and the end of its phase" if self.phase_ends else "")
 
 
-class KillAt(Hook):
-    """Kills the run in the first step after a number of completed steps of the whole run.
-
-    Args:
-        steps: number of train and test steps.
-    """
-
-    observe_only = True
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Kill the run if the steps are exceeded."""
-        # Counted over the run, not the attempt: after a resume the count goes on.
-        if steps_before(run.plan, phase.index) + run.state.step > self.steps:
-            raise Killed
-
-
 @dataclass
 class _Runs:
     """A run without kills, and the attempts of a run that is killed repeatedly."""
@@ -58,19 +40,19 @@ class _Runs:
     config_dir: str | None
     workers: Sequence[int] | None
     unbroken: Trace = field(default_factory=Trace)
-    plan: Plan | None = None
 
-    def run_unbroken(self, folder: str) -> None:
+    def run_unbroken(self, folder: str) -> Plan:
         hook = TraceHook(self.unbroken)
         run_quietly(self._words(folder, 0, None), {"trace": hook}, config_dir=self.config_dir)
-        self.plan = hook.plan
+        assert hook.plan is not None, "the run did not begin"
+        return hook.plan
 
-    def run_attempt(self, folder: str, number: int, kill: Kill | None) -> Trace:
+    def run_attempt(self, folder: str, number: int, before: Kill, kill: Kill | None) -> Trace:
         """Start or resume the run until the kill or the end, and return its trace."""
         trace = Trace()
         hooks: dict[str, Hook] = {"trace": TraceHook(trace), "save_each_step": SaveEachStep()}
         if kill is not None:
-            hooks["kill"] = KillAt(kill.steps)
+            hooks["kill"] = KillAfter(kill.steps - before.steps)
         try:
             run_quietly(self._words(folder, number, kill), hooks, config_dir=self.config_dir)
         except Killed:
@@ -118,21 +100,28 @@ def assert_exact_resume(
     Example:
         >>> assert_exact_resume(["experiment=digits", "LOSS.name=my_parts.focal"])
     """
-    runs = _Runs([*overrides, *shortening_overrides(overrides, config_dir)], config_dir, workers)
+    words = [*overrides, *shortening_overrides(overrides, config_dir)]
+    try:
+        _compare_attempts(_Runs(words, config_dir, workers), steps)
+    except ConfigError as error:
+        if error.code != NOT_EXACT:
+            raise
+        # The comparison names the step and the cause as well.
+        _compare_attempts(_Runs([*words, "RUN.exact=false"], config_dir, workers), steps)
+        raise AssertionError(str(error)) from error
+
+
+def _compare_attempts(runs: _Runs, steps: Sequence[int] | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        runs.run_unbroken(f"{folder}/unbroken")
-        plan = runs.plan
-        assert plan is not None, "the run did not begin"
-        kills = (
-            default_kills(plan) if steps is None else [Kill(step) for step in sorted(set(steps))]
-        )
+        plan = runs.run_unbroken(f"{folder}/unbroken")
+        kills = default_kills(plan) if steps is None else sorted(map(Kill, set(steps)))
         _check_range(kills, plan)
-        before: Kill | None = None
+        before = Kill(0)
         # The last attempt, without a kill, runs to the end.
         for number, kill in zip(count(), [*kills, None], strict=False):
-            trace = runs.run_attempt(f"{folder}/killed", number, kill)
+            trace = runs.run_attempt(f"{folder}/killed", number, before, kill)
             _compare(runs.unbroken, trace, before)
-            before = kill
+            before = kill or before
 
 
 def default_kills(plan: Plan) -> list[Kill]:
@@ -158,9 +147,9 @@ def _check_range(kills: Sequence[Kill], plan: Plan) -> None:
         )
 
 
-def _compare(unbroken: Trace, trace: Trace, kill: Kill | None) -> None:
+def _compare(unbroken: Trace, trace: Trace, kill: Kill) -> None:
     when = "before the first kill, so two runs from the start differ"
-    if kill is not None:
+    if kill.steps:
         when = f"killed after {kill}"
         if trace.restored is None:
             raise AssertionError(f"{when}, the run started from the beginning instead of resuming")

@@ -167,6 +167,8 @@ class StruckLoss(nn.Module):
         seconds: additional time per call.
     """
 
+    recomputed = ("calls",)
+
     def __init__(self, rank: int, call: int = 0, how: str = "raise", seconds: float = 0.0) -> None:
         super().__init__()
         self.rank, self.call, self.how, self.seconds, self.calls = rank, call, how, seconds, 0
@@ -187,6 +189,8 @@ class StruckLoss(nn.Module):
 @METERS.register("struck_meter")
 class StruckMeter(Meter):
     """Counts steps, and raises at the n-th step of one rank."""
+
+    recomputed = ("calls",)
 
     def __init__(self, rank: int, call: int) -> None:
         super().__init__()

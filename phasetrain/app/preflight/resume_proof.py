@@ -136,12 +136,12 @@ class ResumeProof:
         state = HeldState(task, {}, self._inexact)
         distinct: list[str] = []
         lost: dict[str, Held] = {}
-        for segment, record in zip(self.segments, records, strict=True):
+        # Tests first: after a resume in a test, no train step has set anything that they use.
+        for segment, record in zip(reversed(self.segments), reversed(records), strict=True):
             problem = _compare_segment(task, self.plan, segment, record, state, lost)
             # All ranks have to come to the same verdict, before any of them makes further steps
             # that others would not make; each has seen its own samples only.
-            problems = filter(None, task.parts.world.all_gather(problem))
-            distinct = list(dict.fromkeys(problems))
+            distinct = list(dict.fromkeys(filter(None, task.parts.world.all_gather(problem))))
             if distinct:
                 break  # what comes later may only follow from it
         lines = [
@@ -281,10 +281,11 @@ def _compare_segment(
         for path, held in state.read(is_whole=True).items()
         if path not in before or is_changed(before[path].key, held.key)
     }
-    lost |= changed
-    if difference is None:
-        return ""
-    return _describe_difference(task, difference, list(changed.values()), phase)
+    if phase.is_train or difference:  # a test need not set again what only train steps use
+        lost |= changed
+    if difference:
+        return _describe_difference(task, difference, list(changed.values()), phase)
+    return ""
 
 
 def _describe_difference(task: Task, difference: Difference, lost: list[Held], phase: Phase) -> str:
@@ -306,7 +307,7 @@ def _describe_difference(task: Task, difference: Difference, lost: list[Held], p
     attributes = ""
     if lost:
         attributes = f", as well as {_join_attributes(lost)}"
-    activity = "a test" if not phase.is_train else "training"
+    activity = "training" if phase.is_train else "a test"
     return (
         f"{key}: a run that is resumed in {activity} would not be exact: {path} differs"
         f"{attributes}. Usual cause: {cause}. RUN.exact=false trains nevertheless"

@@ -265,6 +265,13 @@ def test_part_that_is_not_restored_is_rejected(tmp_path: Path, forgets: bool) ->
     assert any("WARNING" in line and "'model'" in line for line in logged) == forgets
 
 
+def test_frozen_weights_are_restored_without_a_warning(tmp_path: Path) -> None:
+    rule = "MODEL.freeze_updates=[{match: features, for: 1 epochs}]"
+    with pytest.raises(Reached):
+        train(tmp_path, rule, REHEARSED, hooks={"first": AtFirst()})
+    assert "'flags'" not in (tmp_path / "log.txt").read_text()
+
+
 def test_batch_that_does_not_fit_into_memory_is_a_config_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.meters import Meter
-from phasetrain.tasks import Parts, Supervised
+from phasetrain.tasks import Parts, Position, StepEvents, Supervised
 
 HERE = __name__
 MODEL = ("~MODEL.width", "~MODEL.dropout")
@@ -115,6 +115,30 @@ class OwnAttribute(OwnNoise):
         self.generator = torch.Generator()
 
 
+class Scaled(nn.CrossEntropyLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = super().forward(output, target) * self.scale
+        return loss
+
+
+class TrainScaled(Scaled):
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        scale = self.scale if self.training else 1.0
+        return scale * nn.functional.cross_entropy(output, target)
+
+
+class Scaling(Supervised):
+    """Sets an attribute of the loss in each train step."""
+
+    def train_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+        self.loss.scale = 1.0 + at.updates
+        return super().train_step(batches, at, events)
+
+
 class ListMeter(Meter):
     def __init__(self) -> None:
         super().__init__()
@@ -176,6 +200,7 @@ class Collate:
 
 REHEARSED = "RUN.rehearse=auto"
 SHORT = "PHASES.epochs=2"
+SCALING = (f"TASK.name={HERE}.Scaling",)
 DESCENT = f"OPTIMIZER={{name: {HERE}.Descent, lr: 0.1}}"
 
 
@@ -200,6 +225,7 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         ([f"TASK.name={HERE}.OwnNoise"], "TASK", "a custom task holds"),
         ([f"TASK.name={HERE}.OwnAttribute"], "TASK", "`generator` of TASK"),
         ([f"METERS.mine={{name: {HERE}.ListMeter}}"], "METERS.mine", "`losses` of METERS.mine"),
+        ([*SCALING, f"LOSS={{name: {HERE}.Scaled}}"], "LOSS", "`scale` of LOSS"),
         ([DESCENT], "OPTIMIZER", "`t` of OPTIMIZER"),
         ([f"DATA.TRAIN.collate={{name: {HERE}.Collate}}"], "DATA.TRAIN", "collate"),
     ],
@@ -253,6 +279,7 @@ def test_attribute_that_has_changed_nothing_yet_is_rejected(tmp_path: Path) -> N
     "words",
     [
         [*MODEL, f"MODEL.name={HERE}.Stateful"],
+        [*SCALING, f"LOSS={{name: {HERE}.TrainScaled}}"],
         [DESCENT, "+OPTIMIZER.place=entry"],
         [DESCENT, "+OPTIMIZER.place=global"],
     ],
