@@ -124,7 +124,8 @@ class ConsoleView(Hook):
         self._eta.leave(phase)
         is_measured = bool(metrics)
         if self.terminal.verbosity != "verbose":
-            metrics = _omit_long_meters(metrics, run.task.meters)
+            monitored = "" if run.best is None else run.best.metric.removeprefix(f"{phase.split}/")
+            metrics = _omit_long_meters(metrics, run.task.meters, monitored)
         for name, value in metrics.items():
             direction = resolve_direction(name, run.task.meters)
             self._results.add(phase.split, name, (value, run.state.updates), direction)
@@ -141,7 +142,7 @@ class ConsoleView(Hook):
         self._end_live_view()
         if not self._results:
             return
-        if best := self._results.summarize_best():
+        if best := self._results.summarize_best(run.best.metric if run.best else ""):
             self.terminal.print_pairs([("best", best)], always=True)
         if self.terminal.verbosity == "verbose":
             self.terminal.print_table("results", COLUMNS, self._results.make_rows())
@@ -243,13 +244,16 @@ class ConsoleView(Hook):
 
 
 def _omit_long_meters(
-    metrics: Mapping[str, float], meters: Mapping[str, Meter]
+    metrics: Mapping[str, float], meters: Mapping[str, Meter], monitored: str
 ) -> dict[str, float]:
-    """Return the metrics, except of meters that have a value per class or the like."""
+    """Return the metrics, except of meters that have a value per class or the like; the monitored
+    one stays."""
     owners = {name: split_metric(name, meters)[0] for name in metrics}
     counts = Counter(label for label in owners.values() if label)
     return {
-        name: value for name, value in metrics.items() if counts[owners[name]] <= MAX_METER_METRICS
+        name: value
+        for name, value in metrics.items()
+        if name == monitored or counts[owners[name]] <= MAX_METER_METRICS
     }
 
 
