@@ -1,7 +1,7 @@
 """Resolve the config of a run: compose, validate and derive it, before data is opened."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,9 +12,11 @@ from phasetrain.app.stored.stored_config import StoredConfig, list_file_folders
 from phasetrain.app.stored.trust import check_code, describe_code, select_code_folders
 from phasetrain.config.addons import list_failures
 from phasetrain.config.attrdict import ConfigDict
+from phasetrain.config.changes import ABSENT, compare_configs
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.merge import lookup
+from phasetrain.config.compose.override_text import format_literal
 from phasetrain.config.compose.sources import Layer
 from phasetrain.config.engines import list_engines
 from phasetrain.config.objects import GivenObjects, current_objects
@@ -210,7 +212,23 @@ def _compose_stored(
         # user's, unlike the command line, which is the last layer.
         changes = composed.changes if config_dir else composed.changes[-1:]
         trusted = check_code(stored, composed, changes)
-    return replace(composed, overrides=stored.record_overrides(overrides)), trusted
+    words = stored.record_overrides(overrides)
+    if lookup(composed.config, "RUN.engine") == "train":
+        words = (*words, *_keep_values(words, composed, config_dir or stored.find_config_dir()))
+    return replace(composed, overrides=words), trusted
+
+
+def _keep_values(words: Sequence[str], composed: Composed, config_dir: str | None) -> Iterator[str]:
+    """Yield overrides for the keys to which a recorded command would give another value, such as by
+    an interpolation of a changed key."""
+    recorded = compose(words, config_dir=config_dir)
+    if recorded.problems:  # the files are elsewhere
+        return
+    for change in compare_configs(recorded.config, composed.config, default_schema()):
+        if change.resume != "free" and ABSENT not in (change.old, change.new):
+            word = f"{change.path}={format_literal(change.new, change.path)}"
+            log.warning("%s, as before; the files of the run have another value now", word)
+            yield word
 
 
 def validate(composed: Composed, schema: Schema, place: Placement) -> None:

@@ -267,9 +267,9 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         known = ", ".join(sorted(n for n, v in (facts or {}).items() if isinstance(v, IN_CONFIGS)))
         missing = [
             Problem.from_message(
-                f"{where}.{key}: {self.kind} {name!r} needs a value, and the run provides only "
-                f"{known or 'none'}; set {where}.{key}=...{_write_in_python(where, key)}"
-                f"{_OF_DATASET.get(key, '')}",
+                f"{where}.{key}: {self.kind} {name!r} needs a value, and the run provides none"
+                f"{known and f', only {known}'}; set {where}.{key}=..."
+                f"{_write_in_python(where, key)}{_OF_DATASET.get(key, '')}",
                 MISSING_PARAMETER,
             )
             for key in list_required(factory)

@@ -34,22 +34,23 @@ class RankBuffers(nn.Module):
         self._room: dict[str, Tensor] = {}
 
     def add_sum(
-        self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float64
+        self, name: str, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float64
     ) -> None:
         """Register the buffer `name`, zeros of `shape`, that `update` adds to and that is summed
         over ranks."""
-        self.register_buffer(name, torch.zeros(tuple(shape), dtype=dtype))
+        self.register_buffer(name, torch.zeros(shape, dtype=dtype))
 
     def add_rows(
-        self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32
+        self, name: str, shape: int | Sequence[int] = (), dtype: torch.dtype = torch.float32
     ) -> None:
         """Register the buffer `name`, `(0, *shape)`, to which `append_rows` appends, for a metric
-        that needs all scores at once.
+        that needs all scores at once. Shape 3 is `(3,)`.
 
         With shape `()` the first rows determine the shape; it is `(0,)` until then.
         """
         self._rows.add(name)
-        self.register_buffer(name, torch.zeros((0, *shape), dtype=dtype))
+        size = (shape,) if isinstance(shape, int) else shape
+        self.register_buffer(name, torch.zeros((0, *size), dtype=dtype))
 
     def append_rows(self, name: str, rows: Tensor, mask: Tensor | None = None) -> None:
         """Append rows `(N, ...)` to a buffer made by `add_rows`, skipping rows whose mask is False.

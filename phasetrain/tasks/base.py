@@ -49,10 +49,7 @@ class Task(StepRunner, TaskState, Predictor):
         self._split = TRAIN
         self._train_model = parts.model if parts.train_model is None else parts.train_model
         self._train_loss = parts.loss if parts.train_loss is None else parts.train_loss
-        losses = nn.ModuleList([parts.loss, *parts.losses])
-        self._split_losses = [
-            module for module in losses.modules() if isinstance(module, WeightedSum)
-        ]
+        self._split_losses = [loss for loss in self._losses if isinstance(loss, WeightedSum)]
         modules = nn.ModuleDict({"model": parts.model, "loss": parts.loss})
         self._flags = ModuleFlags(modules)
         # A plain attribute, so that a profiler can wrap it, see `around`.
@@ -88,6 +85,11 @@ class Task(StepRunner, TaskState, Predictor):
             self._bare_loss = self.loss
         self.model.train(phase.is_train)
         self.loss.train(phase.is_train)
+        if not phase.is_train:
+            # At the end of the schedule, so that the tests of all checkpoints have one scale, and a
+            # resume in a test needs no state.
+            for loss in self._scheduled_losses:
+                loss.advance(1.0, parts.known_facts.get("updates", 0))
         if phase.is_train and parts.freeze_schedule is not None:
             parts.freeze_schedule.begin_stage(phase.stage)
         # Before every test and not saved: a resume at the test computes the same statistics again.

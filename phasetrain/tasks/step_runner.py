@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasetrain.distributed import Strategy
 from phasetrain.distributed.strategies.base import NO_CONTEXT, sum_losses
@@ -116,6 +116,9 @@ class StepRunner(ABC):
         # A separate stream: adding a batch transform does not change the dropout of a run.
         self._mix = seed_of(parts.seed, "mix")
         self._bare_loss = parts.loss  # as no strategy has wrapped it
+        # The losses of all stages, with their terms.
+        self._losses: list[Any] = list(nn.ModuleList([parts.loss, *parts.losses]).modules())
+        self._scheduled_losses = [loss for loss in self._losses if hasattr(loss, "advance")]
         self.generators = GeneratorUse()
 
     @abstractmethod
@@ -174,8 +177,10 @@ class StepRunner(ABC):
         return self.update(done, at, events)
 
     def begin_update(self, at: Position) -> None:
-        """Set the scheduled options of the optimizers, and the weights that are frozen."""
+        """Set the scheduled options of optimizers and losses, and the weights that are frozen."""
         self._steps = []
+        for loss in self._scheduled_losses:
+            loss.advance(at.where, at.updates)
         frozen = None
         if self.parts.freeze_schedule is not None:
             frozen = self.parts.freeze_schedule.frozen_tensors(at.updates, at.stage)
@@ -343,7 +348,7 @@ class StepRunner(ABC):
         """Return the output of a whole step, and count the step."""
         if self.generators.watches:
             self.generators.finish_step()
-        out = outputs[0] if len(outputs) == 1 else merge_outputs(outputs)
+        out = merge_outputs(outputs)
         if out.logs:
             self._log_means.add(out)
         return out

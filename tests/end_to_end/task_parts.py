@@ -10,7 +10,7 @@ from phasetrain.data import DATASETS
 from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.digits import load_digits
 from phasetrain.engine.batch import IGNORED
-from phasetrain.losses import LoggingLoss
+from phasetrain.losses import LOSSES, LoggingLoss
 from phasetrain.models import MODELS
 
 
@@ -96,3 +96,23 @@ class Terms(LoggingLoss):
         size = output.square().mean()
         self.logs = {"ce": ce, "size": size}
         return ce + 0.1 * size
+
+
+@LOSSES.register("rising")
+class Rising(LoggingLoss):
+    """Cross entropy plus the squares of the scores, with a weight that rises over the training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 0.0
+        self.updates = 0
+
+    def advance(self, where: float, updates: int) -> None:
+        """Set the weight."""
+        self.weight = where
+        self.updates = updates
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the sum, a scalar."""
+        self.logs = {"weight": torch.tensor(self.weight), "updates": torch.tensor(self.updates)}
+        return cross_entropy(output, target) + self.weight * output.square().mean()

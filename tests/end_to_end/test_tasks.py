@@ -158,6 +158,38 @@ class TestOwnLosses:
                 assert one["loss"] == pytest.approx(sum(one["logs"].values()), rel=1e-6)
 
 
+class TestScheduledLoss:
+    WORDS = (
+        "RUN.imports=[task_parts]",
+        "LOSS={name: rising}",
+        "METERS={loss: {}, accuracy: null}",
+        "PHASES.epochs=2",
+        "PHASES.limit={train: 2, test: 2}",
+        *QUIET,
+    )
+
+    @pytest.mark.feature(
+        "loss.advance", "a loss that changes with the progress of the training", "`advance`"
+    )
+    def test_loss_gets_the_position_of_each_update_and_the_end_in_tests(
+        self, tmp_path: Path
+    ) -> None:
+        run([*self.WORDS, f"RUN.dir={tmp_path}"])
+        logged = [one["logs"] for one in records(tmp_path) if one["kind"] == "step"]
+        trained = [one for one in logged if one["loss_weight"] < 1]
+        assert [one["loss_weight"] for one in trained] == [0.0, 0.25, 0.5, 0.75]
+        assert [one["loss_updates"] for one in trained] == [0, 1, 2, 3]
+        tests = measures(tmp_path)[1::2]
+        assert [(one["loss_weight"], one["loss_updates"]) for one in tests] == [(1, 4), (1, 4)]
+        tested = run([*self.WORDS, "RUN.engine=test", f"RUN.dir={tmp_path}"])
+        assert tested.last is not None
+        assert tested.last["test/loss"] == tests[-1]["loss"]
+
+    @pytest.mark.feature("loss.advance")
+    def test_resume_is_bit_identical(self) -> None:
+        assert_exact_resume(self.WORDS, workers=None)
+
+
 class TestNoTargets:
     WORDS = (
         "experiment=digits",

@@ -302,6 +302,13 @@ class TestRows:
         assert meter.scores.tolist() == [5.0, 1.0, 7.0]
         assert meter.compute() == {"median": 5.0, "rows": 3, "steps": 2}
 
+    def test_shape_of_a_row_may_be_a_number(self):
+        meter = Median()
+        for shape in (3, (3,)):
+            meter.add_rows("rows", shape)
+            meter.add_sum("sums", shape)
+            assert (meter.rows.shape, meter.sums.shape) == ((0, 3), (3,))
+
     def test_state_of_any_length_is_loaded(self):
         first, second = self.seen(scores(5.0, 1.0), scores(7.0)), self.seen(scores(0.0))
         second.load_state_dict(first.state_dict())

@@ -17,7 +17,6 @@ from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     ClusteringLoss,
     FreezingLoss,
     MemoryLoss,
-    ScheduledLoss,
 )
 from phasetrain.data import SampleReader, SourcesReader
 from phasetrain.data.loading.per_stage import PerStageReader
@@ -99,9 +98,6 @@ class SelfSupervised(Task):
         self._teacher_views = teacher_views
         self._teacher_drop_path = teacher_drop_path
         losses: list[Any] = list(parts.loss.modules())
-        self._scheduled_losses: list[ScheduledLoss] = [
-            part for part in losses if hasattr(part, "advance")
-        ]
         self._freezing_losses: list[FreezingLoss] = [
             part for part in losses if hasattr(part, "frozen_parameters")
         ]
@@ -120,13 +116,8 @@ class SelfSupervised(Task):
             self.trained_teacher = build_teacher(parts, make_model, teacher)
 
     def begin(self, phase: Phase, *, fresh: bool) -> None:
-        """Prepare for a phase; the teacher gets the model's mode, and a test uses the loss as it is
-        at the end of the training."""
+        """Prepare for a phase; the teacher gets the model's mode."""
         super().begin(phase, fresh=fresh)
-        if not phase.is_train:
-            # A test compares checkpoints: with the loss at its final temperature they share one
-            # scale.
-            self._advance(1.0, 0)
         if self.teacher is not None:
             self.teacher.train(phase.is_train)
             if not self._teacher_drop_path:
@@ -159,7 +150,6 @@ class SelfSupervised(Task):
     def begin_update(self, at: Position) -> None:
         """Set the options of the update, and move the teacher."""
         super().begin_update(at)
-        self._advance(at.where, at.updates)
         if self._momentum_teacher is not None:
             # Before the forward pass, so the teacher is a function of weights that were saved: a
             # resume at this update starts from the same two models.
@@ -244,10 +234,6 @@ class SelfSupervised(Task):
         if teacher is None:
             return None
         return [_to_float32(target) for target in teacher(list(views[: self._teacher_views]))]
-
-    def _advance(self, where: float, updates: int) -> None:
-        for part in self._scheduled_losses:
-            part.advance(where, updates)
 
     def _check_parts(self) -> None:
         loss = type(self.parts.loss).__name__

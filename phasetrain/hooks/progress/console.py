@@ -124,7 +124,8 @@ class ConsoleView(Hook):
         self._eta.leave(phase)
         is_measured = bool(metrics)
         if self.terminal.verbosity != "verbose":
-            metrics = _omit_long_meters(metrics, run.task.meters)
+            monitored = "" if run.best is None else run.best.metric.removeprefix(f"{phase.split}/")
+            metrics = _select_metrics(metrics, run.task.meters, monitored)
         for name, value in metrics.items():
             direction = resolve_direction(name, run.task.meters)
             self._results.add(phase.split, name, (value, run.state.updates), direction)
@@ -132,8 +133,6 @@ class ConsoleView(Hook):
             self._print_estimate(run)
         if not is_measured and phase.is_train and self._last is not None:
             metrics = {"last loss": float(self._last)}
-        if self.terminal.verbosity != "verbose":
-            metrics = _omit_zero_counts(metrics, run.task.meters)
         self._lines.add(phase, metrics, time.perf_counter() - self._phase_began)
 
     def on_end(self, run: Run) -> None:
@@ -141,7 +140,7 @@ class ConsoleView(Hook):
         self._end_live_view()
         if not self._results:
             return
-        if best := self._results.summarize_best():
+        if best := self._results.summarize_best(run.best.metric if run.best else ""):
             self.terminal.print_pairs([("best", best)], always=True)
         if self.terminal.verbosity == "verbose":
             self.terminal.print_table("results", COLUMNS, self._results.make_rows())
@@ -242,25 +241,18 @@ class ConsoleView(Hook):
         return View(bars, self._format_facts(run, phase), self._lines.pending())
 
 
-def _omit_long_meters(
-    metrics: Mapping[str, float], meters: Mapping[str, Meter]
+def _select_metrics(
+    metrics: Mapping[str, float], meters: Mapping[str, Meter], monitored: str
 ) -> dict[str, float]:
-    """Return the metrics, except of meters that have a value per class or the like."""
-    owners = {name: split_metric(name, meters)[0] for name in metrics}
-    counts = Counter(label for label in owners.values() if label)
+    """Return the metrics without those of meters that have a value per class or the like, and
+    without counts of 0, such as `f1_absent` if every class occurs; the monitored one stays."""
+    owners = {name: split_metric(name, meters) for name in metrics}
+    lengths = Counter(label for label, _ in owners.values() if label)
     return {
-        name: value for name, value in metrics.items() if counts[owners[name]] <= MAX_METER_METRICS
-    }
-
-
-def _omit_zero_counts(
-    metrics: Mapping[str, float], meters: Mapping[str, Meter]
-) -> dict[str, float]:
-    """Return the metrics without counts of 0, such as `f1_absent` if every class occurs."""
-    return {
-        name: value
-        for name, value in metrics.items()
-        if value != 0 or split_metric(name, meters)[1] not in COUNTS
+        name: metrics[name]
+        for name, (label, within) in owners.items()
+        if name == monitored
+        or (lengths[label] <= MAX_METER_METRICS and (metrics[name] or within not in COUNTS))
     }
 
 

@@ -37,9 +37,12 @@ class Results:
         if best is None or math.isnan(best[0]) or direction.is_better(measured[0], best[0]):
             self._best[key] = measured
 
-    def summarize_best(self) -> str:
-        """Return the best values on one line, of test splits if there are any."""
+    def summarize_best(self, monitored: str = "") -> str:
+        """Return the best values on one line, of test splits if there are any; if there are too
+        many, the one of the monitored metric comes first."""
         keys = [key for key in self._best if key[0] != TRAIN] or list(self._best)
+        if len(keys) > MAX_BEST_METRICS:
+            keys.sort(key=lambda key: "/".join(key) != monitored)
         parts = []
         for split, name in keys[:MAX_BEST_METRICS]:
             value, update = self._best[split, name]

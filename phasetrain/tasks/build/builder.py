@@ -136,7 +136,12 @@ class Builder:
         """Return the task that TASK names."""
         section = self.context.config.TASK
         model_factory = partial(make_model, self.context, facts=parts.known_facts)
-        facts = {"parts": parts, "make_model": model_factory}
+        facts = {
+            key.removeprefix("TASK."): value
+            for key, value in parts.facts.items()
+            if key.startswith("TASK.")
+        }
+        facts |= {"parts": parts, "make_model": model_factory}
         task = TASKS.build(section.name, parameters_of(section, {"name"}), facts=facts)
         _check_stateful(task, section.name)
         return task
@@ -237,6 +242,11 @@ def build_parts(
             check_compilable(model, checkpointed, settings)
             train_model = CompiledModel(train_model, settings)
         train_loss = strategy.wrap_module(loss, updater.optimizer)
+    task = context.config.TASK
+    # A default wins over a fact: runs of earlier releases were trained with it.
+    for name in list_required(TASKS.find(task.name, "TASK.name")):
+        if name in facts and name not in task:
+            context.used[f"TASK.{name}"] = facts[name]
     return Parts(
         model=model,
         loss=loss,

@@ -279,6 +279,19 @@ class TestStoredConfig:
         changes = ["RUN.dir=a", "RUN.engine=train", "LOSS=soft", "PHASES.epochs=4"]
         assert stored.record_overrides(changes) == ("LOSS=soft", "PHASES.epochs=4", "RUN.dir=a")
 
+    def test_value_that_followed_a_changed_key_is_recorded(self, tmp_path: Path) -> None:
+        file = tmp_path / "linked.yaml"
+        file.write_text('defaults: [digits]\nMODEL: {width: "${PHASES.updates}"}\n')
+        words = [str(file), "PHASES.updates=4", f"RUN.dir={tmp_path / 'run'}"]
+        assert main([*words, "RUN.pause_at=1", "METERS=null", "DATA.TEST=null"]) == 0
+        longer = ["PHASES.updates=6", "RUN.allow=PHASES"]
+        assert main(["resume", str(tmp_path / "run"), *longer, "RUN.pause_at=2"]) == 0
+        recorded = read_newest_command(str(tmp_path / "run")).overrides
+        assert [word for word in recorded if word.startswith("MODEL")] == ["MODEL.width=4"]
+        assert main([word for word in recorded if word != "RUN.pause_at=2"]) == 0
+        # Without the recorded word, the model follows the length of the training.
+        assert main([*words, "METERS=null", "DATA.TEST=null", *longer]) == 3
+
     @pytest.mark.addon("deploy")
     def test_interpolations_of_a_folder_are_taken_literally(
         self, copy: Path, monkeypatch: pytest.MonkeyPatch

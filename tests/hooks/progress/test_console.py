@@ -118,6 +118,19 @@ def test_values_per_class_are_not_in_the_line_of_a_phase(tmp_path: Path) -> None
 
 
 @pytest.mark.addon("metrics")
+def test_monitored_value_of_a_class_is_in_the_line_of_a_phase_and_has_a_best(
+    tmp_path: Path,
+) -> None:
+    tops = ", ".join(f"top{k}: {{name: accuracy, topk: {k}}}" for k in range(2, 8))
+    meters = f"METERS={{{tops}, f1: {{per_class: true}}}}"
+    monitor = "CHECKPOINT.best.monitor=test/f1_of_3"
+    text = run_and_capture(tmp_path, meters, monitor, "PHASES.epochs=1")
+    assert re.search(r"test  ?.*f1_of_3 \d", text)
+    assert re.search(r"best +test/f1_of_3 \d", text)
+    assert "f1_of_4" not in text
+
+
+@pytest.mark.addon("metrics")
 def test_counts_of_zero_are_not_in_the_line_of_a_phase_and_have_no_best(tmp_path: Path) -> None:
     text = run_and_capture(tmp_path, "METERS={f1: {}}", "PHASES.epochs=1")
     assert re.search(r"test  ?.*f1_macro \d", text)

@@ -21,7 +21,7 @@ from phasetrain.models import SmallCNN
 from phasetrain.models.digest import hash_model
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.terminal import Terminal
-from phasetrain.tasks import Builder, Parts, SplitData, Supervised
+from phasetrain.tasks import TASKS, Builder, Parts, SplitData, Supervised
 from phasetrain.tasks.build.data_builder import list_splits
 from phasetrain.testing.build import build_run as built_whole
 
@@ -34,6 +34,16 @@ class Ignoring(Accuracy):
 
     def __init__(self, ignore_index: int | None = -100) -> None:
         super().__init__(ignore_index=ignore_index)
+
+
+@TASKS.register("paced")
+class Paced(Supervised):
+    """Has parameters with the names of facts, one of them with a default."""
+
+    def __init__(self, parts: Parts, updates: int, epochs: int = 7) -> None:
+        super().__init__(parts)
+        self.updates = updates
+        self.epochs = epochs
 
 
 PLAIN = """
@@ -89,6 +99,15 @@ def built(*words: str, train: bool = True) -> tuple[Parts, Plan, dict[str, Split
     data = made.data()
     plan = made.plan(data)
     return made.parts(data, plan, train=train), plan, data
+
+
+def paced(*words: str) -> tuple[Paced, Parts]:
+    made = builder("TASK.name=paced", *words)
+    data = made.data()
+    parts = made.parts(data, made.plan(data))
+    task = made.task(parts)
+    assert isinstance(task, Paced)
+    return task, parts
 
 
 def refused(*words: str) -> str:
@@ -162,6 +181,14 @@ class TestParts:
         assert parts.facts["MODEL.input_shape"] == (1, 8, 8)
         assert parts.model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
         assert plan.updates == 44
+
+    def test_facts_fill_parameters_of_a_task_without_a_default(self) -> None:
+        task, parts = paced()
+        assert (task.updates, task.epochs) == (44, 7)
+        assert {key for key in parts.facts if key.startswith("TASK.")} == {"TASK.updates"}
+        task, parts = paced("TASK.updates=3", "TASK.epochs=4")
+        assert (task.updates, task.epochs) == (3, 4)
+        assert not any(key.startswith("TASK.") for key in parts.facts)
 
     def test_config_has_priority_over_facts(self) -> None:
         parts, _, _ = built("MODEL.classes=12")
