@@ -4,7 +4,7 @@ against the present ones."""
 import json
 import platform
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -42,6 +42,7 @@ from phasetrain.runtime.machine import Machine, limit_cpu_capability
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import SplitData
+from phasetrain.tasks.build.builder import list_updates_per_epoch
 from phasetrain.tasks.build.data_builder import WITHOUT
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
 
@@ -63,6 +64,9 @@ OBSERVERS_OF_0_1 = ("report",)
 
 SHARDING = ("processes", "strategy")
 """Entries of the environment about how ranks share the work."""
+
+IN_EPOCHS = re.compile(r"\d\s*epoch|'every': 'epoch'", re.IGNORECASE)
+"""Matches a duration in epochs, or a step per epoch, in the text of a config."""
 
 PLANNED = re.compile(r"PHASES\.|DATA\.TRAIN\.batch_size|DATA\.\w+\.every\b")
 """Keys whose change rebuilds the rest of the plan."""
@@ -92,6 +96,7 @@ def build_promise(
         "packages": list_packages(),
         "platform": describe_platform(run_plan.machine.device.type),
         "code": hash_sources(setup),
+        "updates_per_epoch": list_updates_per_epoch(run_plan.plan),
         "observers": list(list_observers(setup.asked)),
         "departures": list(deviations),  # the name of the key in existing checkpoints
         **({"objects": objects} if objects else {}),
@@ -331,10 +336,11 @@ def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
 
 def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     """Return a line for each package and each source file that has changed since the
-    checkpoint."""
+    checkpoint, and for epochs that count more updates."""
     before: dict[str, Any] = loaded.promised.get("packages", {})
     now: dict[str, Any] = list_packages()
-    lines = [
+    lines = _list_longer_epochs(loaded.promised)
+    lines += [
         f"package {name}: {before[name]} -> {now.get(name)}"
         for name in before
         if before[name] != now.get(name)
@@ -342,6 +348,23 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     return lines + [
         f"{line}; equal bits are promised for equal code"
         for line in list_source_changes(setup, loaded.promised)
+    ]
+
+
+def _list_longer_epochs(promised: Mapping[str, Any]) -> list[str]:
+    """Return a line for each stage whose durations in epochs were shorter in the version of a
+    checkpoint: versions without the entry `updates_per_epoch` counted a short batch as a fraction
+    of an update."""
+    if "updates_per_epoch" in promised or not IN_EPOCHS.search(str(promised["config"])):
+        return []
+    plan = decode_plan(promised["plan"])
+    trained = [phase for phase, _ in reversed(plan.phases.kinds) if phase.is_train]
+    before = {phase.stage: phase.end / phase.batch_size for phase in trained}
+    return [
+        f"durations in epochs: an epoch was {before[stage]:g} updates in an earlier version, and is "
+        f"{updates:g}; schedules and freezing may have other values from here on"
+        for stage, updates in enumerate(list_updates_per_epoch(plan))
+        if updates != before.get(stage, updates)
     ]
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import nan
+from math import ceil, nan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -587,13 +587,15 @@ def choose_outputs(context: BuildContext) -> dict[str, OutputChoice]:
 
 
 def list_updates_per_epoch(plan: Plan) -> list[float]:
-    """Return the updates per pass over the training data in each stage; 0.0 for a stage without
-    train phases."""
+    """Return the updates per pass over the training data in each stage, with the one of a short
+    last batch; 0.0 for a stage without train phases."""
     updates = [0.0] * len(plan.stages)
     # Backwards, so that the first pass of a stage counts: a later one may be shorter.
     for phase, _ in reversed(plan.phases.kinds):
-        if phase.is_train:
-            updates[phase.stage] = phase.end / phase.batch_size
+        # A pass that began with batches of another size counts only if there is no other.
+        is_aligned = phase.offset == phase.first * phase.batch_size
+        if phase.is_train and (is_aligned or not updates[phase.stage]):
+            updates[phase.stage] = float(ceil(phase.end / phase.batch_size))
     return updates
 
 
