@@ -23,7 +23,11 @@ COMPOSITE = (
 )
 MOMENTUM = "OPTIMIZER.SCHEDULES.momentum={name: one_cycle, rise: 0.5, start: 1, peak: 0.9, end: 1}"
 
-SHORT_LAST = ("DATA.TRAIN.subset.samples=80", "DATA.TRAIN.drop_last=false", "PHASES.limit.train=null")
+SHORT_LAST = (
+    "DATA.TRAIN.subset.samples=80",
+    "DATA.TRAIN.drop_last=false",
+    "PHASES.limit.train=null",
+)
 """Epochs of 4 updates, the last one with 8 instead of 24 samples."""
 
 
@@ -131,12 +135,17 @@ class TestHeld:
         ("schedule", "factors"),
         [
             ("{name: multistep, milestones: [2 epochs], warmup: 0}", [1] * 8 + [0.1] * 4),
-            ("{name: step, factor: 0.5, every: 1 epoch, warmup: 0}", [1] * 4 + [0.5] * 4 + [0.25] * 4),
+            (
+                "{name: step, factor: 0.5, every: 1 epoch, warmup: 0}",
+                [1] * 4 + [0.5] * 4 + [0.25] * 4,
+            ),
             ("{name: constant, warmup: 2 epochs}", [n / 8 for n in range(8)] + [1] * 4),
             (
                 "{name: cosine_restarts, period: 2 epochs, decay: 0.5}",
-                [*(1, 0.9619398, 0.8535534, 0.6913417, 0.5, 0.3086583, 0.1464466, 0.0380602)]
-                + [0.5, 0.4809699, 0.4267767, 0.3456709],
+                [
+                    *(1, 0.9619398, 0.8535534, 0.6913417, 0.5, 0.3086583, 0.1464466, 0.0380602),
+                    *(0.5, 0.4809699, 0.4267767, 0.3456709),
+                ],
             ),
             (
                 "{name: composite, parts: [{name: constant, length: 2 epochs}, {name: linear}]}",

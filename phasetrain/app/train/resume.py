@@ -4,7 +4,7 @@ against the present ones."""
 import json
 import platform
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -42,7 +42,6 @@ from phasetrain.runtime.machine import Machine, limit_cpu_capability
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import SplitData
-from phasetrain.tasks.build.builder import list_updates_per_epoch
 from phasetrain.tasks.build.data_builder import WITHOUT
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
 
@@ -96,7 +95,7 @@ def build_promise(
         "packages": list_packages(),
         "platform": describe_platform(run_plan.machine.device.type),
         "code": hash_sources(setup),
-        "updates_per_epoch": list_updates_per_epoch(run_plan.plan),
+        "whole_epochs": True,  # missing in versions that counted a short batch as less than one
         "observers": list(list_observers(setup.asked)),
         "departures": list(deviations),  # the name of the key in existing checkpoints
         **({"objects": objects} if objects else {}),
@@ -210,9 +209,6 @@ def _changed_error(
     if low_lr:
         for path in allowed.keys() & LENGTH_KEYS:
             allowed[path] = "RUN.allow=PHASES PHASES.extend=stretch"
-    lines = [f"  {_format_change(change, allowed[change.path])}" for change in rejected]
-    if low_lr:
-        lines.append(low_lr)
     problems = [
         Problem(
             f"resume.{change.resume}_key",
@@ -224,6 +220,9 @@ def _changed_error(
         )
         for change in rejected
     ]
+    lines = [f"  {problem.message}" for problem in problems]
+    if low_lr:
+        lines.append(low_lr)
     listed = "\n".join(lines)
     return ChangedError(
         f"{setup.config.RUN.dir!r} contains a run with another config; resuming would not give the "
@@ -303,8 +302,9 @@ def restore_position(
     plan = decode_plan(loaded.promised["plan"])
     state = RunState()
     state.load_state_dict(loaded.manifest.state)
-    allowed = [*data_changes, *map(_format_values, changes)]
-    notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
+    notes = [
+        f"{line} (allowed by RUN.allow)" for line in (*data_changes, *map(_format_values, changes))
+    ]
     if data_changes or any(PLANNED.match(change.path) for change in changes):
         state.reopen()
         plan = splice(plan, state, stages, setup.config.PHASES.extend)
@@ -335,8 +335,8 @@ def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
 
 
 def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
-    """Return a line for each package and each source file that has changed since the
-    checkpoint, and for epochs that count more updates."""
+    """Return a line for each package and each source file that has changed since the checkpoint,
+    and one if durations in epochs have."""
     before: dict[str, Any] = loaded.promised.get("packages", {})
     now: dict[str, Any] = list_packages()
     lines = _list_longer_epochs(loaded.promised)
@@ -352,19 +352,20 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
 
 
 def _list_longer_epochs(promised: Mapping[str, Any]) -> list[str]:
-    """Return a line for each stage whose durations in epochs were shorter in the version of a
-    checkpoint: versions without the entry `updates_per_epoch` counted a short batch as a fraction
-    of an update."""
-    if "updates_per_epoch" in promised or not IN_EPOCHS.search(str(promised["config"])):
+    """Return a line if durations in epochs may have been shorter in the version of a checkpoint."""
+    is_affected = (
+        "whole_epochs" not in promised
+        and IN_EPOCHS.search(str(promised["config"]))
+        and any(
+            phase.is_train and phase.end % phase.batch_size
+            for phase, _ in decode_plan(promised["plan"]).phases.kinds
+        )
+    )
+    if not is_affected:
         return []
-    plan = decode_plan(promised["plan"])
-    trained = [phase for phase, _ in reversed(plan.phases.kinds) if phase.is_train]
-    before = {phase.stage: phase.end / phase.batch_size for phase in trained}
     return [
-        f"durations in epochs: an epoch was {before[stage]:g} updates in an earlier version, and is "
-        f"{updates:g}; schedules and freezing may have other values from here on"
-        for stage, updates in enumerate(list_updates_per_epoch(plan))
-        if updates != before.get(stage, updates)
+        "durations in epochs count the update of a short last batch, and an earlier version "
+        "counted a part of it; schedules and freezing may have other values from here on"
     ]
 
 
@@ -396,7 +397,7 @@ def match_machine(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list
     Facts that a checkpoint of an earlier version lacks are not compared.
     """
     machine = setup.machine
-    before = dict(loaded.promised["environment"])
+    before = loaded.promised["environment"]
     # The number of threads changes the order of sums, and its default depends on the machine.
     if machine.threads is None:
         machine = replace(machine, threads=int(before["threads"]))

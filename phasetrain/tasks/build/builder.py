@@ -269,12 +269,7 @@ def collect_facts(
     # A test without training data asks the first test split, such as for the number of classes.
     described = data.get(TRAIN) or tests[0]
     train_samples = data[TRAIN].length if TRAIN in data else 0
-    per_epoch = list_updates_per_epoch(plan)
-    phases = plan.phases
-    # One number only if all stages agree; NaN makes a schedule in epochs fail instead of guessing.
-    updates_per_epoch = nan
-    if len(set(per_epoch)) == 1:
-        updates_per_epoch = per_epoch[0]
+    per_epoch = set(list_updates_per_epoch(plan))
     return {
         **described.facts,
         **_measure_input(context, described),
@@ -283,9 +278,10 @@ def collect_facts(
         "batch_size": context.config.DATA.TRAIN.batch_size,
         "epochs": plan.epochs,
         "updates": plan.updates,
-        "updates_per_epoch": updates_per_epoch,
+        # One number only if all stages agree; NaN makes a schedule in epochs fail, not guess.
+        "updates_per_epoch": per_epoch.pop() if len(per_epoch) == 1 else nan,
         "train_batches": plan.updates,
-        "test_batches": int(phases.column("steps")[~phases.is_train].sum()),
+        "test_batches": int(plan.phases.column("steps")[~plan.phases.is_train].sum()),
         "world": context.world.size,
         "device": context.machine.device,
         "precision": context.machine.precision,
