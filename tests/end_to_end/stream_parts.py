@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from phasetrain.data import StreamDataset
 from phasetrain.data.datasets import load_digits
 
 
@@ -67,3 +68,47 @@ class OwnGenerator(Unsaved):
     def __iter__(self) -> Iterator[Any]:
         for image, label in super().__iter__():
             yield image * self.generator.random(), label
+
+
+class Part(IterableDataset[Any]):
+    """100 digits from one on.
+
+    Args:
+        begin: index of the first digit.
+    """
+
+    def __init__(self, begin: int = 0) -> None:
+        self.begin = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        digits = load_digits("train")
+        for index in range(self.begin, self.begin + 100):
+            image, label = digits[index]
+            yield image, int(label)
+
+
+class KnownPart(Part):
+    """Says that all parts are equal."""
+
+    def fingerprint(self) -> str:
+        return "digits"
+
+
+class Shards:
+    """The digits of a part in two shards."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+
+    def shard_lengths(self) -> list[int]:
+        return [50, 50]
+
+    def read(self, shard: int, start: int) -> Iterator[Any]:
+        digits = load_digits("train")
+        for index in range(self.begin + 50 * shard + start, self.begin + 50 * (shard + 1)):
+            yield digits[index]
+
+
+def sharded_part(begin: int = 0) -> StreamDataset:
+    """Return a part as a stream."""
+    return StreamDataset(Shards(begin))

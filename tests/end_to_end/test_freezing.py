@@ -168,6 +168,13 @@ class TestFreezeUpdates:
         assert watch.moved("head.weight") == [False] * 5 + [True] * 5
         assert watch.moved("features.0.weight") == [False] * 2 + [True] * 8
 
+    def test_epoch_has_the_update_of_a_short_last_batch(self, tmp_path: Path) -> None:
+        watch = Watch()
+        data = ("DATA.TRAIN.subset.samples=60", "DATA.TRAIN.drop_last=false")
+        rule = "MODEL.freeze_updates=[{match: head, for: 2 epochs}]"
+        train(tmp_path, *data, "PHASES.epochs=3", STEADY, rule, hooks={"watch": watch})
+        assert watch.moved("head.weight") == [False] * 6 + [True] * 3
+
     def test_momentum_begins_with_the_first_update_after_the_freeze(self, tmp_path: Path) -> None:
         """The momentum is then the gradient, as if the weights had been added to the optimizer."""
         watch = watched(

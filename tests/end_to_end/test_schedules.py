@@ -23,6 +23,13 @@ COMPOSITE = (
 )
 MOMENTUM = "OPTIMIZER.SCHEDULES.momentum={name: one_cycle, rise: 0.5, start: 1, peak: 0.9, end: 1}"
 
+SHORT_LAST = (
+    "DATA.TRAIN.subset.samples=80",
+    "DATA.TRAIN.drop_last=false",
+    "PHASES.limit.train=null",
+)
+"""Epochs of 4 updates, the last one with 8 instead of 24 samples."""
+
 
 def lrs(folder: Path) -> list[float]:
     return [record["lr"] for record in records(folder) if record["kind"] == "step"]
@@ -122,6 +129,45 @@ class TestHeld:
         step = "OPTIMIZER.SCHEDULES.lr={name: step, warmup: 0, factor: 0.5, every: 1 epochs}"
         train(tmp_path, step, "PHASES.epochs=2")
         assert [rate / 0.1 for rate in lrs(tmp_path)] == pytest.approx([1] * 5 + [0.5] * 5)
+
+    @pytest.mark.feature("7")
+    @pytest.mark.parametrize(
+        ("schedule", "factors"),
+        [
+            ("{name: multistep, milestones: [2 epochs], warmup: 0}", [1] * 8 + [0.1] * 4),
+            (
+                "{name: step, factor: 0.5, every: 1 epoch, warmup: 0}",
+                [1] * 4 + [0.5] * 4 + [0.25] * 4,
+            ),
+            ("{name: constant, warmup: 2 epochs}", [n / 8 for n in range(8)] + [1] * 4),
+            (
+                "{name: cosine_restarts, period: 2 epochs, decay: 0.5}",
+                [
+                    *(1, 0.9619398, 0.8535534, 0.6913417, 0.5, 0.3086583, 0.1464466, 0.0380602),
+                    *(0.5, 0.4809699, 0.4267767, 0.3456709),
+                ],
+            ),
+            (
+                "{name: composite, parts: [{name: constant, length: 2 epochs}, {name: linear}]}",
+                [1] * 8 + [1, 0.75, 0.5, 0.25],
+            ),
+            pytest.param(
+                "{name: torch.StepLR, step_size: 2 epochs}",
+                [1] * 8 + [0.1] * 4,
+                marks=pytest.mark.addon("libraries"),
+            ),
+            pytest.param(
+                "{name: torch.StepLR, step_size: 2, every: epoch}",
+                [1] * 8 + [0.1] * 4,
+                marks=pytest.mark.addon("libraries"),
+            ),
+        ],
+    )
+    def test_epoch_with_a_short_last_batch_has_a_whole_number_of_updates(
+        self, tmp_path: Path, schedule: str, factors: list[float]
+    ) -> None:
+        train(tmp_path, *SHORT_LAST, "PHASES.epochs=3", f"OPTIMIZER.SCHEDULES.lr={schedule}")
+        assert [rate / 0.1 for rate in lrs(tmp_path)] == pytest.approx(factors)
 
     def test_other_values_are_rejected(self, tmp_path: Path) -> None:
         with raises(ConfigError, key="OPTIMIZER.SCHEDULES.lr.every", code="config.wrong_type"):

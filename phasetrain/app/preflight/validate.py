@@ -14,10 +14,9 @@ from phasetrain.config.compose.composed import COMMAND_LINE
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.problems import collect_problems, combine_problems, format_value, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
-from phasetrain.data import CustomLoader
+from phasetrain.data import CustomLoader, StreamDataset
 from phasetrain.data.loading.seed_check import check_seeded, read_first_targets
 from phasetrain.data.loading.sources_reader import list_sample_readers
-from phasetrain.data.protocols import Fingerprinted
 from phasetrain.distributed import World
 from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.errors import ConfigError, Problem
@@ -180,10 +179,17 @@ def list_trained_splits(data: Mapping[str, SplitData]) -> list[str]:
         "others; set another dataset, split or subset"
         for name, split in data.items()
         if name != TRAIN
-        and isinstance(split.reader.dataset, Fingerprinted)
+        and _compares_content(split.reader.dataset)
         and split.fingerprint() == train.fingerprint()
         and split.section.subset == train.section.subset
     ]
+
+
+def _compares_content(dataset: Any) -> bool:
+    """Return whether equal fingerprints mean equal samples, not only equal classes or lengths."""
+    inner = getattr(dataset, "dataset", dataset)  # the one in a ForwardDataset
+    of_lengths = StreamDataset.fingerprint
+    return getattr(type(inner), "fingerprint", of_lengths) is not of_lengths
 
 
 def check_orders(task: Task, plan: Plan) -> None:

@@ -64,6 +64,9 @@ OBSERVERS_OF_0_1 = ("report",)
 SHARDING = ("processes", "strategy")
 """Entries of the environment about how ranks share the work."""
 
+IN_EPOCHS = re.compile(r"\d\s*epoch|'every': 'epoch'", re.IGNORECASE)
+"""Matches a duration in epochs, or a step per epoch, in the text of a config."""
+
 PLANNED = re.compile(r"PHASES\.|DATA\.TRAIN\.batch_size|DATA\.\w+\.every\b")
 """Keys whose change rebuilds the rest of the plan."""
 
@@ -92,6 +95,7 @@ def build_promise(
         "packages": list_packages(),
         "platform": describe_platform(run_plan.machine.device.type),
         "code": hash_sources(setup),
+        "whole_epochs": True,  # missing in versions that counted a short batch as less than one
         "observers": list(list_observers(setup.asked)),
         "departures": list(deviations),  # the name of the key in existing checkpoints
         **({"objects": objects} if objects else {}),
@@ -205,9 +209,6 @@ def _changed_error(
     if low_lr:
         for path in allowed.keys() & LENGTH_KEYS:
             allowed[path] = "RUN.allow=PHASES PHASES.extend=stretch"
-    lines = [f"  {_format_change(change, allowed[change.path])}" for change in rejected]
-    if low_lr:
-        lines.append(low_lr)
     problems = [
         Problem(
             f"resume.{change.resume}_key",
@@ -219,6 +220,9 @@ def _changed_error(
         )
         for change in rejected
     ]
+    lines = [f"  {problem.message}" for problem in problems]
+    if low_lr:
+        lines.append(low_lr)
     listed = "\n".join(lines)
     return ChangedError(
         f"{setup.config.RUN.dir!r} contains a run with another config; resuming would not give the "
@@ -298,8 +302,9 @@ def restore_position(
     plan = decode_plan(loaded.promised["plan"])
     state = RunState()
     state.load_state_dict(loaded.manifest.state)
-    allowed = [*data_changes, *map(_format_values, changes)]
-    notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
+    notes = [
+        f"{line} (allowed by RUN.allow)" for line in (*data_changes, *map(_format_values, changes))
+    ]
     if data_changes or any(PLANNED.match(change.path) for change in changes):
         state.reopen()
         plan = splice(plan, state, stages, setup.config.PHASES.extend)
@@ -328,11 +333,12 @@ def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
 
 
 def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
-    """Return a line for each package and each source file that has changed since the
-    checkpoint."""
+    """Return a line for each package and each source file that has changed since the checkpoint,
+    and one if durations in epochs have."""
     before: dict[str, Any] = loaded.promised.get("packages", {})
     now: dict[str, Any] = list_packages()
-    lines = [
+    lines = _list_longer_epochs(loaded.promised)
+    lines += [
         f"package {name}: {before[name]} -> {now.get(name)}"
         for name in before
         if before[name] != now.get(name)
@@ -340,6 +346,24 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     return lines + [
         f"{line}; equal bits are promised for equal code"
         for line in list_source_changes(setup, loaded.promised)
+    ]
+
+
+def _list_longer_epochs(promised: Mapping[str, Any]) -> list[str]:
+    """Return a line if durations in epochs may have been shorter in the version of a checkpoint."""
+    is_affected = (
+        "whole_epochs" not in promised
+        and IN_EPOCHS.search(str(promised["config"]))
+        and any(
+            phase.is_train and phase.end % phase.batch_size
+            for phase, _ in decode_plan(promised["plan"]).phases.kinds
+        )
+    )
+    if not is_affected:
+        return []
+    return [
+        "durations in epochs count the update of a short last batch, and an earlier version "
+        "counted a part of it; schedules and freezing may have other values from here on"
     ]
 
 
@@ -371,7 +395,7 @@ def match_machine(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list
     Facts that a checkpoint of an earlier version lacks are not compared.
     """
     machine = setup.machine
-    before = dict(loaded.promised["environment"])
+    before = loaded.promised["environment"]
     # The number of threads changes the order of sums, and its default depends on the machine.
     if machine.threads is None:
         machine = replace(machine, threads=int(before["threads"]))

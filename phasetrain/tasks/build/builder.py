@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import nan
+from math import ceil, nan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -285,12 +285,7 @@ def collect_facts(
     # A test without training data asks the first test split, such as for the number of classes.
     described = data.get(TRAIN) or tests[0]
     train_samples = data[TRAIN].length if TRAIN in data else 0
-    per_epoch = list_updates_per_epoch(plan)
-    phases = plan.phases
-    # One number only if all stages agree; NaN makes a schedule in epochs fail instead of guessing.
-    updates_per_epoch = nan
-    if len(set(per_epoch)) == 1:
-        updates_per_epoch = per_epoch[0]
+    per_epoch = set(list_updates_per_epoch(plan))
     return {
         **described.facts,
         **_measure_input(context, described),
@@ -299,9 +294,10 @@ def collect_facts(
         "batch_size": context.config.DATA.TRAIN.batch_size,
         "epochs": plan.epochs,
         "updates": plan.updates,
-        "updates_per_epoch": updates_per_epoch,
+        # One number only if all stages agree; NaN makes a schedule in epochs fail, not guess.
+        "updates_per_epoch": per_epoch.pop() if len(per_epoch) == 1 else nan,
         "train_batches": plan.updates,
-        "test_batches": int(phases.column("steps")[~phases.is_train].sum()),
+        "test_batches": int(plan.phases.column("steps")[~plan.phases.is_train].sum()),
         "world": context.world.size,
         "device": context.machine.device,
         "precision": context.machine.precision,
@@ -603,13 +599,15 @@ def choose_outputs(context: BuildContext) -> dict[str, OutputChoice]:
 
 
 def list_updates_per_epoch(plan: Plan) -> list[float]:
-    """Return the updates per pass over the training data in each stage; 0.0 for a stage without
-    train phases."""
+    """Return the updates per pass over the training data in each stage, with the one of a short
+    last batch; 0.0 for a stage without train phases."""
     updates = [0.0] * len(plan.stages)
     # Backwards, so that the first pass of a stage counts: a later one may be shorter.
     for phase, _ in reversed(plan.phases.kinds):
-        if phase.is_train:
-            updates[phase.stage] = phase.end / phase.batch_size
+        # A pass that began with batches of another size counts only if there is no other.
+        is_aligned = phase.offset == phase.first * phase.batch_size
+        if phase.is_train and (is_aligned or not updates[phase.stage]):
+            updates[phase.stage] = float(ceil(phase.end / phase.batch_size))
     return updates
 
 

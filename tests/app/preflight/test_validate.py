@@ -96,12 +96,24 @@ def test_a_run_warns_of_it_and_goes_on(tmp_path: Path) -> None:
     assert "CHECKPOINT.every_updates = 99: " in (tmp_path / "log.txt").read_text()
 
 
+def of_class(dataset: str) -> tuple[str, ...]:
+    """Return the overrides for two parts of the digits, in train and test split."""
+    return tuple(
+        f"DATA.{name}={{dataset: {dataset}, begin: {begin}}}"
+        for name, begin in (("TRAIN", 0), ("TEST", 500))
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "splits"),
     [
         ((), []),
         (("DATA.TEST.split=train",), ["DATA.TEST"]),
         (("DATA.TEST.split=train", "DATA.TEST.subset.samples=20"), []),
+        # Their fingerprints are their class, or the lengths of their shards.
+        (of_class("stream_parts.Part"), []),
+        (of_class("stream_parts.sharded_part"), []),
+        (of_class("stream_parts.KnownPart"), ["DATA.TEST"]),  # as it says itself
     ],
 )
 def test_split_with_the_samples_of_the_train_split_is_named(

@@ -3,6 +3,7 @@ values."""
 
 import io
 import itertools
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damaged import resign
 from harness import (
     SMALL,
     KillAfter,
@@ -32,6 +34,8 @@ from phasetrain.distributed import World
 from phasetrain.errors import ChangedError
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.terminal import Terminal
+
+IN_EPOCHS = "OPTIMIZER.SCHEDULES.lr={name: multistep, milestones: [1 epochs]}"
 
 
 def kill(folder: Path, step: int, *words: str) -> None:
@@ -317,6 +321,31 @@ class TestAdjustable:
             pytest.approx(2.0),
             pytest.approx(2.0),
         ]
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (("DATA.TRAIN.drop_last=false", IN_EPOCHS), 1),
+        (("DATA.TRAIN.drop_last=false",), 0),
+        (("DATA.TRAIN.drop_last=true", IN_EPOCHS), 0),
+    ],
+)
+def test_resume_names_epochs_that_an_earlier_version_counted_shorter(
+    tmp_path: Path, words: tuple[str, ...], lines: int
+) -> None:
+    words = ("DATA.TRAIN.subset.samples=80", "PHASES.limit.train=null", "PHASES.epochs=2", *words)
+    kill(tmp_path, 3, *words)
+    for path in tmp_path.glob("checkpoints/*/promised.json"):
+        promised = json.loads(path.read_text())
+        assert promised.pop("whole_epochs")
+        path.write_text(json.dumps(promised))
+        resign(path.parent)
+    assert train(tmp_path, *words).state == "finished"
+    told = "durations in epochs count the update of a short last batch"
+    assert (tmp_path / "log.txt").read_text().count(told) == lines
+    differences = newest(tmp_path).promised["departures"]
+    assert str(differences).count(told) == lines
 
 
 class TestData:

@@ -22,10 +22,16 @@ from phasetrain.models.digest import hash_model
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import TASKS, Builder, Parts, SplitData, Supervised
+from phasetrain.tasks.build.builder import list_updates_per_epoch
 from phasetrain.tasks.build.data_builder import list_splits
 from phasetrain.testing.build import build_run as built_whole
 
 WORDS = ("DATA.TRAIN.batch_size=64", "PHASES.epochs=2", "MODEL.name=mlp")
+
+STAGES = (
+    "PHASES={{epochs: null, stages: [{{updates: {}}}, {{updates: {}, continues: true, "
+    "DATA: {{TRAIN: {{batch_size: 128}}}}}}]}}"
+)
 
 
 @METERS.register("ignoring")
@@ -189,6 +195,28 @@ class TestParts:
         task, parts = paced("TASK.updates=3", "TASK.epochs=4")
         assert (task.updates, task.epochs) == (3, 4)
         assert not any(key.startswith("TASK.") for key in parts.facts)
+
+    @pytest.mark.parametrize(
+        ("words", "updates"),
+        [
+            ((), [22.0]),
+            (("DATA.TRAIN.drop_last=false",), [23.0]),
+            (("DATA.TRAIN.drop_last=false", "OPTIMIZER.accumulate=4"), [23.0]),
+            (("DATA.TRAIN.drop_last=false", "PHASES.limit.train=5"), [5.0]),
+            (("DATA.TRAIN.drop_last=false", "PHASES={epochs: null, updates: 30}"), [23.0]),
+            # The second stage begins after 448 samples of an epoch, so its first pass is no unit.
+            ((STAGES.format(7, 30),), [22.0, 11.0]),
+            (("DATA.TRAIN.drop_last=false", STAGES.format(7, 30)), [23.0, 12.0]),
+            # It has no other pass.
+            (("DATA.TRAIN.drop_last=false", STAGES.format(7, 8)), [23.0, 12.0]),
+            (("PHASES.epochs=0",), [0.0]),
+        ],
+    )
+    def test_epoch_has_all_updates_of_a_pass(
+        self, words: tuple[str, ...], updates: list[float]
+    ) -> None:
+        made = resolve_config([*WORDS, *words], terminal=Terminal(io.StringIO())).builder()
+        assert list_updates_per_epoch(made.plan(made.data())) == updates
 
     def test_config_has_priority_over_facts(self) -> None:
         parts, _, _ = built("MODEL.classes=12")
