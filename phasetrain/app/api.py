@@ -117,8 +117,10 @@ def with_history(result: RunResult) -> RunResult:
     best = history.best_monitored(run.monitor) if run.monitor else history.best()
     if best is not None:
         best = replace(best, checkpoint=_checkpoint_at(result.folder, best))
-    # A run that had finished before measures nothing in this attempt.
-    return replace(result, last=result.last or history.last, history=history, best=best)
+    last = result.last
+    if result.state == "finished" or not last:
+        last = {**history.last, **last}  # earlier attempts may have measured some of it
+    return replace(result, last=last, history=history, best=best)
 
 
 def overrides_of(config: Config, namer: ObjectNamer | None = None) -> list[str]:

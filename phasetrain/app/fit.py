@@ -1,6 +1,8 @@
 """Train a model, datasets and a loss that exist in Python."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -26,6 +28,7 @@ from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.models.sources import WeightSource
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Task
 
 
 def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller knows from elsewhere
@@ -116,7 +119,7 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     extra = label_hooks(hooks)
     if isinstance(model, nn.Module):
         _check_adapters(overrides)
-        extra["return_weights"] = ReturnWeights(model)
+        extra = {"return_weights": ReturnWeights(model), **extra}  # the first hook is closed last
     result = run(
         [config, overrides],
         hooks=extra,
@@ -143,16 +146,30 @@ class ReturnWeights(Hook):
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self._task: Task | None = None
 
     def on_end(self, run: Run) -> None:
+        """Keep the task: other hooks may still change its weights, or load the best ones."""
+        self._task = run.task
+
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        """Copy nothing."""
+        self._task = None
+
+    def close(self) -> None:
         """Copy the weights."""
-        self.model.load_state_dict(run.task.shared_state()["model"])
+        if self._task is not None:
+            self.model.load_state_dict(self._task.shared_state()["model"])
+            self._task = None
 
 
 def _raise_interrupt(result: RunResult) -> None:
     """Raise KeyboardInterrupt if the run was interrupted: a loop over calls would start the next
     one."""
     if result.state == "interrupted":
+        # torch imports it at the exit, and Python then forgets the interrupt: exit code 1, not 130
+        with suppress(ImportError):
+            import_module("tabulate")
         raise KeyboardInterrupt(
             f"Ctrl-C after {result.updates} updates; {result.folder} is saved, and the same call "
             "resumes it"

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -133,6 +135,44 @@ def test_finished_run_returns_its_weights_at_once(
     again = fit(folder, model)
     assert (again.digest, again.last) == (result.digest, result.last)
     assert hash_model(model) == result.digest
+
+
+def test_first_and_repeated_call_return_the_best_weights_and_their_metrics(tmp_path: Path) -> None:
+    @on("metrics")
+    def replace(run: Any, phase: Any, metrics: dict[str, float]) -> None:
+        if phase.split == "test":
+            metrics["accuracy"] = (0.9, 0.5)[phase.epoch]
+
+    nets = make_net(), make_net()
+    load_best = {"load_best": True, "best": {"monitor": "test/accuracy"}}
+    results = [fit(tmp_path, net, hooks=[replace], CHECKPOINT=load_best) for net in nets]
+    assert results[0].loaded_checkpoint.endswith("p0002-s00000000")
+    assert [hash_model(net) for net in nets] == [result.digest for result in results]
+    assert results[0].last == results[1].last
+    assert results[0].last["test/accuracy"] == 0.9
+
+
+def test_model_gets_the_weights_that_hooks_leave_at_the_end(tmp_path: Path) -> None:
+    @on("end")
+    def zero(run: Any) -> None:
+        nn.init.zeros_(run.task.model[0].weight)
+
+    for _ in range(2):
+        net = make_net()
+        result = fit(tmp_path, net, hooks=[zero])
+        assert not net[0].weight.any()
+        assert hash_model(net) == result.digest
+
+
+def test_failed_call_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    @on("end")
+    def fail(run: Any) -> None:
+        raise OSError("no space")
+
+    net = make_net()
+    with pytest.raises(OSError, match="no space"):
+        fit(tmp_path, net, hooks=[fail])
+    assert hash_model(net) == hash_model(make_net())
 
 
 def test_another_model_in_the_same_folder_is_refused(
@@ -575,6 +615,18 @@ def test_ctrl_c_saves_the_run_and_is_raised(tmp_path: Path) -> None:
     assert fit(tmp_path / "run", net).updates == 10
     fit(tmp_path / "whole", whole)
     assert hash_model(net) == hash_model(whole)
+
+
+def test_uncaught_ctrl_c_ends_the_process_as_in_any_program() -> None:
+    lines = (
+        "import torch._dynamo",  # as optimizers of torch do
+        "from phasetrain.app.fit import RunResult, _raise_interrupt",
+        "_raise_interrupt(RunResult('interrupted'))",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGINT, done.stderr  # a shell shows 130
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,7 @@ def _finished_result(
         folder=folder,
         reason=state["finished"],
         updates=state["updates"],
+        last=best.manifest.facts.metrics if best else {},
         digest=_hash_weights(setup, best or loaded, data),
         loaded_checkpoint=best.path if best else "",
     )

@@ -117,7 +117,8 @@ class OptimizerSection(Section):
     accumulate: int | None = key(
         None,
         "micro-batches per update on each rank (gradient accumulation); null: derived from "
-        "DATA.TRAIN.micro_batch_size",
+        "DATA.TRAIN.micro_batch_size; a loss that compares samples with each other needs 1 and "
+        "declares `coupled = True`",
         resume="forbidden",
         ge=1,
     )

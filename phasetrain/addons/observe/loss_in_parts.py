@@ -1,0 +1,130 @@
+"""A check for custom losses whose value for a sample depends on other samples of the batch."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.losses import CoupledLoss, FunctionLoss, name_loss
+from phasetrain.proof.held import is_custom
+from phasetrain.runtime.nested import list_tensors, map_tensors
+from phasetrain.tasks import Position, Task
+from phasetrain.tasks.dry_run import preserve_state
+from phasetrain.tasks.supervised import Supervised
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-3
+"""Relative difference that is taken for rounding."""
+
+
+def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
+    """Warn if a batch is computed in parts, and a custom loss has another mean over parts.
+
+    Nothing is compared if the loss declares `coupled`, draws random numbers, changes with each
+    call, or cannot be computed on half a batch. Every rank has to call this. The task keeps its
+    state; the global generators move.
+
+    Args:
+        run_plan: the run.
+        task: its task, before the first step or in a rehearsal.
+    """
+    phase = run_plan.plan.first_training
+    splits = _list_splits(run_plan)
+    if phase is None or not splits or not isinstance(task, Supervised) or task.shards_weights:
+        return
+    loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
+    if not _is_unknown(loss):
+        return
+    loader = task.parts.loaders[phase.data]
+    try:
+        batch = loader.read(loader.find_first_draw(phase))
+        task.begin(phase, fresh=False)
+        task.model, task.loss = task.parts.model, loss  # a wrapper would exchange gradients
+        with run_plan.machine.apply_settings(), preserve_state(task), torch.no_grad():
+            out = task.run_forward(batch, Position(phase.split, 0, phase.first, 0.0))
+            means = compare_means(deepcopy(loss).train(), out.output, out.target)
+    except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
+        log.debug("LOSS is not compared over parts: %s: %s", type(error).__name__, error)
+        return
+    if means is None or math.isclose(*means, rel_tol=TOLERANCE, abs_tol=1e-6):
+        return
+    log.warning(
+        "LOSS: %s is %.4g for the first %d samples and %.4g on average over their halves, so %s "
+        "changes the loss. If the loss compares samples with each other, set coupled = True in its "
+        "class, and compute batches as a whole; otherwise let it return the mean over samples, or "
+        "set coupled = False to accept the difference",
+        name_loss(loss),
+        means[0],
+        len(list_tensors(out.output)[0]),
+        means[1],
+        " and ".join(splits),
+    )
+
+
+def compare_means(
+    loss: Callable[[Any, Any], Tensor], output: Any, target: Any
+) -> tuple[float, float] | None:
+    """Return the loss of a batch, and the mean over its halves, weighted by samples.
+
+    Args:
+        loss: function of output and target.
+        output: tensors `(N, ...)`, nested in any form.
+        target: tensors `(N, ...)`, nested in any form, or None.
+
+    Returns:
+        None if the loss has no fixed value, or there are fewer than 2 samples.
+
+    Raises:
+        ValueError: a tensor does not have one row per sample.
+    """
+    tensors = list_tensors([output, target])
+    samples = len(tensors[0])
+    if any(not tensor.ndim or len(tensor) != samples for tensor in tensors):
+        raise ValueError(f"expected tensors of {samples} rows, got another number in one of them")
+    output = map_tensors(output, _widen)
+    whole, again = float(loss(output, target)), float(loss(output, target))
+    if samples < 2 or whole != again:
+        return None
+    half = samples // 2
+    first = map_tensors([output, target], lambda tensor: tensor[:half])
+    second = map_tensors([output, target], lambda tensor: tensor[half:])
+    total = half * float(loss(*first)) + (samples - half) * float(loss(*second))
+    return whole, total / samples
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    """Return a tensor of 16-bit numbers in float32: rounding would look like a difference."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _list_splits(run_plan: RunPlan) -> list[str]:
+    """Return the settings that compute a batch in parts."""
+    setup = run_plan.setup
+    config = setup.config
+    sampler = config.DATA.TRAIN.sampler
+    splits = {
+        f"OPTIMIZER.accumulate = {config.OPTIMIZER.accumulate}": (
+            (config.OPTIMIZER.accumulate or 1) > 1
+        ),
+        f"a world size of {setup.world.size}": not setup.world.is_single_process,
+        "DISTRIBUTED.reduction = 'ordered'": config.DISTRIBUTED.reduction == "ordered",
+        "max_tokens of DATA.TRAIN.sampler": (
+            isinstance(sampler, Mapping) and sampler.get("max_tokens") is not None
+        ),
+    }
+    return [text for text, is_set in splits.items() if is_set]
+
+
+def _is_unknown(loss: nn.Module) -> bool:
+    """Return whether a loss has custom code, and none of it says whether it is coupled."""
+    modules = list(loss.modules())
+    return not any(isinstance(module, CoupledLoss) for module in modules) and any(
+        is_custom(module.function if isinstance(module, FunctionLoss) else type(module))
+        for module in modules
+    )

@@ -1,0 +1,110 @@
+"""A custom loss over the batch comes with a warning if the batch is computed in parts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
+
+import phasetrain
+from phasetrain.addons.observe.loss_in_parts import compare_means
+
+INPUTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(INPUTS, INPUTS.flip(1))
+
+
+class Contrast(nn.Module):
+    """Finds the target of each output among the targets of the batch."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output @ target.T, torch.arange(len(output)))
+
+
+class Declared(Contrast):
+    """Accepts another value over parts."""
+
+    coupled = False
+
+
+class Noisy(Contrast):
+    """Draws random numbers, so no two values are equal."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().forward(output + torch.randn_like(output), target)
+
+
+class Rows(nn.Module):
+    """Is the mean over samples."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return mse_loss(output, target)
+
+
+def contrast(output: Tensor, target: Tensor) -> Tensor:
+    return Contrast()(output, target)
+
+
+def fit(folder: Path, loss: Any, **changes: Any) -> phasetrain.RunResult:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
+    arguments: dict[str, Any] = {"OPTIMIZER": {"name": "sgd", "lr": 0.1, "accumulate": 2}}
+    return phasetrain.fit(
+        model,
+        train=DATA,
+        loss=loss,
+        epochs=1,
+        batch_size=16,
+        RUN={"dir": str(folder), "rehearse": changes.pop("rehearse", "auto")},
+        **(arguments | changes),
+    )
+
+
+def list_warnings(folder: Path) -> list[str]:
+    lines = (folder / "log.txt").read_text().splitlines()
+    return [line for line in lines if "average over their halves" in line]
+
+
+@pytest.mark.feature(
+    "loss.in_parts",
+    "a custom loss that compares samples of a batch is found if accumulation splits the batch",
+    "`coupled`, `OPTIMIZER.accumulate`",
+)
+@pytest.mark.parametrize("loss", [Contrast(), contrast])
+def test_loss_over_the_batch_is_reported_before_the_first_step(loss: Any, tmp_path: Path) -> None:
+    fit(tmp_path / "run", loss)
+    (line,) = list_warnings(tmp_path / "run")
+    assert "for the first 8 samples" in line
+    assert "OPTIMIZER.accumulate = 2" in line
+    assert "coupled = True" in line
+
+
+@pytest.mark.parametrize("loss", [Declared(), Noisy(), Rows(), nn.MSELoss(), mse_loss])
+def test_other_losses_are_accepted(loss: Any, tmp_path: Path) -> None:
+    fit(tmp_path, loss)
+    assert list_warnings(tmp_path) == []
+
+
+def test_whole_batches_are_accepted(tmp_path: Path) -> None:
+    fit(tmp_path, Contrast(), OPTIMIZER={"name": "sgd", "lr": 0.1})
+    assert list_warnings(tmp_path) == []
+
+
+def test_check_leaves_no_trace_in_the_run(tmp_path: Path) -> None:
+    checked = fit(tmp_path / "checked", Contrast())
+    assert fit(tmp_path / "other", Contrast(), rehearse=False).digest == checked.digest
+
+
+def test_means_of_a_batch_and_of_its_halves() -> None:
+    output, target = torch.tensor([[1.0], [2.0], [6.0]]), torch.zeros(3, 1)
+    assert compare_means(mse_loss, output, target) == pytest.approx((41 / 3, 41 / 3))
+    # The first half is one sample, the second one has two: (1 * 1 + 2 * 6) / 3.
+    largest = compare_means(lambda output, target: output.max(), output, target)
+    assert largest == pytest.approx((6.0, 13 / 3))
+    halved = compare_means(mse_loss, output.bfloat16(), target)
+    assert halved == pytest.approx((41 / 3, 41 / 3))
+    assert compare_means(mse_loss, output[:1], target[:1]) is None
+    with pytest.raises(ValueError, match="3 rows"):
+        compare_means(mse_loss, output, target[:2])
