@@ -214,13 +214,7 @@ def build_parts(
             collect_stage_facts(context, plan),
         )
         updaters = list(others.values())
-        updater = others.pop(MAIN)
-        if MAIN_UPDATER in others:
-            raise ConfigError(
-                f"OPTIMIZER.others.{MAIN_UPDATER}: a task with separate updaters has this name for "
-                "the updater of OPTIMIZER itself; choose another label",
-                code="config.conflict",
-            )
+        updater = _take_main(others)
     losses = build_stage_losses(context, loss, facts)
     meters = {
         label: meter.to(context.machine.device)
@@ -275,6 +269,18 @@ def build_parts(
         excluded=excluded,
         config=context.config,
     )
+
+
+def _take_main(updaters: dict[str, Updater]) -> Updater:
+    """Remove and return the updater of OPTIMIZER itself, after a check of the other labels."""
+    updater = updaters.pop(MAIN)
+    if MAIN_UPDATER in updaters:
+        raise ConfigError(
+            f"OPTIMIZER.others.{MAIN_UPDATER}: a task with separate updaters has this name for the "
+            "updater of OPTIMIZER itself; choose another label",
+            code="config.conflict",
+        )
+    return updater
 
 
 def collect_facts(
