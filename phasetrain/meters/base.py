@@ -336,9 +336,7 @@ def metric_direction(name: str, meters: Mapping[str, Meter]) -> Direction | None
     if not label:
         return None
     declared = meters[label].direction(within)
-    if declared is None:
-        return None
-    return Direction(declared)
+    return Direction(declared) if declared else None
 
 
 def resolve_direction(name: str, meters: Mapping[str, Meter]) -> Direction | None:

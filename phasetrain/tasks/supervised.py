@@ -89,7 +89,12 @@ class Supervised(Task):
                 check_pair(self.loss, output, batch.target)
             loss = self.loss(output, batch.target)
             if not self._checked:
-                self._check_mean(loss)
+                if not isinstance(loss, Tensor) or loss.ndim != 0:
+                    raise ValueError(
+                        f"the loss is {describe_shapes(loss)}, expected a scalar tensor, the mean "
+                        "over the batch"
+                    )
+                self._checked = True
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(self._misfit(output, batch, error)) from error
@@ -117,15 +122,6 @@ class Supervised(Task):
             code="data.no_targets",
         )
 
-    def _check_mean(self, loss: Any) -> None:
-        """Check once that the loss is a scalar."""
-        if not isinstance(loss, Tensor) or loss.ndim != 0:
-            raise ValueError(
-                f"the loss is {describe_shapes(loss)}, expected a scalar tensor, the mean over the "
-                "batch"
-            )
-        self._checked = True
-
     def _misfit(self, output: Any, batch: Batch, error: Exception) -> str:
         target = batch.target
         if (
@@ -136,8 +132,12 @@ class Supervised(Task):
         ):
             wrong = ((target < 0) | (target >= output.shape[1])).nonzero().flatten().tolist()
             if wrong and not target.is_floating_point():
-                return self._label_outside(
-                    int(target[wrong[0]]), int(batch.ids[wrong[0]]), output.shape[1]
+                classes = output.shape[1]
+                return (
+                    f"DATA.{self._split.upper()}: sample {int(batch.ids[wrong[0]])} has label "
+                    f"{int(target[wrong[0]])}, and the model has {classes} classes, so labels go "
+                    f"from 0 to {classes - 1}; set MODEL.classes to the number of classes, or fix "
+                    "the labels"
                 )
         return self._unfit(output, target, error)
 
@@ -155,13 +155,6 @@ class Supervised(Task):
             f"LOSS: {_type_name(self.parts.loss)} does not fit the output "
             f"{describe_shapes(output)} of the model {_type_name(self.parts.model)} and the target "
             f"{describe_shapes(target)}: {error}{advice}"
-        )
-
-    def _label_outside(self, label: int, sample: int, classes: int) -> str:
-        return (
-            f"DATA.{self._split.upper()}: sample {sample} has label {label}, and the model has "
-            f"{classes} classes, so labels go from 0 to {classes - 1}; set MODEL.classes to the "
-            "number of classes, or fix the labels"
         )
 
 

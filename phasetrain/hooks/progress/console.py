@@ -87,11 +87,16 @@ class ConsoleView(Hook):
         self.terminal.start_live(lambda: self._make_view(run))
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Start the clock of the phase; before a train phase, print the pending lines."""
+        """Start the clock of the phase; before a train phase, print the pending lines, and the
+        updates of a stage that begins or continues."""
         self.terminal.resume_live()
         if phase.is_train:
             self._lines.begin(phase)
-            self._print_stage(run, phase)
+            if len(run.plan.stages) > 1 and phase.stage != self._stage:
+                self._stage = phase.stage
+                begin, count = run.plan.stages[phase.stage]
+                line = f"{phase.stage}, updates {begin} to {begin + count}"
+                self.terminal.print_pairs([("stage", line)])
         self._starts_split = self._eta.enter(phase, run.state.step, run.plan)
         self._phase_began = time.perf_counter()
         self._waited = run.clock.seconds()["data"]
@@ -164,14 +169,6 @@ class ConsoleView(Hook):
     def _end_live_view(self) -> None:
         self.terminal.stop_live()
         self._lines.end()
-
-    def _print_stage(self, run: Run, phase: Phase) -> None:
-        """Print the updates of a stage that begins or continues, if there are several."""
-        if len(run.plan.stages) > 1 and phase.stage != self._stage:
-            self._stage = phase.stage
-            begin, count = run.plan.stages[phase.stage]
-            line = f"{phase.stage}, updates {begin} to {begin + count}"
-            self.terminal.print_pairs([("stage", line)])
 
     def _print_estimate(self, run: Run) -> None:
         """Print the remaining time once, after `ESTIMATE_AFTER` seconds of training."""

@@ -93,7 +93,9 @@ class PhaseLines:
         width = self.terminal.width
         columns = self._choose_columns(waiting)
         # A table that will be too wide for the first test would end after one row.
-        expected = self._expect_columns(columns, waiting)
+        names = dict.fromkeys(name for completed in waiting for name in completed.metrics)
+        others = (f"{split}/{name}" for split in self.splits for name in names)
+        expected = tuple(dict.fromkeys((*columns, *others)))
         if width is not None and len(self._format_header(expected)) <= width:
             if columns != self._columns:
                 self._columns = columns
@@ -124,14 +126,6 @@ class PhaseLines:
         if self._columns is None:
             return columns
         return (*self._columns, *(name for name in columns if name not in self._columns))
-
-    def _expect_columns(
-        self, columns: tuple[str, ...], waiting: list[CompletedPhase]
-    ) -> tuple[str, ...]:
-        """Return the columns, and the columns of the other splits with the same metrics."""
-        names = dict.fromkeys(name for completed in waiting for name in completed.metrics)
-        others = (f"{split}/{name}" for split in self.splits for name in names)
-        return tuple(dict.fromkeys((*columns, *others)))
 
     def _format_line(self, waiting: list[CompletedPhase]) -> str:
         parts = []

@@ -133,7 +133,11 @@ class Builder:
         return build_parts(self.context, data, plan, facts, strategy, train=train, fresh=fresh)
 
     def task(self, parts: Parts) -> Task:
-        """Return the task that TASK names."""
+        """Return the task that TASK names.
+
+        Raises:
+            ConfigError: a custom task leaves parts that every task has out of checkpoints.
+        """
         section = self.context.config.TASK
         model_factory = partial(make_model, self.context, facts=parts.known_facts)
         facts = {
@@ -143,20 +147,15 @@ class Builder:
         }
         facts |= {"parts": parts, "make_model": model_factory}
         task = TASKS.build(section.name, parameters_of(section, {"name"}), facts=facts)
-        _check_stateful(task, section.name)
+        missing = [part for part in Task.stateful(task) if part not in task.stateful()]
+        if missing:
+            raise ConfigError(
+                f"TASK.name = {section.name!r}: {type(task).__qualname__}.stateful() leaves out "
+                f"{', '.join(missing)}, which every checkpoint needs; return also what the base "
+                "class returns: return {**super().stateful(), ...}",
+                code="task.missing_state",
+            )
         return task
-
-
-def _check_stateful(task: Task, name: str) -> None:
-    """Raise ConfigError if a custom task leaves parts that every task has out of checkpoints."""
-    missing = [part for part in Task.stateful(task) if part not in task.stateful()]
-    if missing:
-        raise ConfigError(
-            f"TASK.name = {name!r}: {type(task).__qualname__}.stateful() leaves out "
-            f"{', '.join(missing)}, which every checkpoint needs; return also what the base class "
-            "returns: return {**super().stateful(), ...}",
-            code="task.missing_state",
-        )
 
 
 def build_parts(

@@ -46,7 +46,7 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
                 f"{name}, and DISTRIBUTED.reduction = 'ordered' computes a batch in parts; set "
                 "DISTRIBUTED.reduction=native"
             )
-        if accumulate is not None and accumulate > 1:
+        if (accumulate or 1) > 1:
             raise ConfigError(
                 f"{name}, and OPTIMIZER.accumulate = {accumulate} (DATA.TRAIN.micro_batch_size = "
                 f"{train.micro_batch_size}) computes a batch in parts, which changes the loss; set "
@@ -57,17 +57,19 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
                 f"{name}, and max_tokens of DATA.TRAIN.sampler computes a batch in parts, which "
                 "changes the loss; leave max_tokens out"
             )
-        if not world.is_single_process and not train.drop_last:
+        if world.is_single_process:
+            continue
+        if not train.drop_last:
             raise ConfigError(
                 f"{name} over {world.size} ranks, and DATA.TRAIN.drop_last = false can leave "
                 "a last batch with shards of unequal size; set DATA.TRAIN.drop_last=true"
             )
-        if not world.is_single_process and train.on_bad_sample == "drop":
+        if train.on_bad_sample == "drop":
             raise ConfigError(
                 f"{name} over {world.size} ranks, and DATA.TRAIN.on_bad_sample = 'drop' can "
                 "leave shards of unequal size; set DATA.TRAIN.on_bad_sample=substitute"
             )
-        if not world.is_single_process and train.exclude is not None:
+        if train.exclude is not None:
             raise ConfigError(
                 f"{name} over {world.size} ranks, and DATA.TRAIN.exclude leaves shards of unequal "
                 "size; train with a single process",
