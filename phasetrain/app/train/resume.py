@@ -64,7 +64,7 @@ OBSERVERS_OF_0_1 = ("report",)
 SHARDING = ("processes", "strategy")
 """Entries of the environment about how ranks share the work."""
 
-IN_EPOCHS = re.compile(r"(?i)\d\s*epoch|'every': 'epoch'")
+IN_EPOCHS = r"(?i)\d\s*epoch|'every': 'epoch'"
 """Matches a duration in epochs, or a step per epoch, in the text of a config."""
 
 PLANNED = re.compile(r"PHASES\.|DATA\.TRAIN\.batch_size|DATA\.\w+\.every\b")
@@ -360,7 +360,7 @@ def _has_longer_epochs(promised: Mapping[str, Any]) -> bool:
     """Return whether durations in epochs may have been shorter in the version of a checkpoint."""
     return bool(
         "whole_epochs" not in promised
-        and IN_EPOCHS.search(str(promised["config"]))
+        and re.search(IN_EPOCHS, str(promised["config"]))
         and any(
             phase.is_train and phase.end % phase.batch_size
             for phase, _ in decode_plan(promised["plan"]).phases.kinds
