@@ -99,6 +99,7 @@ def test_way_of_resuming_is_said_before_the_first_step(
     assert [(one.levelname, one.args[0]) for one in caplog.records if one.args] == [  # type: ignore[index]
         (level, "DATA.TRAIN")
     ]
+    assert caplog.text.count("fingerprint()") == 1, "what a resume does not notice"
 
 
 @pytest.mark.slow

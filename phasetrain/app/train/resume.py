@@ -64,7 +64,7 @@ OBSERVERS_OF_0_1 = ("report",)
 SHARDING = ("processes", "strategy")
 """Entries of the environment about how ranks share the work."""
 
-IN_EPOCHS = re.compile(r"\d\s*epoch|'every': 'epoch'", re.IGNORECASE)
+IN_EPOCHS = r"(?i)\d\s*epoch|'every': 'epoch'"
 """Matches a duration in epochs, or a step per epoch, in the text of a config."""
 
 PLANNED = re.compile(r"PHASES\.|DATA\.TRAIN\.batch_size|DATA\.\w+\.every\b")
@@ -336,8 +336,13 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     """Return a line for each package and each source file that has changed since the checkpoint,
     and one if durations in epochs have."""
     before: dict[str, Any] = loaded.promised.get("packages", {})
-    now: dict[str, Any] = list_packages()
-    lines = _list_longer_epochs(loaded.promised)
+    now = list_packages()
+    lines = []
+    if _has_longer_epochs(loaded.promised):
+        lines.append(
+            "durations in epochs count the update of a short last batch, and an earlier version "
+            "counted a part of it; schedules and freezing may have other values from here on"
+        )
     lines += [
         f"package {name}: {before[name]} -> {now.get(name)}"
         for name in before
@@ -349,22 +354,16 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     ]
 
 
-def _list_longer_epochs(promised: Mapping[str, Any]) -> list[str]:
-    """Return a line if durations in epochs may have been shorter in the version of a checkpoint."""
-    is_affected = (
+def _has_longer_epochs(promised: Mapping[str, Any]) -> bool:
+    """Return whether durations in epochs may have been shorter in the version of a checkpoint."""
+    return bool(
         "whole_epochs" not in promised
-        and IN_EPOCHS.search(str(promised["config"]))
+        and re.search(IN_EPOCHS, str(promised["config"]))
         and any(
             phase.is_train and phase.end % phase.batch_size
             for phase, _ in decode_plan(promised["plan"]).phases.kinds
         )
     )
-    if not is_affected:
-        return []
-    return [
-        "durations in epochs count the update of a short last batch, and an earlier version "
-        "counted a part of it; schedules and freezing may have other values from here on"
-    ]
 
 
 def _explain_freedom(change: Change) -> str:

@@ -109,19 +109,26 @@ def check_position(dataset: ForwardDataset, where: str) -> None:
     if not dataset.saves_position:
         log.info(
             "%s: %s is read forward; a resume is exact, and reads and drops the samples before its "
-            "position; with state_dict and load_state_dict it would begin there",
+            "position; with state_dict and load_state_dict it would begin there; samples that have "
+            "changed by then are only noticed with a method fingerprint()",
             where,
             type_name,
         )
         return
     if _restores_position(dataset):
-        log.info("%s: %s is read forward; a resume begins at its saved position", where, type_name)
+        log.info(
+            "%s: %s is read forward; a resume begins at its saved position; samples that have "
+            "changed by then are only noticed with a method fingerprint()",
+            where,
+            type_name,
+        )
         return
     dataset.ignore_positions()
     log.warning(
         "%s: the state_dict of %s does not restore its samples, perhaps because a shuffle buffer "
         "is not part of it; it is not used: a resume is exact, and reads and drops the samples "
-        "before its position",
+        "before its position; samples that have changed by then are only noticed with a method "
+        "fingerprint()",
         where,
         type_name,
     )
