@@ -21,11 +21,13 @@ from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.problems import raise_all
 from phasetrain.config.registry import parameters
+from phasetrain.distributed.dtensors import full_tensor
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, Problem, did_you_mean
 from phasetrain.hooks import Hook, Run
 from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.models.sources import WeightSource
+from phasetrain.runtime.nested import map_tensors
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
@@ -159,7 +161,8 @@ class ReturnWeights(Hook):
     def close(self) -> None:
         """Copy the weights."""
         if self._task is not None:
-            self.model.load_state_dict(self._task.shared_state()["model"])
+            weights = self._task.shared_state()["model"]
+            self.model.load_state_dict(map_tensors(weights, full_tensor))
             self._task = None
 
 

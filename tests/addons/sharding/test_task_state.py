@@ -1,12 +1,16 @@
 """The state of a task whose weights are sharded: custom modules are sharded and restored as well."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from phasetrain.addons.sharding.fsdp import FullyShard
+from phasetrain.app.fit import ReturnWeights
 from phasetrain.distributed import World
-from phasetrain.distributed.dtensors import is_dtensor, local_shard
+from phasetrain.distributed.dtensors import full_tensor, is_dtensor, local_shard
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, SavedTask, Stateful, Task
@@ -59,3 +63,13 @@ def test_custom_module_is_sharded_like_the_model(task: WithProjector) -> None:
 def test_custom_module_saved_under_another_strategy_is_restored(task: WithProjector) -> None:
     task.restore(SavedTask(whole_state()))
     assert (values(task.parts.model), values(task.projector)) == ({2.0}, {3.0})
+
+
+def test_model_of_the_caller_gets_the_whole_weights(task: WithProjector) -> None:
+    model = nn.Linear(3, 5)
+    hook = ReturnWeights(model)
+    run: Any = SimpleNamespace(task=task)
+    hook.on_end(run)
+    hook.close()
+    whole = {name: full_tensor(value) for name, value in task.parts.model.named_parameters()}
+    assert all(torch.equal(value, whole[name]) for name, value in model.named_parameters())
