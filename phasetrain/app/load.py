@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from phasetrain.app.select_checkpoint import build_task
+from phasetrain.app.select_checkpoint import build_task, find_phase
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import StoredConfig, read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
@@ -30,6 +30,7 @@ from phasetrain.config.schema import is_split
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
+from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models.sources import WeightSource
 from phasetrain.runs.paths import check_run_folder
@@ -151,7 +152,7 @@ def load_task(
         setup = resolve_for_inference(stored, words, device=device, trust=trust)
     with provide_objects(objects), trust_only(setup.trusted_paths):
         task = _build_task(setup, loaded)
-        _add_transform(task, setup, loaded.path)
+        _add_transform(task, setup, loaded)
     _add_services(task, stored.values, _run_folder(loaded.path))
     _use_weights(task, weights, loaded.path)
     return task
@@ -280,14 +281,19 @@ def _read_facts(checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _add_transform(task: Task, setup: Setup, checkpoint: str) -> None:
+def _add_transform(task: Task, setup: Setup, loaded: LoadedCheckpoint) -> None:
     """Add the transforms of the first test split to a task, and the names of the classes."""
+    checkpoint = loaded.path
     split = find_test_split(setup.config.DATA)
     if split is None:
         return
     task.class_names = _read_class_names(checkpoint, split)
     try:
-        task.transform = build_input_transform(setup.builder().context, split)
+        context = setup.builder().context
+        if setup.stages:  # the model was tested with the transforms of the stage
+            phase = find_phase(decode_plan(loaded.promised["plan"]), loaded.manifest.state)
+            context = replace(context, config=setup.stages[phase.stage if phase else 0])
+        task.transform = build_input_transform(context, split)
     except ConfigError as error:
         if error.code != "config.missing_object":
             raise

@@ -9,7 +9,7 @@ from phasetrain.app.build_hooks import build_checkpointer
 from phasetrain.app.setup import Setup
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import complete_state, excluded_digests
-from phasetrain.engine.plan import Plan
+from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder, SavedTask, SplitData, Task
@@ -126,3 +126,19 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
             code="checkpoint.not_found",
         )
     return loaded
+
+
+def find_phase(plan: Plan, state: Mapping[str, Any]) -> Phase | None:
+    """Return the phase of a run in which a checkpoint was saved, or that had just ended.
+
+    Args:
+        plan: of the run.
+        state: position of the checkpoint, from its manifest.
+    """
+    if not len(plan.phases):
+        return None
+    index = int(state["phase"])
+    if not int(state["step"]):
+        index -= 1  # the phase that has just ended
+    # The plan of the config may be shorter than that of the run.
+    return plan.phases[min(max(index, 0), len(plan.phases) - 1)]

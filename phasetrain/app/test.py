@@ -4,14 +4,13 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from phasetrain.app.result import LatestMetrics, RunResult
-from phasetrain.app.select_checkpoint import NONE, build_task, choose_checkpoint
+from phasetrain.app.select_checkpoint import NONE, build_task, choose_checkpoint, find_phase
 from phasetrain.app.setup import Setup
 from phasetrain.data.loading.seed_check import read_first_targets
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import AVERAGED, TRAIN, PhaseTable, Plan, make_test_phase
+from phasetrain.engine.plan import AVERAGED, TRAIN, Phase, PhaseTable, Plan, make_test_phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Hooks, Numerics
@@ -44,15 +43,18 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         )
     plan_of_run = builder.plan(data) if TRAIN in data else Plan()
     task = build_task(builder, data, plan_of_run, loaded)
-    path, epoch, updates = NONE, 0, 0
+    path, updates = NONE, 0
+    phase_of_run: Phase | None = None
     title = "weights of MODEL.weights" if setup.config.MODEL.weights else "initial weights"
     if loaded is not None:
         path = loaded.path
-        epoch = _find_epoch(plan_of_run, loaded.manifest.state)
+        phase_of_run = find_phase(plan_of_run, loaded.manifest.state)
         updates = loaded.manifest.state["updates"]
         title = f"{path} at update {updates}"
-    limit = setup.config.PHASES.limit.test
-    phases = [make_test_phase(split, epoch=epoch, limit=limit) for split in tests]
+    # The random numbers of transforms depend on the epoch, transforms and losses on the stage.
+    epoch, stage = (phase_of_run.epoch, phase_of_run.stage) if phase_of_run else (0, 0)
+    limit = builder.context.stage_configs[stage].PHASES.limit.test
+    phases = [make_test_phase(split, epoch=epoch, limit=limit, stage=stage) for split in tests]
     averages = [
         f"{AVERAGED}{name}"
         for name, average in task.parts.averages.items()
@@ -88,15 +90,3 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         digest=hash_model(task.parts.model),
         seconds=time.perf_counter() - began,
     )
-
-
-def _find_epoch(plan: Plan, state: Mapping[str, Any]) -> int:
-    """Return the epoch in which the run tests the weights of a checkpoint: the random numbers of
-    transforms depend on it."""
-    if not len(plan.phases):
-        return 0
-    index = int(state["phase"])
-    if not int(state["step"]):
-        index -= 1  # the phase that has just ended
-    # The plan of the config may be shorter than that of the run.
-    return plan.phases[min(max(index, 0), len(plan.phases) - 1)].epoch

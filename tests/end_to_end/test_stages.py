@@ -13,6 +13,7 @@ from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest
 from processes import Launcher
 from raising import raises
 
+import phasetrain
 from phasetrain.app.api import run
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import resolve_config
@@ -92,6 +93,23 @@ def test_each_stage_has_its_transforms_in_training_and_in_tests() -> None:
         (32, 1, 8, 8), (32, 1, 8, 8), (64, 1, 16, 16), (32, 1, 16, 16), (48, 1, 32, 32), (32, 1, 32, 32), (32, 1, 32, 32),
     ]  # fmt: skip
     task.close()
+
+
+@pytest.mark.feature(
+    "test.stage",
+    "tests and predictions use the transforms and the loss of the stage of the checkpoint",
+    "`phasetrain test`, `PHASES.stages`",
+)
+def test_checkpoint_is_tested_in_its_stage(unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(unbroken, folder)
+    phases = [record for record in records(folder) if record["kind"] == "phase"]
+    last = {f"{phase['split']}/{k}": v for phase in phases for k, v in phase["metrics"].items()}
+    tested = run([*SMALL, SHORT, "RUN.engine=test", f"RUN.dir={folder}"]).last
+    assert tested == {name: value for name, value in last.items() if name in tested}
+    assert len(tested) == 4
+    task = phasetrain.load(str(folder))
+    assert task.transform([torch.zeros(1, 8, 8)]).shape == (1, 1, 32, 32)
 
 
 @pytest.mark.feature(

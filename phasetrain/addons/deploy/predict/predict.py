@@ -316,7 +316,10 @@ def predict(
     )
     stored = read_checkpoint_config(folder, checkpoint)
     split = find_test_split(stored.values["DATA"]) or "TRAIN"
-    reader = InputReader(stored.values["DATA"][split], read_data_facts(stored.folder, split))
+    facts = read_data_facts(stored.folder, split)
+    if stored.values["PHASES"]["stages"]:  # the shape is recorded for the first stage only
+        facts = {name: value for name, value in facts.items() if name != "input_shape"}
+    reader = InputReader(stored.values["DATA"][split], facts)
     predictor = make_file_predictor(task, reader, split)
     return predictor.predict(
         files, top=options.top, batch_size=options.batch_size, on_unreadable=on_unreadable
