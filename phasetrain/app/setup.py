@@ -41,6 +41,7 @@ from phasetrain.runtime.machine import (
     limit_cpu_capability,
     resolve_device,
 )
+from phasetrain.runtime.redaction import REDACTED, Redaction
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder
 
@@ -224,9 +225,13 @@ def _keep_values(words: Sequence[str], composed: Composed, config_dir: str | Non
     recorded = compose(words, config_dir=config_dir)
     if recorded.problems:  # the files are elsewhere
         return
-    for change in compare_configs(recorded.config, composed.config, default_schema()):
+    clean = Redaction({})  # the recorded command has no secrets, and no message may have one
+    before, now = map(clean.redact_config, (recorded.config, composed.config))
+    for change in compare_configs(before, now, default_schema()):
         if change.resume != "free" and ABSENT not in (change.old, change.new):
             word = f"{change.path}={format_literal(change.new, change.path)}"
+            if REDACTED in word:
+                continue
             log.warning("%s, as before; the files of the run have another value now", word)
             yield word
 

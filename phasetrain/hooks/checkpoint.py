@@ -187,7 +187,8 @@ class CheckpointHook(Hook):
 
     def on_step_start(self, run: Run, phase: Phase) -> None:
         """Look at what the parts hold when all hooks have begun the phase."""
-        if self._watch is not None:
+        # Checked here as well, for a call less in each step.
+        if self._watch is not None and self._watch.phase is not phase:
             self._watch.begin_phase(run, phase)
 
     def set_deviations(self, deviations: Sequence[Mapping[str, Any]]) -> None:
@@ -241,7 +242,7 @@ class CheckpointHook(Hook):
     def _check_step(self, run: Run, phase: Phase) -> None:
         """Check that this attempt may and can save."""
         _check_folder(run)
-        if self._watch is not None:
+        if self._watch is not None and self._watch.looks:
             self._watch.end_step()
         if phase.is_train and not self._checked_update:
             self._checked_update = True

@@ -119,6 +119,8 @@ class StateWatch:
 
     Attributes:
         state: the values; None before the first phase.
+        phase: the phase under way; None before the first one.
+        looks: whether `end_step` compares anything after the next step.
     """
 
     def __init__(
@@ -126,7 +128,8 @@ class StateWatch:
     ) -> None:
         self._accept = accept
         self._inexact = inexact
-        self._phase: Phase | None = None
+        self.phase: Phase | None = None
+        self.looks = True
         self.state: HeldState | None = None
         self._before: dict[str, Held] = {}
         self._last: dict[str, Held] = {}
@@ -135,9 +138,10 @@ class StateWatch:
 
     def begin_phase(self, run: Run, phase: Phase) -> None:
         """Call it when all hooks have begun a phase: a resume in it does the same again."""
-        if phase is self._phase:
+        if phase is self.phase:
             return
-        self._phase = phase
+        self.phase = phase
+        self.looks = self._steps.get(phase.split, 0) < REWRITTEN_STEPS
         if self.state is None:
             self.state = HeldState(run.task, run.hooks.by_label, self._inexact)
         self._last = self.state.read()
@@ -149,11 +153,10 @@ class StateWatch:
     def end_step(self) -> None:
         """Call it after each step: the first steps of a split may fill caches that were empty, and
         show what is assigned in every step."""
-        if self.state is None or self._phase is None:
+        if self.state is None or self.phase is None or not self.looks:
             return
-        steps = self._steps[self._phase.split] = self._steps.get(self._phase.split, 0) + 1
-        if steps > REWRITTEN_STEPS:
-            return
+        steps = self._steps[self.phase.split] = self._steps.get(self.phase.split, 0) + 1
+        self.looks = steps < REWRITTEN_STEPS
         now = self.state.read()
         for path, held in now.items():
             before = self._last.get(path, held)

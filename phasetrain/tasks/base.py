@@ -12,7 +12,6 @@ from phasetrain.engine.position import Position
 from phasetrain.losses import WeightedSum
 from phasetrain.meters.base import meters_of
 from phasetrain.meters.loss import MeanLoss
-from phasetrain.tasks.batchnorm_refresh import refresh_batch_norm
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.metering import compute_metrics
 from phasetrain.tasks.module_flags import ModuleFlags
@@ -94,6 +93,8 @@ class Task(StepRunner, TaskState, Predictor):
             parts.freeze_schedule.begin_stage(phase.stage)
         # Before every test and not saved: a resume at the test computes the same statistics again.
         if phase.weights:
+            from phasetrain.tasks.batchnorm_refresh import refresh_batch_norm
+
             average = parts.averages[phase.weights]
             # It runs forward passes over training data, with the losses of that split.
             self._select_split(TRAIN)
