@@ -348,7 +348,7 @@ class StepRunner(ABC):
         """Return the output of a whole step, and count the step."""
         if self.generators.watches:
             self.generators.finish_step()
-        out = merge_outputs(outputs)
+        out = outputs[0] if len(outputs) == 1 else merge_outputs(outputs)
         if out.logs:
             self._log_means.add(out)
         return out
