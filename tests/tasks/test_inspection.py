@@ -2,7 +2,7 @@
 
 import pytest
 from harness import SMALL
-from torch import nn
+from torch import Tensor, nn
 
 from phasetrain.tasks import Position
 from phasetrain.tasks.inspection import (
@@ -19,6 +19,19 @@ from phasetrain.tasks.parts import StepEvents
 from phasetrain.testing.build import BuiltRun, build_run
 
 WIDTH = 4
+
+
+class Spared(nn.Module):
+    """A linear model with a layer that its output does not depend on."""
+
+    def __init__(self, *, spare: bool) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        self.spare = nn.Linear(64, 10) if spare else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(images.flatten(1))
+        return logits
 
 
 def made(*words: str) -> BuiltRun:
@@ -106,8 +119,7 @@ def test_parameters_that_the_loss_does_not_use_are_named(
     spare: bool, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = (
-        f"MODEL={{name: spared, spare: {spare}}}",
-        "RUN.imports=[strategy_parts]",
+        f"MODEL={{name: {__name__}.Spared, spare: {spare}}}",
         "METERS.loss=null",
     )
     built = build_run([*SMALL[:5], *words])
