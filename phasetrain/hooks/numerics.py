@@ -69,7 +69,7 @@ class Numerics(Hook):
     single = True
     main_only = False
 
-    def __init__(self, keep: int = 3, tests: bool = True) -> None:
+    def __init__(self, keep: int = 3, *, tests: bool = True) -> None:
         if keep < 0:
             raise ValueError(f"keep = {keep}: expected at least 0")
         self.keep = keep
