@@ -28,25 +28,22 @@ WORDS = {"boxes": ("box",), "keypoints": ("keypoint", "landmark")}
 """Kind of a field -> words in the name of such a field."""
 
 
-def check_spatial_targets(data: Mapping[str, SplitData]) -> None:
-    """Warn about each split whose transforms move the pixels of the input, but not those of a
-    target: a mask of the same size, or what is named boxes or key points.
+def check_spatial_targets(name: str, split: SplitData) -> None:
+    """Warn if the transforms of a split move the pixels of the input, but not those of a target: a
+    mask of the same size, or what is named boxes or key points.
 
-    The first sample is read if a transform moves pixels; its declared fields are left out.
+    The first sample is read; its declared fields are left out.
     """
-    for name, split in data.items():
-        if split.loader is not None:
-            continue
-        for reader in dict.fromkeys(part.reader for part in (split, *split.stages)):
-            for sample_reader in list_sample_readers(reader):
-                try:
-                    with preserve_generators():
-                        line = _describe_misplaced(sample_reader, f"DATA.{name.upper()}")
-                except Exception as error:  # noqa: BLE001 - reported when the sample is read
-                    log.debug("the targets of %s are not checked: %r", name, error)
-                    continue
-                if line:
-                    log.warning("%s", line)
+    for reader in dict.fromkeys(part.reader for part in (split, *split.stages)):
+        for sample_reader in list_sample_readers(reader):
+            try:
+                with preserve_generators():
+                    line = _describe_misplaced(sample_reader, f"DATA.{name.upper()}")
+            except Exception as error:  # noqa: BLE001 - reported when the sample is read
+                log.debug("the targets of %s are not checked: %r", name, error)
+                continue
+            if line:
+                log.warning("%s", line)
 
 
 def _describe_misplaced(reader: Any, where: str) -> str:

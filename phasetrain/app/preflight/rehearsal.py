@@ -304,8 +304,6 @@ def _check_parts(run_plan: RunPlan, task: Task, *, reads: bool) -> None:
         log.warning(line)
     if reads:
         world.run_on_main(lambda: check_data(run_plan.data, task))
-        if check_targets := find_service("check_spatial_targets"):
-            world.run_on_main(lambda: check_targets(run_plan.data))
     if run_plan.is_fresh:
         world.run_on_main(lambda: check_orders(task, run_plan.plan))
     world.run_on_main(lambda: check_room(setup, run_plan.folder, task.parts))

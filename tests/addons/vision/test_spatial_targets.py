@@ -64,7 +64,7 @@ def warnings(caplog: Any, form: str, transforms: str, *words: str) -> list[str]:
     )
     caplog.clear()
     with caplog.at_level(logging.WARNING, "phasetrain"):
-        check_spatial_targets(setup.builder().data())
+        check_spatial_targets("train", setup.builder().data()["train"])
     return list(caplog.messages)
 
 
