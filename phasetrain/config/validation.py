@@ -287,6 +287,11 @@ class _KeyChecker(_Checker):
             pattern = part_pattern(path)
             if isinstance(value, str) and pattern is not None:
                 form = f", as in {path}: {{{PARTS[pattern]}: {value}}}"
+            elif value is None:
+                first = children.partition(",")[0]
+                form += (
+                    f"; leave {path} out for its defaults, or set a key, as in {path}.{first}=..."
+                )
             self.report.add("config.wrong_type", path, value, f"expected mapping{form}")
             return
         if matches(path, "DATA.*") and value.get("dataset") is None:

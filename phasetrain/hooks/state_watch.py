@@ -1,4 +1,11 @@
-"""Finds values that change while a run trains and that no checkpoint contains."""
+"""Finds values that change while a run trains and that no checkpoint contains.
+
+The class of a custom part may have:
+
+    recomputed             names of attributes that the part computes again after a resume, as in
+                           `recomputed = ("cache",)`: they need no place in a checkpoint, see
+                           docs/machine.md
+"""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
