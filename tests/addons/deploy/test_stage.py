@@ -12,6 +12,7 @@ import phasetrain
 from phasetrain.addons.deploy.export import export
 from phasetrain.addons.deploy.pack.archive import read_archive
 from phasetrain.addons.deploy.predict.predict import predict
+from phasetrain.cli import main
 
 STAGES = "PHASES.stages=[{updates: 2}, {updates: 2, DATA: {TEST: {transforms: [{name: resize, size: 16}]}}}]"
 WORDS = (
@@ -76,6 +77,29 @@ def test_pack_has_the_transforms_of_the_stage(
     )
     page = bytes(read_archive(str(tmp_path / "a.zip")).find_member("card.md")).decode()
     assert f"shape (1, {size}, {size}) after the transforms" in page
+
+
+@EXPECTED
+@pytest.mark.feature("export.stage")
+def test_features_are_those_of_the_stage(
+    folder: Path, tmp_path: Path, name: str, transform: str, size: int
+) -> None:
+    path = f"{folder}/checkpoints/{name}"
+    command = ["extract", path, "EXTRACT.splits=[test]", f"EXTRACT.dir={tmp_path / 'out'}"]
+    assert main(command) == 0
+    index = json.loads((tmp_path / "out" / "test" / "index.json").read_text())
+    [recorded] = index["request"]["DATA.TEST.transforms"]
+    assert recorded["name"] == transform.partition("(")[0]
+
+
+@pytest.mark.feature("export.stage")
+def test_transforms_of_the_command_replace_those_of_the_stage(folder: Path, tmp_path: Path) -> None:
+    word = "DATA.TEST.transforms=[{name: resize, size: 12}]"
+    for changes in (word, word.replace(".transforms=", "={transforms: ") + "}"):
+        task = phasetrain.load(folder, changes=[changes])
+        assert task.transform([torch.zeros(1, 8, 8)]).shape == (1, 1, 12, 12)
+    made = export(str(folder), str(tmp_path / "a.pt2"), overrides=[word])
+    assert (made.outside, made.input) == (["resize(size=12)"], "float32 (N, 1, 12, 12)")
 
 
 @pytest.mark.feature("predict.images")
