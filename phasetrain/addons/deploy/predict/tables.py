@@ -74,7 +74,9 @@ def _select_columns(names: Sequence[str], name: str, columns: Sequence[str]) -> 
             )
     ignored = [other for other in names if other not in columns]
     if ignored:
-        log.warning("%s: columns that are no input of the run: %s", name, ", ".join(ignored))
+        log.warning(
+            "%s: columns that are no input of the run are ignored: %s", name, ", ".join(ignored)
+        )
     return [names.index(column) for column in columns]
 
 
