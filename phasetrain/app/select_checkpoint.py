@@ -10,6 +10,7 @@ from phasetrain.app.setup import Setup
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import complete_state, excluded_digests
 from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder, SavedTask, SplitData, Task
@@ -126,6 +127,14 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
             code="checkpoint.not_found",
         )
     return loaded
+
+
+def find_stage(loaded: LoadedCheckpoint) -> int:
+    """Return the number of the stage of a checkpoint in PHASES.stages; 0 without stages."""
+    if not loaded.promised["config"].get("PHASES", {}).get("stages"):
+        return 0
+    phase = find_phase(decode_plan(loaded.promised["plan"]), loaded.manifest.state)
+    return phase.stage if phase else 0
 
 
 def find_phase(plan: Plan, state: Mapping[str, Any]) -> Phase | None:

@@ -24,6 +24,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -80,6 +81,14 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult,
     folder = tmp_path_factory.mktemp("unbroken")
     model = make_net()
     return folder, fit(folder, model), model
+
+
+@pytest.mark.feature("fingerprint.torch")
+def test_call_with_other_indices_of_a_subset_is_rejected(tmp_path: Path) -> None:
+    fit(tmp_path, train=Subset(Points(80), range(64)), batch_size=16)
+    assert fit(tmp_path, train=Subset(Points(80), range(64)), batch_size=16).updates == 8
+    with raises(ChangedError, code="resume.data_changed", key="DATA.TRAIN"):
+        fit(tmp_path, train=Subset(Points(80), range(16, 80)), batch_size=16)
 
 
 def test_result_of_a_call_is_that_of_a_run(unbroken: tuple[Path, RunResult, nn.Module]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Subset
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
@@ -25,6 +25,7 @@ from phasetrain.data import (
 )
 from phasetrain.data.datasets import Described, Fingerprinted, Samples
 from phasetrain.data.datasets.forward import ENDLESS
+from phasetrain.data.fingerprints import hash_dataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
@@ -42,7 +43,6 @@ from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInter
 from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
-from phasetrain.proof.digest import hash_tensors
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks.build.dataset_builder import open_dataset
 from phasetrain.tasks.build.loading_builder import (
@@ -125,7 +125,25 @@ class SplitData:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset and of the excluded samples."""
-        fingerprint = find_fingerprint(self.section, self.reader.dataset)
+        return self._add_excluded(find_fingerprint(self.section, self.reader.dataset))
+
+    def has_fingerprint(self, recorded: str, *, compares_excluded: bool = True) -> bool:
+        """Return whether a fingerprint in a checkpoint is of this data.
+
+        Args:
+            recorded: the fingerprint.
+            compares_excluded: whether the excluded samples have to be the same, too.
+        """
+        known = [self.fingerprint()]
+        dataset = self.reader.dataset
+        if isinstance(dataset, Subset | ConcatDataset) and not isinstance(dataset, Fingerprinted):
+            # What earlier versions have recorded.
+            known.append(self._add_excluded(name_and_length(self.section, dataset)))
+        if compares_excluded:
+            return recorded in known
+        return recorded.partition(WITHOUT)[0] in [text.partition(WITHOUT)[0] for text in known]
+
+    def _add_excluded(self, fingerprint: str) -> str:
         if self.excluded is not None:
             # The config may name a file, whose content can change.
             return f"{fingerprint}{WITHOUT}{self.excluded.digest()[:16]}"
@@ -133,12 +151,12 @@ class SplitData:
 
 
 def find_fingerprint(section: AttrDict, dataset: Any) -> str:
-    """Return the fingerprint of a dataset, of the tensors of a TensorDataset, or the name and
-    length of any other one."""
-    if isinstance(dataset, Fingerprinted):
-        return dataset.fingerprint()
-    if isinstance(dataset, TensorDataset):
-        return hash_tensors(*dataset.tensors)
+    """Return the fingerprint of a dataset, see `hash_dataset`, or name and length."""
+    return hash_dataset(dataset) or name_and_length(section, dataset)
+
+
+def name_and_length(section: AttrDict, dataset: Any) -> str:
+    """Return the fingerprint of a dataset about which nothing else is known."""
     return f"{section.dataset}:{len(dataset)}"
 
 
