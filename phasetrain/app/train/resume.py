@@ -95,6 +95,7 @@ def build_promise(
         "config": Redaction({}).redact_config(setup.asked),
         "plan": encode_plan(run_plan.plan),
         "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
+        "first_samples": {name: split.digest_first() for name, split in run_plan.data.items()},
         "environment": describe_environment(setup, run_plan.machine),
         "packages": list_packages(),
         "platform": describe_platform(run_plan.machine.device.type),
@@ -262,6 +263,11 @@ def check_data_changes(
         then = before.get(name)
         if then is not None and not compares_excluded:
             now, then = now.partition(WITHOUT)[0], then.partition(WITHOUT)[0]
+        if then == now and (first := loaded.promised.get("first_samples", {}).get(name)):
+            found = split.digest_first()
+            # A stream that begins elsewhere, or with another seed, may have other samples.
+            if found[:1] == first[:1]:
+                now, then = (f"{now}, first samples {digests[1]}" for digests in (found, first))
         if then is None or now == then:
             continue  # a split that the run did not have until now has nothing to differ from
         key = f"DATA.{name.upper()}"
