@@ -271,6 +271,52 @@ def test_source_says_which_values_may_matter(
 
 
 @pytest.mark.parametrize(
+    ("assigns", "matters"),
+    [
+        ("def on_update(self, run):\n    run.loss.x = 1", True),
+        ("def on_step(self, run):\n    loss = run.loss\n    loss.x = 1", True),
+        ("def on_step_start(self, run):\n    run.loss.x = 1", False),
+        (  # a resume calls it again
+            "def on_update(self, run):\n    run.loss.x = 1\n"
+            "  def on_start(self, run):\n    run.loss.x = 1",
+            False,
+        ),
+        ("def on_update(self, run):\n    self.x = 1", False),  # of the hook itself
+    ],
+)
+def test_attribute_that_a_hook_sets_after_a_step_is_read_in_the_next_one(
+    assigns: str, matters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "late_uses.py"
+    part = "class Loss:\n  def forward(self, output):\n    return output * self.x\n"
+    module.write_text(f"{part}class Setter:\n  {assigns}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "late_uses", raising=False)
+    linecache.clearcache()
+    import late_uses  # type: ignore[import-not-found]
+
+    uses = Uses([late_uses], ["Loss", "Setter"])
+    assert uses.may_matter(".x", in_place=False) is matters
+
+
+def test_function_that_is_a_hook_counts_as_its_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "from phasetrain.hooks import on\n"
+        "class Loss:\n  def forward(self, output):\n    return output * self.x\n"
+        "@on('update')\ndef late(run, phase):\n  run.loss.x = 1\n"
+        "@on('step_start')\ndef early(run, phase):\n  run.loss.x = 1\n"
+    )
+    (tmp_path / "function_uses.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    import function_uses  # type: ignore[import-not-found]
+
+    for names, matters in ((["Loss", "late"], True), (["Loss", "late", "early"], False)):
+        assert Uses([function_uses], names).may_matter(".x", in_place=False) is matters
+
+
+@pytest.mark.parametrize(
     ("before", "after", "changed"),
     [
         (1, 2, True),
