@@ -203,10 +203,7 @@ def write_documents(
     if storage.keeps_files and has_secrets(setup.config.plain()):
         Path(folder.file("config.yaml")).chmod(0o600)
     public = [
-        {
-            "updates": deviation["updates"],
-            "what": [clean.redact_text(line) for line in deviation["what"]],
-        }
+        {**deviation, "what": [clean.redact_text(line) for line in deviation["what"]]}
         for deviation in deviations
     ]
     facts = _describe_attempt(setup, sources) | {"departures": public}

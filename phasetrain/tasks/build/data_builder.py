@@ -24,7 +24,7 @@ from phasetrain.data import (
     WindowedDataset,
 )
 from phasetrain.data.datasets import Described, Fingerprinted, Samples
-from phasetrain.data.datasets.forward import ENDLESS
+from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.fingerprints import hash_dataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
@@ -148,6 +148,13 @@ class SplitData:
             # The config may name a file, whose content can change.
             return f"{fingerprint}{WITHOUT}{self.excluded.digest()[:16]}"
         return fingerprint
+
+    def digest_first(self) -> list[str]:
+        """Return what a resume compares of a stream, see `ForwardDataset.digest_first`."""
+        dataset = self.reader.dataset
+        if isinstance(dataset, ForwardDataset) and self.section.exact:
+            return dataset.digest_first()
+        return []
 
 
 def find_fingerprint(section: AttrDict, dataset: Any) -> str:
