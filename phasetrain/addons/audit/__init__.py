@@ -1,0 +1,40 @@
+"""Audit of any training script: does it resume exactly after a kill?
+
+`python -m phasetrain.addons.audit` and `audit` need Python and torch only: neither Hydra nor the
+rest of phasetrain is imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phasetrain.addons.audit.auditor import Audit, Options, audit
+    from phasetrain.config.addons import AddOn
+
+    __all__ = ["Audit", "Options", "audit", "register"]
+
+COMMAND = "phasetrain.addons.audit.command"
+
+
+def register(addon: AddOn) -> None:
+    """Declare the parts, commands and keys of this add-on."""
+    from phasetrain.config.addons import Command
+
+    addon.add_commands(
+        Command(
+            "audit",
+            "[--kill-at N] [--resume 'COMMAND'] -- COMMAND",
+            "kill any training script, resume it, and say what it does not restore",
+            f"{COMMAND}:run_audit",
+            arguments=f"{COMMAND}:add_audit_arguments",
+        )
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Audit", "Options", "audit"):
+        from phasetrain.addons.audit import auditor as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
