@@ -7,6 +7,9 @@ from typing import Any
 
 from phasetrain.addons.audit.trace import Trace, Update
 
+Digests = Mapping[str, int]
+"""Part of the state -> its digest."""
+
 ORDER = (
     "start",
     "samples",
@@ -127,20 +130,22 @@ def _compare_update(
         yield Difference("samples", number, expected=expected.samples, found=update.samples)
     elif expected.content != update.content:
         yield Difference("content", number)
-    for library, digest in expected.generators.items():
-        if update.generators.get(library) != digest:
-            yield Difference(f"generator.{library}", number, at_start=update.number == 1)
-    if before is not None and update.before is not None:
-        for part, digest in before.items():
-            if update.before.get(part) != digest:
-                yield Difference(part, number, at_start=True)
+    for library in _differing(expected.generators, update.generators):
+        yield Difference(f"generator.{library}", number, at_start=update.number == 1)
+    for part in _differing(before, update.before):
+        yield Difference(part, number, at_start=True)
     yield from _compare_options(expected, update)
     if expected.loss_digests != update.loss_digests:
         yield Difference("loss", number, expected=expected.losses, found=update.losses)
-    if expected.state is not None and update.state is not None:
-        for part, digest in expected.state.items():
-            if update.state.get(part) != digest:
-                yield Difference(part, number)
+    for part in _differing(expected.state, update.state):
+        yield Difference(part, number)
+
+
+def _differing(expected: Digests | None, found: Digests | None) -> list[str]:
+    """Return the parts whose digests differ; none if one side has taken no digests."""
+    if expected is None or found is None:
+        return []
+    return [part for part, digest in expected.items() if found.get(part) != digest]
 
 
 def _compare_options(expected: Update, update: Update) -> Iterator[Difference]:

@@ -76,9 +76,8 @@ def start() -> None:
         return
     probe = Probe(folder, json.loads(os.environ.get(OPTIONS, "{}")))
     os.register_at_fork(after_in_child=probe.disable)
-    sys.meta_path.insert(
-        0, _AfterImport({"torch": probe.install, "safetensors.torch": probe.wrap_safetensors})
-    )
+    after = {"torch": probe.install, "safetensors.torch": probe.wrap_safetensors}
+    sys.meta_path.insert(0, _AfterImport(after))
 
 
 def _is_worker_process() -> bool:
@@ -392,8 +391,8 @@ class Probe:
             os._exit(0)
 
     def _is_digested(self) -> bool:
-        # A resumed process counts its updates from its start. A run that it is compared with digests
-        # the updates around that place, `origin`, and the same ones after it.
+        # A resumed process counts its updates from its start. The run that it is compared with
+        # digests the updates around that place, `origin`, and the same ones after it.
         since = self.updates - self.options.get("origin", 0)
         if self.updates <= MEASURED or -2 <= since <= MEASURED + 2:
             return True
@@ -446,7 +445,7 @@ class Probe:
         return next(n for n, known in enumerate(self.optimizers) if known is optimizer)
 
     def _options(self) -> dict[str, Any]:
-        """Return the numbers of the parameter groups, and the positions of schedules and scalers."""
+        """Return the options of parameter groups, and the positions of schedules and scalers."""
         found: dict[str, Any] = {}
         for number, optimizer in enumerate(self.optimizers):
             for place, group in enumerate(optimizer.param_groups):

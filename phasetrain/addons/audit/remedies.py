@@ -26,12 +26,12 @@ PLAIN = {
     "start": """\
 if os.path.exists("last.pt"):
     checkpoint = torch.load("last.pt", weights_only=True)
-    model.load_state_dict(checkpoint["model"])       # and every other part, before the first step""",
+    model.load_state_dict(checkpoint["model"])       # and every other part""",
     "samples": _SAMPLES,
     "content": """\
 torch.manual_seed(hash((seed, index)) % 2**63)       # in __getitem__, per sample,
-                                                     # or restore the generators with the checkpoint
-DataLoader(..., worker_init_fn=...)                  # NumPy's generator in workers is seeded by you""",
+                                                     # or restore the generators
+DataLoader(..., worker_init_fn=...)                  # seeds NumPy's generator in workers""",
     "generator": _GENERATORS,
     "weights": """\
 torch.save({"model": model.state_dict(), "updates": updates}, "last.tmp")
@@ -44,11 +44,11 @@ model.load_state_dict(checkpoint["model"], strict=True)""",
     "optimizer": """\
 checkpoint["optimizer"] = optimizer.state_dict()
 optimizer.load_state_dict(checkpoint["optimizer"])
-                                                     # after the optimizer has its parameter groups""",
+                                                     # once it has its parameter groups""",
     "schedule": """\
 checkpoint["schedule"] = schedule.state_dict()
 schedule.load_state_dict(checkpoint["schedule"])
-                                                     # and step it once per update, also on a resume""",
+                                                     # and step it once per update""",
     "scaler": """\
 checkpoint["scaler"] = scaler.state_dict()
 scaler.load_state_dict(checkpoint["scaler"])
@@ -67,7 +67,9 @@ PLAIN["option"] = PLAIN["schedule"]
 
 BY_FRAMEWORK = {
     "Lightning": {
-        "start": 'trainer.fit(model, datamodule=data, ckpt_path="last")   # with ModelCheckpoint(save_last=True)',
+        "start": """\
+Trainer(callbacks=[ModelCheckpoint(save_last=True, every_n_train_steps=100)])
+trainer.fit(model, datamodule=data, ckpt_path="last")""",
         "samples": """\
 from torchdata.stateful_dataloader import StatefulDataLoader
 def train_dataloader(self): return StatefulDataLoader(data, shuffle=True, ...)
@@ -89,8 +91,8 @@ trainer.train(resume_from_checkpoint=True)""",
         "samples": """\
 DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True)
 loader = accelerator.skip_first_batches(loader, batches_done)   # without a stateful loader,
-                                                     # and only in the first epoch after a resume""",
-        "scaler": "accelerator.save_state(folder)            # saves the scaler; load_state restores it",
+                                                     # in the first epoch after a resume""",
+        "scaler": "accelerator.save_state(folder)            # saves the scaler as well",
     },
     "Ignite": {
         "start": "Checkpoint.load_objects(to_load=to_save, checkpoint=torch.load(path))",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,8 +137,8 @@ def _wait(
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
         raise CannotAuditError(
-            f"{shlex.join(words)} did not end within {timeout:g} seconds; --updates N ends it after "
-            "N updates, --timeout SECONDS waits longer"
+            f"{shlex.join(words)} did not end within {timeout:g} seconds; --updates N ends it "
+            "after N updates, --timeout SECONDS waits longer"
         ) from None
     finally:
         # Workers and helpers of a killed process as well.
@@ -146,10 +147,8 @@ def _wait(
 
 
 def _kill_session(leader: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _copy_or_link(source: str, target: str) -> None:

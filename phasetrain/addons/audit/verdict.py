@@ -163,8 +163,8 @@ def _describe(cause: Difference, samples: Samples | None, resumed: Trace, refere
     if cause.kind == "generator":
         library = GENERATORS.get(name, name)
         return (
-            f"{library[0].upper()}{library[1:]} was not restored: dropout and other random operations "
-            f"draw other numbers from update {cause.update} on."
+            f"{library[0].upper()}{library[1:]} was not restored: dropout and other random "
+            f"operations draw other numbers from update {cause.update} on."
         )
     if cause.kind in ("option", "schedule"):
         return _describe_option(cause, name, reference)
@@ -173,6 +173,17 @@ def _describe(cause: Difference, samples: Samples | None, resumed: Trace, refere
             f"The scale of GradScaler was not restored: it is {_show(cause.found)} in update "
             f"{cause.update}, and {_show(cause.expected)} in the run without a kill."
         )
+    if cause.kind == "loss":
+        return (
+            f"The loss of update {cause.update} is {_show(cause.found)} instead of "
+            f"{_show(cause.expected)}, with equal samples, weights and optimizer state: something "
+            "else that it depends on was not restored, such as a counter, a target network or a "
+            "queue."
+        )
+    return _describe_rest(cause, name)
+
+
+def _describe_rest(cause: Difference, name: str) -> str:
     when = "were not restored" if cause.at_start else f"differ from update {cause.update} on"
     if cause.kind == "weights":
         return f"The weights {when}: they are not those of any update of the run without a kill."
@@ -183,15 +194,9 @@ def _describe(cause: Difference, samples: Samples | None, resumed: Trace, refere
             f"The samples of update {cause.update} are the same and their contents differ: "
             "augmentation draws other random numbers."
         )
-    if cause.kind == "checkpoint":
-        return (
-            f"`{name}` in the checkpoint after update {cause.update} differs, so it was not restored "
-            "or is not updated as before."
-        )
     return (
-        f"The loss of update {cause.update} is {_show(cause.found)} instead of "
-        f"{_show(cause.expected)}, with equal samples, weights and optimizer state: something else "
-        "that it depends on was not restored, such as a counter, a target network or a queue."
+        f"`{name}` in the checkpoint after update {cause.update} differs, so it was not restored or "
+        "is not updated as before."
     )
 
 

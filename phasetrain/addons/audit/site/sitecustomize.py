@@ -21,7 +21,8 @@ def _load_hidden() -> None:
 def _load_probe() -> None:
     path = os.path.join(os.path.dirname(_FOLDER), "probe.py")  # noqa: PTH118, PTH120
     spec = spec_from_file_location("_phasetrain_audit_probe", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     probe = module_from_spec(spec)
     sys.modules[spec.name] = probe
     spec.loader.exec_module(probe)
