@@ -93,8 +93,12 @@ def parse_flags(command: Command, words: Sequence[str]) -> argparse.Namespace:
     if "--cfg" in rest[:-1] and rest[rest.index("--cfg") + 1] == "job":
         rest.remove("job")  # Hydra's spelling, `--cfg job`
     parser = make_parser(command)
+    behind: list[str] = []
+    if parser.get_default("behind") is not None:
+        rest, behind = list(own_words(rest)), rest[len(own_words(rest)) + 1 :]
     # intermixed, because flags may come before, between and after overrides
     flags, unknown = parser.parse_known_intermixed_args(rest)
+    flags.behind = behind
     if unknown:
         # private: argparse has no public list of its flags
         options = [option for action in parser._actions for option in action.option_strings]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phasetrain.addons.audit.auditor import Audit, Options, audit
+    from phasetrain.addons.audit.auditor import Audit, audit
     from phasetrain.config.addons import AddOn
 
-    __all__ = ["Audit", "Options", "audit", "register"]
+    __all__ = ["Audit", "audit", "register"]
 
 COMMAND = "phasetrain.addons.audit.command"
 
@@ -30,10 +30,11 @@ def register(addon: AddOn) -> None:
             arguments=f"{COMMAND}:add_audit_arguments",
         )
     )
+    addon.add_name("audit", "phasetrain.addons.audit.auditor:audit")
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Audit", "Options", "audit"):
+    if name in ("Audit", "audit"):
         from phasetrain.addons.audit import auditor as module
 
         return getattr(module, name)

@@ -10,10 +10,17 @@ from phasetrain.addons.audit.text import format_audit
 
 def main() -> int:
     """Audit the command behind `--` and return the exit code."""
-    parser = argparse.ArgumentParser("phasetrain.addons.audit", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m phasetrain.addons.audit",
+        usage="%(prog)s [flags] -- COMMAND",
+        allow_abbrev=False,
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_audit_arguments(parser)
-    flags = parser.parse_args()
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    flags = parser.parse_args(words[:end])
+    flags.behind = words[end + 1 :]
     result = audit_with_flags(flags)
     text = json.dumps(result.to_json(), indent=1) if flags.json else format_audit(result)
     sys.stdout.write(f"{text}\n")

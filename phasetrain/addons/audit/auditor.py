@@ -1,5 +1,6 @@
 """The audit of a training script: is it deterministic, and does it resume?"""
 
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -78,42 +79,52 @@ class Audit:
 
 @dataclass(frozen=True)
 class Options:
-    """What an audit does.
-
-    Attributes:
-        resume: command that resumes; None: the same command again.
-        kill_at: update at which the script is killed; None: in the middle between two checkpoints.
-        updates: end each run after this many updates; 0: when the script ends.
-        timeout: seconds for each run.
-        only_resume: leave out the second resume, other numbers of workers and torn checkpoints.
-    """
+    """What an audit does; see `audit`."""
 
     resume: Sequence[str] | None = None
     kill_at: int | None = None
     updates: int = 0
-    timeout: float = 600.0
-    only_resume: bool = False
+    quick: bool = False
 
 
 def audit(
-    command: Sequence[str],
-    options: Options | None = None,
+    command: str | Sequence[str],
+    *,
+    resume: str | Sequence[str] | None = None,
+    kill_at: int | None = None,
+    updates: int = 0,
+    timeout: float = 600.0,
+    quick: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Audit:
     """Run a training script several times, kill it, resume it, and compare.
 
     Args:
-        command: words of the command, such as `["python", "train.py"]`; `{run}` stands for the
-            folder that the script writes to. Without it each run gets a copy of the working folder.
-        options: what is done.
+        command: command line or its words, such as `python train.py`; `{run}` stands for the folder
+            that the script writes to. Without it each run gets a copy of the working folder.
+        resume: command that resumes; `{ckpt}` stands for the newest checkpoint, `{ckpt_dir}` for
+            its folder. None: the same command again.
+        kill_at: update after which the script is killed; None: in the middle between two
+            checkpoints.
+        updates: end each run after this many updates; 0: when the script ends.
+        timeout: seconds for each run.
+        quick: ask about one resume only, not about a second kill, other numbers of workers and torn
+            checkpoints.
         report: called with a line before each run.
     """
+    if not command:
+        return Audit(NOT_AUDITED, "Not audited: no command was given; it goes behind two dashes.")
+    options = Options(None if resume is None else _split(resume), kill_at, updates, quick)
     with _scratch() as scratch:
         try:
-            runner = Runner(command, scratch, (options or Options()).timeout)
-            return _Auditor(runner, options or Options(), report).audit()
+            runner = Runner(_split(command), scratch, timeout)
+            return _Auditor(runner, options, report).audit()
         except CannotAuditError as error:
             return Audit(NOT_AUDITED, f"Not audited: {error}.")
+
+
+def _split(command: str | Sequence[str]) -> Sequence[str]:
+    return shlex.split(command) if isinstance(command, str) else command
 
 
 @contextmanager
@@ -157,7 +168,7 @@ class _Auditor:
         self.report("resumed")
         check, start, resumed = self._resume(folder, reference, killed, "resume")
         checks = [check]
-        if check.exit_code == EXACT and not self.options.only_resume:
+        if check.exit_code == EXACT and not self.options.quick:
             checks += self._ask_more(before, reference, killed, resumed, start, limits)
         return self._conclude(checks, noise, trace, kill_at, start, first)
 
@@ -173,7 +184,7 @@ class _Auditor:
         if given is not None:
             if not 0 < given < count:
                 raise CannotAuditError(
-                    f"--kill-at {given}: expected 1 to {count - 1}, the script makes {count} updates"
+                    f"--kill-at {given}: expected 1 to {count - 1}, of {count} updates"
                 )
             before = [point for point in points if point <= given]
             if not before:

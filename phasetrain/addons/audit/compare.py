@@ -27,6 +27,10 @@ ORDER = (
 """Kinds of differences, causes before their effects."""
 
 
+STATE = ("weights", "buffers", "optimizer")
+"""Kinds of parts that a step changes."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """A part of a run that differs.
@@ -108,11 +112,15 @@ def compare(reference: Trace, other: Trace, start: int = 0) -> list[Difference]:
             found.setdefault(difference.part, difference)
     for difference in _compare_checkpoints(reference, other, start):
         found.setdefault(difference.part, difference)
-    return sorted(found.values(), key=lambda one: (one.update, _rank(one)))
+    return sorted(found.values(), key=_time)
 
 
-def _rank(difference: Difference) -> int:
-    return ORDER.index(difference.kind)
+def _time(difference: Difference) -> tuple[int, int, int]:
+    """Return when a difference shows: its update, before or after the step, causes first."""
+    after = {"loss": 1, "checkpoint": 3}.get(difference.kind, 0)
+    if difference.kind in STATE and not difference.at_start:
+        after = 2
+    return difference.update, after, ORDER.index(difference.kind)
 
 
 def _state_before(reference: Trace, number: int) -> Mapping[str, int] | None:
@@ -228,6 +236,4 @@ def is_effect(difference: Difference, others: Sequence[Difference]) -> bool:
     """Return whether a difference can follow from an earlier one."""
     if difference.at_start or difference.kind in ("samples", "content"):
         return False
-    return any(
-        (other.update, _rank(other)) < (difference.update, _rank(difference)) for other in others
-    )
+    return any(_time(other) < _time(difference) for other in others)

@@ -1,16 +1,15 @@
 """The flags of an audit, for `phasetrain audit` and for `python -m phasetrain.addons.audit`."""
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
-from phasetrain.addons.audit.auditor import Audit, Options, audit
+from phasetrain.addons.audit.auditor import Audit, audit
 from phasetrain.addons.audit.page import write_page
 
 
 def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags, and the command behind `--`."""
+    """Declare the flags; `behind` are the words behind `--`, the command."""
     parser.add_argument(
         "--resume",
         metavar="COMMAND",
@@ -37,27 +36,26 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="one kill and one resume, and no further questions"
     )
     parser.add_argument("--html", metavar="FILE", help="write a page with the curves")
-    parser.add_argument(
-        "command",
-        nargs="*",
-        metavar="-- COMMAND",
-        help="the training, such as `-- python train.py`; {run} in it is a new folder per run, for "
-        "scripts that write elsewhere than to their working folder",
+    parser.epilog = (
+        "COMMAND is the training, such as `python train.py`; {run} in it is a new folder per run, "
+        "for scripts that write elsewhere than to their working folder."
     )
+    parser.set_defaults(behind=[])
 
 
 def audit_with_flags(flags: argparse.Namespace) -> Audit:
     """Audit the command of parsed flags; say on standard error what is being run."""
-    options = Options(
-        resume=None if flags.resume is None else shlex.split(flags.resume),
+    result = audit(
+        flags.behind,
+        resume=flags.resume,
         kill_at=flags.kill_at,
         updates=flags.updates,
         timeout=flags.timeout,
-        only_resume=flags.quick,
+        quick=flags.quick,
+        report=_report,
     )
-    result = audit(flags.command, options, _report)
     if flags.html:
-        write_page(result, flags.command, Path(flags.html))
+        write_page(result, flags.behind, Path(flags.html))
     return result
 
 

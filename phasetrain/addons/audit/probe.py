@@ -409,7 +409,7 @@ class Probe:
         self.write("stride", every=self.every, share=cost)
 
     def _on_save(self, target: Any, content: Any) -> None:
-        leaves = {}
+        leaves: dict[str, Any] = {}
         for path, leaf in _walk(content):
             if len(leaves) == LISTED_LEAVES:
                 break

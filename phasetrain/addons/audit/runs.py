@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from phasetrain.addons.audit.trace import Trace, read_traces
 
@@ -119,7 +120,11 @@ class Runner:
 
 
 def _wait(
-    words: Sequence[str], environment: Mapping[str, str], cwd: Path, output: object, timeout: float
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    output: IO[bytes],
+    timeout: float,
 ) -> int:
     try:
         process = subprocess.Popen(
@@ -127,7 +132,7 @@ def _wait(
             env=environment,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
-            stdout=output,  # type: ignore[arg-type]
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )

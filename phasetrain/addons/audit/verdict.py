@@ -195,8 +195,8 @@ def _describe_rest(cause: Difference, name: str) -> str:
             "augmentation draws other random numbers."
         )
     return (
-        f"`{name}` in the checkpoint after update {cause.update} differs, so it was not restored or "
-        "is not updated as before."
+        f"`{name}` in the checkpoint after update {cause.update} differs, so it was not restored "
+        "or is not updated as before."
     )
 
 
