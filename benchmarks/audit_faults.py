@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from audit_scripts import CLEAN, FAULTS, Script
+from audit_scripts import CLEAN, FAULTS, FRAMEWORKS, Script
 
 from phasetrain.addons.audit.auditor import Audit, audit
 
@@ -92,7 +92,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     flags = parser.parse_args()
     results = {}
-    for title, scripts in {"faults": FAULTS, "clean scripts": CLEAN}.items():
+    groups = {"faults": FAULTS, "clean scripts": CLEAN, "frameworks": FRAMEWORKS}
+    for title, scripts in groups.items():
         chosen = [script for script in scripts if flags.only in script.name]
         results[title] = [asdict(result) for result in run(chosen, title)] if chosen else []
     if flags.json:

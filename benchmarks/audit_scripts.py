@@ -547,3 +547,133 @@ CLEAN = [
     ),
 ]
 """Scripts without a fault."""
+
+TORCHVISION = """\
+import torch
+library = torch.library.Library("torchvision", "DEF")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+"""First lines for machines whose torchvision is of another build of torch."""
+
+LIGHTNING = """\
+import os
+import pytorch_lightning as L
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+L.seed_everything(0)
+inputs = torch.randn(64, 8)
+
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def training_step(self, batch, index):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 36)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
+last = "checkpoints/last.ckpt"
+trainer = L.Trainer(
+    max_steps=36,
+    accelerator="cpu",
+    logger=False,
+    enable_progress_bar=False,
+    callbacks=[ModelCheckpoint("checkpoints", save_last=True, every_n_train_steps=5)],
+)
+trainer.fit(Net(), loader, ckpt_path=last if os.path.exists(last) else None)
+"""
+
+TRAINER = """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments, set_seed
+
+set_seed(0)
+inputs = torch.randn(64, 8)
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"inputs": inputs[index], "labels": inputs[index, :1]}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def forward(self, inputs, labels=None):
+        output = self.net(inputs)
+        return {"loss": nn.functional.mse_loss(output, labels), "logits": output}
+
+
+arguments = TrainingArguments(
+    "checkpoints", per_device_train_batch_size=8, max_steps=36, save_steps=5, use_cpu=True,
+    learning_rate=1e-2, report_to=[], disable_tqdm=True, seed=0,
+)
+trainer = Trainer(Net(), arguments, train_dataset=Points())
+saved = os.path.isdir("checkpoints") and bool(os.listdir("checkpoints"))
+trainer.train(resume_from_checkpoint=saved)
+"""
+
+ACCELERATE = """\
+import json, os
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+set_seed(0)
+inputs = torch.randn(64, 8)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 36)
+accelerator = Accelerator(cpu=True)
+model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+update = 0
+if os.path.exists("state/update.json"):
+    accelerator.load_state("state")
+    update = json.load(open("state/update.json"))
+epoch, skip = divmod(update, len(loader))
+while update < 36:
+    loader.set_epoch(epoch)
+    batches = accelerator.skip_first_batches(loader, skip) if skip else loader
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        schedule.step()
+        update += 1
+        if update % 5 == 0:
+            accelerator.save_state("state")
+            json.dump(update, open("state/update.json", "w"))
+        if update == 36:
+            break
+    epoch, skip = epoch + 1, 0
+"""
+
+FRAMEWORKS = [
+    Script("Lightning, a shuffled DataLoader", TORCHVISION + LIGHTNING),
+    Script("Hugging Face Trainer", TORCHVISION + TRAINER),
+    Script("Accelerate, skip_first_batches", TORCHVISION + ACCELERATE),
+]
+"""Scripts as the documentation of a framework has them; what the audit says is a measurement."""

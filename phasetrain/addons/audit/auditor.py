@@ -237,10 +237,13 @@ class _Auditor:
         if start is None:
             start = _start_by_file(killed.trace, trace)
         if start == 0:
-            return _explain_new_start(name, reference, killed, trace), 0, resumed
+            check = _explain_new_start(name, reference, killed, trace)
+            findings = [_shorten_place(finding, folder) for finding in check.findings]
+            return replace(check, findings=findings), 0, resumed
         differences = self._without_noise(compare(reference, trace, start))
         samples = count_samples(reference, killed.trace, trace, start)
         findings, effects = make_findings(differences, samples, trace, reference)
+        findings = [_shorten_place(finding, folder) for finding in findings]
         curves = {
             "not killed": _curve(reference, 0),
             "killed and resumed": [*_curve(killed.trace, 0)[:start], *_curve(trace, start)],
@@ -418,6 +421,11 @@ def _explain_noise(changing: Sequence[Difference]) -> str:
         "Samples and weights are equal at first: see torch.use_deterministic_algorithms, and "
         "generators that are seeded from the time."
     )
+
+
+def _shorten_place(finding: Finding, folder: Path) -> Finding:
+    """Return a finding whose place is relative to the folder of the run, a copy of the user's."""
+    return replace(finding, place=finding.place.removeprefix(f"{folder}/"))
 
 
 def _start_by_file(killed: Trace, resumed: Trace) -> int:
