@@ -1,10 +1,10 @@
 """PyTorch training that survives being killed: a run is a function of its config and its seed.
 
-`phasetrain.fit` trains a model of Python on datasets of Python, `phasetrain.run` runs what a config
-describes, both return the result; `phasetrain.load` returns the task of a run with its weights,
-`phasetrain.pack` writes its model to one file, which `phasetrain.load_pack` loads, and
-`phasetrain.log` logs a number from within a step, and `log_figure`, `log_image`, `log_text` and
-`log_audio` log what the report and trackers show.
+`phasetrain.fit` trains a model object on dataset objects, and `phasetrain.run` runs a config; both
+return the result. `phasetrain.load` returns the task of a run with its weights. `phasetrain.pack`
+writes its model to one file, which `phasetrain.load_pack` loads. `phasetrain.log` logs a number
+from within a step; `log_figure`, `log_image`, `log_text` and `log_audio` log media for the report
+and trackers.
 """
 
 import sys

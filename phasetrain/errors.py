@@ -1,7 +1,7 @@
 """Errors that a user has to act on, each with a stable code and the exit code of the process.
 
-Every message is a sentence with the `SECTION.key`, the value that was given, what is expected, and
-what to do. Programs and tests read `code` and `problems` instead of the sentence.
+Every message is a sentence with the `SECTION.key`, the value in the config, the expected value, and
+a fix. Programs and tests read `code` and `problems` instead of the sentence.
 """
 
 import linecache
@@ -100,7 +100,7 @@ class PhasetrainError(Exception):
     """Base of all errors that end a run with a message instead of a traceback (exit code 1).
 
     Args:
-        message: a sentence of the form `SECTION.key = value: what is expected`.
+        message: a sentence of the form `SECTION.key = value: expected ...; fix`.
         code: stable identifier of the kind of mistake; the default is the code of the class.
         problems: the mistakes, if the error reports several.
     """

@@ -49,7 +49,7 @@ def run(
             name: `{"MODEL": {"name": Net, "width": 32}, "DATA": {"TRAIN": dataset}}`.
         config_dir: folder with your configs.
         hooks: hooks in addition to section HOOKS: a list, whose labels are the class names in
-            snake case, or a mapping from labels; None stands for no hook.
+            snake case, or a mapping from labels; None entries are skipped.
         loop: runs the engine of a training; a custom loop iterates over `engine.steps()`.
         terminal: where to print; standard output by default, with a progress bar in a notebook.
         on_exception: `ignore` does not raise an exception of the run, but returns a result with

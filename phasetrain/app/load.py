@@ -73,7 +73,7 @@ def load(
         device: see MACHINE.device.
         changes: overrides of the config, such as `DATA.TEST.transforms=[...]`.
         trust: run the modules of RUN.imports and the dotted paths that the config of the folder
-            names, if they are not those of a run of this user.
+            names, even if this user did not make the run.
 
     Raises:
         ConfigError: there is no such run, checkpoint or average, a part cannot be built here, or

@@ -45,8 +45,7 @@ def read_checkpoint(source: WeightSource, storage: Storage) -> SourceContent:
     weights that the checkpoint leaves out come from where the run had them.
 
     Raises:
-        ConfigError: there is no usable checkpoint, or the weights that it leaves out are not what
-            they were.
+        ConfigError: there is no usable checkpoint, or the weights that it excludes have changed.
     """
     loaded = find_checkpoint(source, storage)
     learned = loaded.state["task"]

@@ -1,13 +1,13 @@
 """Add-ons: packages that add commands, engines, parts and config keys to phasetrain.
 
 An installed package names a function in the entry point group `phasetrain.addons`. The function
-gets an `AddOn` and declares what the package adds, as the add-ons of phasetrain itself do:
+gets an `AddOn` and declares the additions of the package. The add-ons of phasetrain do the same:
 
     [project.entry-points."phasetrain.addons"]
     spikes = "phasetrain_spikes:register"
 
 Modules are declared by name and imported when they are used, so that an add-on costs nothing until
-then. The function itself should import nothing but what it needs to declare.
+then. The function itself should only import modules that it needs for the declarations.
 """
 
 import importlib
@@ -204,8 +204,8 @@ class AddOn:
 
 @cache
 def load_addons() -> tuple[AddOn, ...]:
-    """Return the installed add-ons, those of phasetrain first; one that failed adds nothing, and
-    has an `error`.
+    """Return the installed add-ons, with the add-ons of phasetrain first; one that failed adds
+    nothing, and has an `error`.
 
     Raises:
         ConfigError: two add-ons add the same thing.
@@ -302,7 +302,7 @@ def _reject_conflicts(addons: Sequence[AddOn]) -> None:
 
 
 def make_conflict_error(addon: AddOn, thing: str) -> ConfigError:
-    """Return the error about an add-on that adds what is there without it.
+    """Return the error about an add-on that adds something that already exists.
 
     Args:
         addon: the add-on.

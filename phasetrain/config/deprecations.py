@@ -16,7 +16,7 @@ class Deprecation:
     Attributes:
         old: dotted config key (`MODEL.width`), value of a key (`LOSS.name=nll`), or Python name
             (`phasetrain.fit`). `*` in a key is one label or split, as in `DATA.*.batch`.
-        new: the same for the new name; `*` is what it was in the old one.
+        new: the same for the new name; `*` has the value that it has in the old name.
         since: version in which the new name appeared, `MAJOR.MINOR`.
         removed_in: first version without the old name, at least two minor versions later.
     """

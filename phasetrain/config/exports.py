@@ -43,8 +43,8 @@ def export_lazily(package: str) -> tuple[Callable[[str], object], Callable[[], l
 
 
 def find_public(module: ModuleType, name: str) -> object | None:
-    """Return what a module has under a name, which a package of phasetrain may import now; None if
-    it has nothing of this name."""
+    """Return the attribute of a module, which a package of phasetrain may import now; None if there
+    is no attribute of this name."""
     load: Any = vars(module).get("__getattr__")
     # Not that of another module, which may import anything.
     is_lazy = load is not None and load.__module__ == __name__

@@ -64,7 +64,7 @@ def is_library_path(path: str) -> bool:
     """Return whether a dotted path is in a public module of one of `LIBRARIES`, or a name of one of
     `BRIDGED`.
 
-    Modules named `distributed` count as private: what they make connects to other machines.
+    Modules named `distributed` count as private, because their objects connect to other machines.
     """
     package, *rest = path.split(".")
     is_known = package in LIBRARIES or (package in BRIDGED and len(rest) == 1)

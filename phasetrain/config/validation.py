@@ -345,7 +345,7 @@ class _PartFinder(_Checker):
         return [part for part in parts if part is not None]
 
     def name_parts(self, slot: Slot) -> list[_NamedPart]:
-        """Return what names the parts of a slot; a place that names none is reported."""
+        """Return the named parts of a slot; a place without a name is reported."""
         parts = [self._name_part(slot, path, value) for path, value in self._list_places(slot)]
         return [part for part in parts if part is not None]
 

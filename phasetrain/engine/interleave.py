@@ -289,9 +289,10 @@ def _limit_phases(phases: PhaseTableBuilder) -> None:
 class _Cycles:
     """Finds repetitions while a stage is planned, so that their phases are not made one by one.
 
-    What follows a point depends on its place in the epoch, the splits tested since the last update,
-    and the epochs and updates modulo the intervals of tests and the number of windows. If two
-    points agree in all that, the phases between them repeat until the epoch or the stage ends.
+    The phases after a point depend on its position in the epoch, the splits tested since the last
+    update, and the epochs and updates modulo the intervals of tests and the number of windows. If
+    two points agree in all of these, the phases between them repeat until the epoch or the stage
+    ends.
 
     Args:
         stage: the stage.

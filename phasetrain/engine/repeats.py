@@ -1,7 +1,7 @@
 """Encodes the phases of a plan as repetitions, so that its size does not grow with their number.
 
-A plan is nearly always a few phases over and over again. They are stored once, with the number of
-repetitions and what each repetition adds to `epoch`, `first` and `offset` of each phase.
+A plan nearly always repeats a few phases. They are stored once, with the number of repetitions and
+the increments of `epoch`, `first` and `offset` of each phase per repetition.
 Repetitions may contain repetitions, such as tests within epochs.
 """
 

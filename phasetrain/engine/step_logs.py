@@ -29,8 +29,8 @@ def log(name: str | Mapping[str, float | Tensor], value: float | Tensor | None =
         value: a number, or a tensor with one element; it is copied, and its graph is dropped.
 
     Raises:
-        ValueError: the tensor has several elements, or the name is that of a number that every step
-            logs.
+        ValueError: the tensor has several elements, or every step already logs a number of this
+            name.
     """
     values = collected.get()
     if values is None:

@@ -186,7 +186,7 @@ class CheckpointHook(Hook):
         _check_state(run)
 
     def on_step_start(self, run: Run, phase: Phase) -> None:
-        """Look at what the parts hold when all hooks have begun the phase."""
+        """Record the values in the parts when all hooks have begun the phase."""
         # Checked here as well, for a call less in each step.
         if self._watch is not None and self._watch.phase is not phase:
             self._watch.begin_phase(run, phase)

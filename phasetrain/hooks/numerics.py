@@ -109,7 +109,7 @@ class Numerics(Hook):
         return {"marked": [i for ids, mark in self._marks for i in ids[mark.cpu()].tolist()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the marked samples; those of other ranks are lost."""
+        """Restore the marked samples; samples that other ranks have marked are lost."""
         ids = torch.tensor(state["marked"], dtype=torch.int64)
         self._marks = [(ids, ids >= 0)]
 

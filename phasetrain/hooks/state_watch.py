@@ -152,7 +152,7 @@ class StateWatch:
 
     def end_step(self) -> None:
         """Call it after each step: the first steps of a split may fill caches that were empty, and
-        show what is assigned in every step."""
+        show the attributes that every step assigns."""
         if self.state is None or self.phase is None or not self.looks:
             return
         steps = self._steps[self.phase.split] = self._steps.get(self.phase.split, 0) + 1

@@ -17,7 +17,7 @@ class Accuracy(ClassMeter):
 
     Args:
         topk: number of scores that may contain the class.
-        ignore_index: class of targets that do not count; by default that of the loss.
+        ignore_index: class of targets that do not count; default: the value of the loss.
 
     Raises:
         ValueError: topk is below 1; on update: wrong shapes, non-integer targets, or fewer than

@@ -140,7 +140,7 @@ class Meter(RankBuffers, ABC):
     Its buffers are its whole state: `state_dict` holds a half-finished phase, and the sum of the
     buffers of all ranks (for rows: their concatenation in rank order) is the state of the whole
     run. `update` runs in every step and must not wait for the device: no `.item()`, no branch on
-    the value of a tensor. In training, outputs carry a graph; detach what you add.
+    the value of a tensor. In training, outputs carry a graph: detach values before you add them.
 
     A meter that does not read `out.target` sets `needs_target` to False, and may be used in tests
     without targets.

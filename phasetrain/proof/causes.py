@@ -1,5 +1,4 @@
-"""What probably causes a difference, by the path of the first value that differs, and what to do
-about it."""
+"""Probable causes of a difference and their fixes, by the path of the first value that differs."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase

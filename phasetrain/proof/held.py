@@ -61,7 +61,7 @@ class Held:
         part: label of the part.
         owner: object, class or module that has it; a function for a variable of its closure.
         name: its name there; empty for the setup of a module.
-        key: what is compared, see `is_changed`.
+        key: the value that is compared, see `is_changed`.
         identity: id of the value; 0 for numbers and containers, whose changes the source shows.
     """
 
@@ -189,8 +189,8 @@ def read_held(
 
     Args:
         holders: see `find_holders`.
-        modules: modules whose variables, and the variables of whose classes, are read.
-        saved: what is left out, because checkpoints contain it or it is a holder.
+        modules: modules whose variables are read, with the variables of their classes.
+        saved: values to skip, because checkpoints contain them or they are holders.
         is_whole: compare large arrays by all their bits, and not by a sample and their version.
     """
     held: dict[str, Held] = {}
@@ -304,7 +304,7 @@ def _list_own_names(kind: Any) -> frozenset[str]:
 def read_key(  # noqa: C901, PLR0912 - one case for each kind
     value: Any, saved: Saved, depth: int = DEPTH, *, is_whole: bool = False
 ) -> Any:
-    """Return what is compared of a value; None if there is nothing."""
+    """Return the part of a value that is compared; None if there is none."""
     if value is None or depth < 0 or value in saved:
         return None
     if isinstance(value, PLAIN):

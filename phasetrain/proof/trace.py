@@ -114,7 +114,7 @@ def digest_state(parts: Mapping[str, Any]) -> Digests:
 
 
 def _sort_paths(paths: Iterable[str]) -> list[str]:
-    """Return paths with those of `FIRST` first, others in the order in which they were recorded."""
+    """Return the paths in `FIRST` first, others in the order in which they were recorded."""
 
     def rank(path: str) -> int:
         first = path.partition(".")[0]

@@ -18,8 +18,8 @@ GROWING = frozenset({"append", "appendleft", "extend", "add", "update", "insert"
 class Uses(ast.NodeVisitor):
     """The names that functions read and write: `.NAME` for attributes, `NAME` for variables.
 
-    Only classes and functions of these names count, and those that their code mentions, directly or
-    not: what the rest of a script does with a hook after the run is no use in a step.
+    Only classes and functions of these names count, and others that their code mentions, directly
+    or not. A script that reads a hook after the run does not use it in a step.
 
     Args:
         modules: modules with source.
@@ -79,7 +79,7 @@ class Uses(ast.NodeVisitor):
         self._fresh, self._read_here, self._is_conditional = outer
 
     def visit(self, node: ast.AST) -> None:
-        """Visit a node; what a branch assigns is assigned in some calls only."""
+        """Visit a node; names that a branch assigns are assigned in some calls only."""
         outer = self._is_conditional, self._cached
         fresh = None if self._fresh is None else set(self._fresh)
         is_branch = isinstance(node, ast.If | ast.While | ast.Try | ast.Match)

@@ -156,8 +156,7 @@ def _copy_state(generator: torch.Generator) -> bytes:
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Restore the global generators of torch, NumPy and Python on exit, and those of CUDA devices
-    in use."""
+    """Restore the global generators of torch, NumPy, Python and the used CUDA devices on exit."""
     torch_state = torch.get_rng_state()
     numpy_state = np.random.get_state()
     python_state = random.getstate()

@@ -45,7 +45,7 @@ class ModuleFlags:
         return {name: names for name, names in flags.items() if names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what needs a gradient, and the modes; `begin_phase` sets them once more."""
+        """Restore `requires_grad` and the modes; `begin_phase` sets the modes once more."""
         self._pending = state.get("training", ())
         for name, mode in self._modes.items():
             self._modules[name].training = mode != (name in self._pending)

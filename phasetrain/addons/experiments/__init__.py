@@ -63,7 +63,7 @@ def register(addon: AddOn) -> None:
         Command(
             "rerun",
             "RUN_FOLDER | --recipe NAME [OVERRIDE ...]",
-            "repeat a run, or a recipe, in a new folder and check that it gives the same",
+            "repeat a run, or a recipe, in a new folder and compare every bit",
             f"{RERUN_COMMAND}:run_rerun",
             takes_overrides=True,
             arguments=f"{RERUN_COMMAND}:add_rerun_arguments",
@@ -95,8 +95,8 @@ def register(addon: AddOn) -> None:
         Command(
             "certify",
             "[OVERRIDE ...]",
-            "prove here that the run resumes bit-identically after kills (exit code 7: it does "
-            "not)",
+            "kill and resume the run on this machine and compare every bit (exit code 7: not "
+            "identical)",
             f"{PROOF_COMMANDS}:run_certify",
             takes_overrides=True,
             arguments=f"{PROOF_COMMANDS}:add_certify_arguments",

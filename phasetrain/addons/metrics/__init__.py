@@ -6,7 +6,7 @@ PACKAGE = "phasetrain.addons.metrics"
 
 
 def register(addon: AddOn) -> None:
-    """Declare what this add-on adds."""
+    """Declare the parts of this add-on."""
     addon.add_parts(
         "meter",
         {

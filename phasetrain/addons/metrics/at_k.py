@@ -78,7 +78,7 @@ class PrecisionAtK(_TopKMeter):
 
     Args:
         topk: one k or several, each a metric named by k.
-        ignore_index: class, or value of a label, that does not count; by default that of the loss.
+        ignore_index: class, or value of a label, that does not count; default: as in the loss.
 
     Raises:
         ValueError: a k is below 1; on update: wrong shapes, or fewer than k classes.
@@ -97,7 +97,7 @@ class RecallAtK(_TopKMeter):
 
     Args:
         topk: one k or several, each a metric named by k.
-        ignore_index: class, or value of a label, that does not count; by default that of the loss.
+        ignore_index: class, or value of a label, that does not count; default: as in the loss.
 
     Raises:
         ValueError: a k is below 1; on update: wrong shapes, or fewer than k classes.

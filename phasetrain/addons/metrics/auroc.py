@@ -28,7 +28,7 @@ class AUROC(RankingMeter):
         per_class: also return the value of each class.
         logits: see `RankingMeter`.
         class_names: names of the classes; by default the names in the data.
-        ignore_index: class, or value of a label, that does not count; by default that of the loss.
+        ignore_index: class, or value of a label, that does not count; default: as in the loss.
 
     Raises:
         ValueError: on update: wrong shapes.
@@ -81,7 +81,7 @@ class GroupedAUROC(ClassMeter):
     Args:
         label: key of the targets with the label, `(N,)`, true above 0.5.
         group: key of the targets with the group, integers `(N,)`.
-        ignore_index: value of labels that do not count; by default that of the loss.
+        ignore_index: value of labels that do not count; default: the value of the loss.
 
     Raises:
         ValueError: on update: the targets lack these keys, or wrong shapes.

@@ -24,7 +24,7 @@ class AveragePrecision(RankingMeter):
         per_class: also return the value of each class.
         logits: see `RankingMeter`.
         class_names: names of the classes; by default the names in the data.
-        ignore_index: class, or value of a label, that does not count; by default that of the loss.
+        ignore_index: class, or value of a label, that does not count; default: as in the loss.
 
     Raises:
         ValueError: on update: wrong shapes.

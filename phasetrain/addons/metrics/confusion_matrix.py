@@ -29,7 +29,7 @@ class ConfusionMatrix(PerClassMeter):
             number of samples.
         threshold: score above which a single score per sample predicts the second of two classes.
         class_names: names of the classes; by default the names in the data.
-        ignore_index: class of targets that do not count; by default that of the loss.
+        ignore_index: class of targets that do not count; default: the value of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.

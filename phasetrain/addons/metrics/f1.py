@@ -30,7 +30,7 @@ class F1(PerClassMeter):
         threshold: score above which a label is predicted: 0.0 for logits, 0.5 for probabilities.
         per_class: also return the value of each class.
         class_names: names of the classes; by default the names in the data.
-        ignore_index: class, or value of a label, that does not count; by default that of the loss.
+        ignore_index: class, or value of a label, that does not count; default: as in the loss.
 
     Raises:
         ValueError: on update: wrong shapes.

@@ -17,7 +17,7 @@ class MultilabelAccuracy(ClassMeter):
 
     Args:
         threshold: score above which a label is predicted: 0.0 for logits, 0.5 for probabilities.
-        ignore_index: value of labels that do not count; by default that of the loss.
+        ignore_index: value of labels that do not count; default: the value of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.

@@ -23,7 +23,7 @@ class PerClassAccuracy(PerClassMeter):
         classes: number of classes; by default the number in the data.
         threshold: score above which a single score per sample predicts the second of two classes.
         class_names: names of the classes; by default the names in the data.
-        ignore_index: class of targets that do not count; by default that of the loss.
+        ignore_index: class of targets that do not count; default: the value of the loss.
 
     Raises:
         ValueError: on update: wrong shapes.

@@ -153,9 +153,9 @@ def _name_states(
 def _read_file_states(task: Task, source: WeightSource, storage: Storage) -> SavedStates:
     """Return the states in a file of torch.save.
 
-    The weights are those of the `param_names` of its groups, as an optimizer of
-    `named_parameters()` saves them. Without names, they are the parameters of the model in their
-    order, which has to be true for the number and the shapes of all states.
+    The states belong to the weights in `param_names` of its groups, as an optimizer of
+    `named_parameters()` saves them. Without names, they belong to the parameters of the model in
+    their order; number and shapes of all states have to fit.
     """
     file = read_file(source, storage, source.path)
     content: Any = file.loaded

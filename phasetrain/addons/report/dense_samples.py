@@ -26,8 +26,8 @@ Boxes = Mapping[str, Tensor]
 
 
 def find_dense_kind(out: StepOutput) -> DenseKind | None:
-    """Return what a model of segmentation or detection predicts; None for other models, and for
-    boxes without the add-on vision."""
+    """Return the kind of prediction of a model of segmentation or detection; None for other models,
+    and for boxes without the add-on vision."""
     output = out.output
     target = out.target
     if isinstance(output, Tensor) and isinstance(target, Tensor):

@@ -42,8 +42,8 @@ class Transformer(nn.Module):
 
     Pre-norm (Radford et al. 2019, GPT-2), learned positions, and input and output embeddings are
     tied (Press and Wolf 2016, arXiv:1608.05859). The logits at a position depend only on the tokens
-    up to it. With `position_ids`, as the dataset `tokens` gives them, they depend only on those of
-    the same document: a position of 0 begins a document.
+    up to it. With `position_ids`, as the dataset `tokens` returns them, they depend only on tokens
+    of the same document: a position of 0 begins a document.
 
     Args:
         vocabulary: number of different tokens.

@@ -37,7 +37,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Layer:
-    """A fully connected layer of VISSL, with what follows it.
+    """A fully connected layer of VISSL, with the layers that follow it.
 
     Attributes:
         width: number of outputs.

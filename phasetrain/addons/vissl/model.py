@@ -91,7 +91,7 @@ def _convert_embedding(source: VisslConfig, draft: ExperimentDraft, loss: str) -
 
 
 def _complete_fragment(source: VisslConfig, draft: ExperimentDraft) -> None:
-    """Set what files without data leave to the files that they are merged over."""
+    """Set the keys that files without data take from the files below them."""
     if source.get("DATA.TRAIN.DATA_SOURCES") or source.get("DATA.TEST.DATA_SOURCES"):
         return
     heads = list(source.get(HEADS, []))

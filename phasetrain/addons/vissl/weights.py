@@ -24,7 +24,7 @@ def convert_weights(path: str | Path, out: str | Path) -> int:
     """Write the tensors and arrays of a file of VISSL as tensors, and return their number.
 
     No code of the file is executed: it may contain NumPy arrays and VISSL's dictionaries, next to
-    what torch considers data.
+    types that torch considers data.
 
     Args:
         path: a file written by `torch.save`.

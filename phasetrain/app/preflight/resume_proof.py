@@ -58,7 +58,7 @@ class Record:
     Attributes:
         saved: the state at the save, copied to the CPU.
         trace: the later steps, and the end of the phase.
-        held: what the parts hold at the end, see `HeldState.read`.
+        held: values in the parts at the end, see `HeldState.read`.
     """
 
     saved: SavedTask

@@ -103,7 +103,7 @@ def check_code(
 
 def describe_code(stored: StoredConfig, config: Mapping[str, Any]) -> list[str]:
     """Return a line per module and dotted path outside of known libraries that a config names, with
-    the file that Python finds for it: what a trusted folder runs."""
+    the file that Python finds for it. A trusted folder runs this code."""
     return _locate(list_code(config) + _list_jobs(config), stored.code_folders)
 
 

@@ -207,8 +207,8 @@ def _format_length(split: SplitData) -> str:
 
 
 def _list_assumed(setup: Setup) -> Pairs:
-    """Return what a run with other settings trains with although nobody asked for it, if
-    anything."""
+    """Return the parts that the run takes from the defaults although its config changes other
+    parts."""
     composed = setup.composed
     task = TASKS.find(setup.config.TASK.name)
     assumed = [

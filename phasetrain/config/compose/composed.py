@@ -140,8 +140,8 @@ def _rename_keys(layers: list[Layer], line: CommandLine, base: Layer | None) -> 
 
 
 def _without_defaults(base: Layer, schema: Schema) -> Layer:
-    """Return a complete config as a layer that also removes what it does not have: the hooks,
-    meters and splits of the defaults."""
+    """Return a complete config as a layer that also removes the hooks, meters and splits of the
+    defaults that it does not have."""
     values = dict(base.values)
     for section in ("DATA", "METERS", "HOOKS"):
         own = values.get(section) or {}

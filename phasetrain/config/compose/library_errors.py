@@ -1,7 +1,7 @@
 """Errors of Hydra, OmegaConf and PyYAML, as sentences about the text of the config.
 
-Their messages name classes and tokens of the libraries. Each function returns what is wrong, and
-what to do; what it does not know keeps the first line of the library's message.
+Their messages name classes and tokens of the libraries. Each function returns the mistake and a
+fix. For unknown errors, it returns the first line of the library's message.
 """
 
 import re
@@ -108,8 +108,8 @@ def explain_defaults_error(error: Exception, groups: Sequence[str]) -> str:
 
 
 def explain_unknown_group(name: str, option: str, groups: Sequence[str]) -> str:
-    """Return what to do about an entry `name: option` of a defaults list, if the group does not
-    exist there.
+    """Return the fix for an entry `name: option` of a defaults list whose group does not exist
+    there.
 
     Args:
         name: group, as written without the slash.

@@ -255,7 +255,7 @@ class ConfigFiles:
 
 
 class _UserFiles(FileConfigSource):
-    """The files of a folder, each of which is checked before Hydra reads it."""
+    """The files of a folder; each is checked before Hydra reads it."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))

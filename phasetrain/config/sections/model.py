@@ -43,14 +43,14 @@ class EMASection(Section):
     )
     match: tuple[str, ...] = key(
         [],
-        "patterns for names of the parameters to average, such as those of one of several models; "
-        "the others are copied; []: all",
+        "patterns for names of the parameters to average, such as the names of one model of "
+        "several; the others are copied; []: all",
         resume="forbidden",
     )
     statistics: Literal["copy", "average"] = key(
         "average",
-        "running statistics of batch norms: `average` them like the weights, or `copy` those of "
-        "the model, which fit averaged weights worse",
+        "running statistics of batch norms: `average` them like the weights, or `copy` them from "
+        "the model; copied ones fit averaged weights worse",
         resume="forbidden",
     )
     test: bool = key(True, "test the average next to the trained weights", resume="forbidden")

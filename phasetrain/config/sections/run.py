@@ -86,8 +86,7 @@ class RunSection(Section):
     )
     exact: bool = key(
         True,
-        "reject parts of which the rehearsal finds that they would not resume exactly; false: "
-        "train nevertheless, and record it",
+        "reject parts that would not resume exactly; false: train nevertheless, and record it",
         scope="run",
     )
     give_up_after: int | None = key(

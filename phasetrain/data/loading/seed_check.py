@@ -41,8 +41,8 @@ def check_seeded(reader: SampleReader, name: str) -> None:
         name: name of the dataset, for the message.
 
     Raises:
-        ConfigError: a part draws from its own generator, or the dataset caches what it has drawn;
-            the part is named.
+        ConfigError: a part uses a private generator, or the dataset caches random numbers; the
+            error names the part.
     """
     if not reader.draws_at_random:
         return

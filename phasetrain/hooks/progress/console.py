@@ -241,8 +241,8 @@ class ConsoleView(Hook):
 def _select_metrics(
     metrics: Mapping[str, float], meters: Mapping[str, Meter], monitored: str
 ) -> dict[str, float]:
-    """Return the metrics without those of meters that have a value per class or the like, and
-    without counts of 0, such as `f1_absent` if every class occurs; the monitored one stays."""
+    """Return the metrics, without meters that have a value per class or similar, and without counts
+    of 0, such as `f1_absent` if every class occurs; the monitored one stays."""
     owners = {name: split_metric(name, meters) for name in metrics}
     lengths = Counter(label for label, _ in owners.values() if label)
     return {

@@ -1,4 +1,4 @@
-"""Files elsewhere: the add-on `remote` reads and writes what a URL such as `s3://...` names."""
+"""Files elsewhere: the add-on `remote` reads and writes URLs such as `s3://...`."""
 
 import os
 from collections.abc import Callable
@@ -35,8 +35,8 @@ HANDLERS = PathHandlers()
 
 
 class RemoteError(PhasetrainError):
-    """A file elsewhere cannot be read or written; the message names the URL without secrets, what
-    was tried, and what to do (exit code 1)."""
+    """A file elsewhere cannot be read or written; the message names the URL without secrets, the
+    attempts, and a fix (exit code 1)."""
 
     default_code = "remote.unreachable"
 

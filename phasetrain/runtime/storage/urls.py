@@ -82,7 +82,7 @@ def redact_url(text: str) -> str:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the texts that `{a,b}` and `{000..099}` in a pattern stand for, as in a shell."""
+    """Return the texts to which `{a,b}` and `{000..099}` in a pattern expand, as in a shell."""
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]

@@ -31,7 +31,7 @@ class SchemaBuilder:
 
     Args:
         slots: places where a name chooses a part.
-        extra: path of a slot -> names in addition to those of its registry.
+        extra: path of a slot -> names in addition to the names in its registry.
 
     Attributes:
         definitions: name -> schema.

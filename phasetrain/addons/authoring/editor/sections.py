@@ -15,7 +15,7 @@ def describe_sections(names: Mapping[str, Iterable[str]]) -> dict[str, JsonSchem
     """Return the schema of the whole config as `root`, and the `definitions` that it refers to.
 
     Args:
-        names: path of a slot -> names of parts in addition to those of its registry.
+        names: path of a slot -> names of parts in addition to the names in its registry.
     """
     builder = SchemaBuilder(list_slots(), names)
     root = builder.add_section(complete_config(), "")

@@ -1,7 +1,7 @@
 """Converts a config of the lightning-hydra-template to an experiment.
 
-Keys that have a counterpart are translated. What is code in a Lightning project (the
-LightningModule, the LightningDataModule, callbacks) is named with what to write instead.
+Keys that have a counterpart are translated. Code of a Lightning project (the LightningModule, the
+LightningDataModule, callbacks) is listed with the keys or parts to write instead.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -92,12 +92,12 @@ LOGGERS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class MigratedKey:
-    """What became of a key.
+    """The result for a key.
 
     Attributes:
         key: dotted path in the template.
         status: `change`: you have to write or choose something.
-        text: the key here with its value, the reason, or what to do.
+        text: the key here with its value, the reason, or the change to make.
     """
 
     key: str
@@ -112,7 +112,7 @@ class LightningMigration:
     Attributes:
         source: path of the config.
         experiment: section -> its keys.
-        keys: what became of each key.
+        keys: the result for each key.
     """
 
     source: str
@@ -134,7 +134,7 @@ class LightningMigration:
         self.keys.append(MigratedKey(source, "translated", f"{key} = {value}"))
 
     def change(self, source: str, text: str) -> None:
-        """Record what is left to do."""
+        """Record a change that the user has to make."""
         self.keys.append(MigratedKey(source, "change", text))
 
     def drop(self, source: str, reason: str) -> None:
@@ -142,13 +142,13 @@ class LightningMigration:
         self.keys.append(MigratedKey(source, "not needed", reason))
 
     def format_yaml(self) -> str:
-        """Return the experiment as YAML, with what to change as comments."""
+        """Return the experiment as YAML, with the changes to make as comments."""
         lines = [f"# From {self.source}, by `phasetrain migrate lightning`."]
         lines += [f"# CHANGE {key.key}: {key.text}" for key in self.to_change]
         return "\n".join([*lines, OmegaConf.to_yaml(OmegaConf.create(self.experiment))])
 
     def format_report(self) -> str:
-        """Return a line for each key, what to change last."""
+        """Return a line for each key, with the changes to make last."""
         order = ("translated", "not needed", "change")
         rows = sorted(self.keys, key=lambda key: order.index(key.status))
         return "\n".join(f"{key.status:<11} {key.key}: {key.text}" for key in rows)

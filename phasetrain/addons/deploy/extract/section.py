@@ -40,7 +40,7 @@ class ExtractSection(Section):
     )
     rows_per_shard: int = key(
         8192,
-        "samples per file, each of which is computed by one rank",
+        "samples per file; one rank computes a file",
         scope="run",
         ge=1,
     )

@@ -165,11 +165,11 @@ def draw_shots(targets: Array, classes: int, shots: int, random: np.random.Gener
     """Return a table `(N, classes)` of 1, 0 and -1 in which few samples are known.
 
     Args:
-        targets: classes `(N,)`, of which each gets `shots` samples, or a table, of which each
+        targets: classes `(N,)`, where each class gets `shots` samples, or a table, where each
             column gets `shots` ones and `shots * (classes - 1)` zeros.
         classes: number of classes.
         shots: samples per class.
-        random: draws the samples.
+        random: generator that chooses the samples.
 
     Raises:
         ConfigError: a class has too few samples.

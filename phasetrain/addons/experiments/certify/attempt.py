@@ -240,7 +240,7 @@ class HeldValues(Hook):
         self._watch.check(run)
 
     def on_end(self, run: Run) -> None:
-        """Write what was found."""
+        """Write the findings."""
         state = self._watch.state
         if state is None:
             return

@@ -76,9 +76,9 @@ class RunStorage:
 def fork_run(source: str, update: int, target: str, *, setup: Setup | None = None) -> str:
     """Make a run folder from the checkpoint of another run after an update, and its logs up to it.
 
-    A resume in the new folder gives exactly the folder of a run from scratch, if its config differs
-    only in what cannot matter before that checkpoint. Of several checkpoints after the same update
-    the newest one is taken, which may be behind tests. A fork that was killed is made again.
+    A resume in the new folder gives exactly the folder of a run from scratch, if its config only
+    differs in keys that have no effect before that checkpoint. Of several checkpoints after the
+    same update the newest one is taken, which may follow tests. A killed fork is made again.
 
     Args:
         source: folder of the run; it is only read, and may belong to a running process.

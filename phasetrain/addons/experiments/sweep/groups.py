@@ -257,8 +257,8 @@ def _compare_groups(
 ) -> list[ConfigGroup]:
     """Return the groups with their differences from a baseline, by default the best one.
 
-    A config of which runs have failed is the best one only if all have: the mean of the others may
-    owe its place to the seeds that are missing.
+    A config with failed runs is the best one only if all configs have failed runs: without the
+    missing seeds, its mean may be too good.
     """
     most = max(group.count for group in groups)
     config: Mapping[str, str] | None = next(group.swept for group in groups if group.count == most)

@@ -59,7 +59,7 @@ def name_values(swept: Mapping[str, str]) -> str:
 
 def name_configs(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """Return a name for each of several configs, as in `name_values`, in which mappings are reduced
-    to what tells them apart."""
+    to their differences."""
     keys = dict.fromkeys(key for swept in configs for key in swept)
     labels = {key: label_values([swept[key] for swept in configs if key in swept]) for key in keys}
     return [

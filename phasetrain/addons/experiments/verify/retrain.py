@@ -238,7 +238,7 @@ class Retrainer:
         return f"config.yaml is not the config of the newest checkpoint: {listed}"
 
     def compare_status(self, status: StatusRecord) -> Iterator[Finding]:
-        """Yield what status.json of a finished run says about its end and is not so."""
+        """Yield the wrong values about the end of a finished run in status.json."""
         if not self.is_finished:
             return
         last = self.evidence.last

@@ -62,10 +62,10 @@ class Verification:
         choice: the segments that were chosen.
         retrained: their outcomes, in the order of the updates.
         findings: everything that differs.
-        weights: a sentence about exported or packed weights that are equal to those of their
+        weights: a sentence about exported or packed weights that are equal to the weights in their
             checkpoint; empty if there are none.
-        unverified: what was asked for and could not be compared.
-        notes: parts that were not asked for, and reasons why a difference would prove nothing.
+        unverified: requested parts that could not be compared.
+        notes: parts that were not requested, and reasons why a difference would prove nothing.
         seed: of the choice.
         seconds: duration.
         is_finished: whether the run says that it has ended.
@@ -110,7 +110,7 @@ class Verification:
         return "no difference" if self.list_gaps() else "bit-identical"
 
     def list_gaps(self) -> list[str]:
-        """Return what keeps the verdict from being about the whole run; empty if nothing does."""
+        """Return the parts of the run that the verdict does not cover."""
         gaps = []
         rest = self.evidence.last - self.updates
         if rest:

@@ -115,8 +115,8 @@ def find_run(path: str) -> str:
 
 
 def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Finding], list[str]]:
-    """Return the differences between weights and their run, and sentences about what could not be
-    compared."""
+    """Return the differences between weights and their run, and sentences about the parts that
+    could not be compared."""
     findings = list(_compare_root(weights, evidence))
     by_name = {saved.name: saved for saved in evidence.saved}
     saved = by_name.get(weights.checkpoint)

@@ -282,8 +282,8 @@ class _TraceRanges:
 
 @contextmanager
 def _hide_advice() -> Iterator[None]:
-    """Hide what torch says about `warmup: 0`, a setting of the hook, and (torch 2.11) about
-    events of former cycles, which the hook has written by then."""
+    """Hide warnings of torch about `warmup: 0`, a setting of the hook, and (torch 2.11) about
+    events of former cycles, which the hook has already written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Profiler won't be using warmup")
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")

@@ -16,7 +16,7 @@ MAX_BYTES = 4 << 20
 
 
 def media_section(run: RunReport) -> str:
-    """Return what the run has logged by `phasetrain.log_image` and the like, or nothing."""
+    """Return the section of media that the run has logged (`phasetrain.log_image`, ...), if any."""
     items: dict[str, list[Mapping[str, Any]]] = {}
     for line in run.lines:
         if line.kind == "media":

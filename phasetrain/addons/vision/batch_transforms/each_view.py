@@ -18,7 +18,8 @@ class EachView(OneOf):
     """Mixes each view of self-supervised learning by one of several transforms.
 
     A sample has the same partner in all views, so that views of a pair remain comparable. Each view
-    gets a transform and shares of its own. The target is unchanged: losses of views have none.
+    gets a separate transform and separate shares. The target is unchanged: losses of views have
+    none.
 
     Args:
         transforms: mixup and cutmix, each a mapping with `name` and parameters, or a bare name.

@@ -160,8 +160,8 @@ def _list_targets(plan: TrialPlan, settings: PruneSettings, levels: int) -> list
 
 
 def _find_test(plan: TrialPlan, target: int) -> int:
-    """Return the updates of the first test at or after some updates; those of the whole run if
-    there is none."""
+    """Return the updates of the first test at or after some updates, or of the whole run if there
+    is none."""
     index = bisect_left(plan.tests, target)
     if index == len(plan.tests):
         return plan.updates
