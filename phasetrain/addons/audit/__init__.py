@@ -1,18 +1,15 @@
 """Audit of any training script: does it resume exactly after a kill?
 
-`python -m phasetrain.addons.audit` and `audit` need Python and torch only: neither Hydra nor the
-rest of phasetrain is imported.
+`python -m phasetrain.addons.audit` and `auditor.audit` need Python and torch only: neither Hydra nor
+the rest of phasetrain is imported.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from phasetrain.addons.audit.auditor import Audit, audit
     from phasetrain.config.addons import AddOn
-
-    __all__ = ["Audit", "audit", "register"]
 
 COMMAND = "phasetrain.addons.audit.command"
 
@@ -31,11 +28,3 @@ def register(addon: AddOn) -> None:
         )
     )
     addon.add_name("audit", "phasetrain.addons.audit.auditor:audit")
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("Audit", "audit"):
-        from phasetrain.addons.audit import auditor as module
-
-        return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

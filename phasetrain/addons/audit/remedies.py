@@ -17,6 +17,11 @@ sampler = RandomSampler(data, generator=generator)   # generator = torch.Generat
 generator.manual_seed(seed + epoch)                  # before each epoch
 for i, batch in enumerate(loader): if i < batches_done: continue   # save epoch and batches_done"""
 
+_SCHEDULE = """\
+checkpoint["schedule"] = schedule.state_dict()
+schedule.load_state_dict(checkpoint["schedule"])
+                                                     # and step it once per update"""
+
 _GENERATORS = """\
 checkpoint["generators"] = (torch.get_rng_state(), numpy.random.get_state(), random.getstate())
 torch.set_rng_state(checkpoint["generators"][0])     # likewise numpy.random.set_state and
@@ -45,10 +50,8 @@ model.load_state_dict(checkpoint["model"], strict=True)""",
 checkpoint["optimizer"] = optimizer.state_dict()
 optimizer.load_state_dict(checkpoint["optimizer"])
                                                      # once it has its parameter groups""",
-    "schedule": """\
-checkpoint["schedule"] = schedule.state_dict()
-schedule.load_state_dict(checkpoint["schedule"])
-                                                     # and step it once per update""",
+    "option": _SCHEDULE,
+    "schedule": _SCHEDULE,
     "scaler": """\
 checkpoint["scaler"] = scaler.state_dict()
 scaler.load_state_dict(checkpoint["scaler"])
@@ -63,7 +66,6 @@ ema.load_state_dict(checkpoint["ema"])
                                                      # and update it once per optimizer step""",
 }
 """Kind of a difference -> three lines for a loop of one's own."""
-PLAIN["option"] = PLAIN["schedule"]
 
 BY_FRAMEWORK = {
     "Lightning": {

@@ -57,7 +57,7 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> Audit:
     return found
 
 
-@pytest.mark.feature("audit")
+@pytest.mark.feature("audit", "Audit: what any training script does not restore after a kill")
 def test_each_part_that_is_not_restored_is_named_once(verdict: Audit) -> None:
     assert verdict.exit_code == 1
     (check,) = verdict.checks
