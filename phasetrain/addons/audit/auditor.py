@@ -14,6 +14,7 @@ from phasetrain.addons.audit.compare import (
     compare,
     count_samples,
     find_start,
+    find_undone,
 )
 from phasetrain.addons.audit.remedies import FRAMEWORKS, find_remedy
 from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
@@ -233,13 +234,19 @@ class _Auditor:
         if not trace.updates:
             sentence = "The resumed run made no update: it takes the training for finished."
             return Check(name, DIFFERS, sentence, [Finding("start", sentence)]), 0, resumed
-        start = find_start(reference, trace, reference.updates[-1].number)
+        start = find_start(reference, trace)
+        undone = 0
+        if not start:
+            undone, after = find_undone(reference, trace)
+            start = after or start
         if start is None:
             start = _start_by_file(killed.trace, trace)
         if start == 0:
             check = _explain_new_start(name, reference, killed, trace)
             findings = [_shorten_place(finding, folder) for finding in check.findings]
             return replace(check, findings=findings), 0, resumed
+        if undone:
+            trace = replace(trace, updates=trace.updates[undone:])
         differences = self._without_noise(compare(reference, trace, start))
         samples = count_samples(reference, killed.trace, trace, start)
         findings, effects = make_findings(differences, samples, trace, reference)
