@@ -92,7 +92,7 @@ class Probe:
         folder: folder for the trace.
         options: `kill_at` and `stop_at` (numbers of updates), `kill_in_save` (number of a call of
             torch.save), `workers` (number of workers of each DataLoader), `every` (updates between
-            two digests of the state), `origin` (update around which all are digested).
+            two digests of the state).
     """
 
     def __init__(self, folder: str, options: Mapping[str, int]) -> None:
@@ -395,12 +395,7 @@ class Probe:
             os._exit(0)
 
     def _is_digested(self) -> bool:
-        # A resumed process counts its updates from its start. The run that it is compared with
-        # digests the updates around that place, `origin`, and the same ones after it.
-        since = self.updates - self.options.get("origin", 0)
-        if self.updates <= MEASURED or -2 <= since <= MEASURED + 2:
-            return True
-        return bool(self.every) and since % self.every == 0
+        return self.updates <= MEASURED or bool(self.every and self.updates % self.every == 0)
 
     def _choose_stride(self) -> None:
         """Digest the state so seldom that it costs little; all runs of an audit use one stride."""
