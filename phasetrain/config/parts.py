@@ -60,7 +60,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "mlp": "phasetrain.models.mlp",
             "resnet_cifar": "phasetrain.models.resnet_cifar",
             "small_cnn": "phasetrain.models.small_cnn",
-            "trunk_heads": "phasetrain.models.trunk_heads",
         },
         "optimizer": {
             "adam": "phasetrain.optim.optimizers",

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from phasetrain.models.mlp import MLP
     from phasetrain.models.resnet_cifar import ResNetCifar
     from phasetrain.models.small_cnn import SmallCNN
-    from phasetrain.models.trunk_heads import TrunkHeads
 else:
     __getattr__, __dir__ = export_lazily(__name__)
 
@@ -20,5 +19,4 @@ __all__ = [
     "Embedding",
     "ResNetCifar",
     "SmallCNN",
-    "TrunkHeads",
 ]

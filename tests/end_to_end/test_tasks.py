@@ -44,6 +44,7 @@ def measures(folder: Path) -> list[dict[str, float]]:
     return [record["metrics"] for record in records(folder) if record["kind"] == "phase"]
 
 
+@pytest.mark.addon("vision")
 class TestSeveralHeads:
     @pytest.mark.feature(
         "70",

@@ -391,6 +391,7 @@ def own(registry: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[st
 def list_marks(words: Iterable[str]) -> list[Any]:
     """Return the marks of a case with these words: the add-ons of the experiment and files."""
     addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "text"}
+    addons["name: trunk_heads"] = "vision"
     addons |= {f"OPTIMIZER.name={name}": "optimizers" for name in ("lamb", "lars", "muon")}
     needed = [name for part, name in addons.items() if any(part in word for word in words)]
     return [pytest.mark.addon(*needed)] if needed else []

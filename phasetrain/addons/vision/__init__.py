@@ -14,6 +14,7 @@ def register(addon: AddOn) -> None:
             "conditional_gan": f"{PACKAGE}.conditional_gan",
             "resnet": f"{PACKAGE}.resnet",
             "trunk_head": f"{PACKAGE}.trunk_head",
+            "trunk_heads": f"{PACKAGE}.trunk_heads",
             "unet": f"{PACKAGE}.unet",
         },
     )
@@ -96,6 +97,8 @@ def register(addon: AddOn) -> None:
         ),
         PartPlace("TASK.teacher", "model", only=("TASK", "self_supervised")),
         PartPlace("MODEL.trunk", "model", only=("MODEL", "trunk_head")),
+        PartPlace("MODEL.trunk", "model", only=("MODEL", "trunk_heads")),
+        PartPlace("MODEL.heads.*", "model", only=("MODEL", "trunk_heads")),
         *(
             PartPlace(
                 f"MODEL.{place}",
