@@ -41,14 +41,11 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "metrics": "phasetrain.hooks.metrics",
             "numerics": "phasetrain.hooks.numerics",
             "plateau": "phasetrain.hooks.monitors.plateau",
-            "stragglers": "phasetrain.hooks.monitors.stragglers",
-            "watchdog": "phasetrain.hooks.watchdog",
         },
         "loader": {},
         "loss": {
             "cross_entropy": "phasetrain.losses.cross_entropy",
             "from_model": "phasetrain.losses.from_model",
-            "soft_targets": "phasetrain.losses.distillation",
             "weighted_sum": "phasetrain.losses.weighted_sum",
         },
         "meter": {
@@ -58,7 +55,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "model": {
             "mlp": "phasetrain.models.mlp",
-            "resnet_cifar": "phasetrain.models.resnet_cifar",
             "small_cnn": "phasetrain.models.small_cnn",
         },
         "optimizer": {
@@ -102,7 +98,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "none": "phasetrain.distributed.strategies.base",
         },
         "task": {
-            "distillation": "phasetrain.tasks.distillation",
             "supervised": "phasetrain.tasks.supervised",
         },
         "transform": {

@@ -44,7 +44,7 @@ def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
         "phasetrain.data.mixture",
         "phasetrain.data.transforms.resize",
         "phasetrain.hooks.monitors.plateau",
-        "phasetrain.losses.distillation",
+        "phasetrain.losses.from_model",
         "phasetrain.addons.metrics.auroc",
         "phasetrain.models.resnet",
         "phasetrain.models.weights",

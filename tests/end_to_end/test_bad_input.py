@@ -57,7 +57,7 @@ def idx_file(path: Path, values: "np.ndarray[Any, Any]") -> None:
         (["OPTIMIZER.lr=fast"], "config.wrong_type", "OPTIMIZER.lr", None),
         (["OPTIMIZER.lr=inf"], "config.wrong_type", "OPTIMIZER.lr", None),
         (["PHASES.epochs=1.5"], "config.wrong_type", "PHASES.epochs", None),
-        (["MODEL=resnet20", "MODEL.depth=21"], "config.wrong_type", "MODEL.depth", None),
+        (["MODEL=small_cnn", "MODEL.width=big"], "config.wrong_type", "MODEL.width", None),
         (["OPTIMIZER.accumulate=5"], "config.indivisible", "OPTIMIZER.accumulate", None),
         (["RUN.imports=[no_such_module]"], "config.import_failed", "RUN.imports", None),
         (["RUN.dir=/proc/phasetrain"], "folder.not_writable", "RUN.dir", None),

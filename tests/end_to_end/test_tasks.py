@@ -221,6 +221,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.addon("vision")
 class TestDistillation:
     def words(self, teacher: Path) -> list[str]:
         return [

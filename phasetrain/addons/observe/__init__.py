@@ -33,5 +33,7 @@ def register(addon: AddOn) -> None:
             **{name: f"{PROFILING}.{name}" for name in ("activations", "breakdown", "memory")},
             "profiler": f"{PROFILING}.profiler",
             "recheck": f"{PACKAGE}.recheck.recheck",
+            **{name: f"{PACKAGE}.{name}" for name in ("stragglers", "watchdog")},
         },
     )
+    addon.add_keys("HOOKS", f"{PACKAGE}.keys:HookKeys")

@@ -1,4 +1,4 @@
-"""Vision: augmentation, segmentation, detection, self-supervised learning, GANs."""
+"""Vision: augmentation, segmentation, detection, self-supervised learning, distillation, GANs."""
 
 from phasetrain.config.addons import AddOn, PartPlace
 
@@ -13,6 +13,7 @@ def register(addon: AddOn) -> None:
             "alexnet": f"{PACKAGE}.alexnet",
             "conditional_gan": f"{PACKAGE}.conditional_gan",
             "resnet": f"{PACKAGE}.resnet",
+            "resnet_cifar": f"{PACKAGE}.resnet_cifar",
             "trunk_head": f"{PACKAGE}.trunk_head",
             "trunk_heads": f"{PACKAGE}.trunk_heads",
             "unet": f"{PACKAGE}.unet",
@@ -36,6 +37,7 @@ def register(addon: AddOn) -> None:
             "moco": f"{PACKAGE}.self_supervised_losses.moco",
             "npid": f"{PACKAGE}.self_supervised_losses.npid",
             "simclr": f"{PACKAGE}.self_supervised_losses.simclr",
+            "soft_targets": f"{PACKAGE}.soft_targets",
             "swav": f"{PACKAGE}.self_supervised_losses.swav",
             "view_distillation": f"{PACKAGE}.self_supervised_losses.view_distillation",
         },
@@ -53,6 +55,7 @@ def register(addon: AddOn) -> None:
     addon.add_parts(
         "task",
         {
+            "distillation": f"{PACKAGE}.distillation",
             "gan": f"{PACKAGE}.gan",
             "self_supervised": f"{PACKAGE}.self_supervised",
         },
@@ -95,9 +98,14 @@ def register(addon: AddOn) -> None:
             only=("TASK", "gan"),
             section="phasetrain.config.sections:TeacherSection",
         ),
-        PartPlace("TASK.teacher", "model", only=("TASK", "self_supervised")),
-        PartPlace("MODEL.trunk", "model", only=("MODEL", "trunk_head")),
-        PartPlace("MODEL.trunk", "model", only=("MODEL", "trunk_heads")),
+        *(
+            PartPlace("TASK.teacher", "model", only=("TASK", name))
+            for name in ("distillation", "self_supervised")
+        ),
+        *(
+            PartPlace("MODEL.trunk", "model", only=("MODEL", name))
+            for name in ("trunk_head", "trunk_heads")
+        ),
         PartPlace("MODEL.heads.*", "model", only=("MODEL", "trunk_heads")),
         *(
             PartPlace(
