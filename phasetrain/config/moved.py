@@ -56,6 +56,7 @@ MOVED = MappingProxyType(
         "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
         "phasetrain.data.datasets.text": f"{TEXT}.blocks",
         "phasetrain.data.datasets.file_list": f"{ADDONS}.vision.file_list",
+        "phasetrain.data.datasets.image_folder": f"{ADDONS}.vision.image_folder",
         "phasetrain.data.tokens": f"{TEXT}.tokens",
         **{
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
@@ -86,6 +87,7 @@ MOVED = MappingProxyType(
         "phasetrain.models.heads": f"{ADDONS}.vision.trunk_head",
         "phasetrain.models.layers": f"{DEPLOY}.extract.layers",
         "phasetrain.models.model_calls": f"{ADDONS}.libraries.models.model_calls",
+        "phasetrain.models.pooling": f"{ADDONS}.vision.pooling",
         "phasetrain.models.resnet": f"{ADDONS}.vision.resnet",
         "phasetrain.models.resnet_cifar": f"{ADDONS}.vision.resnet_cifar",
         "phasetrain.models.trunk_heads": f"{ADDONS}.vision.trunk_heads",
@@ -142,6 +144,7 @@ NAMES = MappingProxyType(
             "FileList": f"{ADDONS}.vision.file_list",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
             "IGNORED": "phasetrain.engine.batch",
+            "ImageFolder": f"{ADDONS}.vision.image_folder",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
             "NumberSamples": f"{ADDONS}.libraries.scikit_learn",
             "PackedTokens": f"{TEXT}.blocks",

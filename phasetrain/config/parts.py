@@ -18,7 +18,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "dataset": {
             "digits": "phasetrain.data.datasets.digits",
             "idx": "phasetrain.data.datasets.idx",
-            "image_folder": "phasetrain.data.datasets.image_folder",
             "lines": "phasetrain.data.datasets.lines",
             "mixed": "phasetrain.data.mixture",
             "from_task": "phasetrain.data.datasets.from_task",

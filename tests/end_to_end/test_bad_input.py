@@ -129,7 +129,12 @@ def test_unknown_option_has_exit_code_2(here: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("key", "words", "path"),
     [
-        ("DATA.TRAIN", ["dataset=image_folder", "path=no/such/folder"], "no/such/folder"),
+        pytest.param(
+            "DATA.TRAIN",
+            ["dataset=image_folder", "path=no/such/folder"],
+            "no/such/folder",
+            marks=pytest.mark.addon("vision"),
+        ),
         ("DATA.TEST", ["dataset=idx", "images=no/images", "labels=no/labels"], "no/images"),
     ],
 )

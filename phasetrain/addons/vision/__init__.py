@@ -3,6 +3,7 @@
 from phasetrain.config.addons import AddOn, PartPlace
 
 PACKAGE = "phasetrain.addons.vision"
+SECTIONS = f"{PACKAGE}.sections"
 
 
 def register(addon: AddOn) -> None:
@@ -64,6 +65,7 @@ def register(addon: AddOn) -> None:
         "dataset",
         {
             "file_list": f"{PACKAGE}.file_list",
+            "image_folder": f"{PACKAGE}.image_folder",
             "image_mask_folder": f"{PACKAGE}.masks.folder",
             "stamps": f"{PACKAGE}.masks.stamps",
         },
@@ -96,17 +98,26 @@ def register(addon: AddOn) -> None:
             "TASK.judge",
             "model",
             only=("TASK", "gan"),
-            section="phasetrain.config.sections:TeacherSection",
+            section=f"{SECTIONS}:TeacherSection",
         ),
         *(
-            PartPlace("TASK.teacher", "model", only=("TASK", name))
+            PartPlace(
+                "TASK.teacher", "model", only=("TASK", name), section=f"{SECTIONS}:TeacherSection"
+            )
             for name in ("distillation", "self_supervised")
         ),
         *(
-            PartPlace("MODEL.trunk", "model", only=("MODEL", name))
+            PartPlace(
+                "MODEL.trunk", "model", only=("MODEL", name), section=f"{SECTIONS}:TrunkSection"
+            )
             for name in ("trunk_head", "trunk_heads")
         ),
-        PartPlace("MODEL.heads.*", "model", only=("MODEL", "trunk_heads")),
+        PartPlace(
+            "MODEL.heads.*",
+            "model",
+            only=("MODEL", "trunk_heads"),
+            section=f"{SECTIONS}:HeadSection",
+        ),
         *(
             PartPlace(
                 f"MODEL.{place}",
