@@ -428,7 +428,7 @@ def test_tests_of_learning_in_other_files_exist(named: str) -> None:
     assert test not in names_of_tests(Path(__file__))
 
 
-@pytest.mark.addon("libraries", "observe", "text", "vision")
+@pytest.mark.addon("libraries", "observe", "optimizers", "text", "vision")
 def test_overrides_are_for_existing_parts() -> None:
     assert set(MODEL_WORDS) <= set(MODELS)
     assert set(SCALER_WORDS) <= set(SCALERS)
