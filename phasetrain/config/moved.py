@@ -1,10 +1,12 @@
 """Imports of modules from their former places, which work and warn until 0.4."""
 
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
+from typing import Any
 
 REMOVED_IN = "0.4"
 
@@ -53,6 +55,7 @@ MOVED = MappingProxyType(
             f"phasetrain.data.batch_transforms.{name}": f"{BATCH_TRANSFORMS}.{name}"
             for name in ("cutmix", "each_view", "mixing", "mixup", "one_of")
         },
+        "phasetrain.config.reference": f"{ADDONS}.authoring.reference",
         "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
         "phasetrain.data.datasets.text": f"{TEXT}.blocks",
         "phasetrain.data.datasets.file_list": f"{ADDONS}.vision.file_list",
@@ -280,7 +283,9 @@ class MovedFinder:
         new_name = find_new_name(name) if name.startswith("phasetrain.") else None
         if new_name is None:
             return None
-        return ModuleSpec(name, _Loader(new_name), is_package=True)  # type: ignore[arg-type]
+        new_spec = importlib.util.find_spec(new_name)
+        is_package = new_spec is None or new_spec.submodule_search_locations is not None
+        return ModuleSpec(name, _Loader(new_name), is_package=is_package)  # type: ignore[arg-type]
 
 
 class _Loader:
@@ -295,6 +300,11 @@ class _Loader:
         module = importlib.import_module(self.new_name)
         self.spec = module.__spec__
         return module
+
+    def get_code(self, name: str) -> Any:
+        """Return the code of the module, for `python -m`."""
+        spec: Any = importlib.util.find_spec(self.new_name)
+        return spec.loader.get_code(self.new_name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Undo the changes of the import system to the module, which is loaded already."""
