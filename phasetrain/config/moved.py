@@ -31,8 +31,10 @@ MOVED = MappingProxyType(
                 ("runs.follow", f"{ADDONS}.observe.follow"),
             )
         },
+        "phasetrain.app.code_cache": f"{ADDONS}.authoring.code_cache",
         "phasetrain.app.submit": f"{ADDONS}.submission.submit",
         "phasetrain.checkpoint.sharded": f"{SHARDING}.checkpoint",
+        "phasetrain.cli.help": f"{ADDONS}.authoring.topic_help",
         "phasetrain.commands": "phasetrain.app",
         **{
             f"phasetrain.commands.{name}": f"{EXPERIMENTS}.{name}"

@@ -23,7 +23,6 @@ from phasetrain import testing
 from phasetrain.app import slots
 from phasetrain.app.setup import resolve_config
 from phasetrain.app.slots import list_slots
-from phasetrain.cli.help import topic_help
 from phasetrain.config import addons, engines
 from phasetrain.config.addons import AddOn, Command, Engine, PartPlace, import_object, load_addons
 from phasetrain.config.registry import Registry
@@ -264,14 +263,13 @@ class TestPlacesOfParts:
         with raises(ConfigError, code=code, key=key):
             resolve_config(["LOSS.name=wrapped", f"LOSS.inner={inner}"])
 
-    def test_place_is_in_help(self) -> None:
-        assert "  LOSS.inner.share = 1.0" in topic_help("LOSS")
-
     @pytest.mark.addon("authoring")
-    def test_place_is_in_reference_and_schema(self) -> None:
+    def test_place_is_in_help_reference_and_schema(self) -> None:
         from phasetrain.addons.authoring.editor.sections import describe_sections
         from phasetrain.addons.authoring.reference import reference_page
+        from phasetrain.addons.authoring.topic_help import topic_help
 
+        assert "  LOSS.inner.share = 1.0" in topic_help("LOSS")
         assert "## Entries of `LOSS.inner`" in reference_page()
         inner = describe_sections({})["definitions"]["LOSS.inner"]
         assert "share" in str(inner)

@@ -1,4 +1,4 @@
-"""Texts of `phasetrain help`: flags and groups, sections, keys and parts."""
+"""Texts of `phasetrain help TOPIC`: sections, keys and parts."""
 
 import inspect
 from collections.abc import Iterator
