@@ -55,10 +55,7 @@ def run_help(call: Call) -> Outcome:
         )
     else:
         if topic:
-            explain = require_service(
-                "explain_topic", "authoring", f"help {topic}: help on a topic"
-            )
-            text = explain(topic)
+            text = require_service("explain_topic", "authoring", f"help {topic}")(topic)
         else:
             text = general_help(f"{USAGE}\n\n{format_commands()}", call.flags.config_dir)
         if sys.stdout.isatty():

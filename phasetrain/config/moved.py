@@ -78,6 +78,7 @@ MOVED = MappingProxyType(
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
         "phasetrain.hooks.monitors.stragglers": f"{ADDONS}.observe.stragglers",
+        "phasetrain.hooks.progress.notebook": f"{ADDONS}.observe.notebook",
         "phasetrain.hooks.watchdog": f"{ADDONS}.observe.watchdog",
         "phasetrain.hooks.weights": f"{ADDONS}.reload.reload_weights",
         "phasetrain.losses.distillation": f"{ADDONS}.vision.soft_targets",

@@ -1,4 +1,4 @@
-"""Writing configs: help on topics, new projects, schemas for editors, completion of command lines."""
+"""Writing configs: help on topics, new projects, schemas for editors, completion of commands."""
 
 from phasetrain.config.addons import AddOn, Command
 

@@ -1,5 +1,5 @@
-"""The commands that help to write configs: new projects, the schema for editors, completion, and help
-on a topic."""
+"""The commands that help to write configs: new projects, the schema for editors, completion; and
+help on a topic."""
 
 import argparse
 import json
