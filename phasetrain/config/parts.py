@@ -70,7 +70,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "repeated": "phasetrain.data.samplers.named",
             "sequential": "phasetrain.data.samplers.phase_sampler",
             "shuffled": "phasetrain.data.samplers.phase_sampler",
-            "stratified": "phasetrain.data.samplers.named",
             "weighted": "phasetrain.data.samplers.named",
         },
         "scaler": {

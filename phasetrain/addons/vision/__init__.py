@@ -70,6 +70,7 @@ def register(addon: AddOn) -> None:
             "stamps": f"{PACKAGE}.masks.stamps",
         },
     )
+    addon.add_parts("sampler", {"stratified": f"{PACKAGE}.stratified"})
     addon.add_parts(
         "batch transform",
         {
