@@ -44,7 +44,7 @@ def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
         "phasetrain.data.mixture",
         "phasetrain.data.transforms.resize",
         "phasetrain.hooks.monitors.plateau",
-        "phasetrain.losses.from_model",
+        "phasetrain.addons.vision.soft_targets",
         "phasetrain.addons.metrics.auroc",
         "phasetrain.models.resnet",
         "phasetrain.models.weights",
