@@ -73,7 +73,7 @@ class TestSubset:
             "sequential",
             "{name: repeated, times: 2}",
             "{name: weighted, balanced: true}",
-            "infinite",
+            "power_law",
         ):
             assert set(first_batch(*words, f"DATA.TRAIN.sampler={sampler}").ids.tolist()) <= chosen
 
