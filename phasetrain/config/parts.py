@@ -84,6 +84,7 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "exponential": "phasetrain.optim.schedules.schedules",
             "linear": "phasetrain.optim.schedules.schedules",
             "multistep": "phasetrain.optim.schedules.schedules",
+            "one_cycle": "phasetrain.optim.schedules.schedules",
             "step": "phasetrain.optim.schedules.schedules",
         },
         "strategy": {

@@ -21,7 +21,7 @@ COMPOSITE = (
     "OPTIMIZER.SCHEDULES.lr={name: composite, parts: [{name: linear, start: 0, end: 1, length: 1 epochs}, "
     "{name: constant, length: 4 updates}, {name: cosine}]}"
 )
-MOMENTUM = "OPTIMIZER.SCHEDULES.momentum={name: cosine, end: 0.9}"
+MOMENTUM = "OPTIMIZER.SCHEDULES.momentum={name: one_cycle, rise: 0.5, start: 1, peak: 0.9, end: 1}"
 
 SHORT_LAST = (
     "DATA.TRAIN.subset.samples=80",

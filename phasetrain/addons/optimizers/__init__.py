@@ -14,6 +14,6 @@ def register(addon: AddOn) -> None:
             "muon": f"{PACKAGE}.muon",
         },
     )
-    schedules = ("cosine_restarts", "inverse_sqrt", "one_cycle", "polynomial", "wsd")
+    schedules = ("cosine_restarts", "inverse_sqrt", "polynomial", "wsd")
     addon.add_parts("schedule", dict.fromkeys(schedules, f"{PACKAGE}.schedules"))
     addon.add_service("load_optimizer_state", f"{PACKAGE}.optimizer_state:load_optimizer_state")

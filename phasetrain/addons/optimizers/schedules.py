@@ -1,5 +1,4 @@
-"""Further schedules: polynomial, inverse square root, one cycle, warm-up with a stable phase, and
-restarts."""
+"""Further schedules: polynomial, inverse square root, warm-up with a stable phase, and restarts."""
 
 import math
 from bisect import bisect_right
@@ -7,7 +6,7 @@ from typing import Literal
 
 from fvcore.common.param_scheduler import ParamScheduler, PolynomialDecayParamScheduler
 
-from phasetrain.config.checks import check_at_least, check_fraction, check_positive
+from phasetrain.config.checks import check_at_least, check_positive
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.optim.schedules.schedules import SCHEDULES
@@ -24,40 +23,6 @@ class InverseSqrt(ParamScheduler):
         if self.timescale:
             return float((1 + where / self.timescale) ** -0.5)
         return 1.0
-
-
-class OneCycle(ParamScheduler):
-    """From `start` to `peak` over the share `rise`, then to `end`, each along half a cosine wave or
-    a line; the share `until` of it."""
-
-    def __init__(
-        self,
-        rise: float,
-        start: float,
-        peak: float,
-        end: float,
-        *,
-        cosine: bool,
-        until: float = 1.0,
-    ) -> None:
-        self.until = until
-        self.rise = rise
-        self.start = start
-        self.peak = peak
-        self.end = end
-        self.cosine = cosine
-
-    def __call__(self, where: float) -> float:
-        """Return the multiplier at `where`."""
-        where *= self.until
-        if where < self.rise:
-            return self._between(self.start, self.peak, where / self.rise)
-        return self._between(self.peak, self.end, (where - self.rise) / (1 - self.rise))
-
-    def _between(self, first: float, last: float, share: float) -> float:
-        if self.cosine:
-            share = (1 - math.cos(math.pi * share)) / 2
-        return float(first + (last - first) * share)
 
 
 class Cooldown(ParamScheduler):
@@ -161,36 +126,6 @@ def make_inverse_sqrt(
         )
     left = 1 - run.fraction("warmup", warmup)
     return run.warmed(InverseSqrt(scale / left if left > 0 else scale), warmup, warmup_start)
-
-
-@SCHEDULES.register("one_cycle")
-def make_one_cycle(
-    updates: int,
-    updates_per_epoch: float,
-    batch_size: int,
-    rise: float | str = 0.3,
-    start: float = 0.04,
-    peak: float = 1.0,
-    end: float = 4e-6,
-    shape: Literal["cosine", "linear"] = "cosine",
-    until: float = 1.0,
-) -> ParamScheduler:
-    """One cycle: rise from `start` to `peak` within the duration `rise`, then fall to `end` (Smith
-    and Topin, arXiv:1708.07120).
-
-    For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults come from
-    torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0. With `until` below 1,
-    the cycle is cut off after this share of it.
-    """
-    check_at_least(0, start=start, peak=peak, end=end)
-    check_fraction(until=until)
-    run = RunLength(updates, updates_per_epoch, batch_size)
-    length = run.fraction("rise", rise)
-    if length >= 1:
-        raise ValueError(
-            f"rise = {rise!r} is not shorter than {run}, so nothing is left for the descent"
-        )
-    return OneCycle(length, start, peak, end, cosine=shape == "cosine", until=until)
 
 
 @SCHEDULES.register("wsd")

@@ -73,6 +73,40 @@ class Warmup(ParamScheduler):
         return float(self.main(where))
 
 
+class OneCycle(ParamScheduler):
+    """From `start` to `peak` over the share `rise`, then to `end`, each along half a cosine wave or
+    a line; the share `until` of it."""
+
+    def __init__(
+        self,
+        rise: float,
+        start: float,
+        peak: float,
+        end: float,
+        *,
+        cosine: bool,
+        until: float = 1.0,
+    ) -> None:
+        self.until = until
+        self.rise = rise
+        self.start = start
+        self.peak = peak
+        self.end = end
+        self.cosine = cosine
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        where *= self.until
+        if where < self.rise:
+            return self._between(self.start, self.peak, where / self.rise)
+        return self._between(self.peak, self.end, (where - self.rise) / (1 - self.rise))
+
+    def _between(self, first: float, last: float, share: float) -> float:
+        if self.cosine:
+            share = (1 - math.cos(math.pi * share)) / 2
+        return float(first + (last - first) * share)
+
+
 @dataclass(frozen=True)
 class Part:
     """One of several schedules that follow each other.

@@ -21,7 +21,7 @@ need not. A stage of a run gives its own, and its schedule gets the progress wit
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fvcore.common.param_scheduler import (
     CosineParamScheduler,
@@ -30,13 +30,14 @@ from fvcore.common.param_scheduler import (
     ParamScheduler,
 )
 
-from phasetrain.config.checks import check_at_least, check_positive
+from phasetrain.config.checks import check_at_least, check_fraction, check_positive
 from phasetrain.config.registry import Registry
 from phasetrain.errors import ConfigError
 from phasetrain.optim.schedules.curves import (
     TOLERANCE,
     Chain,
     Milestones,
+    OneCycle,
     Part,
     Steps,
 )
@@ -154,6 +155,36 @@ def make_multistep(
     if places != sorted(places):
         raise ValueError(f"milestones = {list(milestones)}: expected ascending order")
     return run.warmed(Milestones(factor, places), warmup, warmup_start, rescaled=False)
+
+
+@SCHEDULES.register("one_cycle")
+def make_one_cycle(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    rise: float | str = 0.3,
+    start: float = 0.04,
+    peak: float = 1.0,
+    end: float = 4e-6,
+    shape: Literal["cosine", "linear"] = "cosine",
+    until: float = 1.0,
+) -> ParamScheduler:
+    """One cycle: rise from `start` to `peak` within the duration `rise`, then fall to `end` (Smith
+    and Topin, arXiv:1708.07120).
+
+    For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults come from
+    torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0. With `until` below 1,
+    the cycle is cut off after this share of it.
+    """
+    check_at_least(0, start=start, peak=peak, end=end)
+    check_fraction(until=until)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    length = run.fraction("rise", rise)
+    if length >= 1:
+        raise ValueError(
+            f"rise = {rise!r} is not shorter than {run}, so nothing is left for the descent"
+        )
+    return OneCycle(length, start, peak, end, cosine=shape == "cosine", until=until)
 
 
 @SCHEDULES.register("composite")

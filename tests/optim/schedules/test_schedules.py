@@ -16,8 +16,10 @@ REQUIRED = {
     "step": {"factor": 0.5, "every": 0.25},
     "multistep": {"milestones": [0.5]},
     "exponential": {"end": 0.01},
+    "one_cycle": {"start": 1.0},
     "composite": {"parts": [{"name": "constant", "length": 0.5}, {"name": "cosine"}]},
 }
+UNWARMED = ("one_cycle", "composite")  # they begin with a warm-up of their own
 
 
 def schedule(name, **params):
@@ -48,6 +50,22 @@ def values(name, *wheres, **params):
         ("multistep", {"milestones": [0.25, "150 updates"]}, [1, 0.1, 0.1, 0.01, 0.01, 0.01]),
         ("multistep", {"milestones": ["5 epochs"], "factor": 0.2}, [1, 1, 0.2, 0.2, 0.2, 0.2]),
         ("multistep", {"milestones": ["50 epochs"]}, [1, 1, 1, 1, 1, 1]),
+        ("one_cycle", {}, [0.04, 0.9356922, 0.8117449, 0.2830603, 0.000129882, 4e-6]),
+        (
+            "one_cycle",
+            {"rise": 0.25, "start": 0.1, "end": 0, "shape": "linear"},
+            [0.1, 1, 2 / 3, 1 / 3, 1 / 150, 0],
+        ),
+        (
+            "one_cycle",
+            {"rise": 0.5, "start": 1, "peak": 0.9, "end": 1},
+            [1, 0.95, 0.9, 0.95, 0.9999753, 1],
+        ),
+        (
+            "one_cycle",
+            {"rise": 0, "start": 1, "end": 0, "until": 0.5},
+            [1, 0.9619398, 0.8535534, 0.6913417, 0.503927, 0.5],
+        ),
         (
             "composite",
             {"parts": [{"name": "cosine"}]},
@@ -163,7 +181,7 @@ def test_each_schedule_is_an_fvcore_scheduler_and_finite_at_the_end(name):
 
 @pytest.mark.parametrize("name", OWN)
 def test_schedules_of_a_run_without_updates_are_finite(name):
-    params = REQUIRED.get(name, {}) | ({} if name == "composite" else {"warmup": "5 epochs"})
+    params = REQUIRED.get(name, {}) | ({} if name in UNWARMED else {"warmup": "5 epochs"})
     made = SCHEDULES.build(name, params, facts=RUN | {"updates": 0, "updates_per_epoch": 0.0})
     assert math.isfinite(made(0.0))
 
@@ -211,6 +229,13 @@ def test_schedules_of_a_run_without_updates_are_finite(name):
             r"milestones = \[0.8, 0.5\]:",
         ),
         ("multistep", {"milestones": [30, 60]}, "milestones = 30:"),
+        (
+            "one_cycle",
+            {"rise": "10 epochs"},
+            r"rise = '10 epochs' .*200 updates",
+        ),
+        ("one_cycle", {"end": -1.0}, "end = -1.0"),
+        ("one_cycle", {"until": 1.5}, "until = 1.5"),
         ("composite", {"parts": []}, r"parts = \[\]:"),
         (
             "composite",
