@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from caches import keep_results
 from operators import declared_operators
 
 from phasetrain.config.addons import load_addons
@@ -64,7 +65,9 @@ TURNSTILE = pytest.StashKey[Turnstile]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Restore default signal handling; open the turnstile of a worker of pytest-xdist."""
+    """Restore default signal handling; open the turnstile of a worker of pytest-xdist; keep what
+    runs compute again and again."""
+    keep_results()
     # The key with which runs sign their custom code does not go into the home of the developer.
     os.environ["XDG_STATE_HOME"] = str(Path(tempfile.gettempdir(), f"phasetrain-{os.getuid()}"))
     # nohup starts a program with SIGHUP ignored, a shell script its background jobs with SIGINT

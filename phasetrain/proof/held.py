@@ -49,6 +49,9 @@ CONTAINERS = (list, dict, set, defaultdict, OrderedDict)
 PLAIN = bool | int | float | complex | str | bytes | np.generic
 
 
+_NOTHING_BELOW = frozenset({bool, int, float, str, bytes, type(None)})
+"""Classes of values that lead to no holder; half of all values that can be reached."""
+
 Holder = tuple[str, object]
 """The label of a part, and an object that it consists of."""
 
@@ -124,7 +127,8 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
         while left:
             value = left.pop()
             kind = find_kind(value)
-            is_passed = id(value) in seen or (id(value) in first and value is not root)
+            is_passed = kind in _NOTHING_BELOW or id(value) in seen
+            is_passed = is_passed or (id(value) in first and value is not root)
             # A resume reads such data again up to its position, or restores that.
             is_passed |= label.startswith("data.") and is_custom(kind) and hasattr(kind, "__iter__")
             if is_passed or isinstance(value, type | ModuleType):
