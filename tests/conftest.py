@@ -32,6 +32,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 _OPERATORS = declared_operators()  # operators live as long as the library object
 
+# For each phase of each test, pytest adds a handler to each of the 40 loggers of torch that do not
+# propagate; that takes longer than all else that it does for a test.
+for _logger in list(logging.root.manager.loggerDict.values()):
+    if isinstance(_logger, logging.Logger):
+        _logger.propagate = True
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker has about one core: threads of several workers on the same cores wait for each
     # other at every parallel region.

@@ -119,6 +119,7 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
     """Return the custom objects and functions that can be reached from objects, with the label of
     the first root that leads to them."""
     roots = list(roots)
+    is_custom_kind = functools.cache(is_custom)
     found: list[Holder] = []
     seen: set[int] = set()
     first = {id(root) for _, root in roots}
@@ -130,11 +131,13 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
             is_passed = kind in _NOTHING_BELOW or id(value) in seen
             is_passed = is_passed or (id(value) in first and value is not root)
             # A resume reads such data again up to its position, or restores that.
-            is_passed |= label.startswith("data.") and is_custom(kind) and hasattr(kind, "__iter__")
+            is_passed |= (
+                label.startswith("data.") and is_custom_kind(kind) and hasattr(kind, "__iter__")
+            )
             if is_passed or isinstance(value, type | ModuleType):
                 continue
             seen.add(id(value))
-            if is_custom(kind):
+            if is_custom_kind(kind):
                 found.append((label, value))
             if isinstance(value, list | tuple | set | deque):
                 left += islice(value, ENTRIES)
@@ -142,7 +145,7 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
                 left += islice(value.values(), ENTRIES)
             elif isinstance(value, FunctionType):
                 left += _list_cells(value).values()
-            elif is_custom(kind) or kind.__module__.startswith(("torch.", "phasetrain.")):
+            elif is_custom_kind(kind) or kind.__module__.startswith(("torch.", "phasetrain.")):
                 # An object that is computed again is no holder either.
                 skipped = getattr(value, "recomputed", ())
                 values = getattr(value, "__dict__", {}).items()
