@@ -34,7 +34,8 @@ def _keep_layers(select: Callable[..., list[Layer]]) -> Callable[..., list[Layer
     def keep(
         self: ConfigFiles, group: str, option: str, *, replaced: Sequence[str] = ()
     ) -> list[Layer]:
-        key = (group, option, frozenset(replaced))
+        # Tests of the config have a package of their own.
+        key = (self._builtin.path, group, option, frozenset(replaced))
         is_builtin = self._user is None and self._given is None
         if not is_builtin or key not in kept:
             count = len(self.problems)
