@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from caches import keep_results
 from operators import declared_operators
 
 from phasetrain.config.addons import load_addons
@@ -71,9 +70,7 @@ TURNSTILE = pytest.StashKey[Turnstile]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Restore default signal handling; open the turnstile of a worker of pytest-xdist; keep what
-    runs compute again and again."""
-    keep_results()
+    """Restore default signal handling; open the turnstile of a worker of pytest-xdist."""
     # The key with which runs sign their custom code does not go into the home of the developer.
     os.environ["XDG_STATE_HOME"] = str(Path(tempfile.gettempdir(), f"phasetrain-{os.getuid()}"))
     # nohup starts a program with SIGHUP ignored, a shell script its background jobs with SIGINT
@@ -190,6 +187,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def snapshot() -> Callable[[], dict[str, Any]]:
     """Return the function that looks at global state, for the test of the guard below."""
     return global_state
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_results() -> None:
+    """Keep what runs compute again and again."""
+    # Not before: a module that cannot be imported has to fail tests, not this file.
+    from caches import keep_results
+
+    keep_results()
 
 
 @pytest.fixture(autouse=True)
