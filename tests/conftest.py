@@ -31,6 +31,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 _OPERATORS = declared_operators()  # operators live as long as the library object
 
+# For each phase of each test, pytest adds a handler to each of the 40 loggers of torch that do not
+# propagate; that takes longer than all else that it does for a test.
+for _logger in list(logging.root.manager.loggerDict.values()):
+    if isinstance(_logger, logging.Logger):
+        _logger.propagate = True
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker has about one core: threads of several workers on the same cores wait for each
     # other at every parallel region.
@@ -181,6 +187,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def snapshot() -> Callable[[], dict[str, Any]]:
     """Return the function that looks at global state, for the test of the guard below."""
     return global_state
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_results() -> None:
+    """Keep what runs compute again and again."""
+    # Not before: a module that cannot be imported has to fail tests, not this file.
+    from caches import keep_results
+
+    keep_results()
 
 
 @pytest.fixture(autouse=True)

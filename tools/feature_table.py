@@ -113,4 +113,5 @@ def _list_marks(module: ast.Module) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _is_mark(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and ast.unparse(node) == _MARK
+    # The attribute first: this is asked of each node of each file.
+    return isinstance(node, ast.Attribute) and node.attr == "feature" and ast.unparse(node) == _MARK

@@ -49,6 +49,9 @@ CONTAINERS = (list, dict, set, defaultdict, OrderedDict)
 PLAIN = bool | int | float | complex | str | bytes | np.generic
 
 
+_NOTHING_BELOW = frozenset({bool, int, float, str, bytes, type(None)})
+"""Classes of values that lead to no holder; half of all values that can be reached."""
+
 Holder = tuple[str, object]
 """The label of a part, and an object that it consists of."""
 
@@ -116,6 +119,7 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
     """Return the custom objects and functions that can be reached from objects, with the label of
     the first root that leads to them."""
     roots = list(roots)
+    is_custom_kind = functools.cache(is_custom)
     found: list[Holder] = []
     seen: set[int] = set()
     first = {id(root) for _, root in roots}
@@ -124,13 +128,16 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
         while left:
             value = left.pop()
             kind = find_kind(value)
-            is_passed = id(value) in seen or (id(value) in first and value is not root)
+            is_passed = kind in _NOTHING_BELOW or id(value) in seen
+            is_passed = is_passed or (id(value) in first and value is not root)
             # A resume reads such data again up to its position, or restores that.
-            is_passed |= label.startswith("data.") and is_custom(kind) and hasattr(kind, "__iter__")
+            is_passed |= (
+                label.startswith("data.") and is_custom_kind(kind) and hasattr(kind, "__iter__")
+            )
             if is_passed or isinstance(value, type | ModuleType):
                 continue
             seen.add(id(value))
-            if is_custom(kind):
+            if is_custom_kind(kind):
                 found.append((label, value))
             if isinstance(value, list | tuple | set | deque):
                 left += islice(value, ENTRIES)
@@ -138,7 +145,7 @@ def find_holders(roots: Iterable[Holder]) -> list[Holder]:
                 left += islice(value.values(), ENTRIES)
             elif isinstance(value, FunctionType):
                 left += _list_cells(value).values()
-            elif is_custom(kind) or kind.__module__.startswith(("torch.", "phasetrain.")):
+            elif is_custom_kind(kind) or kind.__module__.startswith(("torch.", "phasetrain.")):
                 # An object that is computed again is no holder either.
                 skipped = getattr(value, "recomputed", ())
                 values = getattr(value, "__dict__", {}).items()

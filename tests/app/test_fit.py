@@ -644,6 +644,7 @@ def test_ctrl_c_saves_the_run_and_is_raised(tmp_path: Path) -> None:
     assert hash_model(net) == hash_model(whole)
 
 
+@pytest.mark.slow  # a new process that imports the compiler of torch
 def test_uncaught_ctrl_c_ends_the_process_as_in_any_program() -> None:
     lines = (
         "import torch._dynamo",  # as optimizers of torch do

@@ -53,6 +53,7 @@ def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
     }.isdisjoint(own)
 
 
+@pytest.mark.slow  # two new processes; test_code_cache.py has the rules
 @pytest.mark.addon("authoring")
 def test_commands_about_parts_need_torch_only_after_a_change_of_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

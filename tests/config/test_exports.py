@@ -1,8 +1,6 @@
 """Public names of packages, which are imported on first use."""
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,18 +31,9 @@ def test_all_public_names_exist(package: str) -> None:
         assert find_public(module, name) is vars(module)[name], name
 
 
-def test_package_imports_a_module_when_its_name_is_used() -> None:
-    program = (
-        "import sys, phasetrain.losses as losses\n"
-        "print('phasetrain.losses.weighted_sum' in sys.modules)\n"
-        "print(losses.WeightedSum.__module__)\n"
-        "print('phasetrain.losses.from_model' in sys.modules)\n"
-        "print(hasattr(losses, 'NoSuchLoss'))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["False", "phasetrain.losses.weighted_sum", "False", "False"]
+# tests/app/test_startup.py lists the modules that a training does not import.
+def test_name_that_a_package_does_not_have() -> None:
+    assert not hasattr(importlib.import_module("phasetrain.losses"), "NoSuchLoss")
 
 
 def test_dotted_path_finds_a_name_that_is_not_imported_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,8 +179,11 @@ def warm_up(folder: str) -> None:
     """Run the command line without a step, to import the modules that are imported lazily."""
     import torch
     import torch._dynamo  # which the first optimizer imports
+    from caches import keep_results
 
     from phasetrain.cli import main
+
+    keep_results()
 
     torch.set_num_threads(1)  # a pool of threads would not live on in a fork
     with contextlib.redirect_stdout(io.StringIO()):

@@ -100,6 +100,7 @@ def largest_difference(one: Path, other: Path) -> float:
     "ranks: GAN, actor and critic",
     "`Task.separate_updaters`, `OPTIMIZER.others.LABEL.clip_norm`",
 )
+@pytest.mark.by_default("gan", "surgery")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_killed_run_resumes_exactly_with_autocast_and_accumulation(place: Path, name: str) -> None:
     words = (*EXAMPLES[name], *HALF)

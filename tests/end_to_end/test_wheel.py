@@ -125,6 +125,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.slow  # `.ci/run` runs it
 def test_commands_print_json_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
     commands = [
         ["runs", "list", "--json"],

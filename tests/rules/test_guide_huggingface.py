@@ -65,6 +65,7 @@ def events() -> list[str]:
     return [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
 
 
+@pytest.mark.slow  # importing the trainer of transformers takes seconds; `.ci/run` runs it
 @pytest.mark.feature("guide.huggingface")
 @pytest.mark.parametrize(
     ("heading", "names"),

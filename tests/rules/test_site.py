@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from browser import PROGRAM, Browser
 
-pytestmark = pytest.mark.addon()  # the site is about the whole package
+# Building takes as long as 40 trainings; `.ci/run` does it before each change is taken.
+pytestmark = [pytest.mark.slow, pytest.mark.addon()]  # the site is about the whole package
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "[...document.querySelectorAll('.md-search-result__item h1, .md-search-result__item h2')].map((one) => one.textContent)"
@@ -109,7 +110,6 @@ def test_error_of_a_script_is_seen(tmp_path: Path, browser: Browser) -> None:
     browser.trouble.clear()
 
 
-@pytest.mark.slow
 def test_link_to_a_missing_page_or_anchor_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("# A\n\n[b](b.md) [c](#c)\n")

@@ -235,6 +235,8 @@ def _read_short_form(schema: Schema, here: str, new: Any) -> Any:
     true and false. A text is a list of one for a key that takes lists of texts and no text:
     brackets need quotes in most shells.
     """
+    if not isinstance(new, bool | str):
+        return new
     key = schema.key(here)
     if key is None or key.type.fits(new):
         return new
