@@ -289,7 +289,7 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
         if split["left_out"]:
             setup.terminal.say(
                 f"{name}: {split['samples']:,} samples, {split['left_out']:,} left out of each "
-                "epoch (drop_last)"
+                "epoch"
             )
     share = content["processes"]
     if share["processes"] == 1:

@@ -26,7 +26,7 @@ from phasetrain.config.rules.run import (
     derive_length,
     derive_monitor,
 )
-from phasetrain.config.rules.splits import check_splits
+from phasetrain.config.rules.splits import check_splits, derive_ignored_targets
 from phasetrain.config.schema import Schema
 
 
@@ -79,6 +79,7 @@ def derive(
     derive_compile(draft)
     # Before share_batch, so that the folder is the same for every world size.
     derive_folder(draft, schema)
+    derive_ignored_targets(draft)
     check_launch(draft)
     check_splits(draft)
     check_distributed(draft, processes)

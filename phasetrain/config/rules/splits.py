@@ -1,4 +1,5 @@
-"""Rules of keys that name splits of DATA: METERS.*.splits and LOSS.losses.*.splits."""
+"""Rules of keys that depend on the splits of DATA: METERS.*.splits, LOSS.losses.*.splits and
+LOSS.ignore_index."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,6 +7,29 @@ from typing import Any
 from phasetrain.config.rules.draft import ConfigDraft
 from phasetrain.config.schema import is_split
 from phasetrain.errors import did_you_mean
+
+PADDING = -100
+"""Padding of targets by default, which cross entropy ignores."""
+
+
+def derive_ignored_targets(draft: ConfigDraft) -> None:
+    """Set LOSS.ignore_index of cross entropy if targets are padded, so that batches are weighted by
+    the targets that count, as the loss is a mean over them."""
+    loss = draft.config["LOSS"]
+    if (
+        (loss["name"], draft.get("TASK.name")) != ("cross_entropy", "supervised")
+        or loss.get("ignore_index") is not None
+        or loss.get("per_sample")
+    ):
+        return
+    for split, section in draft.config["DATA"].items():
+        collate = section["collate"]
+        options = collate if isinstance(collate, Mapping) else {"name": collate}
+        is_padding = options.get("target_value", PADDING) == PADDING
+        # With `fields`, only mappings of targets are padded, which cross entropy does not take.
+        if options.get("name") == "pad" and is_padding and not options.get("fields"):
+            draft.set("LOSS.ignore_index", PADDING, f"DATA.{split}.collate pads targets with it")
+            return
 
 
 def check_splits(draft: ConfigDraft) -> None:
