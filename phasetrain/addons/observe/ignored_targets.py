@@ -58,15 +58,15 @@ def find_uncounted(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
     if find_target_counter(loss) is not None:
         return
     for part in loss.modules():
-        if isinstance(part, CrossEntropy):
-            if not part.per_sample:
-                yield part, IGNORED if part.ignore_index is None else part.ignore_index
-        elif isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss) or (
-            isinstance(part, FunctionLoss)
-            and part.ignore_index is not None
-            and not is_custom(part.function)  # of which `check_counted` warns
-        ):
-            yield part, part.ignore_index
+        ignored: int | None = None
+        if isinstance(part, CrossEntropy) and not part.per_sample:
+            ignored = IGNORED if part.ignore_index is None else part.ignore_index
+        elif isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | FunctionLoss):
+            ignored = part.ignore_index
+        # What a custom function averages over is not known; `check_counted` warns.
+        is_unknown = isinstance(part, FunctionLoss) and is_custom(part.function)
+        if ignored is not None and not is_unknown:
+            yield part, ignored
 
 
 def _advise(part: nn.Module, ignored: int, *, is_alone: bool) -> str:

@@ -47,11 +47,10 @@ def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = ""
     plan = run_plan.plan
     folder = run_plan.folder
     threads = machine.threads or torch.get_num_threads()
-    if world.is_single_process:
-        size = "1 process"
-    else:
-        size = f"{world.size} processes ({config.DISTRIBUTED.strategy})"
-    thread_count = "1 thread" if threads == 1 else f"{threads} threads"
+    size = format_count(world.size, "process")
+    if not world.is_single_process:
+        size += f" ({config.DISTRIBUTED.strategy})"
+    thread_count = format_count(threads, "thread")
     device = [_name_device(machine), machine.precision, thread_count, size]
     if machine.deterministic:
         device.append("deterministic")

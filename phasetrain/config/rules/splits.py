@@ -16,11 +16,8 @@ def derive_ignored_targets(draft: ConfigDraft) -> None:
     """Set LOSS.ignore_index of cross entropy if targets are padded, so that batches are weighted by
     the targets that count, as the loss is a mean over them."""
     loss = draft.config["LOSS"]
-    if (
-        (loss["name"], draft.get("TASK.name")) != ("cross_entropy", "supervised")
-        or loss.get("ignore_index") is not None
-        or loss.get("per_sample")
-    ):
+    kinds = (loss["name"], draft.get("TASK.name"))
+    if kinds != ("cross_entropy", "supervised") or loss.get("ignore_index") is not None:
         return
     for split, section in draft.config["DATA"].items():
         collate = section["collate"]

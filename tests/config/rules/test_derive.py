@@ -84,7 +84,6 @@ PAD = "DATA.TRAIN.collate={name: pad"
         ([f"{PAD}, target_value: 0}}"], None),
         ([f"{PAD}, fields: [boxes]}}"], None),
         (["DATA.TRAIN.collate=pad", "LOSS.ignore_index=3"], 3),
-        (["DATA.TRAIN.collate=pad", "LOSS.per_sample=true"], None),
         (["DATA.TRAIN.collate=pad", "LOSS=null", "LOSS.name=CrossEntropyLoss"], None),
         (["DATA.TRAIN.collate=pad", "TASK.name=sequence_to_sequence"], None),
     ],
