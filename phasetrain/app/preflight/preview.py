@@ -288,8 +288,7 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
     for name, split in content["data"].items():
         if split["left_out"]:
             setup.terminal.say(
-                f"{name}: {split['samples']:,} samples, {split['left_out']:,} left out of each "
-                "epoch"
+                f"{name}: {format_count(split['left_out'], 'sample')} left out of each epoch"
             )
     share = content["processes"]
     count = format_count(share["processes"], "process")
