@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from phasetrain.data.protocols import Labelled
 from phasetrain.data.samplers.locate import Pass
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import (
@@ -84,9 +83,7 @@ class SampleSource(ChosenSamples):
         Raises:
             TypeError: the dataset does not know them without reading its samples.
         """
-        if not isinstance(self.dataset, Labelled):
-            raise TypeError(self._missing_method("class of each sample", "labels", "int64"))
-        return self.select_values(self.dataset.labels(), "labels").astype(np.int64, copy=False)
+        return self._read_values("labels", "class", "int64")
 
     def lengths(self) -> Indices:
         """Return the length of each sample, int64 `(N,)`.
@@ -94,13 +91,7 @@ class SampleSource(ChosenSamples):
         Raises:
             TypeError: the dataset does not know them without reading its samples.
         """
-        read_lengths = getattr(self.dataset, "lengths", None)
-        if read_lengths is None:
-            raise TypeError(
-                self._missing_method("length of each sample", "lengths", "int64")
-                + ", or name a `file` of them"
-            )
-        return self.select_values(read_lengths(), "lengths").astype(np.int64, copy=False)
+        return self._read_values("lengths", "length", "int64", ", or name a `file` of them")
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weight of each sample, float64 `(N,)`.
@@ -108,13 +99,8 @@ class SampleSource(ChosenSamples):
         Raises:
             TypeError: the dataset has no weights.
         """
-        read_weights = getattr(self.dataset, "weights", None)
-        if read_weights is None:
-            raise TypeError(
-                self._missing_method("weight of each sample", "weights", "float64")
-                + ", or set `file`, `classes` or `balanced`"
-            )
-        return self.select_values(read_weights(), "weights").astype(np.float64, copy=False)
+        others = ", or set `file`, `classes` or `balanced`"
+        return self._read_values("weights", "weight", "float64", others)
 
     def select_values(self, values: Any, what: str) -> NDArray[Any]:
         """Return the values of the samples in use, given one per sample of the dataset.
@@ -132,11 +118,17 @@ class SampleSource(ChosenSamples):
             return array
         return array[self.chosen]
 
-    def _missing_method(self, what: str, method: str, kind: str) -> str:
-        return (
-            f"the dataset ({type(self.dataset).__name__}) does not know the {what}; give it a "
-            f"method `{method}()` that returns {kind} ({len(self.dataset)},)"
-        )
+    def _read_values(self, method: str, what: str, kind: str, others: str = "") -> NDArray[Any]:
+        """Return what a method of the dataset returns for the samples in use; `others` names other
+        ways to set it, for the error about a dataset without the method."""
+        read_values = getattr(self.dataset, method, None)
+        if read_values is None:
+            raise TypeError(
+                f"the dataset ({type(self.dataset).__name__}) does not know the {what} of each "
+                f"sample; give it a method `{method}()` that returns {kind} "
+                f"({len(self.dataset)},){others}"
+            )
+        return self.select_values(read_values(), method).astype(kind, copy=False)
 
 
 @dataclass(frozen=True)
