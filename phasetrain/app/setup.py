@@ -108,6 +108,8 @@ class Setup:
         config = without_derived(self.config.plain(), self.composed.config)
         # Later commands that load the best checkpoint need the metric that it was chosen by.
         config["CHECKPOINT"]["best"]["monitor"] = self.config.CHECKPOINT.best.monitor
+        # Another class of targets that do not count would be another loss.
+        config["LOSS"] = self.config.plain()["LOSS"]
         return config
 
 

@@ -396,6 +396,12 @@ class ProportionalOrder(DrawOrder):
 
         return draw_indices
 
+    def count_undrawn(self, draws: int) -> int:
+        """Return the number of samples that are not among the first draws of an epoch, to within
+        one per source if an epoch does not begin with the first turn."""
+        counts = [count for _, count in self._parts]
+        return sum(max(0, count - self._count_turns(n, draws)) for n, count in enumerate(counts))
+
     def _find_shift(self, seed: int) -> int:
         """Return the position in the period at which an epoch begins."""
         # An epoch shorter than a period begins at a random position in it, otherwise the sources at

@@ -11,14 +11,15 @@ from phasetrain.losses.base import LOSSES
 @LOSSES.register("cross_entropy")
 class CrossEntropy(nn.Module):
     """Mean cross entropy, in nats, of logits `(N, C)` against classes `(N,)` or probabilities `(N,
-    C)`; per pixel of logits `(N, C, H, W)` against classes `(N, H, W)`.
+    C)`; per token of logits `(N, C, L)` against classes `(N, L)`; per pixel of logits `(N, C, H,
+    W)` against classes `(N, H, W)`.
 
     Args:
         label_smoothing: fraction of the target probability spread evenly over all classes, in [0,
             1) (Szegedy et al. 2015, arXiv:1512.00567).
         ignore_index: class of targets that do not count. The mean is then over those that do, in
             the whole update. None: targets of -100 do not count, as in torch, and micro-batches
-            are weighted by samples.
+            are weighted by samples; a run whose collation pads with -100 sets it.
         per_sample: take the mean of each sample first, so that all samples have the same weight
             however many of their pixels are ignored.
 

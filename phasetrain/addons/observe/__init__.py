@@ -22,10 +22,12 @@ def register(addon: AddOn) -> None:
     addon.add_service(
         "check_collective_order", f"{PACKAGE}.collective_check:check_collective_order"
     )
-    addon.add_service("check_loss_in_parts", f"{PACKAGE}.loss_in_parts:check_loss_in_parts")
     addon.add_service("format_result", f"{PACKAGE}.notebook:format_result")
     addon.add_service("show_in_notebook", f"{PACKAGE}.notebook:NotebookProgress")
     addon.add_service("rehearse_hooks", f"{PACKAGE}.hook_rehearsal:rehearse_hooks")
+    addon.add_service(
+        "warn_of_silent_mistakes", f"{PACKAGE}.silent_mistakes:warn_of_silent_mistakes"
+    )
     for name in ("log_audio", "log_figure", "log_image", "log_text"):
         addon.add_name(name, f"{PACKAGE}.media:{name}")
     addon.add_parts(

@@ -288,14 +288,12 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
     for name, split in content["data"].items():
         if split["left_out"]:
             setup.terminal.say(
-                f"{name}: {split['samples']:,} samples, {split['left_out']:,} left out of each "
-                "epoch (drop_last)"
+                f"{name}: {format_count(split['left_out'], 'sample')} left out of each epoch"
             )
     share = content["processes"]
-    if share["processes"] == 1:
-        count = "1 process"
-    else:
-        count = f"{share['processes']} processes ({share['strategy']})"
+    count = format_count(share["processes"], "process")
+    if share["processes"] > 1:
+        count += f" ({share['strategy']})"
     setup.terminal.say(
         f"{count}: each update is {format_count(share['batch_size'], 'sample')}, "
         f"{format_count(share['accumulate'], 'micro-batch')} of {share['micro_batch_size']} in "

@@ -196,8 +196,8 @@ def prepare_parts(
     restore_variables = keep_variables(HeldState(task, {}).modules)
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
     with preserve_generators(), explain_missing_kernels(task, plan):
-        if check_loss := find_service("check_loss_in_parts"):
-            check_loss(run_plan, task)
+        if warn := find_service("warn_of_silent_mistakes"):
+            warn(run_plan, task)
         if is_quick:
             rehearsal = None
             proves = _rehearse_quickly(run_plan, task, 2 * build_seconds)

@@ -68,6 +68,8 @@ OBSERVERS_OF_0_1 = ("report", "stragglers", "watchdog")
 SHARDING = ("processes", "strategy")
 """Entries of the environment about how ranks share the work."""
 
+IGNORE_INDEX = "LOSS.ignore_index"
+
 IN_EPOCHS = r"(?i)\d\s*epoch|'every': 'epoch'"
 """Matches a duration in epochs, or a step per epoch, in the text of a config."""
 
@@ -190,7 +192,21 @@ def list_config_changes(setup: Setup, promised: Mapping[str, Any]) -> list[Chang
     schema = classify_hooks(setup.schema, before, asked, recorded=recorded)
     changes = compare_configs(before, asked, schema)
     paths = {change.path for change in changes}
-    return [change for change in changes if not _is_derived_value(change, paths, asked)]
+    by_samples = _weighed_by_samples(setup, promised)
+    return [
+        change
+        for change in changes
+        if not _is_derived_value(change, paths, asked)
+        and not (by_samples and change.path == IGNORE_INDEX)
+    ]
+
+
+def _weighed_by_samples(setup: Setup, promised: Mapping[str, Any]) -> bool:
+    """Return whether the version of a checkpoint weighted batches with padded targets by samples,
+    and the present one weights them by targets."""
+    return promised["config"]["LOSS"].get("ignore_index") is None and any(
+        line.startswith(IGNORE_INDEX) for line in setup.derived
+    )
 
 
 def _is_derived_value(change: Change, changed: Collection[str], asked: Mapping[str, Any]) -> bool:
@@ -354,6 +370,11 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
         lines.append(
             "durations in epochs count the update of a short last batch, and an earlier version "
             "counted a part of it; schedules and freezing may have other values from here on"
+        )
+    if _weighed_by_samples(setup, loaded.promised):
+        lines.append(
+            f"{IGNORE_INDEX}: batches are weighted by the targets that are not padding, and an "
+            "earlier version weighted them by samples; losses and updates may differ from here on"
         )
     lines += [
         f"package {name}: {before[name]} -> {now.get(name)}"

@@ -47,11 +47,10 @@ def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = ""
     plan = run_plan.plan
     folder = run_plan.folder
     threads = machine.threads or torch.get_num_threads()
-    if world.is_single_process:
-        size = "1 process"
-    else:
-        size = f"{world.size} processes ({config.DISTRIBUTED.strategy})"
-    thread_count = "1 thread" if threads == 1 else f"{threads} threads"
+    size = format_count(world.size, "process")
+    if not world.is_single_process:
+        size += f" ({config.DISTRIBUTED.strategy})"
+    thread_count = format_count(threads, "thread")
     device = [_name_device(machine), machine.precision, thread_count, size]
     if machine.deterministic:
         device.append("deterministic")
@@ -189,7 +188,10 @@ def _describe_data(run_plan: RunPlan) -> str:
     context = splits[TRAIN].facts.get("context")
     if isinstance(context, int):
         text += f" ({batch_size * context:,} tokens)"
-    left_out = count_left_out(splits[TRAIN], run_plan.setup.config.PHASES)
+    train = splits[TRAIN]
+    if _count_samples(train) != train.length < ENDLESS:
+        text += f", {train.length:,} per epoch"
+    left_out = count_left_out(train, run_plan.setup.config.PHASES)
     if left_out:
         # short, so that the header of the default run has one line for it on 80 columns
         text += f", {left_out:,} left out/epoch"
@@ -203,7 +205,14 @@ def _unit(split: SplitData) -> str:
 def _format_length(split: SplitData) -> str:
     if split.length >= ENDLESS:
         return "endless"
-    return f"{split.length:,}"
+    return f"{_count_samples(split):,}"
+
+
+def _count_samples(split: SplitData) -> int:
+    """Return the samples that a mixture has, which an epoch draws in part or several times; of
+    other datasets, the samples of an epoch."""
+    is_mixture = hasattr(split.order, "count_undrawn")
+    return len(split.reader.dataset) if is_mixture else split.length
 
 
 def _list_assumed(setup: Setup) -> Pairs:

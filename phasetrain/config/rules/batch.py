@@ -8,6 +8,9 @@ from phasetrain.config.rules.draft import ConfigDraft, list_numbers, nearest_div
 from phasetrain.config.sections.keys import fits_section, read_section
 from phasetrain.config.sections.optimizer import LrScalingSection
 
+PADDING = -100
+"""Padding of targets by default, which cross entropy ignores."""
+
 MICRO = "DATA.TRAIN.micro_batch_size"
 BATCH = "DATA.TRAIN.batch_size"
 ACCUMULATE = "OPTIMIZER.accumulate"
@@ -203,3 +206,20 @@ def lr_factor(section: LrScalingSection, batch_size: int) -> tuple[float, str]:
     in_words = ratio if section.rule == "linear" else f"square root of {ratio}"
     factor = (batch_size / section.base_batch_size) ** RULES[section.rule]
     return factor, f"auto_lr_scaling: times {in_words}"
+
+
+def derive_ignored_targets(draft: ConfigDraft) -> None:
+    """Set LOSS.ignore_index of cross entropy if targets are padded, so that batches are weighted by
+    the targets that count, as the loss is a mean over them."""
+    loss = draft.config["LOSS"]
+    kinds = (loss["name"], draft.get("TASK.name"))
+    if kinds != ("cross_entropy", "supervised") or loss.get("ignore_index") is not None:
+        return
+    for split, section in draft.config["DATA"].items():
+        collate = section["collate"]
+        options = collate if isinstance(collate, Mapping) else {"name": collate}
+        is_padding = options.get("target_value", PADDING) == PADDING
+        # With `fields`, only mappings of targets are padded, which cross entropy does not take.
+        if options.get("name") == "pad" and is_padding and not options.get("fields"):
+            draft.set("LOSS.ignore_index", PADDING, f"DATA.{split}.collate pads targets with it")
+            return

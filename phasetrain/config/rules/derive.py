@@ -12,6 +12,7 @@ from phasetrain.config.nested import leaves
 from phasetrain.config.problems import raise_all
 from phasetrain.config.rules.batch import (
     derive_batch_size,
+    derive_ignored_targets,
     derive_micro_batches,
     derive_test_micro_batches,
     scale_learning_rate,
@@ -83,6 +84,7 @@ def derive(
     derive_compile(draft)
     # Before share_batch, so that the folder is the same for every world size.
     derive_folder(draft, schema)
+    derive_ignored_targets(draft)
     check_launch(draft)
     check_splits(draft)
     check_distributed(draft, processes)

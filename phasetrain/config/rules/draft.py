@@ -34,7 +34,9 @@ class ConfigDraft:
         """Set a derived value, and write the line about it."""
         parent, _, name = path.rpartition(".")
         section = lookup(self.config, parent)
-        self.lines.append(f"{path}: {format_value(section[name])} -> {format_value(value)} ({why})")
+        self.lines.append(
+            f"{path}: {format_value(section.get(name))} -> {format_value(value)} ({why})"
+        )
         section[name] = value
 
     def reject(self, key: str, message: str, code: str = "config.conflict") -> None:

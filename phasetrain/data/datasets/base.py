@@ -42,7 +42,8 @@ def locate_part(begins: NDArray[np.int64], index: int) -> tuple[int, int]:
 
 
 class TensorSamples(Dataset[tuple[Tensor, Any]]):
-    """A dataset in memory that is indexed by whole batches; it draws no random numbers.
+    """A dataset in memory of inputs and classes, indexed by whole batches; it draws no random
+    numbers.
 
     Args:
         inputs: `(N, ...)`, any type.
@@ -74,8 +75,9 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
     ) -> None:
         if targets.ndim != 1 or len(inputs) != len(targets):
             raise ValueError(
-                f"{len(inputs)} inputs need targets of shape ({len(inputs)},), not "
-                f"{tuple(targets.shape)}"
+                f"{len(inputs)} inputs need a class each, targets of shape ({len(inputs)},), not "
+                f"{tuple(targets.shape)}; for other targets, such as those of a regression, use "
+                "torch.utils.data.TensorDataset"
             )
         if len(targets) == 0:
             raise ValueError("the dataset has no samples")

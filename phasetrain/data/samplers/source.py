@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from phasetrain.data.protocols import Labelled
 from phasetrain.data.samplers.locate import Pass
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import (
@@ -23,7 +22,14 @@ from phasetrain.data.samplers.phase_sampler import (
 from phasetrain.runtime.machine import seed_of
 
 
-class _Chosen:
+class ChosenSamples:
+    """A dataset, and which of its samples are in use.
+
+    Args:
+        dataset: the dataset.
+        chosen: indices of the samples in use; None: all.
+    """
+
     def __init__(self, dataset: Any, chosen: Indices | None = None) -> None:
         self.dataset = dataset
         self.chosen = chosen
@@ -34,7 +40,7 @@ class _Chosen:
         return len(self.chosen)
 
 
-class SampleView(_Chosen, Dataset[Any]):
+class SampleView(ChosenSamples, Dataset[Any]):
     """The samples of a dataset one by one, hiding the batch access of our datasets, which differs
     from torch's.
 
@@ -47,7 +53,7 @@ class SampleView(_Chosen, Dataset[Any]):
         return self.dataset[index if self.chosen is None else int(self.chosen[index])]
 
 
-class SampleSource(_Chosen):
+class SampleSource(ChosenSamples):
     """The samples that a sampler orders, passed to it as the parameter `source`.
 
     Args:
@@ -77,9 +83,7 @@ class SampleSource(_Chosen):
         Raises:
             TypeError: the dataset does not know them without reading its samples.
         """
-        if not isinstance(self.dataset, Labelled):
-            raise TypeError(self._missing_method("class of each sample", "labels", "int64"))
-        return self.select_values(self.dataset.labels(), "labels").astype(np.int64, copy=False)
+        return self._read_values("labels", "class", "int64")
 
     def lengths(self) -> Indices:
         """Return the length of each sample, int64 `(N,)`.
@@ -87,13 +91,7 @@ class SampleSource(_Chosen):
         Raises:
             TypeError: the dataset does not know them without reading its samples.
         """
-        read_lengths = getattr(self.dataset, "lengths", None)
-        if read_lengths is None:
-            raise TypeError(
-                self._missing_method("length of each sample", "lengths", "int64")
-                + ", or name a `file` of them"
-            )
-        return self.select_values(read_lengths(), "lengths").astype(np.int64, copy=False)
+        return self._read_values("lengths", "length", "int64", ", or name a `file` of them")
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weight of each sample, float64 `(N,)`.
@@ -101,13 +99,8 @@ class SampleSource(_Chosen):
         Raises:
             TypeError: the dataset has no weights.
         """
-        read_weights = getattr(self.dataset, "weights", None)
-        if read_weights is None:
-            raise TypeError(
-                self._missing_method("weight of each sample", "weights", "float64")
-                + ", or set `file`, `classes` or `balanced`"
-            )
-        return self.select_values(read_weights(), "weights").astype(np.float64, copy=False)
+        others = ", or set `file`, `classes` or `balanced`"
+        return self._read_values("weights", "weight", "float64", others)
 
     def select_values(self, values: Any, what: str) -> NDArray[Any]:
         """Return the values of the samples in use, given one per sample of the dataset.
@@ -125,11 +118,17 @@ class SampleSource(_Chosen):
             return array
         return array[self.chosen]
 
-    def _missing_method(self, what: str, method: str, kind: str) -> str:
-        return (
-            f"the dataset ({type(self.dataset).__name__}) does not know the {what}; give it a "
-            f"method `{method}()` that returns {kind} ({len(self.dataset)},)"
-        )
+    def _read_values(self, method: str, what: str, kind: str, others: str = "") -> NDArray[Any]:
+        """Return what a method of the dataset returns for the samples in use; `others` names other
+        ways to set it, for the error about a dataset without the method."""
+        read_values = getattr(self.dataset, method, None)
+        if read_values is None:
+            raise TypeError(
+                f"the dataset ({type(self.dataset).__name__}) does not know the {what} of each "
+                f"sample; give it a method `{method}()` that returns {kind} "
+                f"({len(self.dataset)},){others}"
+            )
+        return self.select_values(read_values(), method).astype(kind, copy=False)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,13 @@ from phasetrain.data.transforms.joint.pipeline import check_kinds, transform_in_
 from phasetrain.errors import ConfigError
 
 
-class _ApplyToFields(JointTransform):
-    """Transforms the fields of a sample with a probability, all or none."""
+class ApplyToFields(JointTransform):
+    """Transforms the fields of a sample, all together, with a probability.
+
+    Args:
+        pipeline: the transforms.
+        probability: probability of each sample, in [0, 1].
+    """
 
     def __init__(self, pipeline: Pipeline, probability: float) -> None:
         self.pipeline = pipeline
@@ -38,7 +43,7 @@ class _ApplyToFields(JointTransform):
         return transform_in_turn(self.pipeline, values, kinds, key.fork(0))
 
 
-class Apply(BatchTransform, _ApplyToFields):
+class Apply(BatchTransform, ApplyToFields):
     """Transforms each sample of a batch with a probability, and leaves the others as they are; the
     fields of a sample all together.
 
@@ -69,7 +74,7 @@ class Apply(BatchTransform, _ApplyToFields):
         return result
 
 
-class ApplyToSample(_ApplyToFields):
+class ApplyToSample(ApplyToFields):
     """Transforms a single sample with a probability, if a transform does not take whole batches.
 
     Args:

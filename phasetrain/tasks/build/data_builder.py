@@ -247,7 +247,8 @@ def list_splits(
 
 
 def count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
-    """Return the number of samples that `drop_last` leaves out of each pass over a split.
+    """Return the number of samples that `drop_last`, or the proportions of a mixture, leave out of
+    each pass over a split.
 
     Args:
         split: the split.
@@ -255,9 +256,11 @@ def count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
     """
     is_limited = phases["limit"]["train" if split.train else "test"] is not None
     is_limited |= split.train and phases["overfit"] is not None
-    if is_limited or not split.section.drop_last or split.windows or split.length >= ENDLESS:
+    if is_limited or split.windows or split.length >= ENDLESS:
         return 0
-    return split.length % int(split.section.batch_size)
+    rest = split.length % int(split.section.batch_size) if split.section.drop_last else 0
+    count_undrawn = getattr(split.order, "count_undrawn", None)
+    return rest if count_undrawn is None else int(count_undrawn(split.length - rest))
 
 
 def _read_interval(every: str | Mapping[str, Any] | None) -> SplitInterval | None:

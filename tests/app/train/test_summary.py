@@ -4,7 +4,10 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
 from harness import SMALL, train
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from phasetrain.app.api import run
 from phasetrain.app.build_hooks import build_checkpointer
@@ -12,6 +15,8 @@ from phasetrain.app.train.summary import final_lines, format_timeline
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
 from phasetrain.engine.position import RunState
+from phasetrain.losses import LOSSES
+from phasetrain.models import MODELS
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.terminal import IN_SWEEP, Terminal
 from phasetrain.tasks import Supervised
@@ -111,6 +116,30 @@ def read_header(folder: Path, *words: str) -> dict[str, str]:
     return {line[0]: line[1] for line in lines if len(line) == 2}
 
 
+@MODELS.register("scores_of_sources")
+class ScoresOfSources(nn.Linear):
+    def __init__(self, width: int, dropout: float) -> None:  # parameters in SMALL
+        super().__init__(64, 10)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return super().forward(torch.cat([*batch.values()]).flatten(1))
+
+
+@LOSSES.register("loss_of_sources")
+def loss_of_sources(output: Tensor, target: dict[str, Tensor]) -> Tensor:
+    return cross_entropy(output, torch.cat([*target.values()]))
+
+
+SOURCE = "dataset: synthetic, classes: 10, input_shape: [1, 8, 8], samples"
+MIXED = (
+    "DATA.TRAIN={{dataset: mixed, datasets: {{a: {{{}SOURCE: 48}}, b: {{{}SOURCE: 50}}}}}}"
+).replace("SOURCE", SOURCE)
+BY_SOURCE = (
+    "DATA.TRAIN.batch_size=16",
+    "MODEL={name: scores_of_sources}",
+    "LOSS={name: loss_of_sources}",
+    "METERS=null",
+)
 SYNTHETIC = "{dataset: synthetic, samples: 48, classes: 10, input_shape: [1, 8, 8]}"
 
 
@@ -140,6 +169,37 @@ def test_header_tells_how_many_samples_an_epoch_leaves_out(tmp_path: Path) -> No
     assert data.endswith(", 20 per update, 8 left out/epoch")
     words += ("DATA.TRAIN.batch_size=20", "DATA.TRAIN.drop_last=false")
     assert "left out" not in read_header(tmp_path / "b", *words)["data"]
+
+
+@pytest.mark.parametrize(
+    ("words", "data"),
+    [
+        (
+            (MIXED.format("batch_size: 4, ", "batch_size: 12, "), *BY_SOURCE),
+            "mixed (train 98 samples), no test split (DATA.TEST is not set), 16 per update, "
+            "192 per epoch",
+        ),
+        (
+            (MIXED.format("batch_size: 12, ", "batch_size: 4, "), *BY_SOURCE),
+            "mixed (train 98 samples), no test split (DATA.TEST is not set), 16 per update, "
+            "192 per epoch, 2 left out/epoch",
+        ),
+        (
+            (
+                MIXED.format("", ""),
+                "DATA.TRAIN.batch_size=10",
+                "DATA.TRAIN.sampler={name: proportional, proportions: {a: 0.9, b: 0.1}}",
+            ),
+            "mixed (train 98 samples), no test split (DATA.TEST is not set), 10 per update, "
+            "41 left out/epoch",
+        ),
+    ],
+)
+def test_header_has_the_samples_of_a_mixture_and_the_draws_of_an_epoch(
+    tmp_path: Path, words: tuple[str, ...], data: str
+) -> None:
+    shared = ("PHASES.limit.train=null", "DATA.TEST=null")
+    assert read_header(tmp_path, *shared, *words)["data"] == data
 
 
 def test_header_lists_what_was_not_asked_for(tmp_path: Path) -> None:

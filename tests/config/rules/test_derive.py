@@ -71,6 +71,30 @@ def test_tf32_needs_cuda() -> None:
     assert is_conflict(problem, "MACHINE.precision", "MACHINE.device")
 
 
+PAD = "DATA.TRAIN.collate={name: pad"
+
+
+@pytest.mark.parametrize(
+    ("words", "ignored"),
+    [
+        (["DATA.TRAIN.collate=pad"], -100),
+        (["DATA.TEST.collate=pad", "LOSS.ignore_index=null"], -100),
+        ([f"{PAD}, mask: null}}"], -100),
+        ([], None),
+        ([f"{PAD}, target_value: 0}}"], None),
+        ([f"{PAD}, fields: [boxes]}}"], None),
+        (["DATA.TRAIN.collate=pad", "LOSS.ignore_index=3"], 3),
+        (["DATA.TRAIN.collate=pad", "LOSS=null", "LOSS.name=CrossEntropyLoss"], None),
+        (["DATA.TRAIN.collate=pad", "TASK.name=sequence_to_sequence"], None),
+    ],
+)
+def test_padding_of_targets_does_not_count(words: list[str], ignored: int | None) -> None:
+    found = derived(*words)
+    assert found.config.LOSS.get("ignore_index") == ignored
+    lines = [line for line in found.lines if line.startswith("LOSS.ignore_index: null -> -100")]
+    assert len(lines) == (ignored == -100)
+
+
 def test_composed_config_is_not_changed() -> None:
     composed = compose([])
     derive(composed, SCHEMA, device="cpu")

@@ -79,7 +79,11 @@ def test_fingerprint_changes_with_the_content(change):
     ("inputs", "targets", "message"),
     [
         (torch.zeros(3, 2), torch.zeros(2), r"3 inputs .*\(3,\).*\(2,\)"),
-        (torch.zeros(3, 2), torch.zeros(3, 1), r"\(3,\).*\(3, 1\)"),
+        (
+            torch.zeros(3, 2),
+            torch.zeros(3, 1),
+            r"\(3,\).*\(3, 1\).*torch\.utils\.data\.TensorDataset",
+        ),
         (torch.zeros(0, 2), torch.zeros(0), "sample"),
     ],
 )

@@ -43,6 +43,9 @@ MULTI_LABEL = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 """Losses whose classes are independent of each other: a sample may have several."""
 
 
+COLUMNS = 64
+"""Largest length of output vectors with a column per entry in a CSV file."""
+
 CLASSIFYING = (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropy, Accuracy, *MULTI_LABEL)
 """Losses and meters of models that classify."""
 
@@ -58,6 +61,7 @@ class Prediction:
             of each class, the largest first; empty if the model does not classify.
         output: output of the model; None if it classifies.
         mask: class of each pixel, `(H, W)`; None if the model does not classify pixels.
+        names: name of each class of the data; empty if there are none.
     """
 
     file: str
@@ -65,6 +69,7 @@ class Prediction:
     classes: Sequence[tuple[str, float]] = ()
     output: Any = None
     mask: Sequence[Sequence[int]] | None = None
+    names: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the prediction as JSON data."""
@@ -206,7 +211,7 @@ class FilePredictor:
             if output.ndim == 4:
                 return _name_pixels(self.form, inputs, output, top)
             return _name_classes(self.form, inputs, output, top)
-        return _split_output(inputs, output)
+        return _split_output(self.form, inputs, output)
 
     def compute_output(self, samples: Sequence[Any], name: str) -> Any:
         """Return the output for samples; for a text of bytes, the output at its last position.
@@ -413,9 +418,12 @@ def write_masks(predictions: Sequence[Prediction], folder: str) -> int:
     return written
 
 
-def _split_output(inputs: Sequence[RawInput], output: Any) -> Iterator[Prediction]:
+def _split_output(
+    form: OutputForm, inputs: Sequence[RawInput], output: Any
+) -> Iterator[Prediction]:
     for row, raw_input in enumerate(inputs):
-        yield Prediction(raw_input.file, raw_input.index, output=_take_sample(output, row))
+        sample = _take_sample(output, row)
+        yield Prediction(raw_input.file, raw_input.index, output=sample, names=form.class_names)
 
 
 def _take_sample(output: Any, row: int) -> Any:
@@ -459,10 +467,33 @@ def format_rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list
     return head, rows
 
 
+def _name_columns(predictions: Sequence[Prediction]) -> list[str]:
+    """Return the names of the columns of outputs that are vectors of one length: the classes of the
+    data, or `output_0`, `output_1`, ...; empty for other outputs."""
+    lengths = set()
+    for prediction in predictions:
+        output = prediction.output
+        if not isinstance(output, list) or any(isinstance(entry, list | dict) for entry in output):
+            return []
+        lengths.add(len(output))
+    if len(lengths) != 1 or not 1 <= max(lengths) <= COLUMNS:
+        return []
+    length = lengths.pop()
+    names = predictions[0].names
+    return [*names] if len(names) == length else [f"output_{number}" for number in range(length)]
+
+
 def format_csv(predictions: Sequence[Prediction]) -> str:
-    """Return the rows of `format_rows` as CSV."""
+    """Return the rows of `format_rows` as CSV, with a column per entry of short vectors."""
     file = io.StringIO()
+    columns = _name_columns(predictions)
     head, rows = format_rows(predictions)
+    if columns:
+        head = ["file", "index", *columns]
+        rows = [
+            [prediction.file, str(prediction.index), *map(json.dumps, prediction.output)]
+            for prediction in predictions
+        ]
     csv.writer(file, lineterminator="\n").writerows([head, *rows])
     return file.getvalue()
 

@@ -31,14 +31,14 @@ class FieldKind:
             image are dropped, and with them the rows of all fields `per_box`.
         per_box: the first dimension counts boxes; always true for labels.
         mirror: of key points: the index of the point that each one becomes in a mirrored image, for
-            points that have a left and a right one.
+            points that have a left and a right one; empty: nothing to swap, None: not declared.
     """
 
     kind: str
     fill: int = IGNORED
     smallest: float = 1.0
     per_box: bool = False
-    mirror: tuple[int, ...] = ()
+    mirror: tuple[int, ...] | None = None
 
 
 class FieldFormError(ValueError):
@@ -94,7 +94,7 @@ def _parse_kind(given: Any, where: str) -> FieldKind:
             f"{where} = {given!r}: no such kind{near} expected one of {', '.join(KINDS)}",
             code="config.wrong_value",
         )
-    if "mirror" in options:
+    if options.get("mirror") is not None:
         options["mirror"] = tuple(options["mirror"])
     if kind_name == "labels":
         options["per_box"] = True

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,12 @@ from raising import raises
 from torch import Tensor
 
 from phasetrain import load
-from phasetrain.addons.deploy.predict.predict import PredictOptions, predict
+from phasetrain.addons.deploy.predict.predict import (
+    Prediction,
+    PredictOptions,
+    format_csv,
+    predict,
+)
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader, _read_array
 from phasetrain.app.api import run
 from phasetrain.cli import main
@@ -388,6 +394,30 @@ def test_language_model_predicts_the_next_byte(tmp_path: Path) -> None:
     scores = load(tmp_path / "run").predict(tokens)[0, -1]
     assert found.classes[0][0] == repr(bytes([int(scores.argmax())]))[1:]
     assert sum(p for _, p in found.classes) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names", "head"),
+    [
+        ([[3.45, 4.95, 6.5], [0.1, 2.0, 3.0]], (), "output_0,output_1,output_2"),
+        ([[3.45, 4.95], [0.1, 2.0]], ("low", "high"), "low,high"),
+        ([[3.45, 4.95], [0.1, 2.0]], ("low", "middle", "high"), "output_0,output_1"),
+        ([[1.0] * 64, [2.0] * 64], (), ",".join(f"output_{number}" for number in range(64))),
+        ([[1.0] * 65, [2.0] * 65], (), "output"),
+        ([[3.45, 4.95], [0.1]], (), "output"),
+        ([[[3.45], [4.95]], [[0.1], [2.0]]], (), "output"),
+        ([3.45, 4.95], (), "output"),
+        ([{"a": 3.45}, {"a": 4.95}], (), "output"),
+    ],
+)
+def test_csv_has_a_column_per_entry_of_short_vectors(
+    outputs: list[Any], names: tuple[str, ...], head: str
+) -> None:
+    found = [Prediction("a.pt", at, output=one, names=names) for at, one in enumerate(outputs)]
+    first, *rows = csv.reader(format_csv(found).splitlines())
+    assert first == ["file", "index", *head.split(",")]
+    read = [[json.loads(cell) for cell in row[2:]] for row in rows]
+    assert read == ([[one] for one in outputs] if head == "output" else outputs)
 
 
 def test_model_without_classes_gives_its_output(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""A check for losses that ignore targets, in a run that weights batches by samples."""
+
+import logging
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.data import SampleReader
+from phasetrain.engine.batch import IGNORED
+from phasetrain.engine.plan import Phase
+from phasetrain.losses import CrossEntropy, FunctionLoss, find_target_counter, name_loss
+from phasetrain.proof.held import is_custom
+from phasetrain.runtime.nested import list_tensors
+from phasetrain.tasks import Task
+from phasetrain.tasks.supervised import Supervised
+
+log = logging.getLogger(__name__)
+
+SAMPLES = 32
+"""Samples of the first micro-batch of each split that are read."""
+
+
+def check_ignored_targets(run_plan: RunPlan, task: Task) -> None:
+    """Warn if the loss leaves targets of the data out of its mean, and batches are weighted by
+    samples.
+
+    Args:
+        run_plan: the run.
+        task: its task, before the first step or in a rehearsal.
+    """
+    if not isinstance(task, Supervised) or type(task).weight_of is not Supervised.weight_of:
+        return
+    splits: dict[tuple[nn.Module, int, bool], list[str]] = {}
+    phases = {(phase.data, phase.stage): phase for phase, _ in reversed(run_plan.plan.phases.kinds)}
+    for phase in reversed(phases.values()):
+        loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
+        parts = dict(find_uncounted(loss))
+        targets = _read_targets(task, phase) if parts else []
+        for part, ignored in parts.items():
+            if any(bool((target == ignored).any()) for target in targets):
+                splits.setdefault((part, ignored, part is loss), []).append(phase.data.upper())
+    for (part, ignored, is_alone), names in splits.items():
+        log.warning(
+            "LOSS: targets of DATA.%s are %d, which %s leaves out of its mean, and batches are "
+            "weighted by samples. So the loss of a test depends on its batch size, and "
+            "OPTIMIZER.accumulate or several ranks change an update; %s",
+            " and DATA.".join(dict.fromkeys(names)),
+            ignored,
+            name_loss(part),
+            _advise(part, ignored, is_alone=is_alone),
+        )
+
+
+def find_uncounted(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
+    """Yield each part of a loss that averages over the targets that it does not ignore, and the
+    ignored class, if batches are not weighted by these targets."""
+    if find_target_counter(loss) is not None:
+        return
+    for part in loss.modules():
+        ignored: int | None = None
+        if isinstance(part, CrossEntropy) and not part.per_sample:
+            ignored = IGNORED if part.ignore_index is None else part.ignore_index
+        elif isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | FunctionLoss):
+            ignored = part.ignore_index
+        # What a custom function averages over is not known; `check_counted` warns.
+        is_unknown = isinstance(part, FunctionLoss) and is_custom(part.function)
+        if ignored is not None and not is_unknown:
+            yield part, ignored
+
+
+def _advise(part: nn.Module, ignored: int, *, is_alone: bool) -> str:
+    """Return what to change."""
+    if not is_alone:
+        return "set per_sample: true in this term, with the loss cross_entropy"
+    name = "" if isinstance(part, CrossEntropy) else "LOSS.name=cross_entropy and "
+    return f"set {name}LOSS.ignore_index={ignored} to weight them by the targets that count"
+
+
+def _read_targets(task: Task, phase: Phase) -> list[Tensor]:
+    """Return the targets of the first samples of a phase; none if they cannot be read."""
+    loader = task.parts.loaders[phase.data]
+    try:
+        draw = loader.find_first_draw(phase)
+        if isinstance(loader.reader, SampleReader):
+            kept = None if draw.kept is None else draw.kept[:SAMPLES]
+            draw = draw._replace(indices=draw.indices[:SAMPLES], kept=kept)
+        targets = list_tensors(loader.read(draw).target)
+    except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
+        log.debug("targets are not checked: %s: %s", type(error).__name__, error)
+        return []
+    return [target for target in targets if not target.is_floating_point()]

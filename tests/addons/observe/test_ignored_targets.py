@@ -1,0 +1,75 @@
+"""Targets that a loss ignores are reported if batches are weighted by samples."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import phasetrain
+
+INPUTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+CLASSES = (INPUTS[:, 0] > 0).long()
+UNLABELLED = torch.where(torch.arange(64) % 3 == 0, -100, CLASSES)
+SUM = {"name": "weighted_sum", "losses": {"a": {"name": "cross_entropy"}}}
+
+
+def list_warnings(folder: Path, loss: Any, train: torch.Tensor, test: torch.Tensor) -> list[str]:
+    section: dict[str, Any] = loss if isinstance(loss, dict) else {}
+    phasetrain.fit(
+        nn.Linear(4, 2),
+        train=TensorDataset(INPUTS, train),
+        test=TensorDataset(INPUTS, test),
+        loss=None if section else loss,
+        epochs=1,
+        batch_size=16,
+        RUN={"dir": str(folder)},
+        OPTIMIZER={"name": "sgd", "lr": 0.1},
+        **({"LOSS": section} if section else {}),
+    )
+    lines = (folder / "log.txt").read_text().splitlines()
+    return [line for line in lines if "leaves out of its mean" in line]
+
+
+@pytest.mark.feature(
+    "loss.ignored_targets",
+    "a loss that ignores targets of the data while batches are weighted by samples is reported",
+    "`LOSS.ignore_index`",
+)
+@pytest.mark.parametrize(
+    ("loss", "advice"),
+    [
+        ({"name": "cross_entropy"}, "set LOSS.ignore_index=-100"),
+        (nn.CrossEntropyLoss(), "set LOSS.name=cross_entropy and LOSS.ignore_index=-100"),
+        (cross_entropy, "set LOSS.name=cross_entropy and LOSS.ignore_index=-100"),
+        (SUM, "per_sample: true"),
+    ],
+)
+def test_ignored_targets_are_reported_before_the_first_step(
+    loss: Any, advice: str, tmp_path: Path
+) -> None:
+    (line,) = list_warnings(tmp_path, loss, UNLABELLED, UNLABELLED)
+    assert "DATA.TRAIN and DATA.TEST are -100" in line
+    assert advice in line
+
+
+@pytest.mark.parametrize("loss", [{"name": "cross_entropy"}])
+def test_ignored_targets_of_a_test_are_reported(loss: Any, tmp_path: Path) -> None:
+    (line,) = list_warnings(tmp_path, loss, CLASSES, UNLABELLED)
+    assert "DATA.TEST are -100" in line
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [
+        ({"name": "cross_entropy"}, CLASSES),
+        ({"name": "cross_entropy", "ignore_index": -100}, UNLABELLED),
+        ({"name": "cross_entropy", "per_sample": True}, UNLABELLED),
+        (nn.CrossEntropyLoss(), CLASSES),
+    ],
+)
+def test_counted_targets_are_accepted(loss: Any, target: torch.Tensor, tmp_path: Path) -> None:
+    assert list_warnings(tmp_path, loss, target, target) == []
