@@ -44,6 +44,8 @@ def build_task(
         task.restore(SavedTask(shared), "learned")
     except ChangedError as error:
         raise _make_misfit_error(loaded, "MODEL or LOSS", str(error)) from error
+    # Without it, a part that draws from NumPy's generator in a few steps only would not be seeded.
+    task.generators.load_state_dict(shared.get("generators", {}))
     return task
 
 
