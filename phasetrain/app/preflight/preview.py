@@ -38,7 +38,7 @@ from phasetrain.runtime.format import (
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.terminal import KEY_WIDTH
 from phasetrain.tasks import Parts, SplitData
-from phasetrain.tasks.build.data_builder import count_left_out
+from phasetrain.tasks.build.data_builder import list_left_out
 from phasetrain.tasks.build.sections import split_item
 from phasetrain.tasks.inspection import (
     Inspection,
@@ -157,7 +157,10 @@ def describe_plan(
             "micro_batches": _count_micro_batches(run_plan, parts),
         },
         "data": {
-            name: _describe_split(split, parts.loaders[name].settings.workers, setup.config.PHASES)
+            name: {
+                **_describe_split(split, parts.loaders[name].settings.workers),
+                "left_out": max(list_left_out(split, setup.stages or (setup.config,))),
+            }
             for name, split in data.items()
         },
         "stages": list(_describe_stages(setup, plan)),
@@ -463,7 +466,7 @@ def _count_micro_batches(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | No
     return {"updates": len(counts), "most": max(counts), "mean": sum(counts) / len(counts)}
 
 
-def _describe_split(split: SplitData, workers: int, phases: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
     section = split.section
     return {
         "dataset": section.dataset,
@@ -471,7 +474,6 @@ def _describe_split(split: SplitData, workers: int, phases: Mapping[str, Any]) -
         "batch_size": section.batch_size,
         "micro_batch_size": section.micro_batch_size,
         "drop_last": section.drop_last,
-        "left_out": count_left_out(split, phases),
         "workers": workers,
         "sampler": split_item(section.sampler)[0],
         "transforms": [split_item(item)[0] for item in section.transforms],

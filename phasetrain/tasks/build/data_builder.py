@@ -1,6 +1,6 @@
 """Builds datasets, readers and loaders (section DATA)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -221,13 +221,20 @@ def list_splits(
     return splits
 
 
-def count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
-    """Return the number of samples that `drop_last` leaves out of each pass over a split.
+def list_left_out(split: SplitData, stages: Sequence[AttrDict]) -> list[int]:
+    """Return the number of samples that `drop_last` leaves out of a pass over a split, in each
+    stage.
 
     Args:
         split: the split.
-        phases: section PHASES; a limit shortens passes, and then nothing is said about their end.
+        stages: the config of each stage.
     """
+    # A stage may have its own sampler, and so another number of samples.
+    return [_count_left_out(split.at(n), stage.PHASES) for n, stage in enumerate(stages)]
+
+
+def _count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
+    # A limit shortens passes, and then nothing is said about their end.
     is_limited = phases["limit"]["train" if split.train else "test"] is not None
     is_limited |= split.train and phases["overfit"] is not None
     if is_limited or not split.section.drop_last or split.windows or split.length >= ENDLESS:
