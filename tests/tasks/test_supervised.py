@@ -8,6 +8,7 @@ import torch
 from raising import raises
 from torch import nn
 
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Split, make_test_phase
@@ -150,7 +151,25 @@ class TestSplitsWithoutTargets:
             self.made(nn.CrossEntropyLoss()).check_targets("test", None)
         assert "LOSS (CrossEntropyLoss)" in str(caught.value)
         assert "DATA.TEST.label_type=zero" in str(caught.value)
+        assert "targets: []" not in str(caught.value)
         self.made(nn.CrossEntropyLoss()).check_targets("test", 3)
+
+    def test_advice_names_the_key_that_it_replaces(self) -> None:
+        made = self.made(nn.CrossEntropyLoss())
+        made.config = AttrDict({"DATA": {"TRAIN": {"targets": []}}})
+        with raises(ConfigError, key="DATA.TRAIN", code="data.no_targets") as caught:
+            made.check_targets("train", None)
+        assert "label_type=zero instead of targets: []" in str(caught.value)
+
+    def test_task_without_a_loss_needs_targets_for_meters_only(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Supervised, "uses_loss", False)
+        self.made(nn.CrossEntropyLoss()).check_targets("test", None)
+        with raises(ConfigError, key="DATA.TEST", code="data.no_targets"):
+            self.made(nn.CrossEntropyLoss(), top=METERS.build("accuracy")).check_targets(
+                "test", None
+            )
 
     def test_loss_that_ignores_targets_is_accepted(self) -> None:
         class Spread(nn.Module):
