@@ -179,7 +179,7 @@ def describe_plan(
             "at": [list(at) for at in saves[: LISTED // 2] + saves[LISTED // 2 :][-LISTED // 2 :]],
             "count": len(saves),
             "bytes_each": bytes_each,
-            "kept": setup.config.CHECKPOINT.keep_last,
+            "kept": max(2, setup.config.CHECKPOINT.keep_last),
         },
         "groups": [list(row) for row in parts.groups],
         "directions": metric_directions(list_metrics(parts.meters), parts.meters),
