@@ -1,7 +1,7 @@
-"""Small custom parts as source code: 40 that hold state which no checkpoint contains, and 40 that do
+"""Small custom parts as source code: 41 that hold state which no checkpoint contains, and 41 that do
 not, although they hold values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import dedent, indent
 
 HEAD = """
@@ -159,6 +159,16 @@ COUNTED = 'self.register_buffer("count", torch.zeros((), dtype=torch.long))'
 FUNCTION = ("LOSS.name={module}.f",)
 COLLATE = ("+DATA.TRAIN.collate={{name: {module}.C}}",)
 CROSS = "nn.functional.cross_entropy(output, target)"
+
+SCALED = """
+class L(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = 1.0
+
+    def forward(self, output, target):
+        return self.weight * nn.functional.cross_entropy(output, target)
+"""
 
 HIDDEN = (
     # Hooks do not take part in the rehearsal.
@@ -485,6 +495,15 @@ HIDDEN = (
         if len(self.x) == 15: scale(run, 0.5)""",
         is_missed=True,
     ),
+    replace(
+        hook(
+            "an attribute of the loss that is set after each update",
+            "pass",
+            "run.task.loss.weight = 1 / (1 + run.state.updates)",
+            before=SCALED,
+        ),
+        words=("+HOOKS.planted.name={module}.H", "LOSS.name={module}.L"),
+    ),
 )
 
 WEIGHTS = """
@@ -497,6 +516,18 @@ f = make()
 """
 
 CLEAN = (
+    replace(
+        hook(
+            "an attribute of the loss that is set before each step",
+            "pass",
+            "self.shown = run.task.loss.weight",
+            """
+            def on_step_start(self, run, phase):
+                run.task.loss.weight = 1 / (1 + run.state.updates)""",
+            before=SCALED,
+        ),
+        words=("+HOOKS.planted.name={module}.H", "LOSS.name={module}.L"),
+    ),
     # Hooks that keep their state, in all the ways that there are.
     hook(
         "a saved counter",

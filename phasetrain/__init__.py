@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from phasetrain.config.moved import MovedFinder
 
 if TYPE_CHECKING:
+    from phasetrain.addons.audit.auditor import audit
     from phasetrain.addons.deploy.pack.load_pack import PackedModel, load_pack
     from phasetrain.addons.deploy.pack.pack import pack
     from phasetrain.addons.observe.media import log_audio, log_figure, log_image, log_text
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         "PackedModel",
         "RunResult",
         "__version__",
+        "audit",
         "fit",
         "load",
         "load_pack",

@@ -60,7 +60,7 @@ $ CHECKPOINT.keep_last=0
 CHECKPOINT.keep_last = 0 (command line): expected int >= 1
 
 $ LOSS=null
-LOSS = null (command line): expected mapping of keys: name; a task with uses_loss = False ignores LOSS: leave it out
+LOSS = null (command line): expected mapping of keys: name; leave LOSS out for its defaults, or set a key, as in LOSS.name=...
 
 $ LOSS.name=focl
 LOSS.name = 'focl' (command line): no loss has this name. Known: ...; a dotted path works too.

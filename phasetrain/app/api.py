@@ -19,6 +19,7 @@ from phasetrain.errors import PhasetrainError
 from phasetrain.hooks.progress.notebook import NotebookProgress, in_notebook
 from phasetrain.runs.history import History, read_history
 from phasetrain.runs.view import RunView
+from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
@@ -97,7 +98,8 @@ def _run_words(
     namer = ObjectNamer()
     overrides = [*overrides_of(config, namer), *words]
     objects = namer.finish()
-    with provide_objects(objects):
+    # The run seeds the global generators, and the caller may draw from them.
+    with provide_objects(objects), preserve_generators():
         result = run_engine(
             overrides,
             config_dir=None if config_dir is None else str(config_dir),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from phasetrain.app.select_checkpoint import build_task, find_phase
+from phasetrain.app.select_checkpoint import build_task, find_stage
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import StoredConfig, read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
@@ -30,7 +30,6 @@ from phasetrain.config.schema import is_split
 from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
-from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models.sources import WeightSource
 from phasetrain.runs.paths import check_run_folder
@@ -291,8 +290,7 @@ def _add_transform(task: Task, setup: Setup, loaded: LoadedCheckpoint) -> None:
     try:
         context = setup.builder().context
         if setup.stages:  # the model was tested with the transforms of the stage
-            phase = find_phase(decode_plan(loaded.promised["plan"]), loaded.manifest.state)
-            context = replace(context, config=setup.stages[phase.stage if phase else 0])
+            context = replace(context, config=setup.stages[find_stage(loaded)])
         task.transform = build_input_transform(context, split)
     except ConfigError as error:
         if error.code != "config.missing_object":

@@ -1,6 +1,7 @@
 """The checkpoint that RUN.checkpoint names, and its weights in a task or a model."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from phasetrain.app.setup import Setup
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import complete_state, excluded_digests
 from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder, SavedTask, SplitData, Task
@@ -76,24 +78,12 @@ def _make_misfit_error(loaded: LoadedCheckpoint, sections: str, reason: str) -> 
 
 
 def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint | None:
-    """Return the checkpoint that RUN.checkpoint names, None for `none`.
-
-    Rank 0 chooses it for all ranks, because a run that is training may save in the meantime.
-    """
+    """Return the checkpoint that RUN.checkpoint names, None for `none`; a collective call."""
     if setup.config.RUN.checkpoint == NONE:
         return None
-    world = setup.world
     checkpointer = build_checkpointer(setup, folder)
-    chosen: list[LoadedCheckpoint] = []
-
-    def choose() -> str:
-        chosen.append(_load_named(setup, folder, checkpointer))
-        return chosen[0].path
-
-    path = world.run_on_main(choose)
-    if chosen:
-        return chosen[0]
-    return checkpointer.load_when_visible(path)
+    load = partial(_load_named, setup, folder, checkpointer)
+    return checkpointer.load_together(setup.world, load)
 
 
 def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> LoadedCheckpoint:
@@ -128,6 +118,14 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
             code="checkpoint.not_found",
         )
     return loaded
+
+
+def find_stage(loaded: LoadedCheckpoint) -> int:
+    """Return the number of the stage of a checkpoint in PHASES.stages; 0 without stages."""
+    if not loaded.promised["config"].get("PHASES", {}).get("stages"):
+        return 0
+    phase = find_phase(decode_plan(loaded.promised["plan"]), loaded.manifest.state)
+    return phase.stage if phase else 0
 
 
 def find_phase(plan: Plan, state: Mapping[str, Any]) -> Phase | None:

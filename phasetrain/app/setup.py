@@ -8,7 +8,11 @@ from typing import Any
 
 from phasetrain.app.slots import list_slots
 from phasetrain.app.stored.leftovers import ignore_leftovers, remove_unknown_keys
-from phasetrain.app.stored.stored_config import StoredConfig, list_file_folders
+from phasetrain.app.stored.stored_config import (
+    WITHOUT_CHECKPOINT,
+    StoredConfig,
+    list_file_folders,
+)
 from phasetrain.app.stored.trust import check_code, describe_code, select_code_folders
 from phasetrain.config.addons import list_failures
 from phasetrain.config.attrdict import ConfigDict
@@ -161,7 +165,11 @@ def _resolve_composed(
     schema = classify_hooks(schema, composed.config)
     derived = _derive(composed, schema, place)
     config = derived.config
-    stages = compose_stages(composed, config.plain(), schema)
+    overrides: Sequence[Mapping[str, Any]] = ()
+    if stored is not None and config.RUN.engine not in WITHOUT_CHECKPOINT:
+        # Tests and predictions have a single stage: what the user sets now is meant for it.
+        overrides = composed.changes
+    stages = compose_stages(composed, config.plain(), schema, overrides)
     raise_all(
         collect_problems(
             *(partial(check_config, stage, list_slots(), schema) for stage in stages),

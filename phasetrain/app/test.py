@@ -15,12 +15,11 @@ from phasetrain.engine.plan import (
     START,
     TRAIN,
     Anchor,
-    Phase,
     PhaseTable,
     Plan,
     make_test_phase,
 )
-from phasetrain.engine.position import Position, RunState
+from phasetrain.engine.position import RunState
 from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Hooks, Numerics
@@ -29,15 +28,6 @@ from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks.build.data_builder import list_splits
 
 log = logging.getLogger(__name__)
-
-
-class _TestPlan(Plan):
-    """Tests after an update of a run: the progress is the one of the run."""
-
-    def position(self, state: RunState) -> Position:
-        """Return the position of the step under way."""
-        _, where, within = self.anchor
-        return super().position(state)._replace(where=where, within=within)
 
 
 def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
@@ -62,34 +52,39 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         )
     task = build_task(builder, data, builder.plan(data) if TRAIN in data else Plan(), loaded)
     path = NONE
+    epoch = stage = 0
     state = RunState()
     anchor = START
-    phase_of_run: Phase | None = None
     title = "weights of MODEL.weights" if setup.config.MODEL.weights else "initial weights"
     if loaded is not None:
         path = loaded.path
         # Of the checkpoint: a run that was stopped or extended has another plan than its config.
         plan_of_run = decode_plan(loaded.promised["plan"])
-        phase_of_run = find_phase(plan_of_run, loaded.manifest.state)
-        state.updates = int(loaded.manifest.state["updates"])
-        state.samples = int(loaded.manifest.state["samples"])
+        saved = loaded.manifest.state
+        state = RunState(updates=saved["updates"], samples=saved["samples"])
         title = f"{path} at update {state.updates}"
-    # Random numbers are seeded by updates in models, and by the epoch in transforms. Transforms and
-    # losses depend on the stage.
-    epoch, stage = (phase_of_run.epoch, phase_of_run.stage) if phase_of_run else (0, 0)
-    if phase_of_run is not None:
-        where = plan_of_run.where_at(state.updates)
-        anchor = Anchor(state.updates, where, plan_of_run.within(stage, state.updates))
-    limit = builder.context.stage_configs[stage].PHASES.limit.test
-    phases = [make_test_phase(split, epoch=epoch, limit=limit, stage=stage) for split in tests]
+        if phase := find_phase(plan_of_run, saved):
+            # Random numbers are seeded by updates in models, and by the epoch in transforms.
+            # Transforms and losses depend on the stage.
+            epoch, stage = phase.epoch, phase.stage
+            reached = plan_of_run.position(replace(state, phase=phase.index))
+            anchor = Anchor(state.updates, reached.where, reached.within)
+    configs = builder.context.stage_configs
+    stage = min(stage, len(configs) - 1)  # the config may have fewer stages than the run
+    limit = configs[stage].PHASES.limit.test
     averages = [
         f"{AVERAGED}{name}"
         for name, average in task.parts.averages.items()
         if average.settings.test and loaded is not None
     ]
-    tested = [(phase, weights) for phase in phases for weights in ("", *averages)]
-    phases = [replace(phase, split=f"{phase.split}{weights}") for phase, weights in tested]
-    plan = _TestPlan(PhaseTable(phases), anchor)
+    phases = [
+        make_test_phase(
+            replace(split, name=f"{split.name}{weights}"), epoch=epoch, limit=limit, stage=stage
+        )
+        for split in tests
+        for weights in ("", *averages)
+    ]
+    plan = Plan(PhaseTable(phases), anchor)
     latest = LatestMetrics()
     for split in tests:
         task.check_targets(split.name, read_first_targets(data[split.name].reader))

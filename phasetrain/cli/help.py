@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 
 from phasetrain.app.slots import list_slots
+from phasetrain.config.addons import find_service
 from phasetrain.config.parts import FACTS
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
@@ -12,7 +13,6 @@ from phasetrain.config.sections.keys import Key
 from phasetrain.config.suggestions import ELSEWHERE
 from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError, did_you_mean, plain
-from phasetrain.hooks import Hook
 
 
 def topic_help(topic: str) -> str:
@@ -137,11 +137,10 @@ def _list_parts_with(topic: str) -> Iterator[list[str]]:
 
 
 def _list_related(topic: str) -> Iterator[list[str]]:
-    """Yield the lines about an event of hooks, and about parts of any section with a parameter."""
-    event = vars(Hook).get(topic)
-    if event is not None:
-        names = ", ".join(list(inspect.signature(event).parameters)[1:])
-        yield ["event of hooks", f"  {topic}({names})", f"      {inspect.getdoc(event)}"]
+    """Yield the lines about names of the Python interfaces, which an add-on knows, and about parts
+    of any section with a parameter."""
+    if explain := find_service("explain_interface"):
+        yield from explain(topic)
     for slot in list_slots():
         if topic not in slot.provided and not _is_conditional(slot):
             takers = [name for name, part in slot.registry.items() if topic in parameters(part)]

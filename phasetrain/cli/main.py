@@ -18,7 +18,7 @@ from phasetrain.cli.output import (
     write_json_error,
     write_text,
 )
-from phasetrain.cli.parsing import Call, make_parser, parse_flags, split_command
+from phasetrain.cli.parsing import Call, make_parser, own_words, parse_flags, split_command
 from phasetrain.cli.table import list_commands, list_group
 from phasetrain.config.addons import Command, import_object
 from phasetrain.errors import PhasetrainError, list_problems
@@ -47,7 +47,7 @@ def main(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     # Not from the parsed flags: a command line that cannot be parsed is reported as JSON as well.
-    is_json = "--json" in words
+    is_json = "--json" in own_words(words)
     redirection: AbstractContextManager[None] = nullcontext()
     if is_json:
         redirection = stdout_to_stderr()
@@ -87,7 +87,7 @@ def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -
     ended = _Ended()
     runs_user_code = False
     try:
-        if "--version" in words:
+        if "--version" in own_words(words):
             ended.outcome = _version()
             return ended
         command, rest = split_command(list_commands(), _help_as_command(words))

@@ -76,6 +76,11 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     return made
 
 
+def own_words(words: Sequence[str]) -> Sequence[str]:
+    """Return the words before `--`; what follows is the command line of another program."""
+    return words[: words.index("--")] if "--" in words else words
+
+
 def parse_flags(command: Command, words: Sequence[str]) -> argparse.Namespace:
     """Return the flags of a command and its arguments.
 
@@ -83,13 +88,17 @@ def parse_flags(command: Command, words: Sequence[str]) -> argparse.Namespace:
         ConfigError: no such flag, or a missing argument.
     """
     rest = list(words)
-    if "-h" in rest or "--help" in rest:
+    if {"-h", "--help"} & set(own_words(rest)):
         return argparse.Namespace(help=True)  # before the parser misses required arguments
     if "--cfg" in rest[:-1] and rest[rest.index("--cfg") + 1] == "job":
         rest.remove("job")  # Hydra's spelling, `--cfg job`
     parser = make_parser(command)
+    behind: list[str] = []
+    if parser.get_default("behind") is not None:
+        rest, behind = list(own_words(rest)), rest[len(own_words(rest)) + 1 :]
     # intermixed, because flags may come before, between and after overrides
     flags, unknown = parser.parse_known_intermixed_args(rest)
+    flags.behind = behind
     if unknown:
         # private: argparse has no public list of its flags
         options = [option for action in parser._actions for option in action.option_strings]

@@ -39,7 +39,10 @@ CHANGES = (
 
 
 def compose_stages(
-    composed: Composed, derived: Mapping[str, Any], schema: Schema
+    composed: Composed,
+    derived: Mapping[str, Any],
+    schema: Schema,
+    overrides: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Composed, ...]:
     """Return the config of each stage; empty if PHASES.stages is.
 
@@ -47,6 +50,7 @@ def compose_stages(
         composed: the config as given, validated except for its stages.
         derived: the same config with derived values.
         schema: the keys.
+        overrides: values that no stage changes.
 
     Raises:
         ConfigError: lists every stage with no length or more than one, and every key that no stage
@@ -60,7 +64,7 @@ def compose_stages(
         for problem in _find_problems(f"PHASES.stages[{number}]", stage, splits)
     )
     return tuple(
-        _compose_stage(composed, derived, schema, f"PHASES.stages[{number}]", stage)
+        _compose_stage(composed, derived, schema, f"PHASES.stages[{number}]", stage, overrides)
         for number, stage in enumerate(stages)
     )
 
@@ -71,6 +75,7 @@ def _compose_stage(
     schema: Schema,
     name: str,
     stage: Mapping[str, Any],
+    overrides: Sequence[Mapping[str, Any]],
 ) -> Composed:
     config = deepcopy(composed.config)
     # All stages are in the same folder and on the same device.
@@ -83,6 +88,8 @@ def _compose_stage(
     # A copy: origins of a stage must not appear in messages about the other stages.
     merged.origins = dict(composed.origins)
     changes = {key: deepcopy(value) for key, value in stage.items() if key not in STAGE_KEYS}
+    for values in overrides:
+        changes = _drop_overridden(changes, values)
     merged.apply(Layer(name, changes))
     origins = merged.origins | {f"PHASES.{key}": name for key in LENGTHS}
     return replace(
@@ -92,6 +99,19 @@ def _compose_stage(
         layers=(*composed.layers, name),
         problems=(),
     )
+
+
+def _drop_overridden(changes: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes of a stage without the keys that are in `values`."""
+    kept = {}
+    for key, change in changes.items():
+        given = values.get(key)
+        # The parameters of one loss mean nothing to another.
+        if key in values and isinstance(change, Mapping) and key != "LOSS":
+            kept[key] = _drop_overridden(change, given if isinstance(given, Mapping) else {})
+        elif key not in values:
+            kept[key] = change
+    return kept
 
 
 def _find_problems(

@@ -284,11 +284,14 @@ class _KeyChecker(_Checker):
         if not isinstance(value, Mapping):
             children = ", ".join(self.schema.children(path))
             form = self._show_form(path, value) or f" of keys: {children}"
-            if path == "LOSS" and value is None:
-                form += "; a task with uses_loss = False ignores LOSS: leave it out"
             pattern = part_pattern(path)
             if isinstance(value, str) and pattern is not None:
                 form = f", as in {path}: {{{PARTS[pattern]}: {value}}}"
+            elif value is None:
+                first = children.partition(",")[0]
+                form += (
+                    f"; leave {path} out for its defaults, or set a key, as in {path}.{first}=..."
+                )
             self.report.add("config.wrong_type", path, value, f"expected mapping{form}")
             return
         if matches(path, "DATA.*") and value.get("dataset") is None:

@@ -40,7 +40,8 @@ class Described(Protocol):
 
         Keys, each omitted if it does not apply: `classes` (int), `class_names` (tuple of str),
         `input_shape` (tuple of int, `(C, H, W)` for images; only if all samples share it),
-        `channels` (int).
+        `channels` (int), `input_columns` (tuple of str: the names of the entries of an input that
+        is a row of a table).
         """
         ...
 

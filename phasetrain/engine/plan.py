@@ -256,6 +256,8 @@ class Plan:
     def within(self, stage: int, updates: int) -> float:
         """Return progress through a stage after a number of updates, 1 at its end; `where` if it is
         the only one."""
+        if not self.updates:  # tests after an update of another plan
+            return self.anchor.within
         if len(self.stages) == 1:
             return self.where_at(updates)
         begin = self.stages[stage].begin
@@ -270,7 +272,7 @@ class Plan:
         phase = self.phases[state.phase]
         where = self.where_at(state.updates)
         within = where
-        if len(self.stages) > 1:
+        if len(self.stages) > 1 or not self.updates:
             within = self.within(phase.stage, state.updates)
         return Position(
             phase.split,

@@ -493,22 +493,14 @@ def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, Manifest] | No
         Path and manifest of the best checkpoint; None if no checkpoint has the monitored metric.
     """
     monitor = checkpointer.retention.monitor
-    best: LoadedCheckpoint | None = None
-
-    def choose_best() -> str:
-        nonlocal best
-        best = checkpointer.load_best()
-        return "" if best is None else best.path
-
-    path = run.world.run_on_main(choose_best)
-    if not path:
+    loaded = checkpointer.load_together(run.world, checkpointer.load_best)
+    if loaded is None:
         log.warning(
             "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights are kept",
             monitor,
         )
         return None
-    # Other ranks read the file themselves; on a network file system it may be visible there later.
-    loaded = best or checkpointer.load_when_visible(path)
+    path = loaded.path
     restore(run, loaded, "learned")
     log.info("loaded the weights of %s, the best by %s", path, monitor)
     run.world.run_on_main(lambda: checkpointer.mark_best(path))

@@ -62,16 +62,18 @@ class Numerics(Hook):
     Args:
         keep: maximum number of dumps per run; the first ones are kept, because later ones may
             follow from them.
+        tests: whether to warn about samples of tests; false for a model that takes such values.
     """
 
     observe_only = True
     single = True
     main_only = False
 
-    def __init__(self, keep: int = 3) -> None:
+    def __init__(self, keep: int = 3, *, tests: bool = True) -> None:
         if keep < 0:
             raise ValueError(f"keep = {keep}: expected at least 0")
         self.keep = keep
+        self.tests = tests
         self._marks: list[tuple[Tensor, Tensor]] = []
 
     def on_start(self, run: Run) -> None:
@@ -83,25 +85,25 @@ class Numerics(Hook):
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Mark samples of a test with NaN or infinite values; nothing waits for the device."""
-        if not phase.is_train:
+        if self.tests and not phase.is_train:
             marks = mark_nonfinite([batch.input, batch.target], len(batch.ids))
             self._marks += [(batch.ids, mark) for mark in marks]
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Warn about the marked samples of a test."""
-        if phase.is_train:
+        if phase.is_train or not self.tests:
             return
         bad = sorted(set().union(*run.world.all_gather(self.state_dict()["marked"])))
         self._marks = []
         if bad:
             log.warning(
-                "DATA.%s: samples with NaN or infinite values: %d (%s); %s, unless the model takes "
-                "them: metrics of %s may be wrong",
+                "DATA.%s: samples with NaN or infinite values: %d (%s), so metrics of %s may be "
+                "wrong; %s, or set HOOKS.numerics.tests=false if the model takes them",
                 phase.data.upper(),
                 len(bad),
                 join_first(bad, MAX_IDS),
-                CLEAN_DATA,
                 phase.split,
+                CLEAN_DATA,
             )
 
     def state_dict(self) -> dict[str, Any]:

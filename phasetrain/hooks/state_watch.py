@@ -1,10 +1,17 @@
-"""Finds values that change while a run trains and that no checkpoint contains."""
+"""Finds values that change while a run trains and that no checkpoint contains.
+
+The class of a custom part may have:
+
+    recomputed             names of attributes that the part computes again after a resume, as in
+                           `recomputed = ("cache",)`: they need no place in a checkpoint, see
+                           docs/machine.md
+"""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -46,6 +53,7 @@ class HeldState:
         inexact: splits whose samples need not be the same after a resume; they are left out.
 
     Attributes:
+        observers: label -> hook that only observes.
         modules: the modules of the parts.
         uses: how the parts use names.
     """
@@ -55,6 +63,7 @@ class HeldState:
     ) -> None:
         self._task = task
         self._hooks = [hook for hook in hooks.values() if not hook.observe_only]
+        self.observers = {label: hook for label, hook in hooks.items() if hook.observe_only}
         found = find_holders(_list_roots(task, hooks, inexact))
         self._holders = [(label, holder) for label, holder in found if label]
         kinds = list_kinds(self._holders)
@@ -95,6 +104,22 @@ class HeldState:
         finally:
             setattr(owner, name, value)
 
+    def review(self, record: Sequence[str]) -> Literal["", "declared", "saved"]:
+        """Return why a value that was lost is so no more: the user says that the training does not
+        depend on it, or checkpoints contain it; empty if it still is.
+
+        Args:
+            record: the value, see `record_held`.
+        """
+        if any(record[0] == f"hooks.{label}" for label in self.observers):
+            return "declared"
+        for held in self.read().values():
+            if record_held(held) == record:
+                if held.name in getattr(held.owner, "recomputed", ()):
+                    return "declared"
+                return "saved" if self.is_saved(held) else ""
+        return ""
+
     def _list_parts(self) -> list[Any]:
         optimizers = [updater.optimizer for updater in self._task.updaters.values()]
         return [*self._task.stateful().values(), *self._hooks, *optimizers]
@@ -113,9 +138,10 @@ class StateWatch:
     """Compares the values that parts hold with those at the start of the phase.
 
     Args:
-        accept: gets sentences about values that no checkpoint contains and the number of updates,
-            records them, and returns whether the run may continue.
+        accept: gets sentences about values that no checkpoint contains, with their records, and the
+            number of updates; stores them, and returns whether the run may continue.
         inexact: splits whose samples need not be the same after a resume.
+        begin: gets the values before the first step, and the number of updates.
 
     Attributes:
         state: the values; None before the first phase.
@@ -124,9 +150,13 @@ class StateWatch:
     """
 
     def __init__(
-        self, accept: Callable[[list[str], int], bool], inexact: Collection[str] = ()
+        self,
+        accept: Callable[[dict[str, list[str]], int], bool],
+        inexact: Collection[str] = (),
+        begin: Callable[[HeldState, int], None] = lambda state, updates: None,
     ) -> None:
         self._accept = accept
+        self._begin = begin
         self._inexact = inexact
         self.phase: Phase | None = None
         self.looks = True
@@ -144,6 +174,7 @@ class StateWatch:
         self.looks = self._steps.get(phase.split, 0) < REWRITTEN_STEPS
         if self.state is None:
             self.state = HeldState(run.task, run.hooks.by_label, self._inexact)
+            self._begin(self.state, run.state.updates)
         self._last = self.state.read()
         for path, held in self._last.items():
             if self.state.uses.grown.isdisjoint(list_uses(held)):
@@ -174,14 +205,15 @@ class StateWatch:
         continue; every rank has to call."""
         if self.state is None:
             return []
-        found = run.world.all_gather(self._find_changes(self.state))
-        lines = list(dict.fromkeys(line for lines in found for line in lines))
-        if not lines or self._accept(lines, run.state.updates) or run.state.finished:
+        changes: dict[str, list[str]] = {}
+        for found in run.world.all_gather(self._find_changes(self.state)):
+            changes |= found
+        if not changes or self._accept(changes, run.state.updates) or run.state.finished:
             return []
-        return lines
+        return list(changes)
 
-    def _find_changes(self, state: HeldState) -> list[str]:
-        lines = []
+    def _find_changes(self, state: HeldState) -> dict[str, list[str]]:
+        lines = {}
         for path, held in state.read().items():
             before = self._before.get(path)
             if path in self._known:
@@ -193,7 +225,7 @@ class StateWatch:
             if state.may_matter(held, in_place=is_same):
                 self._known.add(path)
                 if not state.is_saved(held):
-                    lines.append(describe_held(held))
+                    lines[describe_held(held)] = record_held(held)
         return lines
 
     def _add_new(self, path: str, held: Held) -> None:
@@ -208,6 +240,14 @@ def describe_place(held: Held) -> str:
     kind = find_kind(held.owner)
     where = f"{getattr(kind, '__module__', 'module')}.{kind.__name__}"
     return f"`{held.name}` of {where}" if held.name else f"an option or a hook of {where}"
+
+
+def record_held(held: Held) -> list[str]:
+    """Return the part, the module, the class and the name of a value, for a checkpoint."""
+    kind = find_kind(held.owner)
+    if isinstance(kind, ModuleType):
+        return [held.part, kind.__name__, "", held.name]
+    return [held.part, kind.__module__, kind.__qualname__, held.name]
 
 
 def describe_held(held: Held) -> str:

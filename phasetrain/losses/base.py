@@ -2,7 +2,16 @@
 
 A loss is a torch.nn.Module called as `loss(output, target)` with the output of the model and the
 target of the batch. It returns the mean over the samples of the batch (or over its tokens), a
-scalar with a graph.
+scalar with a graph. Its class may have:
+
+    advance(where, updates)   method that is called before each update of a training, and of the
+                           terms of a loss too, to change the loss with the progress: `where` is
+                           the progress in [0, 1), `updates` the number of updates made; in tests
+                           they are 1.0 and the number of updates planned
+    coupled                True if the loss compares samples with each other, False if it does not;
+                           without it the rehearsal compares the loss of a batch with its parts
+    needs_target           False if the loss ignores targets
+    ignore_index           target of positions that do not count in the mean
 """
 
 from collections.abc import Callable, Mapping

@@ -170,6 +170,7 @@ class Meter(RankBuffers, ABC):
             nor worse; None leaves it to the name of the metric.
         first: name of the metric that represents a meter with several metrics; empty if there is a
             single metric; None if the metrics depend on parameters or data.
+        needs_target: whether it reads targets; False measures data without labels too.
         splits: names of the splits that it measures, in lower case; None: all.
         library_name: name of the metric of another library that it wraps; empty if it wraps none.
     """

@@ -135,7 +135,7 @@ def load_pretrained(
     if others:
         model.load_state_dict(others, strict=False)
     if logs and world.is_main:
-        log_report(report)
+        log_report(report, sources[0].where.removesuffix("[0]"))
     return report
 
 
@@ -190,25 +190,37 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def log_report(report: LoadReport) -> None:
-    """Log the result for each tensor."""
+def log_report(report: LoadReport, where: str) -> None:
+    """Log the result for each tensor.
+
+    Args:
+        report: the result.
+        where: key of the sources, which tells the model: a teacher has weights too.
+    """
     for number, source in enumerate(report.sources):
         log.info(
-            "weights from source %d: %s (%s, %d tensors, digest %s)",
-            *(number, source["read"], source["format"], source["tensors"], source["digest"][:16]),
+            "%s: weights from source %d: %s (%s, %d tensors, digest %s)",
+            *(
+                where,
+                number,
+                source["read"],
+                source["format"],
+                source["tensors"],
+                source["digest"][:16],
+            ),
         )
     count = len(report.loaded)
     rows = report.to_rows()
     head = ("tensor", "shape", "result")
     log.debug(plain_table(f"{count} of {len(report.shapes)} tensors are loaded", head, rows))
     if len(rows) == count == len(report.shapes):
-        log.info("all %d tensors of the model are loaded", count)
+        log.info("%s: all %d tensors of the model are loaded", where, count)
         return
     # Those that were loaded as expected need no attention.
     rows = rows[: len(rows) - count]
     if len(rows) > ROWS:
         rows = [*rows[:ROWS], (f"and {len(rows) - ROWS} more, see plan.json", "", "")]
-    title = f"{count} of {len(report.shapes)} tensors of the model are loaded; the others:"
+    title = f"{where}: {count} of {len(report.shapes)} tensors of the model are loaded; the others:"
     log.info(plain_table(title, head, rows))
 
 

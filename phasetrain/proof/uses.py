@@ -11,6 +11,12 @@ SKIPPED = frozenset(
 )
 """Functions that no step calls."""
 
+LATE = frozenset(
+    f"on_{event}"
+    for event in ("forward", "backward", "skip", "update", "step", "metrics", "phase_end", "save")
+)
+"""Events of hooks that come after the parts have computed."""
+
 GROWING = frozenset({"append", "appendleft", "extend", "add", "update", "insert", "setdefault"})
 """Methods that change a container; as a statement they do not read it."""
 
@@ -28,7 +34,8 @@ class Uses(ast.NodeVisitor):
     Attributes:
         read: names whose value a function may have from an earlier call.
         written: names that a function assigns.
-        grown: names that a function updates from their earlier value.
+        grown: names that a function updates from their earlier value, or that only hooks assign
+            after a step, as an attribute of a part, so that the next step reads it.
         kept: names that a function assigns in some calls only.
         is_complete: whether the source of all modules was found.
     """
@@ -43,6 +50,10 @@ class Uses(ast.NodeVisitor):
         self._read_here: set[str] = set()
         self._is_conditional = False
         self._cached: set[str] = set()
+        self._function = ""
+        self._late: set[str] = set()
+        self._early: set[str] = set()
+        self._read_early: set[str] = set()
         definitions: dict[str, list[ast.stmt]] = {}
         for module in modules:
             text = "".join(linecache.getlines(getattr(module, "__file__", None) or ""))
@@ -56,6 +67,7 @@ class Uses(ast.NodeVisitor):
                 self.visit(node)
                 left |= {_name(part).removeprefix(".") for part in ast.walk(node)}
                 left &= definitions.keys()
+        self.grown |= (self._late & self._read_early) - self._early
 
     def may_matter(self, name: str, *, in_place: bool) -> bool:
         """Return whether a changed value may affect later steps.
@@ -73,10 +85,11 @@ class Uses(ast.NodeVisitor):
         """Read a function; the values that it has assigned itself are fresh from there on."""
         if node.name in SKIPPED:
             return
-        outer = self._fresh, self._read_here, self._is_conditional
+        outer = self._fresh, self._read_here, self._is_conditional, self._function
         self._fresh, self._read_here, self._is_conditional = set(), set(), False
+        self._function = self._function or _find_event(node)
         self.generic_visit(node)
-        self._fresh, self._read_here, self._is_conditional = outer
+        self._fresh, self._read_here, self._is_conditional, self._function = outer
 
     def visit(self, node: ast.AST) -> None:
         """Visit a node; names that a branch assigns are assigned in some calls only."""
@@ -128,6 +141,8 @@ class Uses(ast.NodeVisitor):
         if self._fresh is not None and name not in self._fresh:
             self.read.add(name)
             self._read_here.add(name)
+            if not self._function.startswith("on_"):
+                self._read_early.add(name)
 
     def _write(self, target: ast.expr) -> None:
         if isinstance(target, ast.Tuple | ast.List):
@@ -142,6 +157,10 @@ class Uses(ast.NodeVisitor):
             target = target.value
         if isinstance(target, ast.Attribute):
             self.visit(target.value)
+            if self._function not in LATE:
+                self._early.add(_name(target))
+            elif _name(target.value) != "self":
+                self._late.add(_name(target))
         if self._fresh is not None:
             self._note_write(_name(target), self._fresh, is_entry=is_entry)
 
@@ -169,6 +188,14 @@ class Uses(ast.NodeVisitor):
             self.grown.add(name)
         if isinstance(target, ast.Attribute):
             self.visit(target.value)
+
+
+def _find_event(node: ast.FunctionDef) -> str:
+    """Return the name of a function, or of the event that `@on` makes it a hook for."""
+    for call in node.decorator_list:
+        if isinstance(call, ast.Call) and _name(call.func) in ("on", ".on") and call.args:
+            return f"on_{getattr(call.args[0], 'value', '')}"
+    return node.name
 
 
 def _name(node: ast.AST) -> str:

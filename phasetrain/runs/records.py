@@ -278,7 +278,7 @@ class EnvironmentRecord:
     def changes(self) -> list[tuple[int, str]]:
         """Number of updates after which config, data or code changed, and a sentence about it."""
         departures = _list_departures(self.content.get("departures"))
-        return [(updates, text) for updates, text in departures if updates]
+        return [(updates, text) for updates, _, text in departures if updates]
 
     @classmethod
     def from_json(cls, content: Any) -> "EnvironmentRecord":
@@ -302,15 +302,19 @@ def format_deviations(departures: Any) -> list[str]:
             `phasetrain.app.train.resume.list_deviations`; parts that were damaged by hand are left
             out.
     """
-    return [f"{_format_start(updates)}: {text}" for updates, text in _list_departures(departures)]
+    return [
+        f"{_format_span(updates, until)}: {text}"
+        for updates, until, text in _list_departures(departures)
+    ]
 
 
-def _list_departures(departures: Any) -> list[tuple[int, str]]:
-    """Return the number of updates before each deviation, and a sentence about it."""
+def _list_departures(departures: Any) -> list[tuple[int, Any, str]]:
+    """Return the number of updates before each deviation, the number at its end or None, and a
+    sentence about it."""
     if not isinstance(departures, list):
         return []
     return [
-        (entry["updates"], " ".join("; ".join(map(str, entry["what"])).split()))
+        (entry["updates"], entry.get("until"), " ".join("; ".join(map(str, entry["what"])).split()))
         for entry in departures
         if isinstance(entry, dict)
         and isinstance(entry.get("updates"), int)
@@ -318,10 +322,11 @@ def _list_departures(departures: Any) -> list[tuple[int, str]]:
     ]
 
 
-def _format_start(updates: int) -> str:
-    if updates:
-        return f"from update {updates} on"
-    return "from the start"
+def _format_span(updates: int, until: Any) -> str:
+    start = f"from update {updates}" if updates else "from the start"
+    if isinstance(until, int):
+        return f"{start} until update {until}"
+    return f"{start} on" if updates else start
 
 
 @dataclass(frozen=True)

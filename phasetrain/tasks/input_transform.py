@@ -8,9 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phasetrain.data.loading.collate import Collate, PadCollate, stack_samples
+from phasetrain.data.loading.collate import (
+    Collate,
+    PadCollate,
+    UnequalShapesError,
+    stack_samples,
+)
 from phasetrain.data.transforms import BatchTransform, Keys, Pipeline
 from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.proof.compare import differences
 from phasetrain.runtime.machine import preserve_generators, reseed_all
 from phasetrain.tasks.misfits import raise_unless_misfit
 
@@ -19,6 +25,9 @@ Transform = Callable[..., Any]
 
 class InputTransform:
     """The transforms of a split and its collate function: from raw inputs to a batch for the model.
+
+    A collate function gets the target None. If it does not take that, it gets numbers, and its
+    inputs have to be the same for all of them.
 
     Random transforms draw from fixed seeds, so that equal inputs give equal batches; the generators
     of the caller are not advanced.
@@ -94,7 +103,41 @@ class InputTransform:
         if isinstance(collate, PadCollate):
             # It may pad fields of the targets, such as boxes, which no prediction has.
             collate = collate.select_names(next(iter(samples), None))
-        return collate([(sample, 0) for sample in samples])[0]
+        try:
+            return _collate_with(collate, samples, None)
+        except UnequalShapesError:
+            raise
+        except Exception as error:
+            if getattr(collate, "__module__", "").startswith("phasetrain.data."):
+                raise
+            raise_unless_misfit(error)
+            return self._collate_any_target(samples, error)
+
+    def _collate_any_target(self, samples: Sequence[Any], error: Exception) -> Any:
+        """Return the batch of a collate function that does not take the target None, if its inputs
+        are the same for any target.
+
+        Raises:
+            ConfigError: it takes no number as a target either, or the inputs depend on it.
+        """
+        try:
+            first, other = (_collate_with(self._collate, samples, target) for target in (0, 1))
+        except Exception as failure:
+            raise_unless_misfit(failure)
+            reason = f"fails for the target None ({type(error).__name__}: {error}), and for numbers"
+            raise self._make_collate_error(reason) from failure
+        if differences(first, other):
+            raise self._make_collate_error("makes inputs that depend on the target") from error
+        return first
+
+    def _make_collate_error(self, reason: str) -> ConfigError:
+        name = getattr(self._collate, "__qualname__", type(self._collate).__qualname__)
+        return ConfigError(
+            f"{self.split}.collate = {name}: it {reason}; a prediction has no target: let the "
+            "function return the batch of inputs for samples (input, None), or collate the inputs "
+            "yourself and set transform=False",
+            code="predict.collate",
+        )
 
     def _transform_sample(self, sample: Any) -> Any:
         reseed_all(0)
@@ -122,6 +165,12 @@ class InputTransform:
             scales_bytes=self.scales_bytes,
         )
         return rest, inside
+
+
+def _collate_with(collate: Collate, samples: Sequence[Any], target: int | None) -> Any:
+    """Return the inputs of the batch of samples that all have this target."""
+    reseed_all(0)
+    return collate([(sample, target) for sample in samples])[0]
 
 
 class TransformedModel(nn.Module):

@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness import KillAfter, Killed, SaveEachStep, differences_of_runs
@@ -24,6 +26,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -82,6 +85,14 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult,
     return folder, fit(folder, model), model
 
 
+@pytest.mark.feature("fingerprint.torch")
+def test_call_with_other_indices_of_a_subset_is_rejected(tmp_path: Path) -> None:
+    fit(tmp_path, train=Subset(Points(80), range(64)), batch_size=16)
+    assert fit(tmp_path, train=Subset(Points(80), range(64)), batch_size=16).updates == 8
+    with raises(ChangedError, code="resume.data_changed", key="DATA.TRAIN"):
+        fit(tmp_path, train=Subset(Points(80), range(16, 80)), batch_size=16)
+
+
 def test_result_of_a_call_is_that_of_a_run(unbroken: tuple[Path, RunResult, nn.Module]) -> None:
     _, result, model = unbroken
     assert (result.state, result.updates) == ("finished", 10)
@@ -125,6 +136,22 @@ def test_loss_is_given_by_the_name_of_a_part_or_of_a_file(
 ) -> None:
     result = fit(tmp_path, loss=name, test=None, epochs=0)
     assert OmegaConf.load(Path(result.folder) / "config.yaml")["LOSS"] == described
+
+
+def test_call_leaves_the_global_generators_as_they_were(tmp_path: Path) -> None:
+    def draw() -> tuple[float, ...]:
+        return float(torch.rand(())), np.random.random(), random.random()
+
+    model = make_net()
+    drawn = []
+    # The last call finds a finished run.
+    for call in (lambda: None, lambda: fit(tmp_path, model), lambda: fit(tmp_path, model)):
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        call()
+        drawn.append(draw())
+    assert drawn[0] == drawn[1] == drawn[2]
 
 
 def test_finished_run_returns_its_weights_at_once(

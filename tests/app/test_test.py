@@ -146,7 +146,7 @@ def test_samples_that_are_not_finite_are_named(
         stream = io.StringIO()
         run([*words, f"RUN.engine={engine}"], terminal=Terminal(stream, live=False))
         printed = " ".join(stream.getvalue().split())
-        assert printed.count("DATA.TEST: samples with NaN or infinite values: 1 (7);") == 1
+        assert printed.count("DATA.TEST: samples with NaN or infinite values: 1 (7), ") == 1
 
 
 def test_an_earlier_checkpoint_by_its_path(trained: tuple[Path, RunResult]) -> None:

@@ -104,7 +104,6 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
         ("LOSS.losses.soft_targets", "loss for LOSS.losses.*.name", "  soft_targets("),
         ("dropout", "MODEL.dropout of", "small_cnn"),
         ("scheduler", "scheduler: here OPTIMIZER.SCHEDULES", "  OPTIMIZER.SCHEDULES = {}"),
-        ("on_forward", "event of hooks", "  on_forward(run, phase, out)"),
         ("lora", "adapter for MODEL.adapters.name", "  lora(rank=8, alpha=16.0, "),
     ],
 )

@@ -290,6 +290,20 @@ def test_unknown_key_in_a_mapping_with_known_keys_is_reported(
     assert found.suggestion == f"{path}.{right}"
 
 
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("TASK", "TASK.name"), ("CHECKPOINT.best", "CHECKPOINT.best.monitor"), ("RUN", "RUN.name")],
+)
+def test_empty_section_is_rejected_with_what_to_do(
+    slots: list[Slot], section: str, key: str
+) -> None:
+    found = find_problem(slots, f"{section}=null")
+    assert (found.code, found.key, found.given) == ("config.wrong_type", section, "null")
+    assert found.expected.endswith(
+        f"; leave {section} out for its defaults, or set a key, as in {key}=..."
+    )
+
+
 def test_split_without_a_dataset_is_a_misspelt_key(slots: list[Slot]) -> None:
     found = find_problem(slots, "DATA.TRIAN.batch_size=3")
     assert (found.code, found.key, found.suggestion) == (

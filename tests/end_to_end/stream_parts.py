@@ -19,6 +19,7 @@ class Counted(IterableDataset[Any]):
 
     read = 0
     length = 70
+    stride = 7
 
     def __init__(self) -> None:
         self.digits = load_digits("train")
@@ -26,7 +27,7 @@ class Counted(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         while self.at < self.length:
-            image, label = self.digits[self.at * 7 % len(self.digits)]
+            image, label = self.digits[self.at * self.stride % len(self.digits)]
             self.at += 1
             Counted.read += 1
             yield image + 0.1 * torch.randn(()), int(label)
@@ -36,6 +37,17 @@ class Counted(IterableDataset[Any]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at = state["at"]
+
+
+class Begun(Counted):
+    """Begins at another sample in each process that makes it."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Begun.made += 1
+        self.at = Begun.made
 
 
 class Buffered(Counted):

@@ -13,7 +13,7 @@ from stream_parts import Buffered, Counted, OwnGenerator, Unsaved
 
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.seed_check import check_position
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.testing import assert_exact_resume
 
 WORDS = (
@@ -140,6 +140,33 @@ def test_state_that_fails_is_not_used() -> None:
     check_position(dataset, "DATA.TRAIN")
     assert not dataset.saves_position
     assert torch.equal(dataset[30][0], ForwardDataset(Unsaved(), seed=0)[30][0])
+
+
+@pytest.mark.feature("data.saved_position")
+@pytest.mark.parametrize(
+    ("kind", "code", "before"),
+    [
+        ("Counted", "resume.data_changed", []),
+        ("Unsaved", "resume.data_changed", []),
+        ("Unsaved", "", ["DATA.TRAIN.exact=false"]),
+        ("Begun", "", []),  # an object that has been read from begins elsewhere
+    ],
+)
+def test_first_samples_that_have_changed_are_noticed(
+    kind: str, code: str, before: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [*words(kind), *before]
+    run_until_killed(tmp_path, *more, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+    saved = newest(tmp_path).promised["first_samples"]["train"]
+    assert len(saved) == (0 if before else 2)
+    monkeypatch.setattr(Counted, "stride", 11)
+    if not code:
+        train(tmp_path, *more)
+        return
+    with raises(ChangedError, key="DATA.TRAIN", code=code):
+        train(tmp_path, *more)
+    train(tmp_path, *more, "RUN.allow=data")
+    assert newest(tmp_path).promised["first_samples"]["train"] != saved
 
 
 def test_own_generator_is_rejected(tmp_path: Path) -> None:

@@ -147,10 +147,20 @@ class TestSamplesOfTests:
         resumed.on_batch(run, phase, loader.batch(2, 1))
         resumed.on_phase_end(run, phase, {})
         (warned,) = caplog.messages
-        assert warned.startswith("DATA.TEST: samples with NaN or infinite values: 2 (6, 10); ")
+        assert warned.startswith("DATA.TEST: samples with NaN or infinite values: 2 (6, 10), ")
+        assert "HOOKS.numerics.tests=false" in warned
         resumed.on_phase_end(run, phase, {})
         assert resumed.state_dict() == {"marked": []}
         assert len(caplog.messages) == 1
+
+    def test_warning_can_be_silenced(self, caplog: Any) -> None:
+        hook = Numerics(tests=False)
+        run = engine(None, hook)
+        phase = replace(run.plan.phases[0], split="test")
+        hook.on_batch(run, phase, Loader(1).batch(1, 1))
+        assert hook.state_dict() == {"marked": []}
+        hook.on_phase_end(run, phase, {})
+        assert caplog.messages == []
 
     def test_train_batches_are_left_to_the_guard(self) -> None:
         hook = Numerics()

@@ -1,6 +1,8 @@
 """Values that change and that no checkpoint contains end a run at the first save after the change."""
 
+import importlib
 import json
+import linecache
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Run
 from phasetrain.proof.held import is_changed
 from phasetrain.proof.uses import Uses
+from phasetrain.runs.records import format_deviations
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HERE = __name__
@@ -110,6 +113,80 @@ def test_modes_and_frozen_weights_are_restored(tmp_path: Path) -> None:
     assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
 
 
+LATE_SOURCE = """
+from phasetrain.hooks import Hook
+
+
+class Late(Hook):
+DECLARED    def __init__(self):
+        self.count = 0
+
+    def on_update(self, run, phase):
+        self.count += run.state.updates >= 4
+        if self.count == 5:
+            next(run.task.model.parameters()).data.mul_(1.0)
+
+    SAVED
+"""
+SAVED = """def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+"""
+
+
+@pytest.mark.feature("resume.hidden_state")
+@pytest.mark.parametrize(
+    ("declared", "saved", "spans"),
+    [
+        ("    observe_only = True\n\n", "", []),
+        ('    recomputed = ("count",)\n\n', "", []),
+        ("", SAVED, ["from update 5 on", "from update 5 until update 5"]),
+        ("    other = 1\n", "", ["from update 5 on", "from update 5 on"]),
+    ],
+    ids=["observe_only", "recomputed", "saved", "neither"],
+)
+@pytest.mark.parametrize("from_python", [False, True])
+def test_repair_ends_the_mark_of_a_value(
+    declared: str,
+    saved: str,
+    spans: list[str],
+    from_python: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def attempt(declaration: str, methods: str, *words: str) -> list[dict[str, Any]]:
+        text = LATE_SOURCE.replace("DECLARED", declaration).replace("SAVED", methods)
+        (tmp_path / "late_part.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "late_part", raising=False)
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        if from_python:
+            hooks = {"late": importlib.import_module("late_part").Late()}
+        else:
+            hooks, words = {}, (*words, "+HOOKS.late.name=late_part.Late")
+        try:
+            train(tmp_path / "run", *LATE, *words, hooks=hooks)
+        except ConfigError as error:
+            assert error.code == "resume.not_exact"  # noqa: PT017 - both outcomes are compared
+        content = json.loads((tmp_path / "run/environment.json").read_text())
+        return list(content["departures"])
+
+    lost = ["hooks.late", "late_part", "Late", "count"]
+    assert [entry.get("value") for entry in attempt("", "")][-1] == lost
+    words = ["RUN.exact=false"] if "other" in declared else []
+    repaired = attempt(declared, saved, *words)
+    if from_python:  # a hook that acts; its file is not compared
+        is_observing = "observe_only" in declared
+        spans = [] if is_observing else ["from the start", *spans[1:]]
+    assert sorted(line.partition(":")[0] for line in format_deviations(repaired)) == spans
+    assert newest(tmp_path / "run").promised["departures"] == repaired
+    assert bool(spans) == ("not the result of its command" in (tmp_path / "run/RUN.md").read_text())
+
+
 @pytest.fixture(scope="module")
 def try_part() -> Iterator[Callable[..., Any]]:
     sys.path.append(str(BENCHMARKS))
@@ -191,6 +268,52 @@ def test_source_says_which_values_may_matter(
 
     assert Uses([used_part], ["Part"]).may_matter(".x", in_place=False) is matters
     assert not Uses([used_part], ["Other"]).may_matter(".x", in_place=False)
+
+
+@pytest.mark.parametrize(
+    ("assigns", "matters"),
+    [
+        ("def on_update(self, run):\n    run.loss.x = 1", True),
+        ("def on_step(self, run):\n    loss = run.loss\n    loss.x = 1", True),
+        ("def on_step_start(self, run):\n    run.loss.x = 1", False),
+        (  # a resume calls it again
+            "def on_update(self, run):\n    run.loss.x = 1\n"
+            "  def on_start(self, run):\n    run.loss.x = 1",
+            False,
+        ),
+        ("def on_update(self, run):\n    self.x = 1", False),  # of the hook itself
+    ],
+)
+def test_attribute_that_a_hook_sets_after_a_step_is_read_in_the_next_one(
+    assigns: str, matters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "late_uses.py"
+    part = "class Loss:\n  def forward(self, output):\n    return output * self.x\n"
+    module.write_text(f"{part}class Setter:\n  {assigns}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "late_uses", raising=False)
+    linecache.clearcache()
+    import late_uses  # type: ignore[import-not-found]
+
+    uses = Uses([late_uses], ["Loss", "Setter"])
+    assert uses.may_matter(".x", in_place=False) is matters
+
+
+def test_function_that_is_a_hook_counts_as_its_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "from phasetrain.hooks import on\n"
+        "class Loss:\n  def forward(self, output):\n    return output * self.x\n"
+        "@on('update')\ndef late(run, phase):\n  run.loss.x = 1\n"
+        "@on('step_start')\ndef early(run, phase):\n  run.loss.x = 1\n"
+    )
+    (tmp_path / "function_uses.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    import function_uses  # type: ignore[import-not-found]
+
+    for names, matters in ((["Loss", "late"], True), (["Loss", "late", "early"], False)):
+        assert Uses([function_uses], names).may_matter(".x", in_place=False) is matters
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,14 @@ def test_checkpoint_rejects_another_teacher(file: str) -> None:
         Teacher(other).load_state_dict(state)
 
 
+def test_log_of_the_weights_names_the_teacher(file: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "phasetrain"):
+        made(file)
+    messages = [record.message for record in caplog.records if "all" in record.message]
+    assert messages == ["TASK.teacher.weights: all 9 tensors of the model are loaded"]
+    assert "TASK.teacher.weights: weights from source 0: " in caplog.text
+
+
 def test_task_for_a_test_has_no_teacher(file: str) -> None:
     Path(file).unlink()
     task = made(file, train=False)

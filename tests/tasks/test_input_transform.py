@@ -1,5 +1,6 @@
 """Raw inputs become the batch that the reader of a test split would make."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.data.loading.collate import make_pad
+from phasetrain.data.loading.collate import Collate, make_pad
 from phasetrain.data.transforms import Keys, Noise, Normalize, Pipeline, RandomShift, Resize
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.input_transform import (
@@ -61,6 +62,50 @@ def test_wrong_inputs_are_rejected() -> None:
     for inputs in (torch.zeros(2, 3), [torch.zeros(1, 2, 2), torch.zeros(1, 3, 3)], 5):
         with raises(ConfigError, code="predict.wrong_input"):
             transform(inputs)
+
+
+def _skip_targets(samples: Sequence[Any]) -> Any:
+    assert all(target is None for _, target in samples)
+    return torch.stack([sample for sample, _ in samples]), None
+
+
+def _stack_targets(samples: Sequence[Any]) -> Any:
+    noise = torch.rand(len(samples), 1)
+    inputs = torch.stack([sample for sample, _ in samples])
+    return inputs + 0 * noise, torch.tensor([target for _, target in samples])
+
+
+def _prepend_target(samples: Sequence[Any]) -> Any:
+    return torch.stack([torch.cat([torch.tensor([t]), x]) for x, t in samples]), None
+
+
+def _pad_boxes(samples: Sequence[Any]) -> Any:
+    return torch.stack([x for x, _ in samples]), [target["boxes"] for _, target in samples]
+
+
+@pytest.mark.feature(
+    "predict.collate",
+    "a custom collate function gets no invented target whose value matters",
+    "`task.predict`, `phasetrain predict`",
+)
+@pytest.mark.parametrize(
+    ("collate", "code"),
+    [
+        (_skip_targets, None),
+        (_stack_targets, None),
+        (_prepend_target, "predict.collate"),
+        (_pad_boxes, "predict.collate"),
+    ],
+)
+def test_inputs_of_a_custom_collate_function_do_not_depend_on_a_target(
+    collate: Collate, code: str | None
+) -> None:
+    transform = InputTransform("DATA.TEST", Pipeline(()), collate=collate)
+    if code is None:
+        assert transform([torch.ones(3), torch.zeros(3)]).tolist() == [[1.0] * 3, [0.0] * 3]
+        return
+    with raises(ConfigError, code=code, key="DATA.TEST.collate"):
+        transform([torch.ones(3), torch.zeros(3)])
 
 
 @pytest.mark.parametrize(

@@ -41,3 +41,6 @@ def register(addon: AddOn) -> None:
             choices=("bash", "zsh"),
         ),
     )
+    addon.add_service(
+        "explain_interface", "phasetrain.addons.authoring.interfaces:explain_interface"
+    )

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from phasetrain import __version__
 from phasetrain.addons.deploy.native_folder import is_native, make_native_files
 from phasetrain.addons.deploy.peft import make_peft_files
+from phasetrain.addons.deploy.stage import select_stage
 from phasetrain.app.complete_weights import choose_example_split, complete_weights, read_batch
 from phasetrain.app.load import choose_weights, find_test_split, load_task, resolve_for_inference
+from phasetrain.app.select_checkpoint import find_stage
 from phasetrain.app.setup import Setup
 from phasetrain.app.stored.stored_config import read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
@@ -95,7 +97,7 @@ class Weights:
         metadata: metadata of the file, as text.
         source: where they are from, with the weights that were chosen.
         loaded: the checkpoint.
-        transforms: the transforms of the first test split.
+        transforms: the transforms of the first test split, in the stage of the checkpoint.
     """
 
     tensors: Mapping[str, Tensor]
@@ -358,11 +360,12 @@ def _read_weights(source: WeightSource, loaded: LoadedCheckpoint, *, trust: bool
         "ledger": manifest.facts.ledger,
     }
     chosen = {name: tensors[name] for name in taken}
-    return Weights(chosen, metadata, source, loaded, _list_transforms(config))
+    return Weights(chosen, metadata, source, loaded, _list_transforms(loaded))
 
 
-def _list_transforms(config: Mapping[str, Any]) -> list[str]:
-    """Return the transforms of the first test split of a config that has one."""
+def _list_transforms(loaded: LoadedCheckpoint) -> list[str]:
+    """Return the transforms of the first test split in the stage of a checkpoint, if it has one."""
+    config = select_stage(loaded.promised["config"], find_stage(loaded))
     split = find_test_split(config.get("DATA", {}))
     if split is None:
         return []
@@ -416,11 +419,13 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
         ) from error
     split = find_test_split(setup.config.DATA)
     name = choose_example_split(setup, data)
-    reader = data[name].at(0).reader
+    stage = find_stage(weights.loaded) if setup.stages else 0
+    reader = data[name].at(stage).reader
     inside: Sequence[Any] = ()
     transform = None
     if split is not None:
-        transform = build_input_transform(builder.context, split)
+        context = replace(builder.context, config=builder.context.stage_configs[stage])
+        transform = build_input_transform(context, split)
     if transform is not None and with_transforms:
         rest, inside = transform.split_tensor_part()
         assert isinstance(reader, SampleReader), "only training data has sources"

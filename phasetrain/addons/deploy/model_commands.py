@@ -265,7 +265,11 @@ def _predict_packed(
         flags.run_folder, device=flags.device, imports=flags.imports, digest=flags.digest
     )
     predictions = packed.predict_files(
-        files, top=flags.top, batch_size=flags.batch_size, on_unreadable=on_unreadable
+        files,
+        top=flags.top,
+        batch_size=flags.batch_size,
+        arrays=flags.arrays,
+        on_unreadable=on_unreadable,
     )
     verified = {
         "sha256": packed.digest,

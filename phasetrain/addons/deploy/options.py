@@ -34,6 +34,11 @@ class PredictOptions(ModelOptions):
 
     top: int = option(3, "classes per sample", metavar="N")
     batch_size: int = option(64, "samples at once", metavar="N")
+    arrays: Literal["auto", "sample", "batch"] = option(
+        "auto",
+        "whether a .npy or .pt file is a sample or a batch of them (default: by the number of "
+        "dimensions of a sample in the run)",
+    )
 
 
 @dataclass(frozen=True)

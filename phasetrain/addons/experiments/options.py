@@ -29,6 +29,11 @@ class CertifyOptions:
         "one kill, with the configured setting of MACHINE.deterministic only",
         flag="--quick",
     )
+    is_strict: bool = option(
+        False,
+        "exit code 7 also if values of the parts have not changed, which proves nothing about them",
+        flag="--strict",
+    )
     launch: Callable[[Path, Path], int] | None = None
 
 

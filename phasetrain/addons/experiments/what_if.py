@@ -235,11 +235,10 @@ def _check_data(folder: str, run: ComparedRun) -> None:
     promised = read_promised(folder, "latest", open_storage(folder))["data"]
     for name, split in run.data.items():
         then = promised.get(name)
-        now = split.fingerprint()
-        if then is not None and then != now:
+        if then is not None and not split.has_fingerprint(then):
             raise ConfigError(
                 f"DATA.{name.upper()}: the data has changed since {folder}: its fingerprint was "
-                f"{then} and is {now}; restore the data",
+                f"{then} and is {split.fingerprint()}; restore the data",
                 code="rerun.data_changed",
             )
 

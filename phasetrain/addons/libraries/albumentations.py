@@ -91,7 +91,7 @@ class FieldAugmentation(BatchTransform, JointTransform):
         """
         names = _name_targets(kinds)
         self._check_targets(names)
-        if not self._moves_pixels:
+        if not self.moves_pixels:
             names = {name: target for name, target in names.items() if kinds[name].kind == "image"}
         if "image" not in names.values():
             raise ValueError("Albumentations takes samples with an image, and there is none")
@@ -117,7 +117,7 @@ class FieldAugmentation(BatchTransform, JointTransform):
         return drop_small_boxes({**values, **changed}, kinds)
 
     @property
-    def _moves_pixels(self) -> bool:
+    def moves_pixels(self) -> bool:
         """Whether the transform changes more than the values of pixels."""
         return "mask" in self.transform.available_keys
 
@@ -125,7 +125,7 @@ class FieldAugmentation(BatchTransform, JointTransform):
         """Reject boxes or key points that would stay where they are while the pixels move."""
         for name, target in names.items():
             supported = self.transform.available_keys
-            if self._moves_pixels and target in ("bboxes", "keypoints") and target not in supported:
+            if self.moves_pixels and target in ("bboxes", "keypoints") and target not in supported:
                 raise ValueError(
                     f"{type(self.transform).__name__} of Albumentations moves pixels, but no "
                     f"{target} ({name}); use another transform"

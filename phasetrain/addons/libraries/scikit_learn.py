@@ -1,6 +1,6 @@
 """The small tables that scikit-learn ships, with folds for cross-validation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,11 +31,13 @@ class NumberSamples(Dataset[tuple[Tensor, Tensor]]):
     Args:
         inputs: `(N, D)`.
         targets: `(N, columns)`.
+        input_columns: name of each column of the inputs.
     """
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+    def __init__(self, inputs: Tensor, targets: Tensor, input_columns: Sequence[str] = ()) -> None:
         self.inputs = inputs
         self.targets = targets
+        self.input_columns = tuple(input_columns)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -44,8 +46,11 @@ class NumberSamples(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index], self.targets[index]
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `input_shape`."""
-        return {"input_shape": tuple(self.inputs.shape[1:])}
+        """Return `input_shape`, and `input_columns` if there are any."""
+        shape = {"input_shape": tuple(self.inputs.shape[1:])}
+        if self.input_columns:
+            return {**shape, "input_columns": self.input_columns}
+        return shape
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over type, shape and bytes of inputs and targets."""
@@ -101,17 +106,19 @@ def load_sklearn(
     if standardize:
         inputs = _standardize(inputs, train)
     rows = torch.from_numpy(inputs[chosen].astype(np.float32))
+    names = [str(name) for name in table.feature_names]
     if data not in REGRESSION:
         return TensorSamples(
             rows,
             torch.from_numpy(targets[chosen].astype(np.int64)),
             classes=len(table.target_names),
             class_names=[str(name) for name in table.target_names],
+            input_columns=names,
         )
     columns = targets.reshape(len(targets), -1).astype(np.float64)
     if standardize:
         columns = _standardize(columns, train)
-    return NumberSamples(rows, torch.from_numpy(columns[chosen].astype(np.float32)))
+    return NumberSamples(rows, torch.from_numpy(columns[chosen].astype(np.float32)), names)
 
 
 def _load_table(data: str) -> "Bunch":

@@ -125,3 +125,4 @@ def register(addon: AddOn) -> None:
         ),
     )
     addon.add_service("split_boxes", f"{PACKAGE}.meters.detection:split_boxes")
+    addon.add_service("check_spatial_targets", f"{PACKAGE}.spatial_targets:check_spatial_targets")

@@ -26,7 +26,6 @@ from phasetrain.config.sections.checkpoint import list_epoch_intervals, list_upd
 from phasetrain.config.stages import STAGE_KEYS
 from phasetrain.data.samplers.phase_sampler import splits_batches
 from phasetrain.engine.plan import TRAIN, Phase, Plan
-from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import (
@@ -38,7 +37,7 @@ from phasetrain.runtime.format import (
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.terminal import KEY_WIDTH
 from phasetrain.tasks import Parts, SplitData
-from phasetrain.tasks.build.data_builder import list_left_out
+from phasetrain.tasks.build.data_builder import count_left_out
 from phasetrain.tasks.build.sections import split_item
 from phasetrain.tasks.inspection import (
     Inspection,
@@ -157,10 +156,7 @@ def describe_plan(
             "micro_batches": _count_micro_batches(run_plan, parts),
         },
         "data": {
-            name: {
-                **_describe_split(split, parts.loaders[name].settings.workers),
-                "left_out": max(list_left_out(split, setup.stages or (setup.config,))),
-            }
+            name: _describe_split(split, parts.loaders[name].settings.workers, setup.config.PHASES)
             for name, split in data.items()
         },
         "stages": list(_describe_stages(setup, plan)),
@@ -466,7 +462,7 @@ def _count_micro_batches(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | No
     return {"updates": len(counts), "most": max(counts), "mean": sum(counts) / len(counts)}
 
 
-def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
+def _describe_split(split: SplitData, workers: int, phases: Mapping[str, Any]) -> dict[str, Any]:
     section = split.section
     return {
         "dataset": section.dataset,
@@ -474,6 +470,7 @@ def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
         "batch_size": section.batch_size,
         "micro_batch_size": section.micro_batch_size,
         "drop_last": section.drop_last,
+        "left_out": count_left_out(split, phases),
         "workers": workers,
         "sampler": split_item(section.sampler)[0],
         "transforms": [split_item(item)[0] for item in section.transforms],
@@ -509,15 +506,15 @@ def _describe_phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
         yield asdict(phase) | {
             "samples": phase.samples,
             "updates_before": updates,
-            "lr": _lr_at_start(parts, plan, phase, updates),
+            "lr": _lr_at_start(parts, plan, phase),
         }
 
 
-def _lr_at_start(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:
+def _lr_at_start(parts: Parts, plan: Plan, phase: Phase) -> float | None:
     if parts.updater is None or not phase.is_train:
         return None
     # Schedules are functions of the position: the run sets its own at its first step.
-    at = plan.position(RunState(phase=phase.index, updates=updates))
+    at = plan.position_of(phase, 0)
     parts.updater.schedule(at.where, at.stage, at.within, at.epoch_start)
     return parts.updater.lr
 

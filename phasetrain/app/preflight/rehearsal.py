@@ -9,9 +9,9 @@ import gc
 import logging
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -147,12 +147,12 @@ class Prepared:
     Attributes:
         parts: the parts.
         rehearsal: the outcome of the rehearsal; None without one, or if it was a quick one.
-        inexact: sentences about parts that do not resume exactly, accepted by RUN.exact=false.
+        inexact: result of `ResumeProof.prove`, accepted by RUN.exact=false.
     """
 
     parts: Parts
     rehearsal: Rehearsal | None = None
-    inexact: Sequence[str] = ()
+    inexact: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def prepare_parts(
@@ -205,7 +205,7 @@ def prepare_parts(
         else:
             rehearsal = rehearse(run_plan, task)
             proves = not task.shards_weights
-        inexact: list[str] = []
+        inexact: dict[str, list[str]] = {}
         if proves:
             splits = [
                 key.lower() for key, section in setup.config.DATA.items() if not section.exact
@@ -263,8 +263,8 @@ def _limit_seconds(plan: Plan, step_seconds: float) -> float:
 
 def _prove_resume(
     run_plan: RunPlan, proof: ResumeProof, restore_variables: Callable[[], None]
-) -> list[str]:
-    """Return a sentence for each part that does not resume exactly, if RUN.exact accepts them.
+) -> dict[str, list[str]]:
+    """Return the result of `ResumeProof.prove`, if RUN.exact accepts it.
 
     Raises:
         ConfigError: there is one, and RUN.exact is true (code `resume.not_exact`).
@@ -280,11 +280,9 @@ def _prove_resume(
     except NumericsError as error:
         # With the learning rate of the middle of the run; the run itself warms up.
         log.debug("the resume is not proved: %s", error)
-        return []
-    if not problems:
-        return []
-    if run_plan.setup.config.RUN.exact:
-        raise ConfigError(problems[0], code=NOT_EXACT)
+        return {}
+    if problems and run_plan.setup.config.RUN.exact:
+        raise ConfigError(next(iter(problems)), code=NOT_EXACT)
     for line in problems:
         log.warning("%s", line)
     return problems

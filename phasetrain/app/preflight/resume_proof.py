@@ -18,7 +18,7 @@ from phasetrain.data import CustomLoader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.hooks.state_watch import HeldState, describe_held
+from phasetrain.hooks.state_watch import HeldState, describe_held, record_held
 from phasetrain.proof.causes import name_section
 from phasetrain.proof.compare import Difference, find_difference
 from phasetrain.proof.held import Held, is_changed
@@ -110,8 +110,9 @@ class ResumeProof:
             updater.factor = 1.0  # the rehearsal has slowed it down
         self._task: Task | None = task
 
-    def prove(self, rebuild: Callable[[], Task]) -> list[str]:
-        """Return a sentence for each part that would not resume exactly; every rank has to call.
+    def prove(self, rebuild: Callable[[], Task]) -> dict[str, list[str]]:
+        """Return a sentence for each part that would not resume exactly, with the record of a value
+        (`record_held`) or nothing; every rank has to call.
 
         Args:
             rebuild: builds all parts again from the config.
@@ -132,25 +133,27 @@ class ResumeProof:
         finally:
             again.close()
 
-    def _compare(self, task: Task, records: list[Record]) -> list[str]:
+    def _compare(self, task: Task, records: list[Record]) -> dict[str, list[str]]:
         state = HeldState(task, {}, self._inexact)
-        distinct: list[str] = []
+        problems: dict[str, list[str]] = {}
         lost: dict[str, Held] = {}
         # Tests first: after a resume in a test, no train step has set anything that they use.
         for segment, record in zip(reversed(self.segments), reversed(records), strict=True):
             problem = _compare_segment(task, self.plan, segment, record, state, lost)
             # All ranks have to come to the same verdict, before any of them makes further steps
             # that others would not make; each has seen its own samples only.
-            distinct = list(dict.fromkeys(filter(None, task.parts.world.all_gather(problem))))
-            if distinct:
+            for line in filter(None, task.parts.world.all_gather(problem)):
+                problems[line] = []
+            if problems:
                 break  # what comes later may only follow from it
-        lines = [
-            describe_held(held)
+        lines = {
+            describe_held(held): record_held(held)
             for held in lost.values()
             if state.may_matter(held, in_place=bool(held.identity))
-        ]
-        found = task.parts.world.all_gather(lines)
-        return list(dict.fromkeys([*distinct, *(line for lines in found for line in lines)]))
+        }
+        for found in task.parts.world.all_gather(lines):
+            problems |= found
+        return problems
 
 
 def read_here(task: Task) -> None:

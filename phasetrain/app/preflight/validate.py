@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from phasetrain.app.build_hooks import build_hook
 from phasetrain.app.setup import Setup
+from phasetrain.config.addons import find_service
 from phasetrain.config.compose.composed import COMMAND_LINE
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.problems import collect_problems, combine_problems, format_value, raise_all
@@ -151,7 +152,12 @@ def check_data(data: Mapping[str, SplitData], task: Task) -> None:
     """
     ours = {name: split for name, split in data.items() if split.loader is None}
     for name, split in ours.items():
-        task.check_targets(name, read_first_targets(split.reader))
+        targets = read_first_targets(split.reader)
+        task.check_targets(name, targets)
+        # A target without dimensions has no pixels, and most runs need not import the check.
+        check_pixels = getattr(targets, "ndim", 1) and find_service("check_spatial_targets")
+        if check_pixels:
+            check_pixels(name, split)
         if not split.section.exact:
             continue
         for reader in dict.fromkeys(part.reader for part in (split, *split.stages)):

@@ -2,6 +2,7 @@
 against the present ones."""
 
 import json
+import logging
 import platform
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +36,7 @@ from phasetrain.engine.repeats import decode_plan, encode_plan
 from phasetrain.errors import ChangedError, PhasetrainError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
+from phasetrain.hooks.state_watch import HeldState
 from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import format_percent
@@ -44,6 +46,8 @@ from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.data_builder import WITHOUT
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
+
+log = logging.getLogger(__name__)
 
 PACKAGES = (
     "torch",
@@ -91,6 +95,7 @@ def build_promise(
         "config": Redaction({}).redact_config(setup.asked),
         "plan": encode_plan(run_plan.plan),
         "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
+        "first_samples": {name: split.digest_first() for name, split in run_plan.data.items()},
         "environment": describe_environment(setup, run_plan.machine),
         "packages": list_packages(),
         "platform": describe_platform(run_plan.machine.device.type),
@@ -107,7 +112,7 @@ def hash_trial(setup: Setup) -> str:
     """Return a digest of code and config, without the sections RUN and LAUNCH: attempts with equal
     digests do the same."""
     config = {key: value for key, value in setup.asked.items() if key not in ("RUN", "LAUNCH")}
-    facts = [config, hash_sources(setup), list_packages()]
+    facts = [config, hash_sources(setup, is_whole=True), list_packages()]
     return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -252,14 +257,21 @@ def check_data_changes(
         ChangedError: a fingerprint differs, without RUN.allow=data; the message shows both.
     """
     before: dict[str, str] = loaded.promised["data"]
+    streams: dict[str, list[str]] = loaded.promised.get("first_samples", {})
     changed = []
     for name, split in data.items():
-        now = split.fingerprint()
         then = before.get(name)
-        if then is not None and not compares_excluded:
-            now, then = now.partition(WITHOUT)[0], then.partition(WITHOUT)[0]
-        if then is None or now == then:
+        if then is None:
             continue  # a split that the run did not have until now has nothing to differ from
+        now = split.fingerprint()
+        if split.has_fingerprint(then, compares_excluded=compares_excluded):
+            first, found = streams.get(name), split.digest_first()
+            # A stream that begins elsewhere, or with another seed, may have other samples.
+            if not first or found == first or found[:1] != first[:1]:
+                continue
+            then, now = (f"{now}, first samples {digests[1]}" for digests in (first, found))
+        elif not compares_excluded:
+            now, then = now.partition(WITHOUT)[0], then.partition(WITHOUT)[0]
         key = f"DATA.{name.upper()}"
         line = (
             f"{key}: the data has changed since {loaded.path}: its fingerprint was {then} and is "
@@ -455,29 +467,61 @@ def list_deviations(
     seen = {line for deviation in earlier for line in deviation["what"]}
     # A hook given in Python is there again in each attempt, and is recorded by the first.
     new = [*(line for line in given if line not in seen), *changed]
-    return add_deviations(earlier, updates, new)
+    return [*earlier, {"updates": updates, "what": new}] if new else earlier
 
 
-def add_deviations(
-    known: Sequence[dict[str, Any]], updates: int, lines: Sequence[str]
+def add_lost(
+    known: Sequence[dict[str, Any]], updates: int, lines: Mapping[str, list[str]]
 ) -> list[dict[str, Any]]:
-    """Return the result of `list_deviations` with an entry for `lines`, if there are any."""
-    if not lines:
-        return list(known)
-    return [*known, {"updates": updates, "what": list(lines)}]
+    """Return the result of `list_deviations` with an entry for each new reason why a resume is not
+    exact.
+
+    Args:
+        known: the result until now.
+        updates: number of completed updates.
+        lines: sentence -> record of a value, see `record_held`; empty if it is about no value.
+    """
+    open_ones = (deviation["what"] for deviation in known if "until" not in deviation)
+    seen = {line for what in open_ones for line in what}
+    return [
+        *known,
+        *(
+            {"updates": updates, "what": [line], "value": value}
+            for line, value in lines.items()
+            if line not in seen
+        ),
+    ]
+
+
+def review_deviations(
+    known: Sequence[dict[str, Any]], updates: int, state: HeldState
+) -> list[dict[str, Any]]:
+    """Return the result of `list_deviations` without hooks and values that the user has declared to
+    have no effect; values that are saved from now on get `until`, the number of updates."""
+    observers = list_python_extras(state.observers, None)
+    kept = []
+    for deviation in known:
+        lost = deviation.get("value") if "until" not in deviation else None
+        fate = state.review(lost) if lost else ""
+        what = [line for line in deviation["what"] if line not in observers]
+        if fate == "declared" or not what:
+            name = ".".join(filter(None, lost[1:])) if lost else deviation["what"][0]
+            log.info("%s: declared to have no effect, so it does not make the run inexact", name)
+        else:
+            kept.append(deviation | {"what": what} | ({"until": updates} if fate else {}))
+    return kept
 
 
 def list_python_extras(hooks: Mapping[str, Hook], loop: Callable[..., object] | None) -> list[str]:
     """Return a line for each hook and loop that was given in Python, where no command can name it.
 
     Args:
-        hooks: label -> hook, without the hooks of the config.
+        hooks: label -> hook, without the hooks of the config and those that only observe.
         loop: the custom loop; None for the usual one.
     """
     lines = [
         f"hook {label!r} ({type(hook).__module__}.{type(hook).__qualname__}) is given in Python"
         for label, hook in hooks.items()
-        if not hook.observe_only
     ]
     if loop is not None:
         loop_class = loop if isinstance(loop, FunctionType) else type(loop)

@@ -38,7 +38,7 @@ from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.redaction import REDACTED, Redaction, has_secrets
 from phasetrain.runtime.source_tree import SourceTree, describe_source
 from phasetrain.tasks import SplitData
-from phasetrain.tasks.build.builder import measure_sample
+from phasetrain.tasks.build.builder import measure_rank, measure_sample
 
 GIT_DIFF = "git.diff"
 PACKAGE_DIFF = "phasetrain.diff"
@@ -203,10 +203,7 @@ def write_documents(
     if storage.keeps_files and has_secrets(setup.config.plain()):
         Path(folder.file("config.yaml")).chmod(0o600)
     public = [
-        {
-            "updates": deviation["updates"],
-            "what": [clean.redact_text(line) for line in deviation["what"]],
-        }
+        {**deviation, "what": [clean.redact_text(line) for line in deviation["what"]]}
         for deviation in deviations
     ]
     facts = _describe_attempt(setup, sources) | {"departures": public}
@@ -462,8 +459,9 @@ def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[s
 
 
 def record_sample_shapes(content: Mapping[str, Any], data: Mapping[str, SplitData]) -> None:
-    """Add the fact `sample_shape` to the splits in plan.json whose dataset reports no `input_shape`:
-    predictions need it to tell a sample from a batch.
+    """Add the facts `sample_shape` and `sample_rank`, the number of dimensions before the transforms,
+    to the splits in plan.json whose dataset reports no `input_shape`: predictions need them to tell
+    a sample from a batch.
 
     Args:
         content: entry `data` of plan.json, which is changed.
@@ -474,6 +472,12 @@ def record_sample_shapes(content: Mapping[str, Any], data: Mapping[str, SplitDat
             continue
         # The run reports a sample that cannot be read when it comes to it.
         with preserve_generators(), suppress(SampleError):
+            facts = content[name]["facts"]
             shape = measure_sample(split)
             if shape is not None:
-                content[name]["facts"]["sample_shape"] = list(shape)
+                facts["sample_shape"] = list(shape)
+            # Transforms may change the number of dimensions, and predictions begin before them.
+            if shape is None or split.section.transforms:
+                rank = measure_rank(split)
+                if rank is not None:
+                    facts["sample_rank"] = rank

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -16,16 +17,26 @@ from phasetrain.app.setup import Setup
 from phasetrain.config.nested import iter_texts
 from phasetrain.errors import is_user_file
 
+DECLARATION = re.compile(
+    rb"^[ \t]*(?:observe_only = (?:True|False)|recomputed = \((?:[\"']\w+[\"'],? ?)+\))\n"
+    rb"(?:[ \t]*\n)*",
+    re.MULTILINE,
+)
+"""A line by which a class or module says that the training does not depend on what it keeps."""
 
-def hash_sources(setup: Setup) -> dict[str, str]:
+
+def hash_sources(setup: Setup, *, is_whole: bool = False) -> dict[str, str]:
     """Return module -> SHA-256 of its source; empty if the file is gone.
 
+    Without the lines that declare what has no effect, unless `is_whole`: adding one changes no bit.
     The modules are listed in RUN.imports, or define parts named by a dotted path or objects given
     in Python; and the modules in the user's files that these import, directly or not.
     """
     digests = {}
     for name, path in _list_modules(setup).items():
         content = _read_bytes(path)
+        if content is not None and not is_whole:
+            content = DECLARATION.sub(b"", content)
         digests[name] = "" if content is None else sha256(content).hexdigest()
     return digests
 
@@ -40,10 +51,11 @@ def list_source_changes(setup: Setup, promised: Mapping[str, Any]) -> list[str]:
     """
     recorded = promised.get("code", {})
     paths = _list_modules(setup)
+    whole = hash_sources(setup, is_whole=True)  # as checkpoints of earlier versions have it
     changed = [
         f"{os.path.relpath(paths[name])} has changed"
         for name, digest in hash_sources(setup).items()
-        if name in recorded and recorded[name] != digest
+        if name in recorded and recorded[name] not in (digest, whole[name])
     ]
     before = list(promised["config"]["RUN"].get("imports", ()))
     # The same names may be registered by another module: two files that both define `focal`.

@@ -24,7 +24,7 @@ from phasetrain.runtime.format import format_count, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import IN_SWEEP, Pairs
 from phasetrain.tasks import TASKS, SplitData
-from phasetrain.tasks.build.data_builder import list_left_out
+from phasetrain.tasks.build.data_builder import count_left_out
 
 ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", "OPTIMIZER.lr")
 """Keys that decide what a run is about: their defaults are printed."""
@@ -189,12 +189,11 @@ def _describe_data(run_plan: RunPlan) -> str:
     context = splits[TRAIN].facts.get("context")
     if isinstance(context, int):
         text += f" ({batch_size * context:,} tokens)"
-    setup = run_plan.setup
-    left_out = list_left_out(splits[TRAIN], setup.stages or (setup.config,))
-    if any(left_out):
+    left_out = count_left_out(splits[TRAIN], run_plan.setup.config.PHASES)
+    if left_out:
         # short, so that the header of the default run has one line for it on 80 columns
-        counts = " to ".join(f"{n:,}" for n in sorted({min(left_out), max(left_out)}))
-        text += f", {counts} left out/epoch"
+        most = "at most " if splits[TRAIN].stages else ""
+        text += f", {most}{left_out:,} left out/epoch"
     return text
 
 

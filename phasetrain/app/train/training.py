@@ -29,7 +29,7 @@ from phasetrain.app.train.given_objects import (
 from phasetrain.app.train.longer import warn_of_low_lr
 from phasetrain.app.train.restart import describe_restart
 from phasetrain.app.train.resume import (
-    add_deviations,
+    add_lost,
     build_promise,
     hash_trial,
     list_code_changes,
@@ -38,6 +38,7 @@ from phasetrain.app.train.resume import (
     list_python_extras,
     match_machine,
     restore_position,
+    review_deviations,
 )
 from phasetrain.app.train.run_documents import (
     record_sample_shapes,
@@ -57,7 +58,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks
 from phasetrain.hooks.base import overrides
-from phasetrain.hooks.state_watch import StateWatch
+from phasetrain.hooks.state_watch import HeldState, StateWatch
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, HEADER_BYTES, count_records
@@ -132,7 +133,8 @@ class Training:
             deviations = list_object_lines(setup, objects)
             for line in list_inexact_lines(setup, objects):
                 log.info(line)
-            deviations += list_python_extras(extra, None if loop is PhaseEngine.run else loop)
+            acting = {label: hook for label, hook in extra.items() if not hook.observe_only}
+            deviations += list_python_extras(acting, None if loop is PhaseEngine.run else loop)
             deviations += list_inexact_splits(setup)
             run_plan, state = self._plan_run(loaded, deviations)
             self.folder.status_file.collect = lambda: self.attempt.facts(state)
@@ -144,7 +146,7 @@ class Training:
         self.is_prepared = True
         parts = prepared.parts
         rehearsal = prepared.rehearsal
-        self.deviations = add_deviations(self.deviations, state.updates, prepared.inexact)
+        self.deviations = add_lost(self.deviations, state.updates, prepared.inexact)
         task = self.builder.task(parts)
         source = setup.config.OPTIMIZER.state_from
         if loaded is None and source is not None and parts.updater is not None:
@@ -162,6 +164,7 @@ class Training:
             watch=StateWatch(
                 self._record_inexact,
                 [key.lower() for key, split in setup.config.DATA.items() if not split.exact],
+                self._review_inexact,
             ),
         )
         self._save = save
@@ -231,9 +234,8 @@ class Training:
         """Return the checkpoint to resume from: rank 0 chooses it, and every rank reads it."""
         world = self.setup.world
         checkpointer = self.checkpointer
-        loaded: list[LoadedCheckpoint | None] = [None]
 
-        def choose() -> str:
+        def choose() -> LoadedCheckpoint | None:
             # Half-written checkpoints are of killed attempts, because the folder is locked.
             with self.folder.writing():
                 checkpointer.clear_leftovers()
@@ -250,22 +252,17 @@ class Training:
                 hash_trial(self.setup),
                 restart=describe_restart(self.setup),
             )
-            loaded[0] = self._load_newest()
-            if loaded[0] is not None:
-                return loaded[0].path
-            if self.setup.config.RUN.resume == "must":
+            loaded = self._load_newest()
+            if loaded is None and self.setup.config.RUN.resume == "must":
                 raise nothing_to_resume(self.folder)
-            return ""
+            return loaded
 
         # Nobody else deletes checkpoints, because the folder is locked.
         checkpointer.reads_in_place = True
         # Every rank verifies its own shards before rank 0 chooses, so that all reading is parallel.
         if verify_shards := find_service("verify_shards"):
             verify_shards(checkpointer, world)
-        path = world.run_on_main(choose)
-        if world.is_main or not path:
-            return loaded[0]
-        return checkpointer.load_when_visible(path)
+        return checkpointer.load_together(world, choose)
 
     def _load_newest(self) -> LoadedCheckpoint | None:
         try:
@@ -379,24 +376,30 @@ class Training:
         if not run_plan.plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
-    def _record_inexact(self, lines: list[str], updates: int) -> bool:
+    def _record_inexact(self, lines: Mapping[str, list[str]], updates: int) -> bool:
         """Record why the run does not resume exactly, and return whether RUN.exact accepts it."""
-        known = {line for deviation in self.deviations for line in deviation["what"]}
-        new = [line for line in lines if line not in known]
-        self.deviations = add_deviations(self.deviations, updates, new)
         accepts = not self.setup.config.RUN.exact
-
-        def write() -> None:
-            for line in new if accepts else ():
-                log.warning("%s", line)
-            with self.folder.writing():
-                write_documents(self.setup, self.folder, self.deviations)
-
-        if new:
-            self.setup.world.run_on_main(write)
-        if self._save is not None:
-            self._save.set_deviations(self.deviations)
+        deviations = add_lost(self.deviations, updates, lines)
+        for deviation in deviations[len(self.deviations) :] if accepts else ():
+            log.warning("%s", deviation["what"][0])
+        self._set_deviations(deviations)
         return accepts
+
+    def _review_inexact(self, state: HeldState, updates: int) -> None:
+        """Drop deviations by hooks and values that the user has declared to have no effect, and end
+        those by values that are saved from now on."""
+        self._set_deviations(review_deviations(self.deviations, updates, state))
+
+    def _set_deviations(self, deviations: list[dict[str, Any]]) -> None:
+        def write() -> None:
+            with self.folder.writing():
+                write_documents(self.setup, self.folder, deviations)
+
+        if deviations != self.deviations:
+            self.setup.world.run_on_main(write)
+        self.deviations = deviations
+        if self._save is not None:
+            self._save.set_deviations(deviations)
 
     def _finish(
         self, engine: PhaseEngine, latest: Mapping[str, float], save: CheckpointHook
@@ -405,7 +408,7 @@ class Training:
         state = engine.state
         # A step has drawn numbers that a resume would not draw again.
         if any(self.setup.world.all_gather(engine.task.generators.late)):
-            self._record_inexact([LATE_DRAW], state.updates)
+            self._record_inexact({LATE_DRAW: []}, state.updates)
         best = ""
         if save.best is not None:
             best, manifest = save.best

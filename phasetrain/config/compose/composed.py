@@ -82,7 +82,7 @@ def compose(
     if base is None:
         experiment = _select_experiment(files, line)
         layers += experiment
-        if not line.names_experiment:
+        if not line.named_by:
             assumed |= {layer.name for layer in experiment}
     else:
         layers.append(_without_defaults(base, schema))
@@ -151,10 +151,10 @@ def _without_defaults(base: Layer, schema: Schema) -> Layer:
 
 
 def _reject_experiment(line: CommandLine, base: Layer) -> list[Problem]:
-    if not line.names_experiment:
+    if not line.named_by:
         return []
     message = (
-        f"experiment={line.file or line.experiment}: the config is that of {base.name}; expected "
+        f"{line.named_by}: the config is that of {base.name}; expected "
         "changes of it, as in SECTION.key=value or SECTION=GROUP"
     )
     return [Problem.from_message(message, "config.conflict", EXPERIMENT)]

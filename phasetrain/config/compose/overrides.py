@@ -25,7 +25,7 @@ class CommandLine:
     Attributes:
         experiment: the selected experiment, None for `experiment=null`.
         file: an experiment file that was given by its path instead.
-        names_experiment: whether an override selects it, or excludes any.
+        named_by: the override that selects it, or excludes any; empty if there is none.
         groups: group -> the options selected from it, in order.
         values: nested mapping of the values that are set.
         removals: dotted paths and values of `~path=value`, to be removed from lower layers.
@@ -34,7 +34,7 @@ class CommandLine:
 
     experiment: str | None = DEFAULT_EXPERIMENT
     file: Path | None = None
-    names_experiment: bool = False
+    named_by: str = ""
     groups: dict[str, list[str]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     removals: list[tuple[str, Any]] = field(default_factory=list)
@@ -90,9 +90,7 @@ class _Reader:
             chosen = options if isinstance(options, list) else [options]
             self._select(key, [str(option) for option in chosen])
         elif key == EXPERIMENT and override.value() is None:
-            self._line.experiment = None
-            self._line.file = None
-            self._line.names_experiment = True
+            self._name_experiment(text, None)
         elif "/" in key:
             self._add_problem(f"{text}: there is no folder {key} with options", key)
         else:
@@ -113,9 +111,20 @@ class _Reader:
             message = f"{text}: there is no such file{near}"
             self._add_problem(message, EXPERIMENT, "config.unknown_file")
             return
-        self._line.experiment = self._files.name_of(path)
-        self._line.file = None if self._line.experiment else path
-        self._line.names_experiment = True
+        name = self._files.name_of(path)
+        self._name_experiment(text, name, None if name else path)
+
+    def _name_experiment(self, word: str, name: str | None, file: Path | None = None) -> None:
+        earlier = self._line.named_by
+        if earlier not in ("", word) and (is_file_word(earlier) or is_file_word(word)):
+            message = (
+                f"{earlier} and {word}: a run has one experiment, so {earlier} would count for "
+                "nothing; leave one out. A file includes only what its defaults list names"
+            )
+            self._add_problem(message, EXPERIMENT, "config.conflict")
+        self._line.named_by = word
+        self._line.experiment = name
+        self._line.file = file
 
     def _add_problem(self, message: str, key: str, code: str = "config.override") -> None:
         self._line.problems.append(Problem.from_message(message, code, key))
@@ -155,9 +164,7 @@ class _Reader:
         elif unknown:
             return
         elif group == EXPERIMENT:
-            self._line.experiment = chosen[0]
-            self._line.file = None
-            self._line.names_experiment = True
+            self._name_experiment(f"{EXPERIMENT}={chosen[0]}", chosen[0])
         else:
             self._line.groups[group] = chosen
 

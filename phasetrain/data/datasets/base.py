@@ -52,14 +52,16 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
         class_names: one name per class; None uses the numbers.
         groupings: name -> group of each class, int64 `(classes,)`. The targets are then mappings:
             `label` -> class, and each name -> group.
+        input_columns: name of each entry of inputs `(N, D)` that are rows of a table.
 
     Raises:
-        ValueError: there are no samples, the lengths differ, or a grouping has not one group per
-            class.
+        ValueError: there are no samples, the lengths differ, a grouping has not one group per
+            class, or there are more or fewer names than columns.
     """
 
     # Of the class, for subclasses with a constructor of their own.
     groupings: Mapping[str, Tensor] = MappingProxyType({})
+    input_columns: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
         classes: int | None = None,
         class_names: Sequence[str] | None = None,
         groupings: Mapping[str, Sequence[int]] | None = None,
+        input_columns: Sequence[str] = (),
     ) -> None:
         if targets.ndim != 1 or len(inputs) != len(targets):
             raise ValueError(
@@ -97,6 +100,13 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
                     f"groupings.{name} = {groups.tolist()}: expected a group from 0 for each of "
                     f"the {self.classes} classes, and another name than {LABEL}"
                 )
+
+        self.input_columns = tuple(input_columns)
+        if input_columns and tuple(inputs.shape[1:]) != (len(input_columns),):
+            raise ValueError(
+                f"inputs of shape {tuple(inputs.shape[1:])} do not have the "
+                f"{len(input_columns)} input_columns {', '.join(input_columns)}"
+            )
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -133,8 +143,8 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
         return self.targets.numpy().astype(np.int64, copy=False)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs,
-        `channels`."""
+        """Return `classes`, `class_names`, `input_shape` and, if there are any, `channels` of
+        `(C, H, W)` inputs and `input_columns`."""
         shape = tuple(self.inputs.shape[1:])
         facts: dict[str, Any] = {
             "classes": self.classes,
@@ -142,7 +152,9 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
             "input_shape": shape,
         }
         if len(shape) == 3:
-            return facts | {"channels": shape[0]}
+            facts["channels"] = shape[0]
+        if self.input_columns:
+            facts["input_columns"] = self.input_columns
         return facts
 
     def fingerprint(self) -> str:

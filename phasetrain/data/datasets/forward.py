@@ -6,17 +6,22 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from copy import deepcopy
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
 from phasetrain.data.protocols import Fingerprinted, Resumable, read_facts
+from phasetrain.proof.held import Saved, read_key
 from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 
 log = logging.getLogger(__name__)
 
 ENDLESS = 10**12
 """Length of a practically endless epoch."""
+
+FIRST = 8
+"""Number of samples at the beginning that a resume compares."""
 
 LONG_WAY = 1000
 """Number of samples from which on a message says that they are read and dropped."""
@@ -107,6 +112,7 @@ class ForwardDataset(Dataset[Any]):
         self.is_checked = False
         self._beginning = self._copy_state()
         self._saved: Mapping[str, Any] | None = None
+        self._digests: list[str] = []
 
     def __len__(self) -> int:
         return self.length
@@ -194,6 +200,22 @@ class ForwardDataset(Dataset[Any]):
         if isinstance(self.dataset, Fingerprinted):
             return self.dataset.fingerprint()
         return _name_class(self.dataset)
+
+    def digest_first(self) -> list[str]:
+        """Return digests of how an iterable without a fingerprint begins, and of the numbers, texts
+        and arrays of its first samples; empty if they cannot be read, or each rank has its own."""
+        has_own = not self.is_iterable or isinstance(self.dataset, Fingerprinted)
+        if not self._digests and not has_own and self.shard is None:
+            try:
+                samples = [self[index] for index in range(min(FIRST, self.length))]
+            except Exception as error:  # noqa: BLE001 - a bad sample is reported when it is read
+                log.debug("the first samples are not compared: %s", error)
+                return []
+            self._restart()
+            keys = [read_key(value, Saved(), FIRST) for value in (self._beginning, samples)]
+            keys[0] = (self._seed, keys[0])
+            self._digests = [sha256(repr(key).encode()).hexdigest() for key in keys]
+        return self._digests
 
     def _restart(self) -> None:
         self._iterator = None

@@ -10,7 +10,7 @@ import torch
 
 from phasetrain.config.nested import to_plain
 from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
-from phasetrain.data.datasets.forward import ForwardDataset, reads_forward
+from phasetrain.data.datasets.forward import FIRST, ForwardDataset, reads_forward
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.samplers.phase_sampler import Draw
@@ -24,6 +24,12 @@ log = logging.getLogger(__name__)
 
 SAMPLES = 8
 """Number of samples, spread over the dataset, that are read for the check."""
+
+NOTICED = (
+    f"of samples that have changed by then it notices the first {FIRST}, and others only with a "
+    "method fingerprint()"
+)
+"""What a resume notices of an iterable whose samples have changed."""
 
 CHECKED_POSITIONS = 24
 """Number of samples of an iterable that are read after saved positions."""
@@ -109,28 +115,28 @@ def check_position(dataset: ForwardDataset, where: str) -> None:
     if not dataset.saves_position:
         log.info(
             "%s: %s is read forward; a resume is exact, and reads and drops the samples before its "
-            "position; with state_dict and load_state_dict it would begin there; samples that have "
-            "changed by then are only noticed with a method fingerprint()",
+            "position; with state_dict and load_state_dict it would begin there; %s",
             where,
             type_name,
+            NOTICED,
         )
         return
     if _restores_position(dataset):
         log.info(
-            "%s: %s is read forward; a resume begins at its saved position; samples that have "
-            "changed by then are only noticed with a method fingerprint()",
+            "%s: %s is read forward; a resume begins at its saved position; %s",
             where,
             type_name,
+            NOTICED,
         )
         return
     dataset.ignore_positions()
     log.warning(
         "%s: the state_dict of %s does not restore its samples, perhaps because a shuffle buffer "
         "is not part of it; it is not used: a resume is exact, and reads and drops the samples "
-        "before its position; samples that have changed by then are only noticed with a method "
-        "fingerprint()",
+        "before its position; %s",
         where,
         type_name,
+        NOTICED,
     )
 
 

@@ -1,61 +1,16 @@
-"""An endless stream of shuffled epochs, and passes that are computed on access."""
-
-from collections.abc import Callable
+"""An endless stream of shuffled epochs."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasetrain.data.samplers.locate import Pass
-from phasetrain.data.samplers.permutation import CHUNK, KEPT, Indices, Permutation
+from phasetrain.data.samplers.permutation import KEPT, Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import LARGEST_TABLE
 from phasetrain.data.transforms.base import GOLDEN, Keys, mix64
 from phasetrain.runtime.machine import seed_of
 
 TABLE = 512
 """Minimum number of draws computed together: NumPy's call overhead dominates for small sources."""
-
-
-class ChunkedPass:
-    """A pass that is computed in chunks on access; the latest chunks are cached.
-
-    Args:
-        length: number of samples of the pass.
-        compute: returns the indices at `[begin, end)`, int64, a pure function.
-        chunk: number of samples per chunk.
-
-    Example:
-        >>> ChunkedPass(10**12, lambda begin, end: np.arange(begin, end) // 2)[6:9]
-        array([3, 3, 4])
-    """
-
-    def __init__(
-        self, length: int, compute: Callable[[int, int], Indices], chunk: int = CHUNK
-    ) -> None:
-        self._length = length
-        self._compute = compute
-        self._chunk = chunk
-        self._chunks: dict[int, Indices] = {}
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, ordinals: slice) -> Indices:
-        """Return the indices at some ordinals, int64 `(N,)`."""
-        begin, end, step = ordinals.indices(self._length)
-        if begin >= end:
-            return np.empty(0, dtype=np.int64)
-        # Chunks begin at multiples of their size, so that any two slices share them.
-        starts = range(begin - begin % self._chunk, end, self._chunk)
-        parts = [self._get_chunk(start)[max(begin - start, 0) : end - start] for start in starts]
-        return np.concatenate(parts)[::step]
-
-    def _get_chunk(self, start: int) -> Indices:
-        if start not in self._chunks:
-            # A dict keeps the order of insertion, so this drops the chunk that was computed first.
-            if len(self._chunks) == KEPT:
-                del self._chunks[next(iter(self._chunks))]
-            self._chunks[start] = self._compute(start, min(start + self._chunk, self._length))
-        return self._chunks[start]
 
 
 class EpochStream:

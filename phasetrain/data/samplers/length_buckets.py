@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.samplers.epoch_stream import ChunkedPass
 from phasetrain.data.samplers.locate import Pass
-from phasetrain.data.samplers.permutation import Indices
+from phasetrain.data.samplers.permutation import ChunkedPass, Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder, make_shuffled
 from phasetrain.data.samplers.source import SampleSource
 from phasetrain.data.transforms.base import Keys

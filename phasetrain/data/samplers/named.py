@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.forward import ENDLESS
-from phasetrain.data.samplers.epoch_stream import ChunkedPass, EpochStream, draw_uniform
+from phasetrain.data.samplers.epoch_stream import EpochStream, draw_uniform
 from phasetrain.data.samplers.length_buckets import read_numbers
 from phasetrain.data.samplers.locate import Pass
-from phasetrain.data.samplers.permutation import Indices
+from phasetrain.data.samplers.permutation import ChunkedPass, Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
 from phasetrain.data.samplers.source import SampleSource, group_by_class
 from phasetrain.runtime.machine import seed_of

@@ -1,5 +1,6 @@
-"""Permutations of any length that compute any slice without the rest."""
+"""Passes that are computed on access, and permutations of any length as such."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -41,7 +42,63 @@ class Identity:
         return np.arange(*places.indices(self._length), dtype=np.int64)
 
 
-class Permutation:
+class _Chunked(ABC):
+    """Numbers that are computed in chunks on access; the latest chunks are cached."""
+
+    def __init__(self, length: int, chunk: int = CHUNK) -> None:
+        self._length = length
+        self._chunk = chunk
+        self._chunks: dict[int, Indices] = {}
+
+    @abstractmethod
+    def _compute(self, begin: int, end: int) -> Indices: ...
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, ordinals: slice) -> Indices:
+        """Return the indices at some ordinals, int64 `(N,)`."""
+        begin, end, step = ordinals.indices(self._length)
+        if begin >= end:
+            return np.empty(0, dtype=np.int64)
+        # Chunks begin at multiples of their size, so that any two slices share them.
+        starts = range(begin - begin % self._chunk, end, self._chunk)
+        parts = [self._get_chunk(start)[max(begin - start, 0) : end - start] for start in starts]
+        return np.concatenate(parts)[::step]
+
+    def _get_chunk(self, start: int) -> Indices:
+        if start not in self._chunks:
+            # A dict keeps the order of insertion, so this drops the chunk that was computed first.
+            if len(self._chunks) == KEPT:
+                del self._chunks[next(iter(self._chunks))]
+            self._chunks[start] = self._compute(start, min(start + self._chunk, self._length))
+        return self._chunks[start]
+
+
+class ChunkedPass(_Chunked):
+    """A pass that is computed in chunks on access; the latest chunks are cached.
+
+    Args:
+        length: number of samples of the pass.
+        compute: returns the indices at `[begin, end)`, int64, a pure function.
+        chunk: number of samples per chunk.
+
+    Example:
+        >>> ChunkedPass(10**12, lambda begin, end: np.arange(begin, end) // 2)[6:9]
+        array([3, 3, 4])
+    """
+
+    def __init__(
+        self, length: int, compute: Callable[[int, int], Indices], chunk: int = CHUNK
+    ) -> None:
+        super().__init__(length, chunk)
+        self._function = compute
+
+    def _compute(self, begin: int, end: int) -> Indices:
+        return self._function(begin, end)
+
+
+class Permutation(_Chunked):
     """A pseudorandom permutation of the numbers from 0 to `length - 1`, each a function of its
     position alone.
 
@@ -72,29 +129,18 @@ class Permutation:
         # outside.
         half = max(1, ((length - 1).bit_length() + 1) // 2)
         # Integers only, so that the order is the same on every machine and version of NumPy.
-        self._length = length
+        super().__init__(length)
         self._half = np.uint64(half)
         self._mask = np.uint64(2**half - 1)
         self._shift = np.uint64(64 - half)
         self._round_keys = [np.uint64(seed_of(seed, "feistel", number)) for number in range(rounds)]
-        self._chunks: dict[int, Indices] = {}
-
-    def __len__(self) -> int:
-        return self._length
 
     def __getitem__(self, places: slice) -> Indices:
         """Return the numbers at some positions, int64 `(N,)`, as a new array."""
         begin, end, step = places.indices(self._length)
         if step != 1:
             return self.at(np.arange(begin, end, step, dtype=np.int64))
-        if begin >= end:
-            return np.empty(0, dtype=np.int64)
-        starts = range(begin - begin % CHUNK, end, CHUNK)
-        parts = [self._get_chunk(start)[max(begin - start, 0) : end - start] for start in starts]
-        if len(parts) == 1:
-            # The caller may write to the result, and the chunk stays in the cache.
-            return parts[0].copy()
-        return np.concatenate(parts)
+        return super().__getitem__(places)
 
     def at(self, places: Indices) -> Indices:
         """Return the number at each of some positions.
@@ -124,14 +170,8 @@ class Permutation:
             outside = outside[again >= self._length]
         return permuted.astype(np.int64)
 
-    def _get_chunk(self, start: int) -> Indices:
-        if start not in self._chunks:
-            if len(self._chunks) == KEPT:
-                del self._chunks[next(iter(self._chunks))]
-            self._chunks[start] = self.at(
-                np.arange(start, min(start + CHUNK, self._length), dtype=np.int64)
-            )
-        return self._chunks[start]
+    def _compute(self, begin: int, end: int) -> Indices:
+        return self.at(np.arange(begin, end, dtype=np.int64))
 
     def _decrypt(self, words: Words) -> Words:
         left = words >> self._half

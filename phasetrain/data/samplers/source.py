@@ -23,15 +23,7 @@ from phasetrain.data.samplers.phase_sampler import (
 from phasetrain.runtime.machine import seed_of
 
 
-class SampleView(Dataset[Any]):
-    """The samples of a dataset one by one, hiding the batch access of our datasets, which differs
-    from torch's.
-
-    Args:
-        dataset: the dataset.
-        chosen: indices of the samples in use; None: all.
-    """
-
+class _Chosen:
     def __init__(self, dataset: Any, chosen: Indices | None = None) -> None:
         self.dataset = dataset
         self.chosen = chosen
@@ -41,11 +33,21 @@ class SampleView(Dataset[Any]):
             return len(self.dataset)
         return len(self.chosen)
 
+
+class SampleView(_Chosen, Dataset[Any]):
+    """The samples of a dataset one by one, hiding the batch access of our datasets, which differs
+    from torch's.
+
+    Args:
+        dataset: the dataset.
+        chosen: indices of the samples in use; None: all.
+    """
+
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index if self.chosen is None else int(self.chosen[index])]
 
 
-class SampleSource:
+class SampleSource(_Chosen):
     """The samples that a sampler orders, passed to it as the parameter `source`.
 
     Args:
@@ -56,15 +58,6 @@ class SampleSource:
         >>> SampleSource(digits).labels()[:3]
         array([0, 1, 2])
     """
-
-    def __init__(self, dataset: Any, chosen: Indices | None = None) -> None:
-        self.dataset = dataset
-        self.chosen = chosen
-
-    def __len__(self) -> int:
-        if self.chosen is None:
-            return len(self.dataset)
-        return len(self.chosen)
 
     @property
     def view(self) -> Any:

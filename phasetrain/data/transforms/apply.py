@@ -20,7 +20,25 @@ from phasetrain.data.transforms.joint.pipeline import check_kinds, transform_in_
 from phasetrain.errors import ConfigError
 
 
-class Apply(BatchTransform, JointTransform):
+class _ApplyToFields(JointTransform):
+    """Transforms the fields of a sample with a probability, all or none."""
+
+    def __init__(self, pipeline: Pipeline, probability: float) -> None:
+        self.pipeline = pipeline
+        self.probability = probability
+
+    def check_kinds(self, kinds: FieldKinds, where: str) -> None:
+        """Check the transforms within this one."""
+        check_kinds(self.pipeline.transforms, kinds, f"{where}.transforms")
+
+    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
+        """Return the fields of one sample, transformed or not."""
+        if key.uniform()[0] >= self.probability:
+            return values
+        return transform_in_turn(self.pipeline, values, kinds, key.fork(0))
+
+
+class Apply(BatchTransform, _ApplyToFields):
     """Transforms each sample of a batch with a probability, and leaves the others as they are; the
     fields of a sample all together.
 
@@ -28,10 +46,6 @@ class Apply(BatchTransform, JointTransform):
         pipeline: BatchTransforms, which keep the shape and the type of a sample.
         probability: probability of each sample, in [0, 1].
     """
-
-    def __init__(self, pipeline: Pipeline, probability: float) -> None:
-        self.pipeline = pipeline
-        self.probability = probability
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
         """Return the batch with some samples transformed, same shape.
@@ -54,18 +68,8 @@ class Apply(BatchTransform, JointTransform):
         result[index] = transformed
         return result
 
-    def check_kinds(self, kinds: FieldKinds, where: str) -> None:
-        """Check the transforms within this one."""
-        check_kinds(self.pipeline.transforms, kinds, f"{where}.transforms")
 
-    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
-        """Return the fields of one sample, transformed or not."""
-        if key.uniform()[0] >= self.probability:
-            return values
-        return transform_in_turn(self.pipeline, values, kinds, key.fork(0))
-
-
-class ApplyToSample(JointTransform):
+class ApplyToSample(_ApplyToFields):
     """Transforms a single sample with a probability, if a transform does not take whole batches.
 
     Args:
@@ -74,10 +78,6 @@ class ApplyToSample(JointTransform):
         probability: probability of each sample, in [0, 1].
     """
 
-    def __init__(self, pipeline: Pipeline, probability: float) -> None:
-        self.pipeline = pipeline
-        self.probability = probability
-
     def __call__(self, sample: Any) -> Any:
         """Return the sample, transformed or not."""
         # Drawn in any case, so that the draws of later transforms do not depend on the choice.
@@ -85,16 +85,6 @@ class ApplyToSample(JointTransform):
         if float(torch.rand(())) < self.probability:
             return self.pipeline.transform_sample(sample, key)
         return sample
-
-    def check_kinds(self, kinds: FieldKinds, where: str) -> None:
-        """Check the transforms within this one."""
-        check_kinds(self.pipeline.transforms, kinds, f"{where}.transforms")
-
-    def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
-        """Return the fields of one sample, transformed or not."""
-        if key.uniform()[0] >= self.probability:
-            return values
-        return transform_in_turn(self.pipeline, values, kinds, key.fork(0))
 
 
 @TRANSFORMS.register("apply")

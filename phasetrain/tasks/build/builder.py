@@ -337,16 +337,38 @@ def measure_sample(split: SplitData) -> tuple[int, ...] | None:
     Raises:
         SampleError: the sample cannot be read.
     """
+    reader = _find_reader(split)
+    # Padded samples have no common shape.
+    if reader is None or split.section.collate != "stack":
+        return None
+    return read_first_shape(reader)
+
+
+def measure_rank(split: SplitData) -> int | None:
+    """Return the number of dimensions of the input of the first sample of a split, before the
+    transforms; None if it is no array.
+
+    Raises:
+        SampleError: the sample cannot be read.
+    """
+    reader = _find_reader(split)
+    if reader is None:
+        return None
+    shape = read_first_shape(reader.with_pipeline(reader.pipeline.replace_transforms(())))
+    return None if shape is None else len(shape)
+
+
+def _find_reader(split: SplitData) -> SampleReader | None:
+    """Return the reader of a split whose samples can be read before the training; None if there is
+    none, since a pass over an iterable begins with the training."""
     reader = split.reader
-    # A pass over an iterable begins with the training, and padded samples have no common shape.
     if (
         split.loader is not None
-        or split.section.collate != "stack"
         or not isinstance(reader, SampleReader)
         or isinstance(reader.dataset, ForwardDataset)
     ):
         return None
-    return read_first_shape(reader)
+    return reader
 
 
 def collect_stage_facts(context: BuildContext, plan: Plan) -> list[dict[str, Any]]:

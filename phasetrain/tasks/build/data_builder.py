@@ -1,11 +1,11 @@
 """Builds datasets, readers and loaders (section DATA)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Subset
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
@@ -24,7 +24,8 @@ from phasetrain.data import (
     WindowedDataset,
 )
 from phasetrain.data.datasets import Described, Fingerprinted, Samples
-from phasetrain.data.datasets.forward import ENDLESS
+from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
+from phasetrain.data.fingerprints import hash_dataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
@@ -42,7 +43,6 @@ from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInter
 from phasetrain.errors import MISFITS, ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
-from phasetrain.proof.digest import hash_tensors
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks.build.dataset_builder import open_dataset
 from phasetrain.tasks.build.loading_builder import (
@@ -125,20 +125,45 @@ class SplitData:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset and of the excluded samples."""
-        fingerprint = find_fingerprint(self.section, self.reader.dataset)
+        return self._add_excluded(find_fingerprint(self.section, self.reader.dataset))
+
+    def has_fingerprint(self, recorded: str, *, compares_excluded: bool = True) -> bool:
+        """Return whether a fingerprint in a checkpoint is of this data.
+
+        Args:
+            recorded: the fingerprint.
+            compares_excluded: whether the excluded samples have to be the same, too.
+        """
+        known = [self.fingerprint()]
+        dataset = self.reader.dataset
+        if isinstance(dataset, Subset | ConcatDataset) and not isinstance(dataset, Fingerprinted):
+            # What earlier versions have recorded.
+            known.append(self._add_excluded(name_and_length(self.section, dataset)))
+        if compares_excluded:
+            return recorded in known
+        return recorded.partition(WITHOUT)[0] in [text.partition(WITHOUT)[0] for text in known]
+
+    def _add_excluded(self, fingerprint: str) -> str:
         if self.excluded is not None:
             # The config may name a file, whose content can change.
             return f"{fingerprint}{WITHOUT}{self.excluded.digest()[:16]}"
         return fingerprint
 
+    def digest_first(self) -> list[str]:
+        """Return what a resume compares of a stream, see `ForwardDataset.digest_first`."""
+        dataset = self.reader.dataset
+        if isinstance(dataset, ForwardDataset) and self.section.exact:
+            return dataset.digest_first()
+        return []
+
 
 def find_fingerprint(section: AttrDict, dataset: Any) -> str:
-    """Return the fingerprint of a dataset, of the tensors of a TensorDataset, or the name and
-    length of any other one."""
-    if isinstance(dataset, Fingerprinted):
-        return dataset.fingerprint()
-    if isinstance(dataset, TensorDataset):
-        return hash_tensors(*dataset.tensors)
+    """Return the fingerprint of a dataset, see `hash_dataset`, or name and length."""
+    return hash_dataset(dataset) or name_and_length(section, dataset)
+
+
+def name_and_length(section: AttrDict, dataset: Any) -> str:
+    """Return the fingerprint of a dataset about which nothing else is known."""
     return f"{section.dataset}:{len(dataset)}"
 
 
@@ -221,20 +246,17 @@ def list_splits(
     return splits
 
 
-def list_left_out(split: SplitData, stages: Sequence[AttrDict]) -> list[int]:
-    """Return the number of samples that `drop_last` leaves out of a pass over a split, in each
-    stage.
+def count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
+    """Return the number of samples that `drop_last` leaves out of each pass over a split, at most
+    if stages differ.
 
     Args:
         split: the split.
-        stages: the config of each stage.
+        phases: section PHASES; a limit shortens passes, and then nothing is said about their end.
     """
-    # A stage may have its own sampler, and so another number of samples.
-    return [_count_left_out(split.at(n), stage.PHASES) for n, stage in enumerate(stages)]
-
-
-def _count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
-    # A limit shortens passes, and then nothing is said about their end.
+    if split.stages:
+        # A stage may have its own sampler, and so another number of samples.
+        return max(count_left_out(stage, phases) for stage in split.stages)
     is_limited = phases["limit"]["train" if split.train else "test"] is not None
     is_limited |= split.train and phases["overfit"] is not None
     if is_limited or not split.section.drop_last or split.windows or split.length >= ENDLESS:

@@ -209,6 +209,11 @@ class TestDepartures:
             {"updates": 3, "what": [5]},
         ]
         assert format_deviations(broken) == ["from update 3 on: 5"]
+        ended = [{"updates": at, "until": 7, "what": ["x"]} for at in (0, 3)]
+        assert format_deviations(ended) == [
+            "from the start until update 7: x",
+            "from update 3 until update 7: x",
+        ]
         assert format_deviations("x") == format_deviations(None) == []
 
 

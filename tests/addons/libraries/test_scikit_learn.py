@@ -16,6 +16,7 @@ def test_classes_of_a_table() -> None:
     assert isinstance(found, TensorSamples)
     assert found.inputs.shape == (178, 13)
     assert found.facts()["class_names"] == ("class_0", "class_1", "class_2")
+    assert found.facts()["input_columns"][:3] == ("alcohol", "malic_acid", "ash")
     assert found.inputs[0, :3].tolist() == pytest.approx([14.23, 1.71, 2.43])
     assert torch.bincount(found.targets).tolist() == [59, 71, 48]
 
@@ -24,7 +25,9 @@ def test_classes_of_a_table() -> None:
 def test_regression(data: str, columns: int, features: int) -> None:
     found = load_sklearn(data, "train")  # type: ignore[arg-type]
     assert isinstance(found, NumberSamples)
-    assert found.facts() == {"input_shape": (features,)}
+    facts = dict(found.facts())
+    assert len(facts.pop("input_columns")) == features
+    assert facts == {"input_shape": (features,)}
     inputs, target = found[1]
     assert inputs.shape == (features,)
     assert target.shape == (columns,)

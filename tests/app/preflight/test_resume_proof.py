@@ -257,9 +257,10 @@ def test_kernels_are_blamed_only_if_no_attribute_is_lost(
 def test_inexact_part_is_accepted_and_recorded_on_request(tmp_path: Path) -> None:
     words = (*MODEL, f"MODEL.name={HERE}.Counting", REHEARSED, "RUN.exact=false")
     assert train(tmp_path, SHORT, *words).updates == 10
-    [entry] = json.loads((tmp_path / "environment.json").read_text())["departures"]
-    assert entry["updates"] == 0
-    assert entry["what"][0].startswith("MODEL: ")
+    departures = json.loads((tmp_path / "environment.json").read_text())["departures"]
+    assert [entry["updates"] for entry in departures] == [0, 0]
+    assert all(entry["what"][0].startswith("MODEL: ") for entry in departures)
+    assert [entry["value"] for entry in departures] == [[], ["model", HERE, "Counting", "calls"]]
 
 
 def test_split_that_need_not_be_exact_is_left_out(tmp_path: Path) -> None:

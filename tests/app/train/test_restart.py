@@ -249,6 +249,12 @@ class TestChangedCode:
         assert list(found) == ["own_net", "own_parts", "own_parts.deep", "own_scale"]
         promised = {"code": found, "config": {"RUN": {"imports": []}}}
         assert list_source_changes(setup, promised) == []
+        (package / "own_scale.py").write_text('recomputed = ("SCALE",)\n\nSCALE = 1.0\n')
+        assert list_source_changes(setup, promised) == []  # a declaration changes no bit
+        # checkpoints of earlier versions have the digest of the whole file
+        before = {"own_scale": hash_sources(setup, is_whole=True)["own_scale"]}
+        assert list_source_changes(setup, promised | {"code": before}) == []
+        assert before["own_scale"] != found["own_scale"]
         (package / "own_scale.py").write_text("SCALE = 2.0\n")
         assert list_source_changes(setup, promised) == ["own_scale.py has changed"]
 

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,21 @@ def test_words_that_the_shell_has_split_are_one_problem() -> None:
 def test_second_experiment_is_rejected() -> None:
     (problem,) = read("experiment=[digits,digits]").problems
     assert (problem.code, problem.key) == ("config.override", "experiment")
+
+
+@pytest.mark.parametrize("other", ["experiment=null", "experiment=digits", "b.yaml"])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_file_next_to_another_experiment_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, is_last: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.yaml", "b.yaml"):
+        Path(name).write_text("RUN: {seed: 3}\n")
+    words = ["a.yaml", "RUN.seed=1", other]
+    (problem,) = read(*(words[::-1] if is_last else words)).problems
+    assert (problem.code, problem.key) == ("config.conflict", "experiment")
+    assert read("a.yaml", "RUN.seed=1", "a.yaml").problems == []
+    assert read("experiment=digits", "experiment=null").problems == []
 
 
 @pytest.mark.parametrize(

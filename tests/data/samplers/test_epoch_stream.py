@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from phasetrain.data.samplers.epoch_stream import (
-    ChunkedPass,
-    EpochStream,
-    draw_uniform,
-)
-from phasetrain.data.samplers.permutation import Indices, Permutation
+from phasetrain.data.samplers.epoch_stream import EpochStream, draw_uniform
+from phasetrain.data.samplers.permutation import ChunkedPass, Indices, Permutation
 from phasetrain.runtime.machine import seed_of
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from raising import raises
 from torch import nn
+from torch.utils.data import Subset
 
 from phasetrain.app.setup import resolve_config
 from phasetrain.data import COLLATES, SAMPLERS, SampleReader
@@ -153,6 +154,15 @@ class TestData:
             builder().context.config.DATA.TRAIN, reader, SAMPLERS["sequential"](), 7, {}
         )
         assert split.fingerprint() == "digits:7"
+
+    def test_run_of_an_earlier_version_has_name_and_length_of_a_subset(self) -> None:
+        reader = SampleReader(Subset([0] * 7, [1, 2]), Pipeline(), COLLATES["stack"](), seed=0)
+        section = builder().context.config.DATA.TRAIN
+        split = SplitData(section, reader, SAMPLERS["sequential"](), 2, {})
+        assert split.fingerprint() != "digits:2"
+        assert split.has_fingerprint("digits:2")
+        assert split.has_fingerprint(split.fingerprint())
+        assert not split.has_fingerprint("digits:3")
 
     @pytest.mark.parametrize(
         ("words", "message"),

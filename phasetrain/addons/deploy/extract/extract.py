@@ -17,7 +17,7 @@ from phasetrain.addons.deploy.extract.layers import LayerOutputs
 from phasetrain.addons.deploy.extract.section import ExtractSection
 from phasetrain.app.engines import Extras
 from phasetrain.app.result import RunResult
-from phasetrain.app.select_checkpoint import NONE, choose_checkpoint, load_saved_weights
+from phasetrain.app.select_checkpoint import NONE, choose_checkpoint, find_stage, load_saved_weights
 from phasetrain.app.setup import Setup
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
@@ -65,6 +65,7 @@ def extract(setup: Setup, extras: Extras | None = None) -> RunResult:
     data = setup.builder().data()
     names = _select_splits(section.splits, data)
     model = _build_model(setup, data, loaded)
+    stage = find_stage(loaded) if loaded is not None and setup.stages else 0
     rows = []
     root = (section.dir or f"{setup.config.RUN.dir}/extract/{_name_origin(loaded)}").rstrip("/")
     with (
@@ -72,7 +73,9 @@ def extract(setup: Setup, extras: Extras | None = None) -> RunResult:
         LayerOutputs(model, section.layers, section.pool) as layers,
     ):
         for name in names:
-            done = _Extraction(setup, name, data[name], model, layers, f"{root}/{name}").run()
+            done = _Extraction(
+                setup, name, data[name].at(stage), model, layers, f"{root}/{name}"
+            ).run()
             rows.append((name, *map(str, done)))
     head = ("split", "rows", "shards", "kept from before")
     setup.terminal.print_table(f"features in {root}", head, rows)

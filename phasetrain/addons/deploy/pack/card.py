@@ -6,9 +6,7 @@ from typing import Any
 
 from phasetrain import __version__
 from phasetrain.app.json_values import to_json_value
-from phasetrain.app.load import read_data_facts
 from phasetrain.config.addons import require_service
-from phasetrain.config.schema import is_split
 from phasetrain.errors import ConfigError
 from phasetrain.runs.view import RunView
 from phasetrain.runtime.format import format_count, format_metric
@@ -22,6 +20,7 @@ def make_card(
     folder: str,
     config: Mapping[str, Any],
     model_info: Mapping[str, Any],
+    splits: Mapping[str, Mapping[str, Any]],
     *,
     license_name: str | None,
     certificate: str | None,
@@ -32,6 +31,7 @@ def make_card(
         folder: the run folder.
         config: its config.
         model_info: the model: name, checkpoint, updates, metrics, digests, classes.
+        splits: its data, see `read_splits`.
         license_name: license of the model, such as `Apache-2.0`.
         certificate: path of a certificate.json of `phasetrain certify`.
 
@@ -43,7 +43,6 @@ def make_card(
     versions = {key: environment.get(key) for key in ("phasetrain", "python", "torch", "numpy")}
     plan = run.plan.content
     # Step by step: records of another version may lack any of them.
-    data = _read_mapping(plan.get("data"))
     command = environment.get("command") or ()
     git = _read_mapping(environment.get("git"))
     card = {
@@ -55,10 +54,9 @@ def make_card(
                 "dataset": split.get("dataset"),
                 "samples": split.get("samples"),
                 "transforms": list(map(describe_transform, split.get("transforms") or ())),
+                "facts": split["facts"],
             }
-            | {"facts": dict(read_data_facts(folder, name))}
-            for name, split in data.items()
-            if is_split(name.upper()) and isinstance(split, Mapping)
+            for name, split in splits.items()
         },
         "seed": config["RUN"].get("seed"),
         "command": shlex.join(map(str, command)),

@@ -35,7 +35,8 @@ from phasetrain.addons.deploy.predict.predict import (
     Prediction,
     list_token_names,
 )
-from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadable
+from phasetrain.addons.deploy.predict.raw_inputs import Arrays, InputReader, OnUnreadable
+from phasetrain.addons.deploy.stage import select_stage
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import StoredConfig
 from phasetrain.checkpoint.codec import reject_malformed
@@ -83,6 +84,7 @@ class Description:
         takes_numbers: whether a sample is an array.
         form: meaning of the outputs.
         has_task: whether the task of the run makes predictions of the outputs of the model.
+        stage: number of the stage in PHASES.stages whose transforms are packed.
         code: modules with custom parts.
         tolerance: see `example.TOLERANCES`.
     """
@@ -98,6 +100,7 @@ class Description:
     code: Sequence[NeededCode]
     tolerance: float
     has_task: bool = False
+    stage: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries of `pack.json`."""
@@ -123,6 +126,7 @@ class Description:
             code=[NeededCode.from_json(entry) for entry in index["code"]],
             tolerance=float(index["tolerance"]),
             has_task=bool(index.get("has_task")),
+            stage=int(index.get("stage") or 0),
         )
 
 
@@ -205,6 +209,7 @@ class PackedModel(Predictor):
         *,
         top: int = 3,
         batch_size: int = 64,
+        arrays: Arrays = "auto",
         on_unreadable: OnUnreadable | None = None,
     ) -> list[Prediction]:
         """Return the predictions for files, as `phasetrain predict` does.
@@ -214,13 +219,16 @@ class PackedModel(Predictor):
                 lines of standard input.
             top: number of classes per sample, the most probable ones first.
             batch_size: samples that are in memory at once.
+            arrays: whether a `.npy` or `.pt` file is a sample or a batch; `auto`: by the number of
+                dimensions of a sample in the run.
             on_unreadable: called with the path and the error of each file that cannot be read,
                 which is then skipped; by default the first one is an error.
 
         Raises:
             ConfigError: the model does not take them, or a file cannot be read.
         """
-        return self._files.predict(
+        predictor = replace(self._files, reader=replace(self.reader, arrays=arrays))
+        return predictor.predict(
             list(map(str, files)), top=top, batch_size=batch_size, on_unreadable=on_unreadable
         )
 
@@ -339,7 +347,7 @@ def _select_config(archive: Archive, description: Description) -> dict[str, Any]
         }
         split: dict[str, Any] = {"dataset": "digits"}
         if description.has_tests:
-            section = whole["DATA"][description.split]
+            section = select_stage(whole, description.stage)["DATA"][description.split]
             split |= {key: section[key] for key in OF_INPUTS if key in section}
             split["fields"] = description.fields
         numerics = {key: whole["MACHINE"].get(key) for key in NUMERICS}
@@ -350,7 +358,7 @@ def _select_config(archive: Archive, description: Description) -> dict[str, Any]
             "DATA": {"TRAIN": {"dataset": None}, description.split: split},
             "MACHINE": {key: value for key, value in numerics.items() if value is not None},
         }
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise make_damage_error(archive.path, f"{CONFIG} is malformed ({error!r})") from error
 
 

@@ -30,6 +30,7 @@ from phasetrain.addons.deploy.pack.load_pack import NUMERICS, Description, open_
 from phasetrain.addons.deploy.pack.user_code import find_needed_code
 from phasetrain.addons.deploy.predict.predict import FilePredictor, make_file_predictor
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader
+from phasetrain.addons.deploy.stage import read_splits, select_stage
 from phasetrain.app.complete_weights import complete_weights, takes_several_inputs
 from phasetrain.app.load import (
     choose_weights,
@@ -39,6 +40,7 @@ from phasetrain.app.load import (
     read_data_facts,
     resolve_for_inference,
 )
+from phasetrain.app.select_checkpoint import find_stage
 from phasetrain.app.stored.stored_config import read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.snapshot import DTYPES, Snapshot
@@ -157,14 +159,22 @@ def _make_archive(
     which = choose_weights(options.weights, loaded)
     task = load_task(loaded, folder, which, trust=options.trust, model=model)
     config = loaded.promised["config"]
+    stage = find_stage(loaded)
     run_folder = loaded.path.rpartition("/checkpoints/")[0] or "."
     test = find_test_split(config["DATA"])
     split = test or "TRAIN"
-    section = config["DATA"][split]
+    section = select_stage(config, stage)["DATA"][split]
     _check_transforms(split, section)
-    data = read_data_facts(run_folder, split)
+    splits = read_splits(run_folder, config, stage)
+    data = splits.get(split.lower(), {}).get("facts", {})
     predictor = make_file_predictor(task, InputReader(section, data), split)
     samples = _read_samples(loaded, folder, split, predictor, options)
+    if predictor.reader.sample_rank is None and isinstance(samples[0], Tensor | np.ndarray):
+        data["sample_rank"] = samples[0].ndim
+    recorded = read_data_facts(run_folder, split)
+    if "input_shape" in recorded and "input_shape" not in data and not options.example:
+        # Of the tests in this stage; plan.json has the shape in the first one.
+        data["input_shape"] = list(predictor.transform(samples).shape[1:])
     if config["MODEL"].get("adapters") is not None:
         # Before the output is computed: the sums of the weights are rounded.
         if takes_several_inputs(task.model):
@@ -196,6 +206,7 @@ def _make_archive(
         form=form,
         code=find_needed_code(needed),
         has_task=has_task,
+        stage=stage,
         tolerance=TOLERANCES[task.parts.machine.test_precision or task.parts.machine.precision],
     )
     weights = _encode_weights(task.model)
@@ -204,6 +215,7 @@ def _make_archive(
         run_folder,
         config,
         model_info,
+        splits,
         license_name=options.license_name,
         certificate=options.certificate,
     )

@@ -15,9 +15,17 @@ from torch import Tensor, nn
 
 from phasetrain.addons.deploy.options import PredictOptions
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadable, RawInput
+from phasetrain.addons.deploy.stage import select_facts
 from phasetrain.app.json_values import to_json_value
-from phasetrain.app.load import find_test_split, load, read_data_facts
-from phasetrain.app.stored.stored_config import read_checkpoint_config
+from phasetrain.app.load import (
+    choose_weights,
+    find_test_split,
+    load_checkpoint,
+    load_task,
+    read_data_facts,
+)
+from phasetrain.app.select_checkpoint import find_stage
+from phasetrain.app.stored.stored_config import read_loaded_config
 from phasetrain.config.nested import to_plain
 from phasetrain.data.datasets.images import import_pillow
 from phasetrain.data.loading.collate import UnequalShapesError
@@ -305,21 +313,21 @@ def predict(
             folder names code that is not trusted.
     """
     options = options or PredictOptions()
-    checkpoint = options.checkpoint or "latest"
-    task = load(
-        folder,
-        checkpoint,
-        weights=options.weights,
+    path = folder.rstrip("/")
+    loaded = load_checkpoint(path, options.checkpoint or "latest")
+    task = load_task(
+        loaded,
+        path,
+        choose_weights(options.weights, loaded),
         device=options.device,
         changes=changes,
         trust=options.trust,
     )
-    stored = read_checkpoint_config(folder, checkpoint)
+    stored = read_loaded_config(loaded, path)
     split = find_test_split(stored.values["DATA"]) or "TRAIN"
     facts = read_data_facts(stored.folder, split)
-    if stored.values["PHASES"]["stages"]:  # the shape is recorded for the first stage only
-        facts = {name: value for name, value in facts.items() if name != "input_shape"}
-    reader = InputReader(stored.values["DATA"][split], facts)
+    facts = select_facts(facts, stored.values, split, find_stage(loaded))
+    reader = InputReader(stored.values["DATA"][split], facts, arrays=options.arrays)
     predictor = make_file_predictor(task, reader, split)
     return predictor.predict(
         files, top=options.top, batch_size=options.batch_size, on_unreadable=on_unreadable

@@ -1,22 +1,23 @@
 """Reads files as samples of the dataset that a run was trained on: images, tensors, tables and
 text."""
 
-import csv
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from phasetrain.addons.deploy.predict.tables import read_rows
 from phasetrain.config.addons import require_service
 from phasetrain.data.datasets.images import EXTENSIONS, Mode, decode_image, import_pillow, to_tensor
 from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
+from phasetrain.runtime.format import format_count
 
 ARRAYS = (".npy", ".pt")
 """Extensions of files with tensors."""
@@ -38,6 +39,9 @@ OF_FILES = ("predict.unreadable", "predict.unknown_kind")
 
 OnUnreadable = Callable[[str, str], None]
 """Receives the path and the error message of a file that is skipped."""
+
+Arrays = Literal["auto", "sample", "batch"]
+"""How an array in a file is read."""
 
 T = TypeVar("T")
 
@@ -63,16 +67,31 @@ class InputReader:
 
     Attributes:
         section: config of the split whose dataset is imitated.
-        facts: recorded facts about its data: `channels`, `context`, `input_shape`, or else the
-            `sample_shape` of the first sample.
+        facts: recorded facts about its data: `channels`, `context`, `input_columns`, `input_shape`,
+            or else `sample_shape` and `sample_rank` of the first sample, see `sample_rank`.
         takes_numbers: whether a sample is known to be an array; otherwise `input_shape` tells.
         tokenizer: a `TextCodec` of the add-on text, if it is not in the folder of the dataset.
+        arrays: whether an array in a file is a sample or a batch; `auto` decides by `sample_rank`.
     """
 
     section: Mapping[str, Any]
     facts: Mapping[str, Any]
     takes_numbers: bool = False
     tokenizer: Any = None
+    arrays: Arrays = "auto"
+
+    @property
+    def sample_rank(self) -> int | None:
+        """The number of dimensions of a sample; None if it is not known."""
+        rank = self.facts.get("sample_rank")
+        if isinstance(rank, int):
+            return rank
+        shape = self.facts.get("input_shape", self.facts.get("sample_shape"))
+        if isinstance(shape, list):
+            return len(shape)
+        if self.is_text:
+            return 1
+        return 3 if "channels" in self.facts else None
 
     @property
     def is_text(self) -> bool:
@@ -150,9 +169,11 @@ class InputReader:
                 "these are lines of text; expected files",
                 code="predict.unknown_kind",
             )
-        if self.takes_numbers or isinstance(self.facts.get("input_shape"), list):
+        if self.takes_numbers or self.sample_rank is not None:
             try:
-                return _parse_rows(kept)
+                return read_rows(kept, name, self.facts.get("input_columns") or ())
+            except ConfigError:
+                raise
             except ValueError as error:
                 raise ConfigError(
                     f"{name}: cannot be read: {error}", code="predict.unreadable"
@@ -183,13 +204,17 @@ class InputReader:
             if suffix in EXTENSIONS and not self.is_text:
                 return [self._read_image(file)]
             if suffix in ARRAYS:
-                return self._split_array(_read_array(file))
+                return self._split_array(file, _read_array(file))
             if self.is_text:
                 return [self._read_tokens(Path(file).read_bytes())]
             if suffix in TABLES and "channels" not in self.facts:
-                return _parse_rows(Path(file).read_text().splitlines())
+                # Spreadsheets write a byte order mark, which is no part of the first name.
+                lines = Path(file).read_text("utf-8-sig").splitlines()
+                return read_rows(lines, file, self.facts.get("input_columns") or ())
             if suffix in TEXTS and "channels" not in self.facts:
                 return Path(file).read_text().splitlines()
+        except ConfigError:
+            raise
         except (OSError, ValueError, RuntimeError, EOFError) as error:
             if is_out_of_memory(error):
                 raise
@@ -236,7 +261,7 @@ class InputReader:
             tokens = tokens[-context:]  # the model has no positions for more
         return tokens
 
-    def _split_array(self, values: Tensor) -> Sequence[Tensor]:
+    def _split_array(self, file: str, values: Tensor) -> Sequence[Tensor]:
         """Return the samples of an array: one, or several along the first dimension."""
         if values.dtype == torch.float64:
             values = values.float()
@@ -248,37 +273,30 @@ class InputReader:
                 f"its numbers are {dtype}; expected an image of float32 as the dataset gives it, "
                 "or of uint8 in [0, 255]: convert it with array.astype"
             )
-        shape = self.facts.get("input_shape", self.facts.get("sample_shape"))
-        if isinstance(shape, list) and values.ndim == len(shape):
-            return [values]
-        # Nothing is recorded, as by an older version: samples that are single numbers are rare.
-        if shape is None and values.ndim == 1:
+        rank = self.sample_rank
+        if self.arrays == "sample" or (self.arrays == "auto" and values.ndim == rank):
             return [values]
         if not values.ndim:
             raise ValueError("it is a single number, expected a sample or a batch of samples")
-        return list(values)
-
-
-def _parse_rows(lines: Iterable[str]) -> list[Tensor]:
-    """Return the rows of a table as float32 tensors; a first row that is not numeric is the header.
-
-    Raises:
-        ValueError: a value is not a number, or rows differ in length; names the line.
-    """
-    rows: list[Tensor] = []
-    for number, row in enumerate(csv.reader(lines), 1):
-        if not row:
-            continue
-        try:
-            values = [float(cell) for cell in row]
-        except ValueError:
-            if number == 1:
-                continue
-            raise ValueError(f"line {number} has a value that is not a number") from None
-        if rows and len(values) != len(rows[0]):
-            raise ValueError(f"line {number} has {len(values)} values, others {len(rows[0])}")
-        rows.append(torch.tensor(values))
-    return rows
+        if self.arrays == "batch" or values.ndim - 1 == rank:
+            return list(values)
+        if rank is None:
+            # Samples that are single numbers are rare.
+            if values.ndim == 1:
+                return [values]
+            raise ConfigError(
+                f"{file}: its shape is {tuple(values.shape)}, and the run has not recorded the "
+                "number of dimensions of a sample: it may be a sample or a batch; say which with "
+                "--arrays sample or --arrays batch of phasetrain predict; in Python, give "
+                "task.predict the batch itself",
+                code="predict.ambiguous",
+            )
+        raise ConfigError(
+            f"{file}: its shape is {tuple(values.shape)}, and a sample of the run has "
+            f"{format_count(rank, 'dimension')}; expected {rank} for a sample or {rank + 1} for a "
+            "batch, or --arrays sample or batch",
+            code="predict.wrong_shape",
+        )
 
 
 def _read_or_skip(

@@ -4,15 +4,18 @@ where its order says so.
     python -m phasetrain.addons.experiments.certify.attempt ORDER.json
 """
 
+import ast
 import json
+import linecache
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -30,6 +33,7 @@ from phasetrain.hooks.trace import TraceHook
 from phasetrain.proof.held import Held, is_changed
 from phasetrain.proof.positions import PhaseLabel, StepPosition
 from phasetrain.proof.trace import Digests, Trace
+from phasetrain.proof.uses import SKIPPED, Uses
 
 KillMoment = Literal["step", "saving", "saved"]
 
@@ -246,7 +250,7 @@ class HeldValues(Hook):
             return
         uses = state.uses.grown | state.uses.kept
         unchanged = [
-            describe_place(held)
+            f"{describe_place(held)}, {describe_writers(held, state.modules)}"
             for path, held in state.read().items()
             if held.name
             and state.may_matter(held, in_place=True)
@@ -256,9 +260,25 @@ class HeldValues(Hook):
         ]
         self._trace.write({"lost": self._lost, "unchanged": unchanged})
 
-    def _accept(self, lines: list[str], updates: int) -> bool:
+    def _accept(self, lines: dict[str, list[str]], updates: int) -> bool:
         self._lost += lines
         return True
+
+
+def describe_writers(held: Held, modules: Iterable[ModuleType]) -> str:
+    """Return which functions of the parts may change a value, in words."""
+    uses = set(list_uses(held))
+    names: dict[str, None] = {}
+    for module in modules:
+        text = "".join(linecache.getlines(getattr(module, "__file__", None) or ""))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and node.name not in SKIPPED:
+                own = Uses((), ())
+                own.visit(node)
+                names |= dict.fromkeys([node.name] if own.written & uses else [])
+    if names:
+        return f"which {', '.join(f'`{name}`' for name in names)} may change"
+    return "which no line of the parts assigns"
 
 
 class Timing(Hook):

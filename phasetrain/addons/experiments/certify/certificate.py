@@ -47,6 +47,7 @@ def make_certificate(
     certificate = {
         "format": FORMAT,
         "verdict": outcomes[0].verdict,
+        "complete": not outcomes[0].unchanged,
         "combinations": [_describe_combination(outcome) for outcome in outcomes],
         "determinism": asdict(cost) if cost is not None else None,
         "precision": machine["precision"],

@@ -38,7 +38,8 @@ from phasetrain.runtime.terminal import Terminal, plain_table
 log = logging.getLogger(__name__)
 
 NOT_EQUAL = 7
-"""Exit code if the verdict is no, or if the certified machine was another one."""
+"""Exit code if the verdict is no, if the certified machine was another one, and with `--strict` if
+values of the parts are not covered."""
 
 HERE = ("RUN.engine=train", "LAUNCH.cluster=null")
 """Overrides with which the config is resolved: whatever it says, it is trained here."""
@@ -116,6 +117,8 @@ def certify(
     Storage().replace_json(options.out, content, durable=False)
     own = outcomes[0].verdict
     exit_code = {"yes": 0, "no": NOT_EQUAL}.get(own, 1)
+    if options.is_strict and not (exit_code or content["complete"]):
+        exit_code = NOT_EQUAL
     lines = [_format_outcomes(setup, outcomes, cost)]
     if kernels is not None:
         device = setup.machine.device.type
@@ -238,6 +241,12 @@ def _format_outcomes(setup: Setup, outcomes: Sequence[Combination], cost: Cost |
         f"not covered, since it has not changed in {outcomes[0].updates} updates: {text}"
         for text in outcomes[0].unchanged
     ]
+    if outcomes[0].unchanged:
+        lines.append(
+            "the certified run had each stage, with shorter epochs, and the start of each test; a "
+            "change at a later update, epoch or batch ends a run at its next save, with the code "
+            "resume.not_exact"
+        )
     for outcome in outcomes:
         setting = f"MACHINE.deterministic = {str(outcome.deterministic).lower()}"
         if outcome.verdict == "no":

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from statistics import median
 
-from phasetrain.addons.experiments.statistics import LEVEL, MOST_PAIRS, POWER, count_pairs
-from phasetrain.addons.experiments.sweep.groups import Comparison, ConfigGroup
-from phasetrain.addons.experiments.sweep.results import shorten_number
+from phasetrain.addons.experiments.statistics import (
+    LEVEL,
+    MOST_PAIRS,
+    POWER,
+    Summary,
+    count_pairs,
+)
+from phasetrain.addons.experiments.sweep.groups import Comparison, ConfigGroup, format_spread
+from phasetrain.addons.experiments.sweep.results import MOST_METRICS, shorten_number
 from phasetrain.runtime.format import format_metric, join_first, shorten
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -33,6 +39,7 @@ def make_mean_table(groups: Sequence[ConfigGroup], metric: str, *, is_full: bool
         is_full: whether to number the configs, as plots do.
     """
     keys = _list_keys(groups)
+    metrics = _list_metrics(groups)
     rank = ["config"] if is_full else []
     rows = [
         [
@@ -40,12 +47,14 @@ def make_mean_table(groups: Sequence[ConfigGroup], metric: str, *, is_full: bool
             *_format_config(group, keys),
             group.spread,
             format_interval(group.low, group.high),
+            *(_format_summary(group.metrics.get(name)) for name in metrics[:MOST_METRICS]),
             f"{group.count}/{len(group.runs)}",
         ]
         for rank, group in enumerate(groups, start=1)
     ]
     title = f"mean and standard deviation over {', '.join(groups[0].over)}"
-    return title, [*rank, *keys, f"best {metric}".strip(), INTERVAL, "runs"], rows
+    best = f"best {metric}".strip()
+    return title, [*rank, *keys, best, INTERVAL, *metrics[:MOST_METRICS], "runs"], rows
 
 
 def make_difference_table(
@@ -154,13 +163,19 @@ def format_configs_csv(groups: Sequence[ConfigGroup]) -> str:
     compared = [field.name for field in fields(Comparison)]
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([*keys, *columns, *(f"difference_{name}" for name in compared)])
+    metrics = _list_metrics(groups)
+    names = [f"{metric} {name}" for metric in metrics for name in ("mean", "std")]
+    writer.writerow([*keys, *columns, *(f"difference_{name}" for name in compared), *names])
     for group in groups:
         content = asdict(group)
         difference = content["difference"] or {}
         cells = [group.swept.get(key, "") for key in keys]
         cells += [content[name] for name in columns]
-        writer.writerow([*cells, *(difference.get(name, "") for name in compared)])
+        cells += [difference.get(name, "") for name in compared]
+        for metric in metrics:
+            summary = content["metrics"].get(metric) or {}
+            cells += [summary.get("mean", ""), summary.get("std", "")]
+        writer.writerow(cells)
     return text.getvalue()
 
 
@@ -185,6 +200,14 @@ def format_interval(low: float | None, high: float | None) -> str:
 
 def _list_keys(groups: Sequence[ConfigGroup]) -> list[str]:
     return list(dict.fromkeys(key for group in groups for key in group.swept))
+
+
+def _list_metrics(groups: Sequence[ConfigGroup]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in group.metrics))
+
+
+def _format_summary(summary: Summary | None) -> str:
+    return "-" if summary is None else format_spread(summary.mean, summary.std)
 
 
 def _format_config(group: ConfigGroup, keys: Sequence[str]) -> list[str]:

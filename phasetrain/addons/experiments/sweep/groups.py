@@ -7,11 +7,12 @@ value.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from phasetrain.addons.experiments.options import ComparisonSettings
 from phasetrain.addons.experiments.statistics import (
     Bounds,
+    Summary,
     adjust_p_values,
     compare_pairs,
     count_pairs,
@@ -23,7 +24,7 @@ from phasetrain.addons.experiments.sweep.override_text import (
     is_repeated,
     split_words,
 )
-from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
+from phasetrain.addons.experiments.sweep.sweep_run import SweepRun, list_metrics
 from phasetrain.errors import ConfigError
 from phasetrain.runs.direction import Objective
 from phasetrain.runs.records import parse_number
@@ -122,6 +123,8 @@ class ConfigGroup:
         missing: repetition -> state of its run, if it has no value.
         is_baseline: whether the other configs are compared with this one.
         difference: comparison with the baseline; None for itself and without a baseline.
+        metrics: other test metric -> mean and spread of its values, each measured where the run has
+            its best value.
     """
 
     swept: Mapping[str, str]
@@ -137,6 +140,7 @@ class ConfigGroup:
     missing: Mapping[str, str]
     is_baseline: bool = False
     difference: Comparison | None = None
+    metrics: Mapping[str, Summary] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -146,11 +150,16 @@ class ConfigGroup:
     @property
     def spread(self) -> str:
         """Mean and standard deviation as text."""
-        if self.mean is None:
-            return "-"
-        if self.std is None:
-            return format_metric(self.mean)
-        return f"{format_metric(self.mean)} ± {format_metric(self.std)}"
+        return format_spread(self.mean, self.std)
+
+
+def format_spread(mean: float | None, std: float | None) -> str:
+    """Return a mean and a standard deviation as text."""
+    if mean is None:
+        return "-"
+    if std is None:
+        return format_metric(mean)
+    return f"{format_metric(mean)} ± {format_metric(std)}"
 
 
 def group_runs(
@@ -249,6 +258,16 @@ def _make_group(
         **vars(summary),
         values=values,
         missing=missing,
+        metrics={
+            metric: summarize_sample(
+                [
+                    by_name[name].metrics[metric]
+                    for name in values
+                    if math.isfinite(by_name[name].metrics.get(metric, math.nan))
+                ]
+            )
+            for metric in list_metrics(runs)
+        },
     )
 
 

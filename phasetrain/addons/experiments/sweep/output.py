@@ -43,8 +43,10 @@ def show_results(results: Results, terminal: Terminal) -> None:
     if tables:
         most = MOST_LINES - sum(HEADING_LINES + len(rows) for _, _, rows in tables) - HEADING_LINES
     if most > 0:
-        terminal.print_table(results.title(), *results.make_table(terminal.width, most))
+        shown, rows = results.make_table(terminal.width, most)
+        terminal.print_table(results.title(), shown, rows)
     else:
+        shown = []
         terminal.say(results.title())
     for title, columns, rows in tables:
         terminal.print_table(title, columns, rows)
@@ -59,9 +61,15 @@ def show_results(results: Results, terminal: Terminal) -> None:
         line = f"table and plots: {', '.join(written)}"
         hidden_runs = len(results.runs) - max(most, 0)
         hidden_configs = len(results.groups) - MOST_CONFIGS
+        in_tables = {*shown, *(name for _, columns, _ in tables for name in columns)}
+        hidden_metrics = len(set(results.metrics) - in_tables)
         hidden = [
             f"{count} more {noun}"
-            for count, noun in ((hidden_configs, "configs"), (hidden_runs, "runs"))
+            for count, noun in (
+                (hidden_configs, "configs"),
+                (hidden_runs, "runs"),
+                (hidden_metrics, "metrics"),
+            )
             if count > 0
         ]
         if hidden:

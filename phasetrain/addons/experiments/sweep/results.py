@@ -15,15 +15,23 @@ from phasetrain.addons.experiments.sweep.groups import ConfigGroup, group_runs
 from phasetrain.addons.experiments.sweep.jobs import JobRecord, read_job_records
 from phasetrain.addons.experiments.sweep.override_text import hash_overrides, split_words
 from phasetrain.addons.experiments.sweep.prune_record import PruneRecord, describe_spent
-from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
+from phasetrain.addons.experiments.sweep.sweep_run import SweepRun, list_metrics
 from phasetrain.app.json_values import to_json_value
-from phasetrain.app.list_runs import summarize_run
+from phasetrain.app.list_runs import RunSummary, summarize_run
 from phasetrain.errors import EXIT_CODES
 from phasetrain.runs.direction import Direction, Objective
+from phasetrain.runs.history import read_history
+from phasetrain.runs.records import is_scalar
 from phasetrain.runtime.format import format_duration, format_metric
 
-OPTIONAL_COLUMNS = ("updates", "at update", "last", "time", "folder", "state")
-"""Columns that a narrow table omits, in this order."""
+STATE = "state"
+"""The column that a narrow table omits last."""
+
+OPTIONAL_COLUMNS = ("updates", "at update", "last", "time", "folder")
+"""Columns that a narrow table omits, in this order; then it omits the other test metrics."""
+
+MOST_METRICS = 4
+"""Other test metrics in a table; the files have all of them."""
 
 FRAME = 3
 """Characters around a cell."""
@@ -119,11 +127,20 @@ class Results:
         by_name = {run.name: run for run in self.runs}
         return [by_name[name] for group in self.groups for name in group.runs]
 
+    @property
+    def metrics(self) -> list[str]:
+        """The other test metrics that the runs have measured."""
+        return list_metrics(self.runs)
+
     def list_columns(self) -> list[str]:
         """Return the columns of the table."""
         best = f"best {self.metric}".strip()
         rung = ["rung"] if self.prune else []
-        return [*self.keys, best, "at update", "last", *rung, "updates", "time", "state", "folder"]
+        metrics = self.metrics[:MOST_METRICS]
+        return [
+            *(*self.keys, best, *metrics, "at update", "last"),
+            *(*rung, "updates", "time", STATE, "folder"),
+        ]
 
     def make_table(
         self, width: int | None = None, most: int | None = None
@@ -140,7 +157,8 @@ class Results:
             max(len(row[column]) for row in [names, *rows]) + FRAME for column in range(len(names))
         ]
         kept = list(range(len(names)))
-        for name in OPTIONAL_COLUMNS:
+        metrics = self.metrics[:MOST_METRICS]
+        for name in (*OPTIONAL_COLUMNS, *reversed(metrics), STATE):
             if width is None or sum(widths[column] for column in kept) < width:
                 break
             # searched after the swept keys, one of which may have the same name
@@ -168,6 +186,7 @@ class Results:
         return [
             *(shorten_number(run.swept.get(key, "-")) for key in self.keys),
             best,
+            *(_format_metric(run.metrics.get(name)) for name in self.metrics[:MOST_METRICS]),
             at,
             last,
             *rung,
@@ -204,14 +223,16 @@ class Results:
         return json.dumps(to_json_value(content), indent=1) + "\n"
 
     def format_csv(self) -> str:
-        """Return the runs as CSV, with a column per swept key."""
-        names = [name for name in SweepRun.__dataclass_fields__ if name != "swept"]
+        """Return the runs as CSV, with a column per swept key and per test metric."""
+        names = [name for name in SweepRun.__dataclass_fields__ if name not in ("swept", "metrics")]
+        metrics = self.metrics
         text = io.StringIO()  # the storage replaces whole files, so that none is seen half-written
         writer = csv.writer(text)
-        writer.writerow([*self.keys, *names])
+        writer.writerow([*self.keys, *names, *metrics])
         for run in self.runs:
             swept = [run.swept.get(key, "") for key in self.keys]
-            writer.writerow([*swept, *(vars(run)[name] for name in names)])
+            values = [run.metrics.get(name, "") for name in metrics]
+            writer.writerow([*swept, *(vars(run)[name] for name in names), *values])
         return text.getvalue()
 
 
@@ -261,7 +282,26 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
         exit_code=0 if is_complete and record.exit_code is None else record.exit_code,
         error="" if is_complete else error,
         direction=summary.direction,
+        metrics=_read_metrics(Path(folder, name), summary),
     )
+
+
+def _read_metrics(folder: Path, summary: RunSummary) -> dict[str, float]:
+    """Return the other test metrics that a run has measured with its best value."""
+    if summary.best is None:
+        return {}
+    return {
+        metric: float(value)
+        for row in read_history(folder)
+        if row["kind"] == "phase" and row["updates"] == summary.best_updates
+        for metric, value in row.items()
+        if metric.startswith(f"{row['split']}/") and row["split"] != "train" and is_scalar(value)
+        if metric != summary.metric
+    }
+
+
+def _format_metric(value: float | None) -> str:
+    return "-" if value is None else format_metric(value)
 
 
 def shorten_number(value: str) -> str:

@@ -1,7 +1,7 @@
 """A run of a sweep: its swept values and its results."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from phasetrain.runtime.format import shorten
 
@@ -27,6 +27,7 @@ class SweepRun:
         direction: `larger` or `smaller` values of the metric are better; empty if unknown.
         rung: rungs that the run has passed, the end of the run included; 0 without pruning.
         rungs: rungs of a run that is never pruned; 0 without pruning.
+        metrics: the other test metrics, by `split/name`, as measured where the best value was.
     """
 
     name: str
@@ -45,11 +46,17 @@ class SweepRun:
     direction: str = ""
     rung: int = 0
     rungs: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
         """The swept overrides as text."""
         return " ".join(f"{key}={value}" for key, value in self.swept.items())
+
+
+def list_metrics(runs: Iterable[SweepRun]) -> list[str]:
+    """Return the names of the other test metrics of some runs, in the order of their meters."""
+    return list(dict.fromkeys(name for run in runs for name in run.metrics))
 
 
 def name_values(swept: Mapping[str, str]) -> str:

@@ -178,6 +178,65 @@ def test_array_of_one_sample_is_no_batch_though_the_dataset_reports_no_shape(
     ]
 
 
+FRAMES = """
+import torch
+
+
+class Frames(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((3 + index % 3, 2), index / 8), index % 2
+
+
+class Mean(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, batch):
+        return self.layer(batch.mean(1))
+"""
+
+
+@pytest.mark.feature("predict.images")
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_array_of_one_sequence_is_no_batch_though_sequences_differ_in_length(
+    is_recorded: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "frames.py").write_text(FRAMES)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "run"
+    data = "{dataset: frames.Frames, batch_size: 4, collate: {name: pad, mask: null}}"
+    words = ["experiment=null", f"DATA.TRAIN={data}", f"DATA.TEST={data}", "MODEL.name=frames.Mean"]
+    run([*words, "PHASES.epochs=1", f"RUN.dir={folder}"])
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["data"]["test"]["facts"] == {"sample_rank": 2}
+    np.save(tmp_path / "one.npy", np.zeros((5, 2), np.float32))
+    np.save(tmp_path / "two.npy", np.zeros((2, 5, 2), np.float32))
+    files = [str(tmp_path / name) for name in ("one.npy", "two.npy")]
+    if is_recorded:
+        predictions = predict(str(folder), files, options=PredictOptions(trust=True))
+        assert [prediction.index for prediction in predictions] == [0, 0, 1]
+        np.save(tmp_path / "flat.npy", np.zeros(2, np.float32))
+        with raises(ConfigError, code="predict.wrong_shape"):
+            predict(str(folder), [str(tmp_path / "flat.npy")], options=PredictOptions(trust=True))
+        return
+    del plan["data"]["test"]["facts"]["sample_rank"]  # as an older version has left it
+    (folder / "plan.json").write_text(json.dumps(plan))
+    for file, arrays, count in ((files[0], "sample", 1), (files[1], "batch", 2)):
+        command = ["predict", str(folder), file, "--trust", "--json"]
+        capsys.readouterr()
+        assert main(command) == 2
+        assert '"predict.ambiguous"' in capsys.readouterr().out
+        assert main([*command, "--arrays", arrays]) == 0
+        assert len(json.loads(capsys.readouterr().out)["predictions"]) == count
+
+
 def test_meter_of_classes_shows_a_classifier_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

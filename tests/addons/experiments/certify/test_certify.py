@@ -39,8 +39,12 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))  # for real processes
 
 
-def run(*words: str, is_quick: bool = False, forks: bool = True) -> Certified:
-    options = CertifyOptions(is_quick=is_quick, launch=launch_fork if forks else None)
+def run(
+    *words: str, is_quick: bool = False, is_strict: bool = False, forks: bool = True
+) -> Certified:
+    options = CertifyOptions(
+        is_quick=is_quick, is_strict=is_strict, launch=launch_fork if forks else None
+    )
     silent = Terminal(io.StringIO(), live=False)
     return certify([*SMALL, *words], options, terminal=silent)
 
@@ -63,6 +67,7 @@ def test_sound_run_is_certified_and_leaves_only_the_certificate(
         "certify: attempt 2 of 2, to the end",
     ]
     assert (found.exit_code, found.content["verdict"]) == (0, "yes"), found.text
+    assert found.content["complete"]
     [outcome] = found.content["combinations"]
     assert outcome["kills"] == ["between two saves, after step 3"]
     assert (outcome["workers"], outcome["updates"], outcome["steps"]) == ([0, 2, 1], 6, 10)
@@ -90,11 +95,15 @@ def test_hidden_state_without_an_effect_is_a_no_and_later_state_is_named(
     first: int, verdict: str
 ) -> None:
     hook = f"+HOOKS.late={{name: faults.LateHook, first: {first}}}"
-    found = run("RUN.imports=[faults]", hook, is_quick=True)
+    found = run("RUN.imports=[faults]", hook, is_quick=True, is_strict=True)
     [outcome] = found.content["combinations"]
     assert outcome["verdict"] == verdict, found.text
     unchanged = ["late"] if verdict == "no" else ["count", "late"]
-    assert outcome["unchanged"] == [f"`{name}` of faults.LateHook" for name in unchanged]
+    assert outcome["unchanged"] == [
+        f"`{name}` of faults.LateHook, which `on_update` may change" for name in unchanged
+    ]
+    assert found.exit_code == NOT_EQUAL  # with is_strict
+    assert not found.content["complete"]
     assert "not covered" in found.text
 
 

@@ -1,10 +1,12 @@
+import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from phasetrain.addons.experiments.sweep.group_tables import make_mean_table
+from phasetrain.addons.experiments.sweep.group_tables import format_configs_csv, make_mean_table
 from phasetrain.addons.experiments.sweep.override_text import hash_overrides
 from phasetrain.addons.experiments.sweep.results import Results
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun
@@ -81,6 +83,49 @@ def test_smaller_is_better_where_the_name_says_so(tmp_path: Path) -> None:
     assert [one.best for one in Results.read(str(tmp_path), "test/loss").runs] == [3.0, 2.0, 1.0]
 
 
+def test_other_test_metrics_are_those_of_the_best_value(tmp_path: Path) -> None:
+    for value in ("1", "2"):
+        words = [f"A.x={value}"]
+        record = {"sweep": "s", "overrides": words, "swept": {"A.x": value}, "folder": ""}
+        folder = tmp_path / hash_overrides(words)
+        folder.with_suffix(".json").write_text(json.dumps(record))
+        folder.mkdir()
+        measured = [
+            (4, "train", {"f1": 0.9}),
+            (4, "test", {"accuracy": 0.5, "f1": 0.25, "hidden": [1.0]}),
+            (4, "other", {"f1": 0.125}),
+            (8, "test", {"accuracy": 0.375, "f1": 0.75}),
+        ]
+        lines = [
+            {"kind": "phase", "split": split, "epoch": 0, "updates": updates, "metrics": metrics}
+            for updates, split, metrics in measured
+        ]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = Results.read(str(tmp_path), "test/accuracy")
+    columns, rows = found.make_table()
+    assert columns[:4] == ["A.x", "best test/accuracy", "test/f1", "other/f1"]
+    assert rows[0][1:5] == ["0.5000", "0.2500", "0.1250", "4"]
+    assert json.loads(found.format_json())["runs"][0]["metrics"] == {
+        "test/f1": 0.25,
+        "other/f1": 0.125,
+    }
+    head, first, _ = csv.reader(found.format_csv().splitlines())
+    assert (head[-2:], first[-2:]) == (["test/f1", "other/f1"], ["0.25", "0.125"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "width", "columns"),
+    [(6, None, 4), (2, 80, 2), (2, 70, 1), (2, 60, 0)],
+)
+def test_narrow_table_has_fewer_metrics(metrics: int, width: int | None, columns: int) -> None:
+    values = {f"test/m{number}": 0.5 for number in range(metrics)}
+    run = replace(LONG.runs[0], metrics=values)
+    head, rows = results(run).make_table(width)
+    assert head[3 : 3 + columns] == list(values)[:columns]
+    assert set(head).isdisjoint(list(values)[columns:])
+    assert len(rows[0]) == len(head)
+
+
 @pytest.mark.parametrize(
     ("state", "recorded", "exit_code"),
     [("finished", None, 0), ("paused", None, 0), ("failed", None, None), ("finished", 3, 3)],
@@ -137,6 +182,18 @@ def fold_run(name: str, fold: int, best: float | None, **swept: str) -> SweepRun
 
 
 class TestGroups:
+    def test_other_metrics_have_mean_and_spread(self) -> None:
+        runs = [
+            replace(fold_run(str(fold), fold, 0.5), metrics={"test/f1": f1})
+            for fold, f1 in enumerate((0.25, 0.75))
+        ]
+        found = results(*runs)
+        _, columns, (row,) = make_mean_table(found.groups, "test/accuracy")
+        assert dict(zip(columns, row, strict=True))["test/f1"] == "0.5000 ± 0.3536"
+        assert found.groups[0].metrics["test/f1"].mean == 0.5
+        head, first = csv.reader(format_configs_csv(found.groups).splitlines())
+        assert (head[-2], first[-2]) == ("test/f1 mean", "0.5")
+
     @pytest.mark.feature(
         "sweep.intervals",
         "mean, standard deviation and confidence interval, within the bounds of the metric, over "

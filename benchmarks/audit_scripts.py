@@ -1,0 +1,679 @@
+"""Training scripts of `benchmarks/audit_faults.py`: clean ones, and faults as replacements of text.
+
+A script is exact: killed and started again, it makes the updates of a run that was not killed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+PLAIN = """\
+import copy, os, random
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+SEED, SIZE, BATCH, UPDATES, EVERY = 0, 64, 8, 36, 5
+torch.manual_seed(SEED); np.random.seed(SEED); random.seed(SEED)
+
+
+class Points(Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(SIZE, 8, generator=generator)
+        self.epoch = 0
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(1000 * self.epoch + index)
+        noise = 0.1 * torch.randn(8, generator=generator)
+        return self.inputs[index] + noise, self.inputs[index, :1] * 2 + 0.1
+
+
+class Order(Sampler):
+    epoch = start = 0
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(SEED + self.epoch)
+        return iter(torch.randperm(SIZE, generator=generator).tolist()[self.start :])
+
+    def __len__(self):
+        return SIZE - self.start
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, inputs):
+        return self.head(self.drop(self.body(inputs)))
+
+
+data, order = Points(), Order()
+loader = DataLoader(data, BATCH, sampler=order, generator=torch.Generator())
+model = Net()
+ema = copy.deepcopy(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=7)
+update = epoch = 0
+
+
+def save():
+    state = {
+        "model": model.state_dict(),
+        "ema": ema.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "scaler": scaler.state_dict(),
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+        "update": update,
+    }
+    torch.save(state, "last.tmp")
+    os.replace("last.tmp", "last.pt")
+
+
+def load():
+    global update
+    state = torch.load("last.pt", weights_only=False)
+    model.load_state_dict(state["model"])
+    ema.load_state_dict(state["ema"])
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    scaler.load_state_dict(state["scaler"])
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    update = state["update"]
+
+
+if os.path.exists("last.pt"):
+    load()
+epoch, order.start = update * BATCH // SIZE, update * BATCH % SIZE
+while update < UPDATES:
+    order.epoch = data.epoch = epoch
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        with torch.no_grad():
+            for mean, weight in zip(ema.parameters(), model.parameters()):
+                mean.lerp_(weight, 0.1)
+        update += 1
+        if update % EVERY == 0:
+            save()
+        if update == UPDATES:
+            break
+    epoch += 1
+    order.start = 0
+print("loss", loss.item())
+"""
+"""A loop with a sampler of its own, dropout, batch norm, AdamW, a schedule, a scaler and an EMA."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script for the audit.
+
+    Attributes:
+        name: what is planted, or what is special.
+        text: the script.
+        expected: codes of findings of which the first one must be one; empty for a clean script.
+        part: text that must occur in the part or the sentence of the first finding.
+        full: also ask about workers, a second kill and a torn checkpoint.
+        exit_code: of the audit.
+    """
+
+    name: str
+    text: str
+    expected: Sequence[str] = ()
+    part: str = ""
+    full: bool = False
+    exit_code: int = field(default=-1)
+
+    @property
+    def code(self) -> int:
+        """The expected exit code."""
+        return self.exit_code if self.exit_code >= 0 else int(bool(self.expected))
+
+
+def change(text: str, *pairs: tuple[str, str]) -> str:
+    """Return a text with replacements, each of which must apply.
+
+    Raises:
+        ValueError: one does not.
+    """
+    for old, new in pairs:
+        if old not in text:
+            raise ValueError(f"not in the script: {old}")
+        text = text.replace(old, new)
+    return text
+
+
+def plant(
+    name: str, expected: str, *pairs: tuple[str, str], part: str = "", **more: bool | int
+) -> Script:
+    """Return the plain script with a fault."""
+    return Script(name, change(PLAIN, *pairs), expected.split(), part, **more)  # type: ignore[arg-type]
+
+
+NUMPY_NOISE = (
+    "noise = 0.1 * torch.randn(8, generator=generator)",
+    "noise = torch.tensor(0.1 * np.random.randn(8), dtype=torch.float32)",
+)
+PYTHON_NOISE = (
+    "noise = 0.1 * torch.randn(8, generator=generator)",
+    "noise = 0.1 * random.random()",
+)
+SGD = (
+    "torch.optim.AdamW(model.parameters(), lr=1e-2)",
+    "torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)",
+)
+BY_HAND = (
+    ("        schedule.step()\n", ""),
+    (
+        "        optimizer.zero_grad()\n",
+        "        optimizer.zero_grad()\n        optimizer.param_groups[0]['lr'] = 1e-2 / (1 + steps)\n        steps += 1\n",
+    ),
+    ("update = epoch = 0\n", "update = epoch = steps = 0\n"),
+)
+ACCUMULATE = (
+    ("        optimizer.zero_grad()\n", ""),
+    (
+        "        scaler.step(optimizer)\n        scaler.update()\n        schedule.step()\n",
+        "        micro += 1\n        if micro % 4 == 0:\n            scaler.step(optimizer)\n"
+        "            scaler.update()\n            schedule.step()\n            optimizer.zero_grad()\n",
+    ),
+    ("update = epoch = 0\n", "update = epoch = micro = 0\n"),
+    ("UPDATES, EVERY = 0, 64, 8, 36, 5", "UPDATES, EVERY = 0, 64, 8, 96, 10"),
+    ('"update": update,', '"update": update, "micro": micro,'),
+    ('update = state["update"]', 'update = state["update"]\n    micro = state["micro"]'),
+    ("    global update\n", "    global update, micro\n"),
+)
+TARGET = (
+    (
+        "ema = copy.deepcopy(model)\n",
+        "ema = copy.deepcopy(model)\ntarget = copy.deepcopy(model).eval()\n",
+    ),
+    (
+        "nn.functional.mse_loss(model(inputs), targets)",
+        "nn.functional.mse_loss(model(inputs), targets + 0.1 * target(inputs).detach())",
+    ),
+    (
+        "        update += 1\n",
+        "        update += 1\n        if update % 6 == 0:\n            target.load_state_dict(model.state_dict())\n",
+    ),
+)
+QUEUE = (
+    (
+        "        self.drop = nn.Dropout(0.2)\n",
+        "        self.drop = nn.Dropout(0.2)\n        self.register_buffer('queue', torch.zeros(16), persistent=False)\n",
+    ),
+    (
+        "        return self.head(self.drop(self.body(inputs)))",
+        "        hidden = self.drop(self.body(inputs))\n        output = self.head(hidden + self.queue)\n"
+        "        self.queue = hidden.detach().mean(0)\n        return output",
+    ),
+)
+WORKERS = (
+    "DataLoader(data, BATCH, sampler=order, generator=torch.Generator())",
+    "DataLoader(data, BATCH, sampler=order, num_workers=1)",
+)
+
+FAULTS = [
+    plant(
+        "the loader starts its epoch again",
+        "samples",
+        ("update * BATCH // SIZE, update * BATCH % SIZE", "update * BATCH // SIZE, 0"),
+        part="starts its epoch again",
+    ),
+    plant(
+        "epochs are counted from 0 after a resume",
+        "samples",
+        ("epoch, order.start = update * BATCH // SIZE,", "epoch, order.start = 0,"),
+    ),
+    plant(
+        "a global shuffle without its generator",
+        "samples",
+        ("sampler=order, generator=torch.Generator()", "shuffle=True"),
+        ('    torch.set_rng_state(state["torch"])\n', ""),
+    ),
+    plant(
+        "the resume skips a batch",
+        "samples",
+        ('update = state["update"]', 'update = state["update"] + 1'),
+        part="skipped",
+    ),
+    plant(
+        "the resume begins with the next epoch",
+        "samples",
+        (
+            "update * BATCH // SIZE, update * BATCH % SIZE",
+            "update * BATCH // SIZE + bool(update), 0",
+        ),
+    ),
+    plant(
+        "the checkpoint is written before the optimizer step",
+        "samples",
+        (
+            "        update += 1\n        if update % EVERY == 0:\n            save()\n",
+            "        update += 1\n",
+        ),
+        (
+            "        optimizer.zero_grad()\n",
+            "        optimizer.zero_grad()\n        if (update + 1) % EVERY == 0:\n            update += 1; save(); update -= 1\n",
+        ),
+    ),
+    plant("accumulated gradients are lost", "samples", *ACCUMULATE, part="batches"),
+    plant(
+        "one layer is not restored",
+        "weights",
+        (
+            '    model.load_state_dict(state["model"])\n',
+            '    model.load_state_dict({k: v for k, v in state["model"].items() if k != "head.weight"}, strict=False)\n',
+        ),
+    ),
+    plant(
+        "weights are saved in half precision",
+        "weights",
+        (
+            '"model": model.state_dict(),',
+            '"model": {k: v.half() for k, v in model.state_dict().items()},',
+        ),
+    ),
+    plant(
+        "a layer that was frozen trains after the resume",
+        "weights",
+        (
+            "        update += 1\n",
+            "        update += 1\n        if update == 8:\n            model.head.requires_grad_(False)\n",
+        ),
+    ),
+    plant(
+        "running statistics are not saved",
+        "buffers",
+        ('"model": model.state_dict(),', '"model": dict(model.named_parameters()),'),
+        (
+            'model.load_state_dict(state["model"])',
+            'model.load_state_dict(state["model"], strict=False)',
+        ),
+    ),
+    plant("a buffer is not persistent", "buffers", *QUEUE),
+    plant(
+        "the optimizer is not restored",
+        "optimizer",
+        ('    optimizer.load_state_dict(state["optimizer"])\n', ""),
+    ),
+    plant(
+        "the second moment is not restored",
+        "optimizer",
+        (
+            "    schedule.load_state_dict(",
+            '    for moments in optimizer.state.values():\n        moments["exp_avg_sq"].zero_()\n    schedule.load_state_dict(',
+        ),
+        part="second moment",
+    ),
+    plant(
+        "momentum is not restored",
+        "optimizer",
+        SGD,
+        (
+            '    optimizer.load_state_dict(state["optimizer"])\n',
+            '    optimizer.load_state_dict({**state["optimizer"], "state": {}})\n',
+        ),
+        part="momentum",
+    ),
+    plant(
+        "the step count of Adam is not restored",
+        "optimizer",
+        (
+            "    schedule.load_state_dict(",
+            '    for moments in optimizer.state.values():\n        moments["step"].fill_(1)\n    schedule.load_state_dict(',
+        ),
+        part="count of steps",
+    ),
+    plant(
+        "the schedule is not restored",
+        "schedule option",
+        ('    schedule.load_state_dict(state["schedule"])\n', ""),
+    ),
+    plant(
+        "the schedule is stepped twice",
+        "schedule option",
+        (
+            '    schedule.load_state_dict(state["schedule"])\n',
+            '    schedule.load_state_dict(state["schedule"])\n    schedule.step()\n',
+        ),
+    ),
+    plant(
+        "a counter behind the learning rate is not saved", "option", *BY_HAND, part="learning rate"
+    ),
+    plant(
+        "a changed weight decay is not restored",
+        "option",
+        (
+            "        update += 1\n",
+            "        update += 1\n        optimizer.param_groups[0]['weight_decay'] = 0.001 * update\n",
+        ),
+        (
+            '    optimizer.load_state_dict(state["optimizer"])\n',
+            '    optimizer.load_state_dict(state["optimizer"])\n    optimizer.param_groups[0]["weight_decay"] = 0.01\n',
+        ),
+        part="weight_decay",
+    ),
+    plant(
+        "the scaler is not restored",
+        "scaler",
+        ('    scaler.load_state_dict(state["scaler"])\n', ""),
+    ),
+    plant(
+        "torch's generator is not restored",
+        "generator",
+        ('    torch.set_rng_state(state["torch"])\n', ""),
+        part="torch",
+    ),
+    plant(
+        "the DataLoader draws from the restored generator",
+        "generator",
+        ("sampler=order, generator=torch.Generator()", "sampler=order"),
+        part="torch",
+    ),
+    plant(
+        "NumPy's generator is not restored",
+        "content generator",
+        NUMPY_NOISE,
+        ('    np.random.set_state(state["numpy"])\n', ""),
+    ),
+    plant(
+        "Python's generator is not restored",
+        "content generator",
+        PYTHON_NOISE,
+        ('    random.setstate(state["python"])\n', ""),
+    ),
+    plant(
+        "augmentation in workers draws from their seed",
+        "content",
+        WORKERS,
+        ("torch.randn(8, generator=generator)", "torch.randn(8)"),
+    ),
+    plant(
+        "a generator of a module is not restored",
+        "loss",
+        (
+            "self.drop(self.body(inputs))",
+            "self.body(inputs) * (1 + 0.1 * torch.randn(16, generator=self.noise))",
+        ),
+        (
+            "        self.drop = nn.Dropout(0.2)\n",
+            "        self.drop = nn.Dropout(0.2)\n        self.noise = torch.Generator().manual_seed(5)\n",
+        ),
+        ("ema = copy.deepcopy(model)", "ema = Net()\nema.load_state_dict(model.state_dict())"),
+    ),
+    plant("a target network is not restored", "loss buffers", *TARGET),
+    plant(
+        "a weight of the loss that grows is not restored",
+        "loss",
+        (
+            "nn.functional.mse_loss(model(inputs), targets)",
+            "weight * nn.functional.mse_loss(model(inputs), targets)",
+        ),
+        ("        update += 1\n", "        update += 1\n        weight += 0.1\n"),
+        ("update = epoch = 0\n", "update = epoch = 0\nweight = 1.0\n"),
+    ),
+    plant(
+        "the EMA is not restored",
+        "checkpoint",
+        (
+            '    ema.load_state_dict(state["ema"])\n',
+            "    ema.load_state_dict(model.state_dict())\n",
+        ),
+        part="ema",
+    ),
+    plant("nothing is loaded", "start", ('if os.path.exists("last.pt"):\n    load()\n', "")),
+    plant(
+        "the load fails",
+        "failed",
+        (
+            '    model.load_state_dict(state["model"])\n',
+            '    model.load_state_dict(state["weights"])\n',
+        ),
+    ),
+    plant(
+        "the checkpoint is written in place",
+        "torn_save",
+        (
+            '    torch.save(state, "last.tmp")\n    os.replace("last.tmp", "last.pt")\n',
+            '    torch.save(state, "last.pt")\n',
+        ),
+        full=True,
+    ),
+    plant(
+        "a seed from the time",
+        "",
+        (
+            "SEED, SIZE, BATCH, UPDATES, EVERY = 0,",
+            "import time\nSEED, SIZE, BATCH, UPDATES, EVERY = time.time_ns() % 2**31,",
+        ),
+        exit_code=3,
+    ),
+    plant(
+        "the order of a set of strings",
+        "",
+        (
+            "torch.randperm(SIZE, generator=generator).tolist()",
+            "[int(word) for word in {str(n) for n in range(SIZE)}]",
+        ),
+        exit_code=3,
+    ),
+    plant(
+        "no checkpoint",
+        "",
+        ("        if update % EVERY == 0:\n            save()\n", ""),
+        exit_code=2,
+    ),
+]
+"""Faults in the plain script."""
+
+CLEAN = [
+    Script("plain", PLAIN, full=True),
+    Script("SGD with momentum", change(PLAIN, SGD)),
+    Script("NumPy's generator for augmentation", change(PLAIN, NUMPY_NOISE)),
+    Script(
+        "accumulation, saved between updates",
+        change(
+            PLAIN, *ACCUMULATE, ("        if update % EVERY == 0:", "        if update % 8 == 0:")
+        ),
+    ),
+    Script(
+        "two workers",
+        change(
+            PLAIN, ("generator=torch.Generator())", "generator=torch.Generator(), num_workers=2)")
+        ),
+        full=True,
+    ),
+    Script(
+        "a target network, saved",
+        change(
+            PLAIN,
+            *TARGET,
+            ('"update": update,', '"update": update, "target": target.state_dict(),'),
+            (
+                'update = state["update"]',
+                'update = state["update"]\n    target.load_state_dict(state["target"])',
+            ),
+        ),
+    ),
+    Script(
+        "checkpoints at the ends of epochs",
+        change(PLAIN, ("EVERY = 0, 64, 8, 36, 5", "EVERY = 0, 64, 8, 36, 8")),
+    ),
+    Script(
+        "a learning rate by hand, its counter saved",
+        change(
+            PLAIN,
+            *BY_HAND,
+            ('"update": update,', '"update": update, "steps": steps,'),
+            ('update = state["update"]', 'update = state["update"]\n    steps = state["steps"]'),
+            ("    global update\n", "    global update, steps\n"),
+        ),
+    ),
+    Script(
+        "a generator that nothing draws from",
+        change(
+            PLAIN,
+            ("nn.Dropout(0.2)", "nn.Identity()"),
+            ('    torch.set_rng_state(state["torch"])\n', ""),
+        ),
+    ),
+    Script(
+        "tests between epochs",
+        change(
+            PLAIN,
+            (
+                "    epoch += 1\n",
+                "    model.eval()\n    with torch.no_grad():\n        for inputs, targets in DataLoader(data, 16, generator=torch.Generator()):\n            model(inputs)\n    model.train()\n    epoch += 1\n",
+            ),
+        ),
+    ),
+]
+"""Scripts without a fault."""
+
+TORCHVISION = """\
+import torch
+library = torch.library.Library("torchvision", "DEF")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+"""First lines for machines whose torchvision is of another build of torch."""
+
+LIGHTNING = """\
+import os
+import pytorch_lightning as L
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+L.seed_everything(0)
+inputs = torch.randn(64, 8)
+
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def training_step(self, batch, index):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 36)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
+last = "checkpoints/last.ckpt"
+trainer = L.Trainer(
+    max_steps=36,
+    accelerator="cpu",
+    logger=False,
+    enable_progress_bar=False,
+    callbacks=[ModelCheckpoint("checkpoints", save_last=True, every_n_train_steps=5)],
+)
+trainer.fit(Net(), loader, ckpt_path=last if os.path.exists(last) else None)
+"""
+
+TRAINER = """\
+import os
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments, set_seed
+
+set_seed(0)
+inputs = torch.randn(64, 8)
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"inputs": inputs[index], "labels": inputs[index, :1]}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def forward(self, inputs, labels=None):
+        output = self.net(inputs)
+        return {"loss": nn.functional.mse_loss(output, labels), "logits": output}
+
+
+arguments = TrainingArguments(
+    "checkpoints", per_device_train_batch_size=8, max_steps=36, save_steps=5, use_cpu=True,
+    learning_rate=1e-2, report_to=[], disable_tqdm=True, seed=0,
+)
+trainer = Trainer(Net(), arguments, train_dataset=Points())
+saved = os.path.isdir("checkpoints") and bool(os.listdir("checkpoints"))
+trainer.train(resume_from_checkpoint=saved)
+"""
+
+ACCELERATE = """\
+import json, os
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+set_seed(0)
+inputs = torch.randn(64, 8)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 36)
+accelerator = Accelerator(cpu=True)
+model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+update = 0
+if os.path.exists("state/update.json"):
+    accelerator.load_state("state")
+    update = json.load(open("state/update.json"))
+epoch, skip = divmod(update, len(loader))
+while update < 36:
+    loader.set_epoch(epoch)
+    batches = accelerator.skip_first_batches(loader, skip) if skip else loader
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        schedule.step()
+        update += 1
+        if update % 5 == 0:
+            accelerator.save_state("state")
+            json.dump(update, open("state/update.json", "w"))
+        if update == 36:
+            break
+    epoch, skip = epoch + 1, 0
+"""
+
+FRAMEWORKS = [
+    Script("Lightning, a shuffled DataLoader", TORCHVISION + LIGHTNING),
+    Script("Hugging Face Trainer", TORCHVISION + TRAINER),
+    Script("Accelerate, skip_first_batches", TORCHVISION + ACCELERATE),
+]
+"""Scripts as the documentation of a framework has them; what the audit says is a measurement."""

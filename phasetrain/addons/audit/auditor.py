@@ -1,0 +1,454 @@
+"""The audit of a training script: is it deterministic, and does it resume?"""
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phasetrain.addons.audit.compare import (
+    Difference,
+    compare,
+    count_samples,
+    find_start,
+)
+from phasetrain.addons.audit.remedies import FRAMEWORKS, find_remedy
+from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
+from phasetrain.addons.audit.trace import Trace
+from phasetrain.addons.audit.verdict import (
+    DIFFERS,
+    EXACT,
+    NOT_AUDITED,
+    NOT_DETERMINISTIC,
+    Check,
+    Finding,
+    make_findings,
+)
+
+CHECKPOINT = "{ckpt}"
+"""Word of the resume command that stands for the newest checkpoint."""
+
+CHECKPOINT_FOLDER = "{ckpt_dir}"
+"""Word of the resume command that stands for the folder of the newest checkpoint."""
+
+FEW = 4
+"""Minimum number of updates of a run that can be audited."""
+
+TORN_REMEDY = """\
+torch.save(checkpoint, "last.pt.tmp")
+os.replace("last.pt.tmp", "last.pt")                 # atomic: the file is the old or the new one
+                                                     # keep the previous checkpoint as well"""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The verdict on a script.
+
+    Attributes:
+        exit_code: 0 exact, 1 differs, 2 could not be audited, 3 not deterministic.
+        sentence: the verdict in one sentence.
+        checks: the questions and their answers, in the order in which they were asked.
+        notes: what was not seen, and what it costs.
+        framework: what trains, or empty for a loop of one's own.
+    """
+
+    exit_code: int
+    sentence: str
+    checks: Sequence[Check] = ()
+    notes: Sequence[str] = ()
+    framework: str = ""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is not restored, of all checks."""
+        return [finding for check in self.checks for finding in check.findings]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as JSON data."""
+        return {
+            "exit_code": self.exit_code,
+            "sentence": self.sentence,
+            "framework": self.framework,
+            "checks": [check.to_json() for check in self.checks],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an audit does; see `audit`."""
+
+    resume: Sequence[str] | None = None
+    kill_at: int | None = None
+    updates: int = 0
+    quick: bool = False
+
+
+def audit(
+    command: str | Sequence[str],
+    *,
+    resume: str | Sequence[str] | None = None,
+    kill_at: int | None = None,
+    updates: int = 0,
+    timeout: float = 600.0,
+    quick: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> Audit:
+    """Run a training script several times, kill it, resume it, and compare.
+
+    Args:
+        command: command line or its words, such as `python train.py`; `{run}` stands for the folder
+            that the script writes to. Without it each run gets a copy of the working folder.
+        resume: command that resumes; `{ckpt}` stands for the newest checkpoint, `{ckpt_dir}` for
+            its folder. None: the same command again.
+        kill_at: update after which the script is killed; None: in the middle between two
+            checkpoints.
+        updates: end each run after this many updates; 0: when the script ends.
+        timeout: seconds for each run.
+        quick: ask about one resume only, not about a second kill, other numbers of workers and torn
+            checkpoints.
+        report: called with a line before each run.
+    """
+    if not command:
+        return Audit(NOT_AUDITED, "Not audited: no command was given; it goes behind two dashes.")
+    options = Options(None if resume is None else _split(resume), kill_at, updates, quick)
+    with _scratch() as scratch:
+        try:
+            runner = Runner(_split(command), scratch, timeout)
+            return _Auditor(runner, options, report).audit()
+        except CannotAuditError as error:
+            return Audit(NOT_AUDITED, f"Not audited: {error}.")
+
+
+def _split(command: str | Sequence[str]) -> Sequence[str]:
+    return shlex.split(command) if isinstance(command, str) else command
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="phasetrain-audit-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Auditor:
+    def __init__(self, runner: Runner, options: Options, report: Callable[[str], None]) -> None:
+        self.runner = runner
+        self.options = options
+        self.report = report
+        self.limits = {"stop_at": options.updates} if options.updates else {}
+        self.noise: dict[str, int] = {}
+
+    def audit(self) -> Audit:
+        """Ask every question."""
+        self.report("the script, from start to end")
+        first = self.runner.run(self.runner.new_folder("first"), self.limits)
+        trace = _require_updates(first)
+        saved, kill_at = self._choose_kill(first)
+        limits = {**self.limits, "origin": saved, "every": max(1, trace.every)}
+        self.report("the script once more, for its own noise")
+        again = self.runner.run(self.runner.new_folder("again"), limits)
+        reference = again.trace
+        noise = compare(trace, reference)
+        self.noise = {one.part: one.update for one in noise}
+        self.report(f"killed after update {kill_at}")
+        folder = self.runner.new_folder("killed")
+        killed = self.runner.run(folder, {**limits, "kill_at": kill_at})
+        if len(killed.trace.updates) != kill_at:
+            raise CannotAuditError(
+                f"the run that was to be killed after update {kill_at} ended after update "
+                f"{len(killed.trace.updates)}, with exit code {killed.exit_code}\n{killed.output}"
+            )
+        before = self.runner.new_folder("before", like=folder)
+        self.report("resumed")
+        check, start, resumed = self._resume(folder, reference, killed, "resume")
+        checks = [check]
+        if check.exit_code == EXACT and not self.options.quick:
+            checks += self._ask_more(before, reference, killed, resumed, start, limits)
+        return self._conclude(checks, noise, trace, kill_at, start, first)
+
+    def _choose_kill(self, first: Finished) -> tuple[int, int]:
+        """Return the update after which the last checkpoint before the kill is written, and the
+        update of the kill."""
+        trace = first.trace
+        count = len(trace.updates)
+        self._check_places(first)
+        points = sorted({save.after for save in trace.saves} | {after for after, _ in trace.files})
+        points = [point for point in points if 0 < point < count - 1]
+        given = self.options.kill_at
+        if given is not None:
+            if not 0 < given < count:
+                raise CannotAuditError(
+                    f"--kill-at {given}: expected 1 to {count - 1}, of {count} updates"
+                )
+            before = [point for point in points if point <= given]
+            if not before:
+                raise CannotAuditError(
+                    f"no checkpoint is written before update {given}; it would start over"
+                )
+            return before[-1], given
+        if not points:
+            raise CannotAuditError(
+                f"the script writes no checkpoint before the end of its {count} updates, so a kill "
+                "loses all of them. Save one every few minutes, and load it at the start"
+            )
+        point = points[len(points) // 2]
+        later = [other for other in points if other > point]
+        end = later[0] if later else count - 1
+        return point, min(max(point + 1, (point + end) // 2), count - 1)
+
+    def _check_places(self, first: Finished) -> None:
+        """Reject a script whose runs would meet in one folder."""
+        inside = first.folder.resolve()
+        temporary = Path(tempfile.gettempdir()).resolve()
+        for path in [path for _, path in first.trace.files]:
+            place = Path(path).resolve()
+            if place.is_relative_to(inside) or not place.exists():
+                continue
+            if place.is_relative_to(temporary) and not self.runner.names_folder:
+                continue
+            raise CannotAuditError(
+                f"the script writes {path}, outside of its working folder, where the runs of an "
+                "audit would meet. Write {run} in the command where it takes its output folder"
+            )
+
+    def _resume(
+        self,
+        folder: Path,
+        reference: Trace,
+        killed: Finished,
+        name: str,
+        extra: dict[str, int] | None = None,
+    ) -> tuple[Check, int, Finished]:
+        options = {**self.limits, "every": max(1, reference.every), **(extra or {})}
+        resumed = self.runner.run(folder, options, self._resume_command(folder, killed))
+        trace = resumed.trace
+        if resumed.exit_code and "kill_at" not in options:
+            return _explain_failure(name, resumed), 0, resumed
+        if not trace.updates:
+            sentence = "The resumed run made no update: it takes the training for finished."
+            return Check(name, DIFFERS, sentence, [Finding("start", sentence)]), 0, resumed
+        start = find_start(reference, trace, reference.updates[-1].number)
+        if start is None:
+            start = _start_by_file(killed.trace, trace)
+        if start == 0:
+            check = _explain_new_start(name, reference, killed, trace)
+            findings = [_shorten_place(finding, folder) for finding in check.findings]
+            return replace(check, findings=findings), 0, resumed
+        differences = self._without_noise(compare(reference, trace, start))
+        samples = count_samples(reference, killed.trace, trace, start)
+        findings, effects = make_findings(differences, samples, trace, reference)
+        findings = [_shorten_place(finding, folder) for finding in findings]
+        curves = {
+            "not killed": _curve(reference, 0),
+            "killed and resumed": [*_curve(killed.trace, 0)[:start], *_curve(trace, start)],
+        }
+        if not findings:
+            last = start + len(trace.updates)
+            sentence = (
+                f"Exact: updates {start + 1} to {min(last, len(reference.updates))} after the "
+                "resume equal those of the run that was not killed."
+            )
+            return Check(name, EXACT, sentence, [], effects, curves), start, resumed
+        first = min(finding.update for finding in findings)
+        sentence = f"Not exact from update {first} on, the run was resumed after update {start}."
+        return Check(name, DIFFERS, sentence, findings, effects, curves), start, resumed
+
+    def _without_noise(self, differences: list[Difference]) -> list[Difference]:
+        return [
+            one
+            for one in differences
+            if one.part not in self.noise or one.update < self.noise[one.part]
+        ]
+
+    def _resume_command(self, folder: Path, killed: Finished) -> Sequence[str] | None:
+        if self.options.resume is None:
+            return None
+        if not any(CHECKPOINT in w or CHECKPOINT_FOLDER in w for w in self.options.resume):
+            return self.options.resume
+        paths = [_move(Path(path), killed.folder, folder) for _, path in killed.trace.files]
+        paths = [path for path in paths if path.exists()]
+        if not paths:
+            raise CannotAuditError("the killed run left no checkpoint for {ckpt}")
+        return [
+            word.replace(CHECKPOINT, str(paths[-1])).replace(
+                CHECKPOINT_FOLDER, str(paths[-1].parent)
+            )
+            for word in self.options.resume
+        ]
+
+    def _ask_more(
+        self,
+        before: Path,
+        reference: Trace,
+        killed: Finished,
+        resumed: Finished,
+        start: int,
+        limits: dict[str, int],
+    ) -> Iterator[Check]:
+        if reference.updates[0].samples:
+            workers = 0 if reference.workers else 2
+            self.report(f"resumed with {workers} workers per DataLoader")
+            folder = self.runner.new_folder("workers", like=before)
+            yield self._resume(folder, reference, killed, "workers", {"workers": workers})[0]
+        points = [save.after for save in resumed.trace.saves if save.after > 0]
+        if points and points[0] + 1 < len(resumed.trace.updates):
+            self.report("killed and resumed a second time")
+            folder = self.runner.new_folder("second", like=before)
+            twice = self._resume(
+                folder, reference, killed, "second_kill", {"kill_at": points[0] + 1}
+            )[2]
+            joined = replace(twice, traces=[_join(killed.trace, twice.trace, start)])
+            yield self._resume(folder, reference, joined, "second_resume")[0]
+        direct = [number for number, save in enumerate(killed.trace.saves, 1) if save.path]
+        if direct:
+            self.report("killed while a checkpoint was written")
+            folder = self.runner.new_folder("torn")
+            torn = self.runner.run(folder, {**limits, "kill_in_save": direct[-1]})
+            check = self._resume(folder, reference, torn, "torn_save")[0]
+            yield _explain_torn(check, torn.trace, killed.trace)
+
+    def _conclude(
+        self,
+        checks: list[Check],
+        noise: list[Difference],
+        trace: Trace,
+        kill_at: int,
+        start: int,
+        first: Finished,
+    ) -> Audit:
+        notes = []
+        code = max(check.exit_code for check in checks)
+        sentence = "Exact: a killed and resumed run equals one that was not killed."
+        failed = [check for check in checks if check.exit_code]
+        if failed:
+            sentence = failed[0].sentence
+        changing = [one for one in noise if one.kind in ("samples", "loss", "weights", "content")]
+        if changing:
+            code = NOT_DETERMINISTIC
+            sentence = (
+                f"Not deterministic: two runs of the same command differ from update "
+                f"{changing[0].update} on, first in: {changing[0].part}. {_explain_noise(changing)}"
+            )
+        if start:
+            notes.append(
+                f"The kill after update {kill_at} lost {kill_at - start} updates: the last "
+                f"checkpoint was written after update {start}."
+            )
+        if not trace.updates[0].samples:
+            notes.append("No batch came from a DataLoader, so samples were not compared.")
+        if len(first.traces) > 1:
+            notes.append(f"{len(first.traces)} ranks made updates; the first one was compared.")
+        if trace.share:
+            notes.append(
+                f"Recording took {trace.share:.1%} of a step, in {1 / max(1, trace.every):.0%} of "
+                "the steps."
+            )
+        framework = FRAMEWORKS.get(trace.framework, "")
+        return Audit(code, sentence, checks, notes, framework)
+
+
+def _require_updates(first: Finished) -> Trace:
+    """Return the record of the first run.
+
+    Raises:
+        CannotAuditError: it failed, or is no training that the probe sees.
+    """
+    if first.exit_code:
+        raise CannotAuditError(
+            f"the script ends with exit code {first.exit_code} before any kill:\n{first.output}"
+        )
+    if not first.traces:
+        raise CannotAuditError(
+            "no process of the command imported torch; is it the training, does it run Python with "
+            "-I or -S, or does it replace PYTHONPATH?"
+        )
+    count = len(first.trace.updates)
+    if count < FEW:
+        raise CannotAuditError(
+            f"the script made {count} updates with optimizers of torch; expected at least {FEW}"
+        )
+    return first.trace
+
+
+def _explain_failure(name: str, resumed: Finished) -> Check:
+    lines = [line for line in resumed.output.splitlines() if line.strip()]
+    sentence = (
+        f"The resumed run failed with exit code {resumed.exit_code}: "
+        f"{lines[-1] if lines else 'it printed nothing'}"
+    )
+    finding = Finding("failed", sentence, remedy=find_remedy("start", ""))
+    return Check(name, DIFFERS, sentence, [finding])
+
+
+def _explain_new_start(name: str, reference: Trace, killed: Finished, trace: Trace) -> Check:
+    lost = len(killed.trace.updates)
+    sentence = f"The second start begins again at update 1: {lost} updates are lost."
+    if trace.loads:
+        sentence += f" It read {Path(trace.loads[0]['path']).name}, and did not use its weights."
+    place = trace.loads[0]["place"] if trace.loads else trace.updates[0].step_place
+    finding = Finding("start", sentence, place, find_remedy("start", reference.framework), "", 1)
+    return Check(name, DIFFERS, sentence, [finding])
+
+
+def _explain_torn(check: Check, torn: Trace, killed: Trace) -> Check:
+    """Return the answer to the question about a kill in the middle of a save."""
+    if check.exit_code == EXACT:
+        return check
+    place = killed.saves[-1].place if killed.saves else ""
+    sentence = (
+        "A kill while a checkpoint is written loses the run: the file is written in place, and the "
+        f"torn file is read by the next start. {check.sentence}"
+    )
+    finding = Finding("torn_save", sentence, place, TORN_REMEDY)
+    return replace(check, sentence=sentence, findings=[finding])
+
+
+def _explain_noise(changing: Sequence[Difference]) -> str:
+    kind = changing[0].kind
+    if kind == "samples":
+        return "The order of the samples is drawn from a generator that the script does not seed."
+    if kind == "content":
+        return "Augmentation draws from a generator that the script does not seed."
+    if kind == "weights" and changing[0].at_start:
+        return "The weights are initialised from a generator that the script does not seed."
+    return (
+        "Samples and weights are equal at first: see torch.use_deterministic_algorithms, and "
+        "generators that are seeded from the time."
+    )
+
+
+def _shorten_place(finding: Finding, folder: Path) -> Finding:
+    """Return a finding whose place is relative to the folder of the run, a copy of the user's."""
+    return replace(finding, place=finding.place.removeprefix(f"{folder}/"))
+
+
+def _start_by_file(killed: Trace, resumed: Trace) -> int:
+    """Return the number of updates at the checkpoint that a resumed run read."""
+    read = {Path(str(load["path"])).name for load in resumed.loads}
+    after = [save.after for save in killed.saves if Path(save.path).name in read]
+    if after:
+        return after[-1]
+    return killed.saves[-1].after if resumed.loads and killed.saves else 0
+
+
+def _join(killed: Trace, twice: Trace, start: int) -> Trace:
+    """Return the record of two processes, of which the second continues after update `start`."""
+    updates = [*killed.updates[:start]]
+    updates += [replace(one, number=one.number + start) for one in twice.updates]
+    saves = [one for one in killed.saves if one.after <= start]
+    saves += [replace(one, after=one.after + start) for one in twice.saves]
+    return replace(twice, updates=updates, saves=saves)
+
+
+def _move(path: Path, source: Path, target: Path) -> Path:
+    return target / path.relative_to(source) if path.is_relative_to(source) else path
+
+
+def _curve(trace: Trace, start: int) -> list[tuple[int, float]]:
+    return [(start + one.number, one.losses[-1]) for one in trace.updates if one.losses]

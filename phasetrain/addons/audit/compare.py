@@ -1,0 +1,239 @@
+"""Compares a resumed run with one that was not killed, update by update."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phasetrain.addons.audit.trace import Trace, Update
+
+Digests = Mapping[str, int]
+"""Part of the state -> its digest."""
+
+ORDER = (
+    "start",
+    "samples",
+    "content",
+    "generator",
+    "weights",
+    "buffers",
+    "optimizer",
+    "schedule",
+    "option",
+    "scaler",
+    "loss",
+    "checkpoint",
+)
+"""Kinds of differences, causes before their effects."""
+
+
+STATE = ("weights", "buffers", "optimizer")
+"""Kinds of parts that a step changes."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A part of a run that differs.
+
+    Attributes:
+        part: kind and name, such as `optimizer.Adam.exp_avg`.
+        update: first update of the unbroken run in which it differs.
+        at_start: whether it differs before the first update after the start of the process, so that
+            it was not restored.
+        expected: what the unbroken run had, where it can be shown.
+        found: what this run had.
+    """
+
+    part: str
+    update: int
+    at_start: bool = False
+    expected: Any = None
+    found: Any = None
+
+    @property
+    def kind(self) -> str:
+        """The first word of the part."""
+        return self.part.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What became of the samples of the epoch in which a run was resumed.
+
+    Attributes:
+        total: samples of the epoch in the unbroken run, as far as both runs can be compared.
+        twice: trained more often than in the unbroken run.
+        never: trained in the unbroken run only.
+        pattern: `again` (the epoch starts over), `skipped` (batches are left out), `late` (equal
+            at first), `other` (another order).
+    """
+
+    total: int
+    twice: int
+    never: int
+    pattern: str
+
+
+def find_start(reference: Trace, resumed: Trace, limit: int) -> int | None:
+    """Return the number of updates that the weights have which a resumed run starts with, or None
+    if the unbroken run never had these weights.
+
+    Args:
+        reference: record of the unbroken run.
+        resumed: record of the resumed one.
+        limit: update after which the first process was killed.
+    """
+    first = resumed.updates[0].before or {}
+    for number in range(min(limit, len(reference.updates)), 0, -1):
+        state = reference.updates[number - 1].state
+        if state is not None and state["weights"] == first.get("weights"):
+            return number
+    begin = reference.updates[0].before or {}
+    return 0 if begin.get("weights") == first.get("weights") else None
+
+
+def compare(reference: Trace, other: Trace, start: int = 0) -> list[Difference]:
+    """Return the first difference of each part, earliest first and causes before effects.
+
+    Args:
+        reference: record of the unbroken run.
+        other: record of the run that starts after update `start` of it.
+        start: updates before the first one of `other`.
+    """
+    found: dict[str, Difference] = {}
+    for update in other.updates:
+        expected = reference.update(start + update.number)
+        if expected is None:
+            break
+        before = None
+        if update.number == 1:
+            before = _state_before(reference, start)
+        for difference in _compare_update(expected, update, before):
+            found.setdefault(difference.part, difference)
+    for difference in _compare_checkpoints(reference, other, start):
+        found.setdefault(difference.part, difference)
+    return sorted(found.values(), key=_time)
+
+
+def _time(difference: Difference) -> tuple[int, int, int]:
+    """Return when a difference shows: its update, before or after the step, causes first."""
+    after = {"loss": 1, "checkpoint": 3}.get(difference.kind, 0)
+    if difference.kind in STATE and not difference.at_start:
+        after = 2
+    return difference.update, after, ORDER.index(difference.kind)
+
+
+def _state_before(reference: Trace, number: int) -> Mapping[str, int] | None:
+    """Return the digests of the state before update `number` + 1 of the unbroken run."""
+    if number == 0:
+        return reference.updates[0].before
+    return reference.updates[number - 1].state
+
+
+def _compare_update(
+    expected: Update, update: Update, before: Mapping[str, int] | None
+) -> Iterator[Difference]:
+    number = expected.number
+    if expected.samples != update.samples:
+        yield Difference("samples", number, expected=expected.samples, found=update.samples)
+    elif expected.content != update.content:
+        yield Difference("content", number)
+    for library in _differing(expected.generators, update.generators):
+        yield Difference(f"generator.{library}", number, at_start=update.number == 1)
+    for part in _differing(before, update.before):
+        yield Difference(part, number, at_start=True)
+    yield from _compare_options(expected, update)
+    if expected.loss_digests != update.loss_digests:
+        yield Difference("loss", number, expected=expected.losses, found=update.losses)
+    for part in _differing(expected.state, update.state):
+        yield Difference(part, number)
+
+
+def _differing(expected: Digests | None, found: Digests | None) -> list[str]:
+    """Return the parts whose digests differ; none if one side has taken no digests."""
+    if expected is None or found is None:
+        return []
+    return [part for part, digest in expected.items() if found.get(part) != digest]
+
+
+def _compare_options(expected: Update, update: Update) -> Iterator[Difference]:
+    at_start = update.number == 1
+    for name, value in expected.options.items():
+        now = update.options.get(name)
+        if now == value:
+            continue
+        part = name if name.startswith(("schedule", "scaler")) else f"option.{name}"
+        yield Difference(part, expected.number, at_start=at_start, expected=value, found=now)
+
+
+def _compare_checkpoints(reference: Trace, other: Trace, start: int) -> Iterator[Difference]:
+    """Yield a difference for each top-level value of a checkpoint that differs."""
+    by_update = {save.after: save for save in reference.saves}
+    for save in other.saves:
+        expected = by_update.get(start + save.after)
+        if expected is None:
+            continue
+        for path, digest in expected.leaves.items():
+            if path in save.leaves and save.leaves[path] != digest:
+                yield Difference(f"checkpoint.{path.partition('.')[0]}", expected.after)
+
+
+def count_samples(reference: Trace, killed: Trace, resumed: Trace, start: int) -> Samples | None:
+    """Return what became of the samples of the epoch with update `start`; None if nothing differs.
+
+    Args:
+        reference: record of the unbroken run.
+        killed: record of the process that was killed.
+        resumed: record of the process after it.
+        start: number of updates of `killed` that count.
+    """
+    first, last = find_epoch(reference, start)
+    last = min(last, start + len(resumed.updates))
+    expected = [sample for one in reference.updates[first:last] for sample in one.flat_samples]
+    counted = [*killed.updates[first:start], *resumed.updates[: last - start]]
+    trained = [sample for one in counted for sample in one.flat_samples]
+    twice = sum((Counter(trained) - Counter(expected)).values())
+    never = len(set(expected) - set(trained))
+    pattern = _find_pattern(reference, resumed, start, first)
+    if not pattern:
+        return None
+    return Samples(len(expected), twice, never, pattern)
+
+
+def find_epoch(reference: Trace, number: int) -> tuple[int, int]:
+    """Return the updates before and up to the end of the epoch of update `number` + 1.
+
+    An epoch ends before the first update with a sample that it has seen.
+    """
+    first = 0
+    seen: set[Any] = set()
+    for index, update in enumerate(reference.updates):
+        if seen.intersection(update.flat_samples):
+            if index > number:
+                return first, index
+            first, seen = index, set()
+        seen.update(update.flat_samples)
+    return first, len(reference.updates)
+
+
+def _find_pattern(reference: Trace, resumed: Trace, start: int, first: int) -> str:
+    """Return how the order of samples differs, or an empty string."""
+    pairs = zip(reference.updates[start:], resumed.updates, strict=False)
+    equal = [one.samples == other.samples for one, other in pairs]
+    if all(equal):
+        return ""
+    if equal[0]:
+        return "late"
+    begins = resumed.updates[0].samples
+    if first < start and begins == reference.updates[first].samples:
+        return "again"
+    if begins in [update.samples for update in reference.updates[start + 1 :]]:
+        return "skipped"
+    return "other"
+
+
+def is_effect(difference: Difference, others: Sequence[Difference]) -> bool:
+    """Return whether a difference can follow from an earlier one."""
+    if difference.at_start or difference.kind in ("samples", "content"):
+        return False
+    return any(_time(other) < _time(difference) for other in others)

@@ -1,0 +1,646 @@
+"""Records what a training script does, from within its process.
+
+The file is loaded by path (`site/sitecustomize.py`), in an environment that may have nothing but
+torch. So it imports the standard library only, and torch once the script has imported it. It draws
+no random numbers, changes no tensor and runs no kernel on a device that the script does not use.
+
+Each process writes one JSON object per line to `trace-PID.jsonl`:
+
+- `start`: command line, version of torch, rank.
+- `update`: one optimizer step, with the samples, losses, options and digests of the state.
+- `epoch`: an iterator over a DataLoader has been made.
+- `save`, `load`, `file`: a checkpoint was written or read, or another file was written.
+- `restore`: `load_state_dict` of a module, optimizer, schedule or scaler was called.
+- `end`: the interpreter ends.
+"""
+
+import atexit
+import json
+import os
+import random
+import signal
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+from typing import Any
+
+FOLDER = "PHASETRAIN_AUDIT_FOLDER"
+OPTIONS = "PHASETRAIN_AUDIT_OPTIONS"
+
+MEASURED = 8
+"""Number of first updates whose cost decides how often the state is digested."""
+
+SHARE = 0.03
+"""Largest share of a step that the probe may take."""
+
+LISTED_LEAVES = 4000
+"""Maximum number of values of a checkpoint that are recorded."""
+
+FRAMEWORKS = (
+    "phasetrain",
+    "lightning",
+    "pytorch_lightning",
+    "transformers.trainer",
+    "accelerate",
+    "ignite",
+    "mmengine",
+    "torchtitan",
+)
+"""Modules whose import tells which framework trains; the first one counts."""
+
+MODEL_FILES = (
+    ".bin",
+    ".ckpt",
+    ".h5",
+    ".npy",
+    ".npz",
+    ".pickle",
+    ".pkl",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".tar",
+)
+"""Endings of files that may be checkpoints."""
+
+
+def start() -> None:
+    """Begin to record, if this process was started by an audit and is no worker."""
+    folder = os.environ.get(FOLDER)
+    if not folder or _is_worker_process():
+        return
+    probe = Probe(folder, json.loads(os.environ.get(OPTIONS, "{}")))
+    os.register_at_fork(after_in_child=probe.disable)
+    after = {"torch": probe.install, "safetensors.torch": probe.wrap_safetensors}
+    sys.meta_path.insert(0, _AfterImport(after))
+
+
+def _is_worker_process() -> bool:
+    words = getattr(sys, "orig_argv", sys.argv)
+    return any("multiprocessing" in word for word in words[1:4])
+
+
+class Probe:
+    """Records one process.
+
+    Args:
+        folder: folder for the trace.
+        options: `kill_at` and `stop_at` (numbers of updates), `kill_in_save` (number of a call of
+            torch.save), `workers` (number of workers of each DataLoader), `every` (updates between
+            two digests of the state), `origin` (update around which all are digested).
+    """
+
+    def __init__(self, folder: str, options: Mapping[str, int]) -> None:
+        self.path = os.path.join(folder, f"trace-{os.getpid()}.jsonl")  # noqa: PTH118
+        self.options = options
+        self.every = options.get("every", 0)
+        self.is_on = True
+        self.updates = 0
+        self.saves = 0
+        self.depth = 0
+        self.batches: deque[dict[str, Any]] = deque()
+        self.used: list[dict[str, Any]] = []
+        self.losses: list[list[Any]] = []
+        self.generators: dict[str, int] | None = None
+        self.roots: list[Any] = []
+        self.optimizers: list[Any] = []
+        self.scalers: list[Any] = []
+        self.schedules: list[Any] = []
+        self.is_stale = True  # the state has been loaded, or the process has just begun
+        self.before: dict[str, int] | None = None
+        self._own = 0.0
+        self._first = 0.0
+        self._began = 0.0
+        self._torch: Any = None
+        self._descriptor = -1
+
+    def disable(self) -> None:
+        """Record nothing more: this is a forked child, such as a worker of a DataLoader."""
+        self.is_on = False
+
+    def write(self, kind: str, **content: Any) -> None:
+        """Append an event; it survives a kill of the process."""
+        if not self.is_on:
+            return
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        line = json.dumps({"kind": kind, "after": self.updates, **content}, default=str)
+        os.write(self._descriptor, line.encode() + b"\n")
+
+    # Installation
+
+    def install(self, torch: Any) -> None:
+        """Wrap the functions of torch that a training calls."""
+        if not self.is_on:
+            return
+        self._torch = torch
+        self.write(
+            "start",
+            argv=getattr(sys, "orig_argv", sys.argv),
+            torch=torch.__version__,
+            rank=os.environ.get("RANK", "0"),
+            every=self.every,
+        )
+        from torch.optim import optimizer as optimizers
+
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+        self._wrap_loaders(torch.utils.data.dataloader)
+        self._wrap_modules(torch.nn.Module)
+        self._wrap_backward(torch)
+        self._wrap_restores(torch)
+        self._wrap_files(torch)
+        sys.addaudithook(self._on_audit_event)
+        atexit.register(lambda: self.write("end"))
+
+    def _wrap_loaders(self, dataloader: Any) -> None:
+        iterator = dataloader._BaseDataLoaderIter
+        next_index, next_batch = iterator._next_index, iterator.__next__
+        make, make_iterator = dataloader.DataLoader.__init__, dataloader.DataLoader.__iter__
+
+        def record_index(this: Any) -> Any:
+            index = next_index(this)
+            if self.is_on:
+                this.__dict__.setdefault("_audit_indices", deque()).append(index)
+            return index
+
+        def record_batch(this: Any) -> Any:
+            batch = next_batch(this)
+            if self.is_on:
+                self._on_batch(this, batch)
+            return batch
+
+        def record_epoch(this: Any) -> Any:
+            if self.is_on:
+                self.write("epoch", workers=this.num_workers, place=_place())
+            return make_iterator(this)
+
+        def change_workers(this: Any, *args: Any, **kwargs: Any) -> None:
+            # DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, ...)
+            if "workers" in self.options and len(args) < 6:
+                kwargs["num_workers"] = self.options["workers"]
+            make(this, *args, **kwargs)
+
+        iterator._next_index, iterator.__next__ = record_index, record_batch
+        dataloader.DataLoader.__init__ = change_workers
+        dataloader.DataLoader.__iter__ = record_epoch
+
+    def _wrap_modules(self, module_class: Any) -> None:
+        call = module_class.__call__
+
+        def record_call(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.depth or not self.is_on:
+                return call(this, *args, **kwargs)
+            self.depth = 1
+            try:
+                self._on_forward(this, args, kwargs)
+                return call(this, *args, **kwargs)
+            finally:
+                self.depth = 0
+
+        module_class.__call__ = record_call
+
+    def _wrap_backward(self, torch: Any) -> None:
+        backward = torch.Tensor.backward
+
+        def record_backward(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_on:
+                self._on_backward(this)
+            return backward(this, *args, **kwargs)
+
+        torch.Tensor.backward = record_backward
+
+    def _wrap_restores(self, torch: Any) -> None:
+        scheduler = torch.optim.lr_scheduler.LRScheduler
+        for name, owner in {
+            "module": torch.nn.Module,
+            "optimizer": torch.optim.Optimizer,
+            "schedule": scheduler,
+            "scaler": torch.amp.GradScaler,
+        }.items():
+            self._wrap_restore(name, owner)
+        step = torch.amp.GradScaler.step
+        make = scheduler.__init__
+        make_optimizer = torch.optim.Optimizer.__init__
+
+        def record_scaler(this: Any, *args: Any, **kwargs: Any) -> Any:
+            _add(self.scalers, this)
+            return step(this, *args, **kwargs)
+
+        def record_schedule(this: Any, *args: Any, **kwargs: Any) -> None:
+            _add(self.schedules, this)
+            make(this, *args, **kwargs)
+
+        def record_optimizer(this: Any, *args: Any, **kwargs: Any) -> None:
+            _add(self.optimizers, this)
+            make_optimizer(this, *args, **kwargs)
+
+        torch.amp.GradScaler.step = record_scaler
+        torch.optim.Optimizer.__init__ = record_optimizer
+        scheduler.__init__ = record_schedule
+
+    def _wrap_restore(self, name: str, owner: Any) -> None:
+        load = owner.load_state_dict
+
+        def record(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_on:
+                self.is_stale = self.updates == 0
+                self.write("restore", what=name, type=type(this).__name__, place=_place())
+            return load(this, *args, **kwargs)
+
+        owner.load_state_dict = record
+
+    def _wrap_files(self, torch: Any) -> None:
+        save, load = torch.save, torch.load
+
+        def record_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            self.saves += self.is_on
+            result = save(obj, f, *args, **kwargs)
+            if self.is_on:
+                self._on_save(f, obj)
+            return result
+
+        def record_load(f: Any, *args: Any, **kwargs: Any) -> Any:
+            result = load(f, *args, **kwargs)
+            if self.is_on:
+                self.write("load", path=_path_of(f), keys=_top_keys(result), place=_place())
+            return result
+
+        torch.save, torch.load = record_save, record_load
+        torch.serialization.save, torch.serialization.load = record_save, record_load
+
+    def wrap_safetensors(self, module: Any) -> None:
+        """Record the files of safetensors."""
+        save = module.save_file
+
+        def record_save(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            result = save(tensors, filename, *args, **kwargs)
+            if self.is_on:
+                self._on_save(filename, tensors)
+            return result
+
+        module.save_file = record_save
+
+    # Events
+
+    def _on_batch(self, iterator: Any, batch: Any) -> None:
+        began = time.perf_counter()
+        indices = iterator.__dict__.get("_audit_indices")
+        index = indices.popleft() if indices else None
+        leaves = list(_tensors(batch))
+        is_map = getattr(iterator, "_dataset_kind", None) == 0
+        entry = {
+            "index": _plain(index) if is_map else None,
+            "content": _row_digests(leaves),
+            "grad": self._torch.is_grad_enabled(),
+            "place": _place(),
+            "pointers": {leaf.data_ptr() for leaf in leaves},
+        }
+        # Tests run with grad disabled; a loop that enters `no_grad` within has none of its batches
+        # in a backward pass, and they are dropped with the next update.
+        if entry["grad"]:
+            self.batches.append(entry)
+        self._own += time.perf_counter() - began
+
+    def _on_forward(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not self._torch.is_grad_enabled():
+            return
+        began = time.perf_counter()
+        if not any(module is root for root in self.roots):
+            self.roots.append(module)
+        if self.generators is None:
+            self.generators = self._digest_generators()
+        # Not in the first step: the forward passes before it move the statistics of batch norm.
+        if self.is_stale and self.optimizers:
+            self.before = self._digest_state()
+            self.is_stale = False
+        if self.batches:
+            self._match(args, kwargs)
+        self._own += time.perf_counter() - began
+
+    def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note which of the batches that were read is trained now: frameworks read ahead."""
+        given = {leaf.data_ptr() for leaf in _tensors((args, dict(kwargs)))}
+        for number, entry in enumerate(self.batches):
+            if given & entry["pointers"]:
+                for _ in range(number):
+                    self.batches.popleft()  # read, and skipped on a resume
+                self.used.append(self.batches.popleft())
+                return
+
+    def _on_backward(self, loss: Any) -> None:
+        began = time.perf_counter()
+        if not self.used:  # changed on its way to the model: all that were read since
+            self.used.extend(self.batches)
+            self.batches.clear()
+        if loss.numel() == 1:
+            value = loss.detach()
+            self.losses.append([_digest([value]), float(value)])
+        self._own += time.perf_counter() - began
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.is_on:
+            return
+        began = time.perf_counter()
+        if self._began == 0.0:
+            self._first = began
+        self._began = began
+        _add(self.optimizers, optimizer)
+        if self.is_stale:  # no module was called
+            self.before = self._digest_state()
+            self.is_stale = False
+        self._own += time.perf_counter() - began
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.is_on:
+            return
+        began = time.perf_counter()
+        self.updates += 1
+        digests = None
+        if self._is_digested():
+            digests = self._digest_state()
+        content = {
+            "optimizer": self._index_of(optimizer),
+            "samples": [entry["index"] for entry in self.used],
+            "content": [entry["content"] for entry in self.used],
+            "losses": self.losses,
+            "options": self._options(),
+            "generators": self.generators or {},
+            "state": digests,
+        }
+        if self.before is not None:
+            content["before"] = self.before
+        if self.used:
+            content["place"] = self.used[0]["place"]
+        if self.updates == 1:
+            content["frameworks"] = [name for name in FRAMEWORKS if name in sys.modules]
+        self.write("update", **content, step_place=_place())
+        self.before = None
+        self.used, self.losses, self.generators = [], [], None
+        self._own += time.perf_counter() - began
+        self._choose_stride()
+        if self.updates == self.options.get("kill_at"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.updates == self.options.get("stop_at"):
+            self.write("stopped")
+            os._exit(0)
+
+    def _is_digested(self) -> bool:
+        # A resumed process counts its updates from its start. The run that it is compared with
+        # digests the updates around that place, `origin`, and the same ones after it.
+        since = self.updates - self.options.get("origin", 0)
+        if self.updates <= MEASURED or -2 <= since <= MEASURED + 2:
+            return True
+        return bool(self.every) and since % self.every == 0
+
+    def _choose_stride(self) -> None:
+        """Digest the state so seldom that it costs little; all runs of an audit use one stride."""
+        if self.every or self.updates != MEASURED:
+            return
+        took = time.perf_counter() - self._first
+        rest = max(took - self._own, 1e-6)
+        cost = self._own / rest
+        self.every = max(1, round(cost / SHARE))
+        self.write("stride", every=self.every, share=cost)
+
+    def _on_save(self, target: Any, content: Any) -> None:
+        leaves: dict[str, Any] = {}
+        for path, leaf in _walk(content):
+            if len(leaves) == LISTED_LEAVES:
+                break
+            leaves[path] = leaf
+        path = _path_of(target)
+        self.write("save", path=path, number=self.saves, leaves=leaves, place=_place())
+        if path and self.saves == self.options.get("kill_in_save"):
+            # As if the process had been killed in the middle: what a file in place would look like.
+            with open(path, "r+b") as file:
+                file.truncate(os.path.getsize(path) // 2)  # noqa: PTH202
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _on_audit_event(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.is_on or event not in ("open", "os.rename"):
+            return
+        path = args[0] if event == "open" else args[1]
+        if not isinstance(path, str | bytes | os.PathLike):
+            return
+        name = os.fsdecode(path)
+        if event == "open":
+            mode = args[1]
+            flags = args[2] if isinstance(args[2], int) else 0
+            writes = mode is not None and any(letter in mode for letter in "wax+")
+            writes = writes or (mode is None and bool(flags & (os.O_WRONLY | os.O_RDWR)))
+            if not writes or name == self.path:
+                return
+        if name.endswith(MODEL_FILES):
+            self.write("file", path=os.path.abspath(name))  # noqa: PTH100
+
+    # State
+
+    def _index_of(self, optimizer: Any) -> int:
+        return next(n for n, known in enumerate(self.optimizers) if known is optimizer)
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options of parameter groups, and the positions of schedules and scalers."""
+        found: dict[str, Any] = {}
+        for number, optimizer in enumerate(self.optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                for name, value in group.items():
+                    if name != "params" and _is_number(value):
+                        found[f"{number}.{place}.{name}"] = _plain(value)
+        for number, schedule in enumerate(self.schedules):
+            found[f"schedule.{number}"] = getattr(schedule, "last_epoch", None)
+        for number, scaler in enumerate(self.scalers):
+            found[f"scaler.{number}"] = float(scaler.get_scale())
+        return found
+
+    def _digest_generators(self) -> dict[str, int]:
+        torch = self._torch
+        digests = {"torch": _digest([torch.default_generator.get_state()])}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            digests["cuda"] = _digest(torch.cuda.get_rng_state_all())
+        digests["python"] = hash(random.getstate()[1])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            state = numpy.random.get_state(legacy=False)
+            inner = state["state"]
+            digests["numpy"] = zlib.crc32(inner["key"].tobytes()) ^ int(inner["pos"])
+        return digests
+
+    def _digest_state(self) -> dict[str, int]:
+        """Return a digest for each part of the state."""
+        weights = [
+            weight
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for weight in group["params"]
+        ]
+        digests = {"weights": _digest(weights)}
+        # By module: the others, such as a loss, are not known before they are called.
+        for number, root in enumerate(self.roots):
+            buffers = list(root.buffers())
+            if buffers:
+                digests[f"buffers.{number}"] = _digest(buffers)
+        by_key: dict[str, list[Any]] = {}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    for key, value in optimizer.state.get(parameter, {}).items():
+                        by_key.setdefault(f"{type(optimizer).__name__}.{key}", []).append(value)
+        for key, values in by_key.items():
+            digests[f"optimizer.{key}"] = _digest(values)
+        return digests
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls a function with a module once it has been imported."""
+
+    def __init__(self, after: Mapping[str, Callable[[Any], None]]) -> None:
+        self.after = dict(after)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self.after:
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Wrapped(spec.loader, self.after.pop(fullname))
+        return spec
+
+
+class _Wrapped(Loader):
+    def __init__(self, loader: Loader, after: Callable[[Any], None]) -> None:
+        self.loader, self.after = loader, after
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.after(module)
+
+
+def _add(known: list[Any], new: Any) -> None:
+    if not any(one is new for one in known):
+        known.append(new)
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the tensors of nested containers."""
+    if hasattr(value, "data_ptr"):
+        yield value
+    elif depth > 6:
+        return
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors(one, depth + 1)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one, depth + 1)
+    elif hasattr(value, "__dict__") and not callable(value):
+        for one in vars(value).values():
+            yield from _tensors(one, depth + 1)
+
+
+def _digest(values: Iterable[Any]) -> int:
+    """Return the CRC-32 of the bytes of tensors and of the text of other values."""
+    found = 0
+    for value in values:
+        if not hasattr(value, "data_ptr"):
+            found = zlib.crc32(repr(value).encode(), found)
+            continue
+        found = zlib.crc32(_bytes(value), found)
+    return found
+
+
+def _bytes(value: Any) -> Any:
+    torch = sys.modules["torch"]
+    whole = value.detach()
+    if hasattr(whole, "to_local"):  # a DTensor: this rank's part
+        whole = whole.to_local()
+    if whole.layout != torch.strided:
+        whole = whole.to_dense()
+    flat = whole.contiguous().reshape(-1).cpu()
+    return flat.view(torch.uint8).numpy().data
+
+
+def _row_digests(leaves: Sequence[Any]) -> list[int]:
+    """Return a digest for each sample of a batch: the first dimension of its tensors."""
+    sizes = [leaf.shape[0] for leaf in leaves if leaf.dim()]
+    if not sizes:
+        return []
+    size = max(set(sizes), key=sizes.count)
+    rows = [0] * size
+    for leaf in leaves:
+        if leaf.dim() and leaf.shape[0] == size:
+            content = bytes(_bytes(leaf))
+            width = len(content) // size
+            for row in range(size):
+                rows[row] = zlib.crc32(content[row * width : (row + 1) * width], rows[row])
+    return rows
+
+
+def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and a digest of each leaf of a checkpoint."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _walk(one, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from _walk(one, f"{path}.{number}" if path else str(number))
+    elif hasattr(value, "data_ptr"):
+        yield path, _digest([value])
+    elif isinstance(value, int | float | str | bool) or value is None:
+        yield path, value
+    elif hasattr(value, "state_dict"):
+        yield from _walk(value.state_dict(), path)
+
+
+def _top_keys(value: Any) -> list[str]:
+    return [str(key) for key in value] if isinstance(value, Mapping) else []
+
+
+def _plain(value: Any) -> Any:
+    """Return an index or a number as JSON data."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    return value if isinstance(value, int | float | bool | str) or value is None else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, int | float) or getattr(value, "ndim", 1) == 0
+
+
+def _path_of(file: Any) -> str:
+    if isinstance(file, str | os.PathLike):
+        return os.path.abspath(os.fspath(file))  # noqa: PTH100
+    name = getattr(file, "name", "")
+    return os.path.abspath(name) if isinstance(name, str) and name else ""  # noqa: PTH100
+
+
+def _place() -> str:
+    """Return `file:line` of the innermost frame that belongs to the user."""
+    frame: FrameType | None = sys._getframe(1)
+    own = __file__
+    outside = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name != own and not name.startswith("<"):
+            place = f"{name}:{frame.f_lineno}"
+            if "site-packages" not in name and "/lib/python" not in name:
+                return place
+            outside = outside or place
+        frame = frame.f_back
+    return outside

@@ -1,0 +1,113 @@
+"""What to change in a script so that a part of its state survives a kill, by framework."""
+
+FRAMEWORKS = {
+    "lightning": "Lightning",
+    "pytorch_lightning": "Lightning",
+    "transformers.trainer": "Hugging Face Trainer",
+    "accelerate": "Accelerate",
+    "ignite": "Ignite",
+    "mmengine": "MMEngine",
+    "torchtitan": "torchtitan",
+    "phasetrain": "phasetrain",
+}
+"""Module of a framework -> its name."""
+
+_SAMPLES = """\
+sampler = RandomSampler(data, generator=generator)   # generator = torch.Generator()
+generator.manual_seed(seed + epoch)                  # before each epoch
+for i, batch in enumerate(loader): if i < batches_done: continue   # save epoch and batches_done"""
+
+_SCHEDULE = """\
+checkpoint["schedule"] = schedule.state_dict()
+schedule.load_state_dict(checkpoint["schedule"])
+                                                     # and step it once per update"""
+
+_GENERATORS = """\
+checkpoint["generators"] = (torch.get_rng_state(), numpy.random.get_state(), random.getstate())
+torch.set_rng_state(checkpoint["generators"][0])     # likewise numpy.random.set_state and
+random.setstate(checkpoint["generators"][2])         # torch.cuda.set_rng_state_all"""
+
+PLAIN = {
+    "start": """\
+if os.path.exists("last.pt"):
+    checkpoint = torch.load("last.pt", weights_only=True)
+    model.load_state_dict(checkpoint["model"])       # and every other part""",
+    "samples": _SAMPLES,
+    "content": """\
+torch.manual_seed(hash((seed, index)) % 2**63)       # in __getitem__, per sample,
+                                                     # or restore the generators
+DataLoader(..., worker_init_fn=...)                  # seeds NumPy's generator in workers""",
+    "generator": _GENERATORS,
+    "weights": """\
+torch.save({"model": model.state_dict(), "updates": updates}, "last.tmp")
+os.replace("last.tmp", "last.pt")                    # after optimizer.step(), not before it
+model.load_state_dict(torch.load("last.pt")["model"])""",
+    "buffers": """\
+checkpoint["model"] = model.state_dict()             # not only model.parameters()
+self.register_buffer("mean", mean)                   # persistent: a buffer, not an attribute
+model.load_state_dict(checkpoint["model"], strict=True)""",
+    "optimizer": """\
+checkpoint["optimizer"] = optimizer.state_dict()
+optimizer.load_state_dict(checkpoint["optimizer"])
+                                                     # once it has its parameter groups""",
+    "option": _SCHEDULE,
+    "schedule": _SCHEDULE,
+    "scaler": """\
+checkpoint["scaler"] = scaler.state_dict()
+scaler.load_state_dict(checkpoint["scaler"])
+                                                     # before the first step""",
+    "loss": """\
+checkpoint["rest"] = {"updates": updates, ...}       # numbers and modules that the loss depends on:
+                                                     # counters, targets, teachers, queues,
+                                                     # averages; restore each of them""",
+    "checkpoint": """\
+checkpoint["ema"] = ema.state_dict()                 # whatever the named key holds
+ema.load_state_dict(checkpoint["ema"])
+                                                     # and update it once per optimizer step""",
+}
+"""Kind of a difference -> three lines for a loop of one's own."""
+
+BY_FRAMEWORK = {
+    "Lightning": {
+        "start": """\
+Trainer(callbacks=[ModelCheckpoint(save_last=True, every_n_train_steps=100)])
+trainer.fit(model, datamodule=data, ckpt_path="last")""",
+        "samples": """\
+from torchdata.stateful_dataloader import StatefulDataLoader
+def train_dataloader(self): return StatefulDataLoader(data, shuffle=True, ...)
+trainer.fit(model, ckpt_path="last")                 # a plain DataLoader starts its epoch again""",
+        "generator": """\
+def on_save_checkpoint(self, checkpoint): checkpoint["rng"] = torch.get_rng_state()
+def on_load_checkpoint(self, checkpoint): self.rng = checkpoint["rng"]
+def on_train_start(self): torch.set_rng_state(self.rng)   # Lightning restores no generator""",
+    },
+    "Hugging Face Trainer": {
+        "start": "trainer.train(resume_from_checkpoint=True)",
+        "samples": """\
+TrainingArguments(..., ignore_data_skip=False)       # skips the batches that were trained
+TrainingArguments(..., data_seed=0, seed=0)
+trainer.train(resume_from_checkpoint=True)""",
+    },
+    "Accelerate": {
+        "start": "accelerator.load_state(folder)            # after accelerator.prepare",
+        "samples": """\
+DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True)
+loader = accelerator.skip_first_batches(loader, batches_done)   # without a stateful loader,
+                                                     # in the first epoch after a resume""",
+        "scaler": "accelerator.save_state(folder)            # saves the scaler as well",
+    },
+    "Ignite": {
+        "start": "Checkpoint.load_objects(to_load=to_save, checkpoint=torch.load(path))",
+        "samples": """\
+from ignite.engine.deterministic import DeterministicEngine
+trainer = DeterministicEngine(update)                # restores the order in the middle of an epoch
+to_save = {"trainer": trainer, "model": model, "optimizer": optimizer}""",
+    },
+}
+"""Name of a framework -> kind of a difference -> lines for it."""
+
+
+def find_remedy(kind: str, framework: str) -> str:
+    """Return lines of code that usually mend a kind of difference."""
+    own = BY_FRAMEWORK.get(FRAMEWORKS.get(framework, ""), {})
+    return own.get(kind, PLAIN.get(kind, ""))

@@ -1,0 +1,176 @@
+"""Runs the audited command, each time in a folder of its own, with the probe in its processes."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from phasetrain.addons.audit.trace import Trace, read_traces
+
+SITE = Path(__file__).parent / "site"
+
+RUN = "{run}"
+"""Word of a command that stands for the folder of the run."""
+
+LARGE = 16 << 20
+"""Files of at least this many bytes are linked, not copied."""
+
+MANY = 20_000
+"""Maximum number of files of a working folder that is copied."""
+
+SKIPPED = shutil.ignore_patterns(
+    ".git", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache"
+)
+
+TAIL = 12
+"""Lines of the output that an error shows."""
+
+
+class CannotAuditError(Exception):
+    """The command cannot be audited; the message says why."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One run of the command.
+
+    Attributes:
+        exit_code: as a shell reports it; negative if a signal ended it.
+        traces: records of its processes that made updates, by rank.
+        output: last lines of its output.
+        folder: its working folder, or what stood for `{run}`.
+    """
+
+    exit_code: int
+    traces: Sequence[Trace]
+    output: str
+    folder: Path
+
+    @property
+    def trace(self) -> Trace:
+        """The record of the first rank."""
+        return self.traces[0] if self.traces else Trace()
+
+
+class Runner:
+    """Runs a command in folders of its own.
+
+    Args:
+        command: words; `{run}` in them stands for a new folder per run. Without it each run gets a
+            copy of the working folder.
+        scratch: folder for all of it.
+        timeout: seconds until a run is ended.
+    """
+
+    def __init__(self, command: Sequence[str], scratch: Path, timeout: float) -> None:
+        self.command = tuple(command)
+        self.scratch = scratch
+        self.timeout = timeout
+        self.names_folder = any(RUN in word for word in command)
+        self.count = 0
+        if not self.names_folder:
+            _check_size(Path.cwd())
+
+    def new_folder(self, name: str, like: Path | None = None) -> Path:
+        """Return a new folder for a run: as it was before the first one, or like another one."""
+        folder = self.scratch / name
+        source = like or (None if self.names_folder else Path.cwd())
+        if source is None:
+            folder.mkdir()
+        else:
+            shutil.copytree(
+                source, folder, ignore=SKIPPED, copy_function=_copy_or_link, symlinks=True
+            )
+        return folder
+
+    def run(
+        self, folder: Path, options: Mapping[str, int], command: Sequence[str] | None = None
+    ) -> Finished:
+        """Run the command, or another one, and return how it ended.
+
+        Raises:
+            CannotAuditError: it cannot be started, or does not end.
+        """
+        self.count += 1
+        records = self.scratch / f"records-{self.count}"
+        records.mkdir()
+        words = [word.replace(RUN, str(folder)) for word in command or self.command]
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        environment["PHASETRAIN_AUDIT_FOLDER"] = str(records)
+        environment["PHASETRAIN_AUDIT_OPTIONS"] = json.dumps(dict(options))
+        # As a terminal would not: output of a killed process would be lost in its buffer.
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        cwd = Path.cwd() if self.names_folder else folder
+        with tempfile.TemporaryFile() as output:
+            exit_code = _wait(words, environment, cwd, output, self.timeout)
+            output.seek(0)
+            lines = output.read().decode(errors="replace").splitlines()
+        return Finished(exit_code, read_traces(records), "\n".join(lines[-TAIL:]), folder)
+
+
+def _wait(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    output: IO[bytes],
+    timeout: float,
+) -> int:
+    try:
+        process = subprocess.Popen(
+            words,
+            env=environment,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CannotAuditError(f"{shlex.join(words)} cannot be started: {error}") from None
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        raise CannotAuditError(
+            f"{shlex.join(words)} did not end within {timeout:g} seconds; --updates N ends it "
+            "after N updates, --timeout SECONDS waits longer"
+        ) from None
+    finally:
+        # Workers and helpers of a killed process as well.
+        _kill_session(process.pid)
+        process.wait()
+
+
+def _kill_session(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _copy_or_link(source: str, target: str) -> None:
+    if os.path.getsize(source) >= LARGE:  # noqa: PTH202
+        os.symlink(os.path.abspath(source), target)  # noqa: PTH100, PTH211
+    else:
+        shutil.copy2(source, target)
+
+
+def _check_size(folder: Path) -> None:
+    count = 0
+    for _, folders, files in os.walk(folder):
+        folders[:] = set(folders) - SKIPPED(str(folder), folders)
+        count += len(files)
+        if count > MANY:
+            raise CannotAuditError(
+                f"{folder} has more than {MANY:,} files, and each run of the audit gets a copy of "
+                f"it. Write {RUN} in the command where the script takes the folder that it writes "
+                f"to, such as `--output {RUN}`; the audit then runs in the working folder itself"
+            )

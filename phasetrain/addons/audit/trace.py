@@ -1,0 +1,175 @@
+"""What the probe has recorded of one run, as objects."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step.
+
+    Attributes:
+        samples: for each batch the indices that the sampler gave, or the digests of the contents
+            of its samples where there are none.
+        content: for each batch a digest of each sample, as the script got it.
+        losses: values of the backward passes.
+        options: name -> number: options of parameter groups as `OPTIMIZER.GROUP.name`, positions of
+            `schedule.N`, and `scaler.N`.
+        state: part of the state -> digest after the step; None if it was not taken.
+        before: part of the state -> digest before the step, in the first update after a start or a
+            load.
+        generators: library -> digest of its random state at the first forward pass.
+        place: where the batch was read, and where the step was made, as `file:line`.
+    """
+
+    number: int
+    samples: tuple[tuple[Any, ...], ...]
+    content: tuple[tuple[int, ...], ...]
+    losses: tuple[float, ...]
+    loss_digests: tuple[int, ...]
+    options: Mapping[str, Any]
+    state: Mapping[str, int] | None
+    before: Mapping[str, int] | None
+    generators: Mapping[str, int]
+    place: str
+    step_place: str
+
+    @property
+    def flat_samples(self) -> tuple[Any, ...]:
+        """The samples of all batches of the update."""
+        return tuple(sample for batch in self.samples for sample in batch)
+
+
+@dataclass(frozen=True)
+class Save:
+    """A checkpoint that was written.
+
+    Attributes:
+        after: number of updates before it.
+        path: the file; empty if it went to a buffer.
+        leaves: path of a value in it -> its digest or value.
+    """
+
+    after: int
+    path: str
+    leaves: Mapping[str, Any]
+    place: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The record of one process.
+
+    Attributes:
+        updates: optimizer steps, in order.
+        saves: checkpoints written.
+        loads: paths and keys of checkpoints read.
+        restores: kinds of objects whose `load_state_dict` was called, and by whom.
+        files: files written that may be checkpoints, in order, with the updates before each.
+        workers: most workers of a DataLoader.
+        every: updates between two digests of the state; 0 if the run was too short to choose.
+        share: cost of the probe, relative to the rest of a step, before it was spread.
+        torch: its version.
+        framework: module of the framework that trains; empty if there is none.
+    """
+
+    updates: Sequence[Update] = ()
+    saves: Sequence[Save] = ()
+    loads: Sequence[Mapping[str, Any]] = ()
+    restores: Sequence[Mapping[str, Any]] = ()
+    files: Sequence[tuple[int, str]] = ()
+    workers: int = 0
+    every: int = 0
+    share: float = 0.0
+    torch: str = ""
+    framework: str = ""
+    rank: str = "0"
+
+    def update(self, number: int) -> Update | None:
+        """Return an update by its number, from 1."""
+        return self.updates[number - 1] if 1 <= number <= len(self.updates) else None
+
+
+@dataclass
+class _Draft:
+    updates: list[Update] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    loads: list[Mapping[str, Any]] = field(default_factory=list)
+    restores: list[Mapping[str, Any]] = field(default_factory=list)
+    files: list[tuple[int, str]] = field(default_factory=list)
+    workers: int = 0
+    rest: dict[str, Any] = field(default_factory=dict)
+
+
+def read_traces(folder: Path) -> list[Trace]:
+    """Return the records of all processes that made updates, by rank; else of those with torch."""
+    traces = [read_trace(path) for path in sorted(folder.glob("trace-*.jsonl"))]
+    training = [trace for trace in traces if trace.updates]
+    return sorted(training or traces, key=lambda trace: int(trace.rank))
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the record of one process; a line that a kill has cut is ignored."""
+    draft = _Draft()
+    for line in path.read_text().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            break
+        _add_event(draft, event)
+    return Trace(
+        draft.updates,
+        draft.saves,
+        draft.loads,
+        draft.restores,
+        draft.files,
+        draft.workers,
+        **draft.rest,
+    )
+
+
+def _add_event(draft: _Draft, event: Mapping[str, Any]) -> None:
+    kind, after = event["kind"], event["after"]
+    if kind == "start":
+        draft.rest.update(torch=event["torch"], rank=event["rank"], every=event["every"])
+    elif kind == "stride":
+        draft.rest.update(every=event["every"], share=event["share"])
+    elif kind == "update":
+        draft.updates.append(_read_update(event))
+        if event.get("frameworks"):
+            draft.rest["framework"] = event["frameworks"][0]
+    elif kind == "save":
+        draft.saves.append(Save(after, event["path"], event["leaves"], event["place"]))
+    elif kind == "load":
+        draft.loads.append(event)
+    elif kind == "restore":
+        draft.restores.append(event)
+    elif kind == "file":
+        draft.files.append((after, event["path"]))
+    elif kind == "epoch":
+        draft.workers = max(draft.workers, event["workers"])
+
+
+def _read_update(event: Mapping[str, Any]) -> Update:
+    batches = zip(event["samples"], event["content"], strict=True)
+    samples = tuple(
+        tuple(index) if isinstance(index, list) else (index,) if index is not None else tuple(rows)
+        for index, rows in batches
+    )
+    losses = event["losses"]
+    return Update(
+        number=event["after"],
+        samples=samples,
+        content=tuple(map(tuple, event["content"])),
+        losses=tuple(value for _, value in losses),
+        loss_digests=tuple(digest for digest, _ in losses),
+        options=event["options"],
+        state=event["state"],
+        before=event.get("before"),
+        generators=event["generators"],
+        place=event.get("place", ""),
+        step_place=event["step_place"],
+    )

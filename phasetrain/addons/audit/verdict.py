@@ -1,0 +1,271 @@
+"""From differences to sentences, with the place in the script and the usual remedy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from phasetrain.addons.audit.compare import Difference, Samples, is_effect
+from phasetrain.addons.audit.remedies import find_remedy
+from phasetrain.addons.audit.trace import Trace
+
+EXACT, DIFFERS, NOT_AUDITED, NOT_DETERMINISTIC = range(4)
+"""Exit codes."""
+
+STATE_NAMES = {
+    "exp_avg": "first moment",
+    "exp_avg_sq": "second moment",
+    "max_exp_avg_sq": "largest second moment",
+    "momentum_buffer": "momentum",
+    "square_avg": "mean of squared gradients",
+    "step": "count of steps",
+    "sum": "sum of squared gradients",
+}
+"""Key of an optimizer's state -> what it is called."""
+
+GENERATORS = {
+    "torch": "torch's generator",
+    "cuda": "the generators of CUDA",
+    "numpy": "NumPy's generator",
+    "python": "Python's generator (random)",
+}
+
+ROUNDED = 6
+"""Digits of numbers in sentences."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a resume does not restore.
+
+    Attributes:
+        code: kind of it, such as `samples`; stable.
+        sentence: what differs.
+        place: `file:line` in the script, or empty.
+        remedy: lines of code.
+        part: the part of the state by its name.
+        update: first update that differs.
+    """
+
+    code: str
+    sentence: str
+    place: str = ""
+    remedy: str = ""
+    part: str = ""
+    update: int = 0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question of the audit and its answer.
+
+    Attributes:
+        name: `resume`, `second_resume`, `workers`, `torn_save`.
+        exit_code: see the codes of this module.
+        sentence: the answer.
+        findings: what differs, causes first.
+        effects: parts that differ as a consequence.
+        curves: name -> losses per update, for the page.
+    """
+
+    name: str
+    exit_code: int
+    sentence: str
+    findings: Sequence[Finding] = ()
+    effects: Sequence[str] = ()
+    curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the check as JSON data, without its curves."""
+        content = asdict(self)
+        del content["curves"]
+        return content
+
+
+def make_findings(
+    differences: Sequence[Difference], samples: Samples | None, resumed: Trace, reference: Trace
+) -> tuple[list[Finding], list[str]]:
+    """Return what a resume does not restore, causes first, and the parts that differ because of it.
+
+    A generator that differs counts only if something else does: a script may not use it.
+    """
+    counted = [one for one in differences if one.kind != "generator" or one.at_start]
+    if all(one.kind == "generator" for one in counted):
+        return [], [one.part for one in counted]
+    causes = [one for one in counted if not is_effect(one, _without(counted, one))]
+    causes = _drop_unused_generators(causes, counted)
+    findings = _merge(causes, samples, resumed, reference)
+    named = {one.part for one in causes}
+    return findings, [one.part for one in counted if one.part not in named]
+
+
+def _without(differences: Sequence[Difference], one: Difference) -> list[Difference]:
+    # A generator alone explains a loss, but not a sample or a weight at the start.
+    return [other for other in differences if other is not one]
+
+
+def _drop_unused_generators(
+    causes: list[Difference], counted: Sequence[Difference]
+) -> list[Difference]:
+    """Return the causes without generators, if other causes explain the first loss that differs.
+
+    A generator is to blame if the loss differs although samples and state are equal.
+    """
+    rest = [one for one in causes if one.kind != "generator"]
+    first_loss = next((one.update for one in counted if one.kind == "loss"), None)
+    if first_loss is None:
+        return rest or causes
+    explained = any(
+        one.update <= first_loss and one.kind in ("samples", "content", "weights", "buffers")
+        for one in rest
+    )
+    return rest if explained else causes
+
+
+def _merge(
+    causes: Sequence[Difference], samples: Samples | None, resumed: Trace, reference: Trace
+) -> list[Finding]:
+    """Return a finding for each kind of cause, and one for each part of the optimizer's state."""
+    findings = []
+    done = set()
+    for cause in causes:
+        if cause.kind in ("schedule", "option"):
+            key = "schedule"
+        elif cause.kind in ("optimizer", "generator", "checkpoint"):
+            key = cause.part
+        else:
+            key = cause.kind
+        if key in done:
+            continue
+        done.add(key)
+        findings.append(
+            Finding(
+                cause.kind,
+                _describe(cause, samples, resumed, reference),
+                _place(cause, resumed),
+                find_remedy(cause.kind, reference.framework),
+                cause.part,
+                cause.update,
+            )
+        )
+    return findings
+
+
+def _describe(cause: Difference, samples: Samples | None, resumed: Trace, reference: Trace) -> str:
+    name = cause.part.rpartition(".")[2]
+    if cause.kind == "samples":
+        return _describe_samples(cause, samples)
+    if cause.kind == "optimizer":
+        optimizer = cause.part.split(".")[1]
+        words = STATE_NAMES.get(name, name)
+        if not cause.at_start:
+            return f"{optimizer}'s {words} differs from update {cause.update} on."
+        return f"{optimizer}'s {words} was not restored."
+    if cause.kind == "generator":
+        library = GENERATORS.get(name, name)
+        return (
+            f"{library[0].upper()}{library[1:]} was not restored: dropout and other random "
+            f"operations draw other numbers from update {cause.update} on."
+        )
+    if cause.kind in ("option", "schedule"):
+        return _describe_option(cause, name, reference)
+    if cause.kind == "scaler":
+        return (
+            f"The scale of GradScaler was not restored: it is {_show(cause.found)} in update "
+            f"{cause.update}, and {_show(cause.expected)} in the run without a kill."
+        )
+    if cause.kind == "loss":
+        return (
+            f"The loss of update {cause.update} is {_show(cause.found)} instead of "
+            f"{_show(cause.expected)}, with equal samples, weights and optimizer state: something "
+            "else that it depends on was not restored, such as a counter, a target network or a "
+            "queue."
+        )
+    return _describe_rest(cause, name)
+
+
+def _describe_rest(cause: Difference, name: str) -> str:
+    when = "were not restored" if cause.at_start else f"differ from update {cause.update} on"
+    if cause.kind == "weights":
+        return f"The weights {when}: they are not those of any update of the run without a kill."
+    if cause.kind == "buffers":
+        return f"Buffers of the model, such as running statistics of batch norm, {when}."
+    if cause.kind == "content":
+        return (
+            f"The samples of update {cause.update} are the same and their contents differ: "
+            "augmentation draws other random numbers."
+        )
+    return (
+        f"`{name}` in the checkpoint after update {cause.update} differs, so it was not restored "
+        "or is not updated as before."
+    )
+
+
+def _describe_samples(cause: Difference, samples: Samples | None) -> str:
+    count = [len(batches) for batches in (cause.expected, cause.found)]
+    if count[0] != count[1]:
+        return (
+            f"Update {cause.update} has the gradient of {count[1]} batches instead of {count[0]}: "
+            "gradients that had been accumulated before the kill are lost."
+        )
+    if samples is None:
+        return f"The samples of update {cause.update} differ."
+    counts = ""
+    if samples.twice or samples.never:
+        counts = (
+            f"{samples.twice} of {samples.total} samples of the epoch were trained twice and "
+            f"{samples.never} never: "
+        )
+    reason = {
+        "again": "the loader starts its epoch again.",
+        "skipped": "batches are skipped that were never trained.",
+        "late": f"the order of the samples differs from update {cause.update} on.",
+        "other": "the order of the samples is another one, its generator was not restored.",
+    }[samples.pattern]
+    return f"{counts}{reason}" if counts else f"{reason[0].upper()}{reason[1:]}"
+
+
+def _describe_option(cause: Difference, name: str, reference: Trace) -> str:
+    if cause.kind == "schedule":
+        return (
+            f"A schedule is at {_show(cause.found)} in update {cause.update} instead of "
+            f"{_show(cause.expected)}."
+        )
+    option = "learning rate" if name == "lr" else f"option `{name}` of the optimizer"
+    path = cause.part.removeprefix("option.")
+    earlier = [
+        update.number
+        for update in reference.updates
+        if update.options.get(path) == cause.found and update.number != cause.update
+    ]
+    hint = f", which is that of update {earlier[0]}" if len(earlier) == 1 else ""
+    return (
+        f"The {option} of update {cause.update} is {_show(cause.found)}{hint}, and "
+        f"{_show(cause.expected)} in the run without a kill: the schedule was not restored, or is "
+        "stepped at another time."
+    )
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list | tuple) and value:
+        return _show(value[0])
+    if isinstance(value, float):
+        return f"{value:.{ROUNDED}g}"
+    return str(value)
+
+
+def _place(cause: Difference, resumed: Trace) -> str:
+    """Return where the script would have to change."""
+    first = resumed.updates[0]
+    if cause.kind in ("samples", "content"):
+        return first.place
+    wanted = {"weights": "module", "buffers": "module", "scaler": "scaler"}.get(cause.kind, "")
+    wanted = {"optimizer": "optimizer", "schedule": "schedule", "option": "schedule"}.get(
+        cause.kind, wanted
+    )
+    for restore in resumed.restores:
+        if restore["what"] == wanted:
+            return str(restore["place"])
+    # Nothing of the kind was loaded: where a checkpoint is read, or else the step.
+    if resumed.loads:
+        return str(resumed.loads[0]["place"])
+    return first.step_place

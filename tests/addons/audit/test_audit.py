@@ -1,0 +1,131 @@
+"""Audits of small scripts that are really killed and started again."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import phasetrain
+from phasetrain.addons.audit.auditor import Audit, audit
+from phasetrain.addons.audit.page import write_page
+from phasetrain.cli.main import main
+
+SCRIPT = """
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+inputs = torch.randn(32, 4)
+loader = DataLoader(TensorDataset(inputs), 4, generator=torch.Generator())
+model = nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+update = 0
+if os.path.exists("last.pt"):
+    state = torch.load("last.pt")
+    model.load_state_dict(state["model"])
+    update = state["update"]
+while update < 12:
+    for (batch,) in loader:
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        update += 1
+        if update % 5 == 0:
+            state = {"model": model.state_dict(), "update": update}
+            torch.save(state, "last.tmp")
+            os.replace("last.tmp", "last.pt")
+        if update == 12:
+            break
+"""
+"""Restores neither its optimizer nor the place in its epoch: update 6 has the samples of update 1."""
+
+
+@pytest.fixture(scope="module")
+def verdict(tmp_path_factory: pytest.TempPathFactory) -> Audit:
+    folder = tmp_path_factory.mktemp("script")
+    folder.joinpath("train.py").write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        found = phasetrain.audit([sys.executable, "train.py"], kill_at=7)
+    # Nothing is left, neither where the script is nor elsewhere.
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+    return found
+
+
+@pytest.mark.feature("audit", "Audit: what any training script does not restore after a kill")
+def test_each_part_that_is_not_restored_is_named_once(verdict: Audit) -> None:
+    assert verdict.exit_code == 1
+    (check,) = verdict.checks
+    named = [(finding.code, finding.part, finding.update) for finding in check.findings]
+    assert named == [
+        ("samples", "samples", 6),
+        ("optimizer", "optimizer.AdamW.step", 6),
+        ("optimizer", "optimizer.AdamW.exp_avg", 6),
+        ("optimizer", "optimizer.AdamW.exp_avg_sq", 6),
+    ]
+    # Updates 6 to 8 would have ended the epoch with samples 20 to 31; they had 0 to 11.
+    assert check.findings[0].sentence.startswith("12 of 32 samples of the epoch were trained twice")
+    assert [finding.place.rpartition("/")[2] for finding in check.findings] == [
+        "train.py:18",
+        *["train.py:14"] * 3,
+    ]
+    assert set(check.effects) == {"loss", "weights", "checkpoint.model"}
+
+
+def test_the_page_has_both_curves(verdict: Audit, tmp_path: Path) -> None:
+    write_page(verdict, ["python", "train.py"], tmp_path / "audit.html")
+    page = tmp_path.joinpath("audit.html").read_text()
+    lines = [line.split("'")[1].split() for line in page.split("<polyline ")[1:]]
+    assert [len(points) for points in lines] == [12, 12]
+    assert lines[0][:5] == lines[1][:5]  # up to the checkpoint that the run was resumed from
+    assert lines[0][5] != lines[1][5]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("print(1)", "no process of the command imported torch"),
+        ("import sys; sys.exit('no data')", "no data"),
+        ("input('start? ')", "EOFError"),
+        ("while True: pass", "did not end within 3 seconds"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "exit code -15"),
+    ],
+)
+def test_a_command_that_cannot_be_audited_is_explained(
+    script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = audit([sys.executable, "-c", script], timeout=3)
+    assert found.exit_code == 2
+    assert words in found.sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_words_behind_two_dashes_belong_to_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "import sys; sys.exit(' '.join(sys.argv[1:]))"
+    words = ["--", sys.executable, "-c", script, "--version", "--help", "-h", "--json"]
+    assert main(["audit", *words]) == 2
+    assert "--version --help -h --json" in capsys.readouterr().out
+    assert main(["audit", "--json", *words]) == 2
+    assert json.loads(capsys.readouterr().out)["checks"] == []
+
+
+def test_it_runs_where_only_torch_is_installed(tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys\n"
+        "sys.modules.update(dict.fromkeys(['hydra', 'omegaconf', 'fvcore', 'iopath', 'torch']))\n"
+        f"sys.argv = ['audit', '--', {sys.executable!r}, '-c', '1']\n"
+        "runpy.run_module('phasetrain.addons.audit', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stdout[:12]) == (2, "Not audited:")

@@ -1,0 +1,152 @@
+"""What a comparison of two records finds: equal and shifted runs, written by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from phasetrain.addons.audit.compare import Samples, compare, count_samples, find_epoch, find_start
+from phasetrain.addons.audit.trace import Save, Trace, Update
+from phasetrain.addons.audit.verdict import make_findings
+
+BATCH, EPOCH = 2, 4  # samples of an update, updates of an epoch
+
+BEFORE = {"weights": 5, "buffers.0": 5, "optimizer.Adam.exp_avg": 5}
+"""Digests after update 5."""
+
+
+def one(number: int, sample: int | None = None, **changes: Any) -> Update:
+    """Update `number` of a run with an epoch of 8 samples in order, or with other first samples."""
+    first = (number - 1) % EPOCH * BATCH if sample is None else sample
+    update = Update(
+        number=number,
+        samples=((first, first + 1),),
+        content=((first, first + 1),),
+        losses=(1.0 / number,),
+        loss_digests=(number,),
+        options={"0.0.lr": 0.1 / number, "schedule.0": number},
+        state={"weights": number, "buffers.0": number, "optimizer.Adam.exp_avg": number},
+        before=None,
+        generators={"torch": 7},
+        place="train.py:3",
+        step_place="train.py:9",
+    )
+    return replace(update, **changes)
+
+
+def run(updates: Sequence[Update], start: int = 0, **content: Any) -> Trace:
+    """A process that makes these updates; it numbers them from 1."""
+    numbered = [replace(update, number=i) for i, update in enumerate(updates, 1)]
+    state = {"weights": start, "buffers.0": start, "optimizer.Adam.exp_avg": start}
+    numbered[0] = replace(numbered[0], before=numbered[0].before or state)
+    return Trace(numbered, **content)
+
+
+REFERENCE = run([one(number) for number in range(1, 13)])
+KILLED = run([one(number) for number in range(1, 8)])  # its last checkpoint: update 5
+
+
+def resumed(first: int = 6, **changes: Any) -> Trace:
+    """The updates after the checkpoint, with changes of the first one."""
+    updates = [one(number) for number in range(first, 13)]
+    return run([replace(updates[0], **changes), *updates[1:]], start=5)
+
+
+def test_an_exact_resume_has_no_difference() -> None:
+    assert find_start(REFERENCE, resumed(), 12) == 5
+    assert compare(REFERENCE, resumed(), 5) == []
+    assert count_samples(REFERENCE, KILLED, resumed(), 5) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "at_start"),
+    [
+        ({"before": {**BEFORE, "optimizer.Adam.exp_avg": 0}}, "optimizer.Adam.exp_avg", True),
+        ({"before": {**BEFORE, "buffers.0": 0}}, "buffers.0", True),
+        ({"generators": {"torch": 8}}, "generator.torch", True),
+        ({"options": {"0.0.lr": 0.1, "schedule.0": 6}}, "option.0.0.lr", True),
+        ({"options": {"0.0.lr": 0.1 / 6, "schedule.0": 7}}, "schedule.0", True),
+        ({"loss_digests": (0,)}, "loss", False),
+        ({"samples": ((0, 1),)}, "samples", False),
+        ({"content": ((9, 9),)}, "content", False),
+        ({"state": {"weights": 0}}, "weights", False),
+    ],
+)
+def test_the_part_that_differs_is_named(changes: dict[str, Any], part: str, at_start: bool) -> None:
+    first = compare(REFERENCE, resumed(**changes), 5)[0]
+    assert (first.part, first.update, first.at_start) == (part, 6, at_start)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        # Updates 6 to 8 end the epoch that began with update 5 and samples 0 and 1.
+        ([0, 2, 4], Samples(8, 2, 2, "again")),
+        ([4, 6, 0], Samples(8, 2, 2, "skipped")),
+        ([6, 4, 2], Samples(8, 0, 0, "skipped")),
+        ([2, 6, 6], Samples(8, 2, 2, "late")),
+        ([5, 1, 3], Samples(8, 1, 1, "other")),
+    ],
+)
+def test_samples_that_were_trained_twice_or_never_are_counted(
+    samples: list[int], expected: Samples
+) -> None:
+    updates = [one(6 + number, sample) for number, sample in enumerate(samples)]
+    assert count_samples(REFERENCE, KILLED, run(updates, start=5), 5) == expected
+
+
+def test_an_epoch_ends_before_a_sample_that_it_has_seen() -> None:
+    assert [find_epoch(REFERENCE, number) for number in (0, 3, 4, 11)] == [
+        (0, 4),
+        (0, 4),
+        (4, 8),
+        (8, 12),
+    ]
+
+
+def test_weights_that_the_run_never_had_have_no_start() -> None:
+    assert find_start(REFERENCE, run([one(6)], start=99), 12) is None
+    assert find_start(REFERENCE, run([one(1)], start=0), 12) == 0
+
+
+def test_a_checkpoint_is_compared_with_that_of_the_same_update() -> None:
+    saved = replace(REFERENCE, saves=[Save(10, "a.pt", {"ema.0": 1, "model.0": 2}, "")])
+    again = replace(resumed(), saves=[Save(5, "b.pt", {"ema.0": 0, "model.0": 2}, "train.py:5")])
+    found = compare(saved, again, 5)
+    assert [(one.part, one.update) for one in found] == [("checkpoint.ema", 10)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "codes", "effects"),
+    [
+        # The moment explains the weights; the generator does not matter where no loss differs.
+        (
+            {
+                "before": {**BEFORE, "optimizer.Adam.exp_avg": 0},
+                "state": {"weights": 0, "buffers.0": 6, "optimizer.Adam.exp_avg": 0},
+            },
+            ["optimizer"],
+            ["weights"],
+        ),
+        ({"generators": {"torch": 8}}, [], ["generator.torch"]),
+        ({"generators": {"torch": 8}, "loss_digests": (0,)}, ["generator"], ["loss"]),
+        (
+            {"generators": {"torch": 8}, "samples": ((0, 1),), "loss_digests": (0,)},
+            ["samples"],
+            ["generator.torch", "loss"],
+        ),
+        # A learning rate follows from its schedule.
+        ({"options": {"0.0.lr": 0.1, "schedule.0": 1}}, ["schedule"], []),
+        ({"loss_digests": (0,)}, ["loss"], []),
+    ],
+)
+def test_causes_are_told_from_their_effects(
+    changes: dict[str, Any], codes: list[str], effects: list[str]
+) -> None:
+    other = resumed(**changes)
+    found = compare(REFERENCE, other, 5)
+    samples = count_samples(REFERENCE, KILLED, other, 5)
+    findings, rest = make_findings(found, samples, other, REFERENCE)
+    assert [finding.code for finding in findings] == codes
+    assert rest == effects
