@@ -70,7 +70,7 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/profiling.py
 
 reference: $(VENV)/core  ## write the generated pages and tables of docs/
-	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
+	$(BIN)/python -m phasetrain.addons.authoring.reference > docs/reference.md
 	$(BIN)/python -m phasetrain.addons.vissl.key_page > docs/addons/vissl_keys.md
 	$(BIN)/python -m phasetrain.addons.experiments.recipes.pages docs/recipes
 	$(BIN)/python tools/docs_tables.py

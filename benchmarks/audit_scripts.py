@@ -425,10 +425,10 @@ FAULTS = [
         "loss",
         (
             "nn.functional.mse_loss(model(inputs), targets)",
-            "weight * nn.functional.mse_loss(model(inputs), targets)",
+            "factor * nn.functional.mse_loss(model(inputs), targets)",
         ),
-        ("        update += 1\n", "        update += 1\n        weight += 0.1\n"),
-        ("update = epoch = 0\n", "update = epoch = 0\nweight = 1.0\n"),
+        ("        update += 1\n", "        update += 1\n        factor += 0.1\n"),
+        ("update = epoch = 0\n", "update = epoch = 0\nfactor = 1.0\n"),
     ),
     plant(
         "the EMA is not restored",

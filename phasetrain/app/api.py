@@ -12,16 +12,16 @@ from phasetrain.app.load import load
 from phasetrain.app.python_objects.name_objects import ObjectNamer
 from phasetrain.app.result import RunResult
 from phasetrain.checkpoint import Checkpointer
+from phasetrain.config.addons import find_service
 from phasetrain.config.compose.override_text import format_overrides
 from phasetrain.config.objects import provide_objects
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import PhasetrainError
-from phasetrain.hooks.progress.notebook import NotebookProgress, in_notebook
 from phasetrain.runs.history import History, read_history
 from phasetrain.runs.view import RunView
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.storage import open_storage
-from phasetrain.runtime.terminal import Terminal
+from phasetrain.runtime.terminal import Terminal, in_notebook
 
 __all__ = ["Config", "RunResult", "load", "overrides_of", "run", "train", "with_history"]
 
@@ -92,9 +92,9 @@ def _run_words(
 ) -> RunResult:
     """Run a config with further overrides, see `run`."""
     extra = label_hooks(hooks)
-    if terminal is None and in_notebook():
+    if terminal is None and in_notebook() and (make_hook := find_service("show_in_notebook")):
         # first, so that a hook of the caller with this label replaces it
-        extra = {"notebook": NotebookProgress(), **extra}
+        extra = {"notebook": make_hook(), **extra}
     namer = ObjectNamer()
     overrides = [*overrides_of(config, namer), *words]
     objects = namer.finish()

@@ -1,24 +1,15 @@
 """The result of a run, as `phasetrain.run` returns it and the command line prints it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from phasetrain.config.addons import find_service
 from phasetrain.config.objects import GivenObjects, provide_objects
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook, Run
 from phasetrain.runs.history import Best, History
-from phasetrain.runtime.format import format_duration
-from phasetrain.runtime.html import element, escape_text, table
 from phasetrain.tasks import Task
-
-CURVE_WIDTH = 240
-CURVE_HEIGHT = 48
-"""Pixels of the curve in a notebook."""
-
-MAX_POINTS = 200
-"""Maximum number of its points, roughly."""
 
 
 class LatestMetrics(Hook):
@@ -82,9 +73,11 @@ class RunResult:
         with provide_objects(self.objects):
             return load(self.folder, checkpoint, **options)
 
-    def _repr_html_(self) -> str:
-        """Return the view in a notebook: state, folder, metrics and a curve."""
-        return _format_page(self)
+    def _repr_html_(self) -> str | None:
+        """Return the view in a notebook: state, folder, metrics and a curve; None without the
+        add-on that draws it."""
+        format_result = find_service("format_result")
+        return format_result(self) if format_result else None
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the history as JSON data."""
@@ -100,58 +93,3 @@ class RunResult:
             "best": None if self.best is None else asdict(self.best),
             "details": dict(self.details),
         }
-
-
-def _format_page(result: RunResult) -> str:
-    """Return a line on the run, a table of its metrics, and the curve of the monitored one."""
-    facts = [
-        element("b", escape_text(result.state)),
-        f"{result.updates:,} updates",
-        element("code", escape_text(result.folder)),
-    ]
-    if result.seconds:
-        facts.insert(2, format_duration(result.seconds))
-    if result.reason and result.reason != "completed":
-        facts.insert(1, escape_text(result.reason))
-    rows = []
-    for name, value in result.last.items():
-        best = result.history.best(name)
-        shown = "" if best is None else f"{best.value:.4g} (update {best.updates:,})"
-        rows.append((escape_text(name), f"{value:.4g}", shown))
-    content = element("p", " · ".join(facts))
-    if rows:
-        content += table(("metric", "last", "best"), rows)
-    if result.best is not None:
-        content += _draw_curve(result.history, result.best.metric)
-    return element("div", content, cls="phasetrain-result")
-
-
-def _draw_curve(history: History, metric: str) -> str:
-    """Return a small picture of a metric by update; empty for fewer than two values."""
-    measured = [(x, y) for x, y in history.scalar(metric) if math.isfinite(y)]
-    points = measured[:: max(1, len(measured) // MAX_POINTS)]
-    if len(points) < 2:
-        return ""
-    first = points[0][0]
-    length = max(points[-1][0] - first, 1)
-    low = min(y for _, y in points)
-    # A constant metric has no height to divide by.
-    height = max(max(y for _, y in points) - low, 1e-12)
-    places = " ".join(
-        f"{(x - first) / length * CURVE_WIDTH:.1f},{(1 - (y - low) / height) * CURVE_HEIGHT:.1f}"
-        for x, y in points
-    )
-    line = element(
-        "polyline", points=places, fill="none", stroke="currentColor", stroke_width="1.5"
-    )
-    picture = element(
-        "svg",
-        line,
-        width=CURVE_WIDTH,
-        height=CURVE_HEIGHT,
-        viewBox=f"0 0 {CURVE_WIDTH} {CURVE_HEIGHT}",
-        role="img",
-        aria_label=f"{metric} by update",
-        style="overflow:visible",
-    )
-    return element("p", f"{picture} {escape_text(metric)}")

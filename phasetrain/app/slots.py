@@ -29,10 +29,7 @@ def _list_schedule_slots(place: str) -> tuple[Slot, Slot]:
 
 CORE_SLOTS = (
     Slot("TASK", "task", provided=frozenset({"parts", "make_model"})),
-    Slot("TASK.teacher", "model", only=("TASK", "distillation")),
     Slot("MODEL", "model", provided=frozenset({"make_model"})),
-    Slot("MODEL.trunk", "model", only=("MODEL", "trunk_heads")),
-    Slot("MODEL.heads.*", "model", only=("MODEL", "trunk_heads")),
     Slot(
         "MODEL.adapters",
         "adapter",

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from phasetrain.app.code_cache import compute_once
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call, make_parser
 from phasetrain.cli.table import format_commands, list_commands, list_group
+from phasetrain.config.addons import require_service
 from phasetrain.config.compose.folders import find_config_dir, list_options
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import EXIT_CODES
@@ -55,19 +55,12 @@ def run_help(call: Call) -> Outcome:
         )
     else:
         if topic:
-            text = compute_once(f"help {topic}", lambda: _explain_topic(topic))
+            text = require_service("explain_topic", "authoring", f"help {topic}")(topic)
         else:
             text = general_help(f"{USAGE}\n\n{format_commands()}", call.flags.config_dir)
         if sys.stdout.isatty():
             text = wrap_help(text, shutil.get_terminal_size().columns)
     return Outcome(text=text, content={"text": text})
-
-
-def _explain_topic(topic: str) -> str:
-    # Imports all parts, and with them torch.
-    from phasetrain.cli.help import topic_help
-
-    return topic_help(topic)
 
 
 def general_help(usage: str, config_dir: str | None) -> str:

@@ -1,10 +1,12 @@
 """Imports of modules from their former places, which work and warn until 0.4."""
 
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
+from typing import Any
 
 REMOVED_IN = "0.4"
 
@@ -29,8 +31,10 @@ MOVED = MappingProxyType(
                 ("runs.follow", f"{ADDONS}.observe.follow"),
             )
         },
+        "phasetrain.app.code_cache": f"{ADDONS}.authoring.code_cache",
         "phasetrain.app.submit": f"{ADDONS}.submission.submit",
         "phasetrain.checkpoint.sharded": f"{SHARDING}.checkpoint",
+        "phasetrain.cli.help": f"{ADDONS}.authoring.topic_help",
         "phasetrain.commands": "phasetrain.app",
         **{
             f"phasetrain.commands.{name}": f"{EXPERIMENTS}.{name}"
@@ -53,9 +57,11 @@ MOVED = MappingProxyType(
             f"phasetrain.data.batch_transforms.{name}": f"{BATCH_TRANSFORMS}.{name}"
             for name in ("cutmix", "each_view", "mixing", "mixup", "one_of")
         },
+        "phasetrain.config.reference": f"{ADDONS}.authoring.reference",
         "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
         "phasetrain.data.datasets.text": f"{TEXT}.blocks",
         "phasetrain.data.datasets.file_list": f"{ADDONS}.vision.file_list",
+        "phasetrain.data.datasets.image_folder": f"{ADDONS}.vision.image_folder",
         "phasetrain.data.tokens": f"{TEXT}.tokens",
         **{
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
@@ -71,7 +77,11 @@ MOVED = MappingProxyType(
         "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
+        "phasetrain.hooks.monitors.stragglers": f"{ADDONS}.observe.stragglers",
+        "phasetrain.hooks.progress.notebook": f"{ADDONS}.observe.notebook",
+        "phasetrain.hooks.watchdog": f"{ADDONS}.observe.watchdog",
         "phasetrain.hooks.weights": f"{ADDONS}.reload.reload_weights",
+        "phasetrain.losses.distillation": f"{ADDONS}.vision.soft_targets",
         "phasetrain.losses.self_supervised": f"{ADDONS}.vision.self_supervised_losses",
         "phasetrain.losses.self_supervised.clustering": "phasetrain.losses.clustering",
         "phasetrain.meters.classification": METRICS,
@@ -83,7 +93,11 @@ MOVED = MappingProxyType(
         "phasetrain.models.heads": f"{ADDONS}.vision.trunk_head",
         "phasetrain.models.layers": f"{DEPLOY}.extract.layers",
         "phasetrain.models.model_calls": f"{ADDONS}.libraries.models.model_calls",
+        "phasetrain.models.pooling": f"{ADDONS}.vision.pooling",
         "phasetrain.models.resnet": f"{ADDONS}.vision.resnet",
+        "phasetrain.models.resnet_cifar": f"{ADDONS}.vision.resnet_cifar",
+        "phasetrain.models.trunk_heads": f"{ADDONS}.vision.trunk_heads",
+        "phasetrain.tasks.distillation": f"{ADDONS}.vision.distillation",
         "phasetrain.tasks.flops": f"{ADDONS}.observe.profiling.flops",
         "phasetrain.tasks.generation": f"{TEXT}.generation",
         "phasetrain.tasks.raw_inputs": f"{DEPLOY}.predict.raw_inputs",
@@ -114,9 +128,11 @@ NAMES = MappingProxyType(
             "Record": f"{ADDONS}.observe.trackers.base",
             "ReloadWeights": f"{ADDONS}.reload.reload_weights",
             "Report": f"{ADDONS}.report.hook",
+            "Stragglers": f"{ADDONS}.observe.stragglers",
             "TensorBoard": f"{ADDONS}.observe.trackers.tensorboard",
             "Tracker": f"{ADDONS}.observe.trackers.base",
             "WandB": f"{ADDONS}.observe.trackers.wandb",
+            "Watchdog": f"{ADDONS}.observe.watchdog",
         },
         "phasetrain.data": {"Tokens": f"{TEXT}.tokens.dataset"},
         "phasetrain.data.batch_transforms": {
@@ -134,6 +150,7 @@ NAMES = MappingProxyType(
             "FileList": f"{ADDONS}.vision.file_list",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
             "IGNORED": "phasetrain.engine.batch",
+            "ImageFolder": f"{ADDONS}.vision.image_folder",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
             "NumberSamples": f"{ADDONS}.libraries.scikit_learn",
             "PackedTokens": f"{TEXT}.blocks",
@@ -178,6 +195,7 @@ NAMES = MappingProxyType(
             "NPID": f"{SELF_SUPERVISED_LOSSES}.npid",
             "ScheduledLoss": f"{SELF_SUPERVISED_LOSSES}.multi_view",
             "SimCLR": f"{SELF_SUPERVISED_LOSSES}.simclr",
+            "SoftTargets": f"{ADDONS}.vision.soft_targets",
             "SwAV": f"{SELF_SUPERVISED_LOSSES}.swav",
             "TeacherLoss": f"{SELF_SUPERVISED_LOSSES}.multi_view",
             "ViewDistillation": f"{SELF_SUPERVISED_LOSSES}.view_distillation",
@@ -211,12 +229,14 @@ NAMES = MappingProxyType(
             "ConditionalGAN": f"{ADDONS}.vision.conditional_gan",
             "Decodes": f"{ADDONS}.text.models",
             "KeyValueCache": f"{ADDONS}.text.transformer",
+            "ResNetCifar": f"{ADDONS}.vision.resnet_cifar",
             "Seq2SeqGRU": f"{ADDONS}.text.models",
             "Seq2SeqTransformer": f"{ADDONS}.text.models",
             "SeriesFCN": f"{ADDONS}.text.models",
             "SeriesResNet": f"{ADDONS}.text.models",
             "Transformer": f"{ADDONS}.text.transformer",
             "TrunkHead": f"{ADDONS}.vision.trunk_head",
+            "TrunkHeads": f"{ADDONS}.vision.trunk_heads",
             "UNet": f"{ADDONS}.vision.unet",
             "find_timm_model": f"{ADDONS}.libraries.models",
             "find_torchvision_model": f"{ADDONS}.libraries.models",
@@ -230,6 +250,7 @@ NAMES = MappingProxyType(
         },
         "phasetrain.models.adapters": {"make_peft_files": f"{DEPLOY}.peft"},
         "phasetrain.tasks": {
+            "Distillation": f"{ADDONS}.vision.distillation",
             "GAN": f"{ADDONS}.vision.gan",
             "LanguageModel": f"{ADDONS}.text.language_model",
             "SelfSupervised": f"{ADDONS}.vision.self_supervised",
@@ -265,7 +286,9 @@ class MovedFinder:
         new_name = find_new_name(name) if name.startswith("phasetrain.") else None
         if new_name is None:
             return None
-        return ModuleSpec(name, _Loader(new_name), is_package=True)  # type: ignore[arg-type]
+        new_spec = importlib.util.find_spec(new_name)
+        is_package = new_spec is None or new_spec.submodule_search_locations is not None
+        return ModuleSpec(name, _Loader(new_name), is_package=is_package)  # type: ignore[arg-type]
 
 
 class _Loader:
@@ -280,6 +303,11 @@ class _Loader:
         module = importlib.import_module(self.new_name)
         self.spec = module.__spec__
         return module
+
+    def get_code(self, name: str) -> Any:
+        """Return the code of the module, for `python -m`."""
+        spec: Any = importlib.util.find_spec(self.new_name)
+        return spec.loader.get_code(self.new_name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Undo the changes of the import system to the module, which is loaded already."""

@@ -18,7 +18,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "dataset": {
             "digits": "phasetrain.data.datasets.digits",
             "idx": "phasetrain.data.datasets.idx",
-            "image_folder": "phasetrain.data.datasets.image_folder",
             "lines": "phasetrain.data.datasets.lines",
             "mixed": "phasetrain.data.mixture",
             "from_task": "phasetrain.data.datasets.from_task",
@@ -41,14 +40,11 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "metrics": "phasetrain.hooks.metrics",
             "numerics": "phasetrain.hooks.numerics",
             "plateau": "phasetrain.hooks.monitors.plateau",
-            "stragglers": "phasetrain.hooks.monitors.stragglers",
-            "watchdog": "phasetrain.hooks.watchdog",
         },
         "loader": {},
         "loss": {
             "cross_entropy": "phasetrain.losses.cross_entropy",
             "from_model": "phasetrain.losses.from_model",
-            "soft_targets": "phasetrain.losses.distillation",
             "weighted_sum": "phasetrain.losses.weighted_sum",
         },
         "meter": {
@@ -58,9 +54,7 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "model": {
             "mlp": "phasetrain.models.mlp",
-            "resnet_cifar": "phasetrain.models.resnet_cifar",
             "small_cnn": "phasetrain.models.small_cnn",
-            "trunk_heads": "phasetrain.models.trunk_heads",
         },
         "optimizer": {
             "adam": "phasetrain.optim.optimizers",
@@ -76,7 +70,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "repeated": "phasetrain.data.samplers.named",
             "sequential": "phasetrain.data.samplers.phase_sampler",
             "shuffled": "phasetrain.data.samplers.phase_sampler",
-            "stratified": "phasetrain.data.samplers.named",
             "weighted": "phasetrain.data.samplers.named",
         },
         "scaler": {
@@ -88,22 +81,17 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "composite": "phasetrain.optim.schedules.schedules",
             "constant": "phasetrain.optim.schedules.schedules",
             "cosine": "phasetrain.optim.schedules.schedules",
-            "cosine_restarts": "phasetrain.optim.schedules.schedules",
             "exponential": "phasetrain.optim.schedules.schedules",
-            "inverse_sqrt": "phasetrain.optim.schedules.schedules",
             "linear": "phasetrain.optim.schedules.schedules",
             "multistep": "phasetrain.optim.schedules.schedules",
             "one_cycle": "phasetrain.optim.schedules.schedules",
-            "polynomial": "phasetrain.optim.schedules.schedules",
             "step": "phasetrain.optim.schedules.schedules",
-            "wsd": "phasetrain.optim.schedules.schedules",
         },
         "strategy": {
             "ddp": "phasetrain.distributed.strategies.ddp",
             "none": "phasetrain.distributed.strategies.base",
         },
         "task": {
-            "distillation": "phasetrain.tasks.distillation",
             "supervised": "phasetrain.tasks.supervised",
         },
         "transform": {

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     from phasetrain.hooks.metrics import Metrics
     from phasetrain.hooks.monitors.early_stopping import EarlyStopping
     from phasetrain.hooks.monitors.plateau import Plateau
-    from phasetrain.hooks.monitors.stragglers import Stragglers
     from phasetrain.hooks.numerics import Numerics
     from phasetrain.hooks.progress.console import ConsoleView
-    from phasetrain.hooks.watchdog import Watchdog
 else:
     __getattr__, __dir__ = export_lazily(__name__)
 
@@ -31,7 +29,5 @@ __all__ = [
     "Numerics",
     "Plateau",
     "Run",
-    "Stragglers",
-    "Watchdog",
     "on",
 ]

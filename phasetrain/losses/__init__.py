@@ -7,7 +7,6 @@ from phasetrain.config.exports import export_lazily
 if TYPE_CHECKING:
     from phasetrain.losses.base import LOSSES, CoupledLoss, FunctionLoss, LoggingLoss, name_loss
     from phasetrain.losses.cross_entropy import CrossEntropy
-    from phasetrain.losses.distillation import SoftTargets
     from phasetrain.losses.from_model import FromModel
     from phasetrain.losses.mean_reduction import (
         find_ignore_index,
@@ -25,7 +24,6 @@ __all__ = [
     "FromModel",
     "FunctionLoss",
     "LoggingLoss",
-    "SoftTargets",
     "WeightedSum",
     "find_ignore_index",
     "find_target_counter",

@@ -315,6 +315,11 @@ def meters_of(meters: Mapping[str, Meter], split: str) -> dict[str, Meter]:
     return {label: meter for label, meter in meters.items() if meter.measures(split)}
 
 
+def is_metric_of(label: str, name: str) -> bool:
+    """Return whether a metric has the name of one of the metrics of a meter, given its label."""
+    return name == label or name.startswith(f"{label}_")
+
+
 def split_metric(name: str, meters: Mapping[str, Meter]) -> tuple[str, str]:
     """Split the name of a metric into the label of its meter and the name within the meter.
 
@@ -325,7 +330,7 @@ def split_metric(name: str, meters: Mapping[str, Meter]) -> tuple[str, str]:
         ('errors', 'r2')
     """
     # Labels may contain underscores, so the longest one that fits is meant.
-    labels = [label for label in meters if name == label or name.startswith(f"{label}_")]
+    labels = [label for label in meters if is_metric_of(label, name)]
     label = max(labels, key=len, default="")
     return label, name[len(label) + 1 :] if label else ""
 

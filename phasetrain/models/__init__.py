@@ -7,9 +7,7 @@ from phasetrain.config.exports import export_lazily
 if TYPE_CHECKING:
     from phasetrain.models.base import HEADS, MODELS, Embedding
     from phasetrain.models.mlp import MLP
-    from phasetrain.models.resnet_cifar import ResNetCifar
     from phasetrain.models.small_cnn import SmallCNN
-    from phasetrain.models.trunk_heads import TrunkHeads
 else:
     __getattr__, __dir__ = export_lazily(__name__)
 
@@ -18,7 +16,5 @@ __all__ = [
     "MLP",
     "MODELS",
     "Embedding",
-    "ResNetCifar",
     "SmallCNN",
-    "TrunkHeads",
 ]

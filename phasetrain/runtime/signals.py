@@ -1,11 +1,12 @@
-"""Signals that ask a run to stop or to save."""
+"""Signals that ask a run to stop, to save, or to write the stacks of its threads."""
 
+import faulthandler
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +22,9 @@ group."""
 
 END_SECONDS = 60
 """Time to exit after a second signal, before SIGALRM kills the process."""
+
+STACKS_FILE = "stacks.txt"
+"""File in the run folder, shared with the loader's workers."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -142,3 +146,23 @@ class Signals:
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.save = True
+
+
+@contextmanager
+def stacks_on_signal(path: str) -> Iterator[None]:
+    """Append the stacks of all threads to the file `path` whenever SIGUSR2 arrives.
+
+    A file that is still empty at the end is deleted.
+    """
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            # In C, so that it works while the interpreter hangs.
+            faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+            try:
+                yield
+            finally:
+                faulthandler.unregister(signal.SIGUSR2)
+    finally:
+        with suppress(FileNotFoundError):  # another process has deleted it
+            if not Path(path).stat().st_size:
+                Path(path).unlink()

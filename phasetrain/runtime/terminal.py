@@ -294,3 +294,15 @@ def plain_table(title: str, head: Sequence[str], rows: Rows) -> str:
 
 def _is_numeric(rows: Rows, column: int) -> bool:
     return all(row[column][:1] in "0123456789-+<." for row in rows)
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    # A kernel has imported IPython, and importing it here would slow down every other process.
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    # IPython in a terminal has a shell too, but no cell that can show HTML.
+    return shell is not None and "IPKernelApp" in shell.config

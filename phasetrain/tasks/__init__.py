@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from phasetrain.tasks.base import TASKS, Task
     from phasetrain.tasks.build.builder import Builder
     from phasetrain.tasks.build.data_builder import SplitData
-    from phasetrain.tasks.distillation import Distillation
     from phasetrain.tasks.parts import Parts, StepEvents
     from phasetrain.tasks.state import PerRank, SavedTask, Stateful
     from phasetrain.tasks.step_runner import GradientPass
@@ -20,7 +19,6 @@ else:
 __all__ = [
     "TASKS",
     "Builder",
-    "Distillation",
     "GradientPass",
     "Parts",
     "PerRank",

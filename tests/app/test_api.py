@@ -75,6 +75,7 @@ class TestRun:
             range(1, 11)
         )
 
+    @pytest.mark.addon("observe")
     def test_notebook_shows_metrics_folder_and_curve(self, result: RunResult) -> None:
         page = result._repr_html_()
         assert result.folder in page

@@ -152,8 +152,8 @@ class TestJson:
         assert json.loads(capsys.readouterr().out)["config"]["OPTIMIZER"]["lr"] == 0.25
         assert main(["--version", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["version"] == __version__
-        assert main(["help", "OPTIMIZER", "--json"]) == 0
-        assert "OPTIMIZER.lr" in json.loads(capsys.readouterr().out)["text"]
+        assert main(["help", "train", "--json"]) == 0
+        assert "usage: phasetrain train" in json.loads(capsys.readouterr().out)["text"]
 
     def test_unexpected_error_is_reported_and_raised(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

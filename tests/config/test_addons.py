@@ -23,10 +23,8 @@ from phasetrain import testing
 from phasetrain.app import slots
 from phasetrain.app.setup import resolve_config
 from phasetrain.app.slots import list_slots
-from phasetrain.cli.help import topic_help
 from phasetrain.config import addons, engines
 from phasetrain.config.addons import AddOn, Command, Engine, PartPlace, import_object, load_addons
-from phasetrain.config.reference import reference_page
 from phasetrain.config.registry import Registry
 from phasetrain.config.sections import extended
 from phasetrain.config.sections.keys import Section, key
@@ -265,14 +263,14 @@ class TestPlacesOfParts:
         with raises(ConfigError, code=code, key=key):
             resolve_config(["LOSS.name=wrapped", f"LOSS.inner={inner}"])
 
-    def test_place_is_in_help_and_reference(self) -> None:
+    @pytest.mark.addon("authoring")
+    def test_place_is_in_help_reference_and_schema(self) -> None:
+        from phasetrain.addons.authoring.editor.sections import describe_sections
+        from phasetrain.addons.authoring.reference import reference_page
+        from phasetrain.addons.authoring.topic_help import topic_help
+
         assert "  LOSS.inner.share = 1.0" in topic_help("LOSS")
         assert "## Entries of `LOSS.inner`" in reference_page()
-
-    @pytest.mark.addon("authoring")
-    def test_place_is_in_the_schema(self) -> None:
-        from phasetrain.addons.authoring.editor.sections import describe_sections
-
         inner = describe_sections({})["definitions"]["LOSS.inner"]
         assert "share" in str(inner)
 

@@ -38,7 +38,7 @@ def test_package_imports_a_module_when_its_name_is_used() -> None:
         "import sys, phasetrain.losses as losses\n"
         "print('phasetrain.losses.weighted_sum' in sys.modules)\n"
         "print(losses.WeightedSum.__module__)\n"
-        "print('phasetrain.losses.distillation' in sys.modules)\n"
+        "print('phasetrain.losses.from_model' in sys.modules)\n"
         "print(hasattr(losses, 'NoSuchLoss'))\n"
     )
     done = subprocess.run(

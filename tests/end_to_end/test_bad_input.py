@@ -57,7 +57,7 @@ def idx_file(path: Path, values: "np.ndarray[Any, Any]") -> None:
         (["OPTIMIZER.lr=fast"], "config.wrong_type", "OPTIMIZER.lr", None),
         (["OPTIMIZER.lr=inf"], "config.wrong_type", "OPTIMIZER.lr", None),
         (["PHASES.epochs=1.5"], "config.wrong_type", "PHASES.epochs", None),
-        (["MODEL=resnet20", "MODEL.depth=21"], "config.wrong_type", "MODEL.depth", None),
+        (["MODEL=small_cnn", "MODEL.width=big"], "config.wrong_type", "MODEL.width", None),
         (["OPTIMIZER.accumulate=5"], "config.indivisible", "OPTIMIZER.accumulate", None),
         (["RUN.imports=[no_such_module]"], "config.import_failed", "RUN.imports", None),
         (["RUN.dir=/proc/phasetrain"], "folder.not_writable", "RUN.dir", None),
@@ -129,7 +129,12 @@ def test_unknown_option_has_exit_code_2(here: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("key", "words", "path"),
     [
-        ("DATA.TRAIN", ["dataset=image_folder", "path=no/such/folder"], "no/such/folder"),
+        pytest.param(
+            "DATA.TRAIN",
+            ["dataset=image_folder", "path=no/such/folder"],
+            "no/such/folder",
+            marks=pytest.mark.addon("vision"),
+        ),
         ("DATA.TEST", ["dataset=idx", "images=no/images", "labels=no/labels"], "no/images"),
     ],
 )

@@ -57,7 +57,7 @@ def list_network_calls(argument: str, folder: Path) -> Any:
 def test_nothing_connects(tmp_path: Path) -> None:
     commands = [
         ["--help"],
-        ["help", "MODEL"],
+        ["help", "train"],
         ["PHASES.updates=3", "RUN.dir=run"],
         ["test", "run"],
         ["runs", "list", "--json"],

@@ -70,9 +70,10 @@ def test_composite_and_momentum_schedules_resume_exactly(tmp_path: Path) -> None
             r"SCHEDULES.lr \(schedule 'composite'\): parts: 2 epochs \+ 6 updates take 16 updates, more than the run, "
             r"which has 15 updates \(3 epochs\)",
         ),
-        (
+        pytest.param(
             "{name: wsd, warmup: 2 epochs, decay: 6 updates}",
             r"SCHEDULES.lr \(schedule 'wsd'\): warmup = '2 epochs' and decay = '6 updates' together take 16 updates",
+            marks=pytest.mark.addon("optimizers"),
         ),
         (
             "{name: cosine, warmup: 3 epochs}",
@@ -140,12 +141,13 @@ class TestHeld:
                 [1] * 4 + [0.5] * 4 + [0.25] * 4,
             ),
             ("{name: constant, warmup: 2 epochs}", [n / 8 for n in range(8)] + [1] * 4),
-            (
+            pytest.param(
                 "{name: cosine_restarts, period: 2 epochs, decay: 0.5}",
                 [
                     *(1, 0.9619398, 0.8535534, 0.6913417, 0.5, 0.3086583, 0.1464466, 0.0380602),
                     *(0.5, 0.4809699, 0.4267767, 0.3456709),
                 ],
+                marks=pytest.mark.addon("optimizers"),
             ),
             (
                 "{name: composite, parts: [{name: constant, length: 2 epochs}, {name: linear}]}",

@@ -44,6 +44,7 @@ def measures(folder: Path) -> list[dict[str, float]]:
     return [record["metrics"] for record in records(folder) if record["kind"] == "phase"]
 
 
+@pytest.mark.addon("vision")
 class TestSeveralHeads:
     @pytest.mark.feature(
         "70",
@@ -220,6 +221,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.addon("vision")
 class TestDistillation:
     def words(self, teacher: Path) -> list[str]:
         return [

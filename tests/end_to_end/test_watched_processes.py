@@ -11,6 +11,7 @@ from test_faults_processes import DATA, WORDS, strike
 STRAGGLERS = "HOOKS.stragglers={every_updates: 5, milliseconds: 20}"
 
 
+@pytest.mark.addon("observe")
 @pytest.mark.serial
 class TestStragglers:
     @pytest.mark.slow

@@ -90,7 +90,7 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("word", "key"),
     [
         (f"HOOKS.shrink={{name: {__name__}.Shrink, factor: 0.5}}", "HOOKS.shrink.factor"),
-        ("HOOKS.more={name: stragglers}", "HOOKS.shrink"),
+        (f"HOOKS.more={{name: {__name__}.Count}}", "HOOKS.shrink"),
     ],
 )
 def test_finished_run_is_not_mistaken_for_one_with_another_acting_hook(
@@ -103,7 +103,7 @@ def test_finished_run_is_not_mistaken_for_one_with_another_acting_hook(
 def test_finished_run_with_another_observing_hook_is_the_same(shrunk: Path) -> None:
     word = f"HOOKS.shrink={{name: {__name__}.Shrink, factor: 0.99}}"
     found = train(
-        shrunk, SHORT, word, "HOOKS.more={name: stragglers}", f"HOOKS.n={{name: {__name__}.Count}}"
+        shrunk, SHORT, word, "HOOKS.more={name: metrics}", f"HOOKS.n={{name: {__name__}.Count}}"
     )
     assert found.updates == 5
 

@@ -8,7 +8,7 @@ import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 from torch import Tensor, nn
 
-from phasetrain.optim.first_gradients import step_first_gradients
+from phasetrain.optim.optimizers import step_first_gradients
 
 OPTIONS: list[dict[str, Any]] = [
     {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},

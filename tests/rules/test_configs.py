@@ -137,5 +137,5 @@ def test_option_composes_and_builds(
 
 
 def test_option_that_does_not_build_is_rejected(tmp_path: Path) -> None:
-    with raises(ConfigError, code="config.wrong_type", key="MODEL.depth"):
-        plan(["MODEL=resnet20", "MODEL.depth=21"], tmp_path)
+    with raises(ConfigError, code="config.wrong_type", key="MODEL.width"):
+        plan(["MODEL=small_cnn", "MODEL.width=big"], tmp_path)

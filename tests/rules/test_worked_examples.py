@@ -121,7 +121,7 @@ def test_examples_pass_their_tests_in_a_copy(tmp_path: Path) -> None:
     run_python("-m", "ruff", "format", "--check", *sources)
     # As `make reference` does.
     run_python("tools/docs_tables.py")
-    page = run_python("-m", "phasetrain.config.reference")
+    page = run_python("-m", "phasetrain.addons.authoring.reference")
     (tmp_path / "docs" / "reference.md").write_text(page, "utf-8")
     generated = {
         path.relative_to(tmp_path).as_posix()

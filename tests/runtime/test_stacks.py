@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-from phasetrain.runtime.stacks import stacks_on_signal
+from phasetrain.runtime.signals import stacks_on_signal
 
 HANG = """
 import sys, threading, time
-from phasetrain.runtime.stacks import stacks_on_signal
+from phasetrain.runtime.signals import stacks_on_signal
 
 def hang_in_a_thread():
     time.sleep(60)

@@ -391,6 +391,7 @@ def own(registry: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[st
 def list_marks(words: Iterable[str]) -> list[Any]:
     """Return the marks of a case with these words: the add-ons of the experiment and files."""
     addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "text"}
+    addons["name: trunk_heads"] = "vision"
     addons |= {f"OPTIMIZER.name={name}": "optimizers" for name in ("lamb", "lars", "muon")}
     needed = [name for part, name in addons.items() if any(part in word for word in words)]
     return [pytest.mark.addon(*needed)] if needed else []
@@ -427,7 +428,7 @@ def test_tests_of_learning_in_other_files_exist(named: str) -> None:
     assert test not in names_of_tests(Path(__file__))
 
 
-@pytest.mark.addon("libraries", "observe", "text", "vision")
+@pytest.mark.addon("libraries", "observe", "optimizers", "text", "vision")
 def test_overrides_are_for_existing_parts() -> None:
     assert set(MODEL_WORDS) <= set(MODELS)
     assert set(SCALER_WORDS) <= set(SCALERS)

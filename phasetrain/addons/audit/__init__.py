@@ -1,7 +1,7 @@
 """Audit of any training script: does it resume exactly after a kill?
 
-`python -m phasetrain.addons.audit` and `auditor.audit` need Python and torch only: neither Hydra nor
-the rest of phasetrain is imported.
+`python -m phasetrain.addons.audit` and `auditor.audit` need Python and torch only: neither Hydra
+nor the rest of phasetrain is imported.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from phasetrain.addons.audit.compare import (
     compare,
     count_samples,
     find_start,
+    find_undone,
 )
 from phasetrain.addons.audit.remedies import FRAMEWORKS, find_remedy
 from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
@@ -149,10 +150,11 @@ class _Auditor:
         self.report("the script, from start to end")
         first = self.runner.run(self.runner.new_folder("first"), self.limits)
         trace = _require_updates(first)
-        saved, kill_at = self._choose_kill(first)
-        limits = {**self.limits, "origin": saved, "every": max(1, trace.every)}
+        kill_at = self._choose_kill(first)
+        limits = {**self.limits, "every": max(1, trace.every)}
         self.report("the script once more, for its own noise")
-        again = self.runner.run(self.runner.new_folder("again"), limits)
+        # With digests in every update: a run may be resumed after any of them.
+        again = self.runner.run(self.runner.new_folder("again"), {**self.limits, "every": 1})
         reference = again.trace
         noise = compare(trace, reference)
         self.noise = {one.part: one.update for one in noise}
@@ -172,9 +174,8 @@ class _Auditor:
             checks += self._ask_more(before, reference, killed, resumed, start, limits)
         return self._conclude(checks, noise, trace, kill_at, start, first)
 
-    def _choose_kill(self, first: Finished) -> tuple[int, int]:
-        """Return the update after which the last checkpoint before the kill is written, and the
-        update of the kill."""
+    def _choose_kill(self, first: Finished) -> int:
+        """Return the update of the kill: after a checkpoint, half way to the next one."""
         trace = first.trace
         count = len(trace.updates)
         self._check_places(first)
@@ -186,12 +187,11 @@ class _Auditor:
                 raise CannotAuditError(
                     f"--kill-at {given}: expected 1 to {count - 1}, of {count} updates"
                 )
-            before = [point for point in points if point <= given]
-            if not before:
+            if not points or given < points[0]:
                 raise CannotAuditError(
                     f"no checkpoint is written before update {given}; it would start over"
                 )
-            return before[-1], given
+            return given
         if not points:
             raise CannotAuditError(
                 f"the script writes no checkpoint before the end of its {count} updates, so a kill "
@@ -200,7 +200,7 @@ class _Auditor:
         point = points[len(points) // 2]
         later = [other for other in points if other > point]
         end = later[0] if later else count - 1
-        return point, min(max(point + 1, (point + end) // 2), count - 1)
+        return min(max(point + 1, (point + end) // 2), count - 1)
 
     def _check_places(self, first: Finished) -> None:
         """Reject a script whose runs would meet in one folder."""
@@ -233,13 +233,19 @@ class _Auditor:
         if not trace.updates:
             sentence = "The resumed run made no update: it takes the training for finished."
             return Check(name, DIFFERS, sentence, [Finding("start", sentence)]), 0, resumed
-        start = find_start(reference, trace, reference.updates[-1].number)
+        start = find_start(reference, trace)
+        undone = 0
+        if not start:
+            undone, after = find_undone(reference, trace)
+            start = after or start
         if start is None:
             start = _start_by_file(killed.trace, trace)
         if start == 0:
             check = _explain_new_start(name, reference, killed, trace)
             findings = [_shorten_place(finding, folder) for finding in check.findings]
             return replace(check, findings=findings), 0, resumed
+        if undone:
+            trace = replace(trace, updates=trace.updates[undone:])
         differences = self._without_noise(compare(reference, trace, start))
         samples = count_samples(reference, killed.trace, trace, start)
         findings, effects = make_findings(differences, samples, trace, reference)

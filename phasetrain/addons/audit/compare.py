@@ -7,8 +7,11 @@ from typing import Any
 
 from phasetrain.addons.audit.trace import Trace, Update
 
-Digests = Mapping[str, int]
+Digests = Mapping[str, Any]
 """Part of the state -> its digest."""
+
+UNDONE = 3
+"""Maximum number of updates at the start of a process that are taken for a rehearsal."""
 
 ORDER = (
     "start",
@@ -74,22 +77,42 @@ class Samples:
     pattern: str
 
 
-def find_start(reference: Trace, resumed: Trace, limit: int) -> int | None:
+def find_start(reference: Trace, resumed: Trace) -> int | None:
     """Return the number of updates that the weights have which a resumed run starts with, or None
     if the unbroken run never had these weights.
 
     Args:
         reference: record of the unbroken run.
         resumed: record of the resumed one.
-        limit: update after which the first process was killed.
     """
     first = resumed.updates[0].before or {}
-    for number in range(min(limit, len(reference.updates)), 0, -1):
-        state = reference.updates[number - 1].state
-        if state is not None and state["weights"] == first.get("weights"):
-            return number
     begin = reference.updates[0].before or {}
-    return 0 if begin.get("weights") == first.get("weights") else None
+    weights = first.get("weights")
+    return _find_weights(reference, weights) or (0 if begin.get("weights") == weights else None)
+
+
+def find_undone(reference: Trace, resumed: Trace) -> tuple[int, int]:
+    """Return the number of first updates of a resumed run that were undone, such as those of a
+    rehearsal, and the update of the unbroken run that they end with; 0 and 0 if there are none.
+
+    The unbroken run has made and undone as many.
+    """
+    for count in range(1, UNDONE + 1):
+        update = resumed.update(count + 1)
+        if update is None or update.state is None:
+            break
+        number = _find_weights(reference, update.state["weights"])
+        if number > count + 1:
+            return count, number - (count + 1)
+    return 0, 0
+
+
+def _find_weights(reference: Trace, digest: int | None) -> int:
+    """Return the last update after which the weights have a digest; 0 if there is none."""
+    for update in reversed(reference.updates):
+        if update.state is not None and update.state["weights"] == digest:
+            return update.number
+    return 0
 
 
 def compare(reference: Trace, other: Trace, start: int = 0) -> list[Difference]:
@@ -123,7 +146,7 @@ def _time(difference: Difference) -> tuple[int, int, int]:
     return difference.update, after, ORDER.index(difference.kind)
 
 
-def _state_before(reference: Trace, number: int) -> Mapping[str, int] | None:
+def _state_before(reference: Trace, number: int) -> Digests | None:
     """Return the digests of the state before update `number` + 1 of the unbroken run."""
     if number == 0:
         return reference.updates[0].before
@@ -131,7 +154,7 @@ def _state_before(reference: Trace, number: int) -> Mapping[str, int] | None:
 
 
 def _compare_update(
-    expected: Update, update: Update, before: Mapping[str, int] | None
+    expected: Update, update: Update, before: Digests | None
 ) -> Iterator[Difference]:
     number = expected.number
     if expected.samples != update.samples:
@@ -153,7 +176,15 @@ def _differing(expected: Digests | None, found: Digests | None) -> list[str]:
     """Return the parts whose digests differ; none if one side has taken no digests."""
     if expected is None or found is None:
         return []
-    return [part for part, digest in expected.items() if found.get(part) != digest]
+    return [part for part, digest in expected.items() if not _equals(digest, found.get(part))]
+
+
+def _equals(digest: Any, found: Any) -> bool:
+    """Return whether digests agree; a list, one per module, may have more modules in `found`, such
+    as one that was called before a checkpoint was loaded."""
+    if isinstance(digest, list) and isinstance(found, list):
+        return set(digest) <= set(found)
+    return bool(digest == found)
 
 
 def _compare_options(expected: Update, update: Update) -> Iterator[Difference]:

@@ -92,7 +92,7 @@ class Probe:
         folder: folder for the trace.
         options: `kill_at` and `stop_at` (numbers of updates), `kill_in_save` (number of a call of
             torch.save), `workers` (number of workers of each DataLoader), `every` (updates between
-            two digests of the state), `origin` (update around which all are digested).
+            two digests of the state).
     """
 
     def __init__(self, folder: str, options: Mapping[str, int]) -> None:
@@ -112,7 +112,8 @@ class Probe:
         self.scalers: list[Any] = []
         self.schedules: list[Any] = []
         self.is_stale = True  # the state has been loaded, or the process has just begun
-        self.before: dict[str, int] | None = None
+        self.before: list[dict[str, Any]] = []
+        self.buffers: dict[int, int] = {}  # by module, before its last call until the first loss
         self._own = 0.0
         self._first = 0.0
         self._began = 0.0
@@ -316,9 +317,10 @@ class Probe:
         if self.generators is None:
             self.generators = self._digest_generators()
         # Not in the first step: the forward passes before it move the statistics of batch norm.
-        if self.is_stale and self.optimizers:
-            self.before = self._digest_state()
-            self.is_stale = False
+        # Again until the first backward pass: others come before a checkpoint is loaded.
+        if self.is_stale:
+            self.before = [self._digest_state(optimizer) for optimizer in self.optimizers]
+            self.buffers[id(module)] = _digest(module.buffers())
         if self.batches:
             self._match(args, kwargs)
         self._own += time.perf_counter() - began
@@ -335,6 +337,7 @@ class Probe:
 
     def _on_backward(self, loss: Any) -> None:
         began = time.perf_counter()
+        self.is_stale = False
         if not self.used:  # changed on its way to the model: all that were read since
             self.used.extend(self.batches)
             self.batches.clear()
@@ -351,9 +354,8 @@ class Probe:
             self._first = began
         self._began = began
         _add(self.optimizers, optimizer)
-        if self.is_stale:  # no module was called
-            self.before = self._digest_state()
-            self.is_stale = False
+        if not self.before and self.updates == 0:  # no module was called
+            self.before = [self._digest_state(optimizer)]
         self._own += time.perf_counter() - began
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -363,24 +365,26 @@ class Probe:
         self.updates += 1
         digests = None
         if self._is_digested():
-            digests = self._digest_state()
+            digests = self._digest_state(optimizer)
+        index = self._index_of(optimizer)
         content = {
-            "optimizer": self._index_of(optimizer),
+            "optimizer": index,
             "samples": [entry["index"] for entry in self.used],
             "content": [entry["content"] for entry in self.used],
             "losses": self.losses,
-            "options": self._options(),
+            "options": self._options(optimizer),
             "generators": self.generators or {},
             "state": digests,
         }
-        if self.before is not None:
-            content["before"] = self.before
+        if self.before:
+            before = self.before[min(index, len(self.before) - 1)]
+            content["before"] = {**before, "buffers": sorted(self.buffers.values())}
         if self.used:
             content["place"] = self.used[0]["place"]
         if self.updates == 1:
             content["frameworks"] = [name for name in FRAMEWORKS if name in sys.modules]
         self.write("update", **content, step_place=_place())
-        self.before = None
+        self.before, self.roots = [], []
         self.used, self.losses, self.generators = [], [], None
         self._own += time.perf_counter() - began
         self._choose_stride()
@@ -391,12 +395,7 @@ class Probe:
             os._exit(0)
 
     def _is_digested(self) -> bool:
-        # A resumed process counts its updates from its start. The run that it is compared with
-        # digests the updates around that place, `origin`, and the same ones after it.
-        since = self.updates - self.options.get("origin", 0)
-        if self.updates <= MEASURED or -2 <= since <= MEASURED + 2:
-            return True
-        return bool(self.every) and since % self.every == 0
+        return self.updates <= MEASURED or bool(self.every and self.updates % self.every == 0)
 
     def _choose_stride(self) -> None:
         """Digest the state so seldom that it costs little; all runs of an audit use one stride."""
@@ -444,16 +443,16 @@ class Probe:
     def _index_of(self, optimizer: Any) -> int:
         return next(n for n, known in enumerate(self.optimizers) if known is optimizer)
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self, optimizer: Any) -> dict[str, Any]:
         """Return the options of parameter groups, and the positions of schedules and scalers."""
         found: dict[str, Any] = {}
-        for number, optimizer in enumerate(self.optimizers):
-            for place, group in enumerate(optimizer.param_groups):
-                for name, value in group.items():
-                    if name != "params" and _is_number(value):
-                        found[f"{number}.{place}.{name}"] = _plain(value)
+        for place, group in enumerate(optimizer.param_groups):
+            for name, value in group.items():
+                if name != "params" and _is_number(value):
+                    found[f"{place}.{name}"] = _plain(value)
         for number, schedule in enumerate(self.schedules):
-            found[f"schedule.{number}"] = getattr(schedule, "last_epoch", None)
+            if getattr(schedule, "optimizer", None) is optimizer:
+                found[f"schedule.{number}"] = getattr(schedule, "last_epoch", None)
         for number, scaler in enumerate(self.scalers):
             found[f"scaler.{number}"] = float(scaler.get_scale())
         return found
@@ -471,26 +470,18 @@ class Probe:
             digests["numpy"] = zlib.crc32(inner["key"].tobytes()) ^ int(inner["pos"])
         return digests
 
-    def _digest_state(self) -> dict[str, int]:
-        """Return a digest for each part of the state."""
-        weights = [
-            weight
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for weight in group["params"]
-        ]
-        digests = {"weights": _digest(weights)}
-        # By module: the others, such as a loss, are not known before they are called.
-        for number, root in enumerate(self.roots):
-            buffers = list(root.buffers())
-            if buffers:
-                digests[f"buffers.{number}"] = _digest(buffers)
+    def _digest_state(self, optimizer: Any) -> dict[str, Any]:
+        """Return a digest for each part of the state that an optimizer steps, and one of the
+        buffers of each module that was called; the others may belong to a rehearsal."""
+        parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+        digests: dict[str, Any] = {
+            "weights": _digest(parameters),
+            "buffers": sorted(_digest(root.buffers()) for root in self.roots),
+        }
         by_key: dict[str, list[Any]] = {}
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    for key, value in optimizer.state.get(parameter, {}).items():
-                        by_key.setdefault(f"{type(optimizer).__name__}.{key}", []).append(value)
+        for parameter in parameters:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                by_key.setdefault(f"{type(optimizer).__name__}.{key}", []).append(value)
         for key, values in by_key.items():
             digests[f"optimizer.{key}"] = _digest(values)
         return digests

@@ -16,9 +16,10 @@ class Update:
             of its samples where there are none.
         content: for each batch a digest of each sample, as the script got it.
         losses: values of the backward passes.
-        options: name -> number: options of parameter groups as `OPTIMIZER.GROUP.name`, positions of
+        options: name -> number: options of parameter groups as `GROUP.name`, positions of
             `schedule.N`, and `scaler.N`.
-        state: part of the state -> digest after the step; None if it was not taken.
+        state: part of the state of the optimizer that stepped, and of the modules that were called
+            -> digest after the step, of `buffers` one per module; None if it was not taken.
         before: part of the state -> digest before the step, in the first update after a start or a
             load.
         generators: library -> digest of its random state at the first forward pass.
@@ -31,8 +32,8 @@ class Update:
     losses: tuple[float, ...]
     loss_digests: tuple[int, ...]
     options: Mapping[str, Any]
-    state: Mapping[str, int] | None
-    before: Mapping[str, int] | None
+    state: Mapping[str, Any] | None
+    before: Mapping[str, Any] | None
     generators: Mapping[str, int]
     place: str
     step_place: str

@@ -1,4 +1,4 @@
-"""Writing configs: new projects, schemas for editors, completion of command lines."""
+"""Writing configs: help on topics, new projects, schemas for editors, completion of commands."""
 
 from phasetrain.config.addons import AddOn, Command
 
@@ -41,6 +41,4 @@ def register(addon: AddOn) -> None:
             choices=("bash", "zsh"),
         ),
     )
-    addon.add_service(
-        "explain_interface", "phasetrain.addons.authoring.interfaces:explain_interface"
-    )
+    addon.add_service("explain_topic", f"{COMMANDS}:explain_topic")

@@ -1,12 +1,31 @@
-"""The commands that help to write configs: new projects, the schema for editors, completion."""
+"""The commands that help to write configs: new projects, the schema for editors, completion; and
+help on a topic."""
 
 import argparse
 import json
 from pathlib import Path
 
+from phasetrain.addons.authoring.code_cache import compute_once
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call, make_parser
 from phasetrain.cli.table import list_commands
+
+
+def explain_topic(topic: str) -> str:
+    """Return the help on a section, a key or a part.
+
+    Raises:
+        ConfigError: there is nothing of this name.
+    """
+
+    def compute() -> str:
+        # Imports all parts, and with them torch.
+        from phasetrain.addons.authoring.topic_help import topic_help
+
+        return topic_help(topic)
+
+    text: str = compute_once(f"help {topic}", compute)
+    return text
 
 
 def add_schema_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,8 @@ def register(addon: AddOn) -> None:
         "check_collective_order", f"{PACKAGE}.collective_check:check_collective_order"
     )
     addon.add_service("check_loss_in_parts", f"{PACKAGE}.loss_in_parts:check_loss_in_parts")
+    addon.add_service("format_result", f"{PACKAGE}.notebook:format_result")
+    addon.add_service("show_in_notebook", f"{PACKAGE}.notebook:NotebookProgress")
     addon.add_service("rehearse_hooks", f"{PACKAGE}.hook_rehearsal:rehearse_hooks")
     for name in ("log_audio", "log_figure", "log_image", "log_text"):
         addon.add_name(name, f"{PACKAGE}.media:{name}")
@@ -33,5 +35,7 @@ def register(addon: AddOn) -> None:
             **{name: f"{PROFILING}.{name}" for name in ("activations", "breakdown", "memory")},
             "profiler": f"{PROFILING}.profiler",
             "recheck": f"{PACKAGE}.recheck.recheck",
+            **{name: f"{PACKAGE}.{name}" for name in ("stragglers", "watchdog")},
         },
     )
+    addon.add_keys("HOOKS", f"{PACKAGE}.keys:HookKeys")

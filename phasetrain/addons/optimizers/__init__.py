@@ -1,4 +1,4 @@
-"""LARS, LAMB and Muon, and the state of an optimizer from another run or a torch file."""
+"""LARS, LAMB and Muon, further schedules, and the state of an optimizer from elsewhere."""
 
 from phasetrain.config.addons import AddOn
 
@@ -14,4 +14,6 @@ def register(addon: AddOn) -> None:
             "muon": f"{PACKAGE}.muon",
         },
     )
+    schedules = ("cosine_restarts", "inverse_sqrt", "polynomial", "wsd")
+    addon.add_parts("schedule", dict.fromkeys(schedules, f"{PACKAGE}.schedules"))
     addon.add_service("load_optimizer_state", f"{PACKAGE}.optimizer_state:load_optimizer_state")

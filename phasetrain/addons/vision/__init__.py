@@ -1,8 +1,9 @@
-"""Vision: augmentation, segmentation, detection, self-supervised learning, GANs."""
+"""Vision: augmentation, segmentation, detection, self-supervised learning, distillation, GANs."""
 
 from phasetrain.config.addons import AddOn, PartPlace
 
 PACKAGE = "phasetrain.addons.vision"
+SECTIONS = f"{PACKAGE}.sections"
 
 
 def register(addon: AddOn) -> None:
@@ -13,7 +14,9 @@ def register(addon: AddOn) -> None:
             "alexnet": f"{PACKAGE}.alexnet",
             "conditional_gan": f"{PACKAGE}.conditional_gan",
             "resnet": f"{PACKAGE}.resnet",
+            "resnet_cifar": f"{PACKAGE}.resnet_cifar",
             "trunk_head": f"{PACKAGE}.trunk_head",
+            "trunk_heads": f"{PACKAGE}.trunk_heads",
             "unet": f"{PACKAGE}.unet",
         },
     )
@@ -35,6 +38,7 @@ def register(addon: AddOn) -> None:
             "moco": f"{PACKAGE}.self_supervised_losses.moco",
             "npid": f"{PACKAGE}.self_supervised_losses.npid",
             "simclr": f"{PACKAGE}.self_supervised_losses.simclr",
+            "soft_targets": f"{PACKAGE}.soft_targets",
             "swav": f"{PACKAGE}.self_supervised_losses.swav",
             "view_distillation": f"{PACKAGE}.self_supervised_losses.view_distillation",
         },
@@ -52,6 +56,7 @@ def register(addon: AddOn) -> None:
     addon.add_parts(
         "task",
         {
+            "distillation": f"{PACKAGE}.distillation",
             "gan": f"{PACKAGE}.gan",
             "self_supervised": f"{PACKAGE}.self_supervised",
         },
@@ -60,10 +65,12 @@ def register(addon: AddOn) -> None:
         "dataset",
         {
             "file_list": f"{PACKAGE}.file_list",
+            "image_folder": f"{PACKAGE}.image_folder",
             "image_mask_folder": f"{PACKAGE}.masks.folder",
             "stamps": f"{PACKAGE}.masks.stamps",
         },
     )
+    addon.add_parts("sampler", {"stratified": f"{PACKAGE}.stratified"})
     addon.add_parts(
         "batch transform",
         {
@@ -92,10 +99,26 @@ def register(addon: AddOn) -> None:
             "TASK.judge",
             "model",
             only=("TASK", "gan"),
-            section="phasetrain.config.sections:TeacherSection",
+            section=f"{SECTIONS}:TeacherSection",
         ),
-        PartPlace("TASK.teacher", "model", only=("TASK", "self_supervised")),
-        PartPlace("MODEL.trunk", "model", only=("MODEL", "trunk_head")),
+        *(
+            PartPlace(
+                "TASK.teacher", "model", only=("TASK", name), section=f"{SECTIONS}:TeacherSection"
+            )
+            for name in ("distillation", "self_supervised")
+        ),
+        *(
+            PartPlace(
+                "MODEL.trunk", "model", only=("MODEL", name), section=f"{SECTIONS}:TrunkSection"
+            )
+            for name in ("trunk_head", "trunk_heads")
+        ),
+        PartPlace(
+            "MODEL.heads.*",
+            "model",
+            only=("MODEL", "trunk_heads"),
+            section=f"{SECTIONS}:HeadSection",
+        ),
         *(
             PartPlace(
                 f"MODEL.{place}",

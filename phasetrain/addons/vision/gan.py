@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from phasetrain.addons.vision.distillation import MakeModel, build_teacher
 from phasetrain.engine.batch import Batch, GeneratedOutput, StepOutput
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.machine import mix_seed, seed_of
 from phasetrain.tasks.base import TASKS, Task
-from phasetrain.tasks.distillation import MakeModel, build_teacher
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.state import Stateful
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from phasetrain.addons.vision.batch_transforms.each_view import EachView
+from phasetrain.addons.vision.distillation import MakeModel, Teacher, build_teacher
 from phasetrain.addons.vision.momentum_teacher import MomentumTeacher
 from phasetrain.addons.vision.multi_crop import MultiCrop, MultiCropOfSamples
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
@@ -28,7 +29,6 @@ from phasetrain.meters import Meter
 from phasetrain.runtime.machine import seed_of
 from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.base import TASKS, Task
-from phasetrain.tasks.distillation import MakeModel, Teacher, build_teacher
 from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, StepEvents
 from phasetrain.tasks.state import Stateful
@@ -49,7 +49,7 @@ class SelfSupervised(Task):
     the weights w of the model: t = m t + (1 - m) w, where m goes along half a cosine wave from
     `momentum` to `momentum_end` over the training (Grill et al. 2020, arXiv:2006.07733, 3.3).
     A skipped update leaves it unchanged. With `teacher`, it is a trained model instead, which never
-    changes, see `phasetrain.tasks.distillation.Teacher`.
+    changes, see `phasetrain.addons.vision.distillation.Teacher`.
 
     Args:
         parts: parts of the task.

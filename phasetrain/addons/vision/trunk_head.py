@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
+from phasetrain.addons.vision.trunk_heads import MakeModel, build_trunk
 from phasetrain.config.checks import check_at_least
 from phasetrain.errors import is_out_of_memory
 from phasetrain.models.base import HEADS, MODELS
 from phasetrain.models.mlp import ACTIVATIONS, Activation
-from phasetrain.models.trunk_heads import MakeModel, build_trunk
 
 
 @HEADS.register("projection")

@@ -11,7 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,7 +47,6 @@ from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
 from phasetrain.hooks.state_watch import NOT_EXACT, HeldState
-from phasetrain.meters.base import split_metric
 from phasetrain.optim import CLEAN_DATA, NonFinite
 from phasetrain.proof.held import keep_variables
 from phasetrain.runtime.machine import Machine, preserve_generators
@@ -416,8 +415,7 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, step_kind: StepKind) ->
             metrics = {}
         if metrics:
             for monitor in list_monitors(setup):
-                label, _ = split_metric(monitor.objective.name, task.meters)
-                replace(monitor, label=label).read_score(phase, metrics)
+                monitor.with_label(task.meters).read_score(phase, metrics)
     return RehearsedKind(step_kind.name, samples, tuple(metrics), seconds)
 
 

@@ -24,6 +24,7 @@ from phasetrain.errors import ConfigError, Problem
 from phasetrain.hooks.checkpoint import has_rule
 from phasetrain.hooks.monitors.monitor import AUTO, Monitor
 from phasetrain.meters import Meter
+from phasetrain.meters.base import is_metric_of
 from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Parts, SplitData, Task
@@ -117,16 +118,10 @@ def check_monitors(
             *(
                 partial(monitor.resolve_in, plan, meters, train_meters=measure)
                 for monitor in list_monitors(setup)
-                if not _is_measured_by(monitor, failed)
+                if not any(is_metric_of(label, monitor.objective.name) for label in failed)
             )
         )
     )
-
-
-def _is_measured_by(monitor: Monitor, labels: Collection[str]) -> bool:
-    """Return whether the name of the metric begins with one of the labels."""
-    metric = monitor.objective.name
-    return any(metric == label or metric.startswith(f"{label}_") for label in labels)
 
 
 def list_monitors(setup: Setup) -> list[Monitor]:

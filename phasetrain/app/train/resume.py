@@ -62,7 +62,7 @@ PACKAGES = (
 )
 """Packages whose versions a checkpoint records."""
 
-OBSERVERS_OF_0_1 = ("report",)
+OBSERVERS_OF_0_1 = ("report", "stragglers", "watchdog")
 """Default hooks of release 0.1, which recorded no observers, that may be missing now."""
 
 SHARDING = ("processes", "strategy")

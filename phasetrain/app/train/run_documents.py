@@ -24,7 +24,6 @@ from phasetrain.app.train.resume import (
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.data import SampleError
-from phasetrain.hooks.progress.notebook import in_notebook
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.records import format_deviations
 from phasetrain.runtime.environment import (
@@ -37,6 +36,7 @@ from phasetrain.runtime.environment import (
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.redaction import REDACTED, Redaction, has_secrets
 from phasetrain.runtime.source_tree import SourceTree, describe_source
+from phasetrain.runtime.terminal import in_notebook
 from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.builder import measure_rank, measure_sample
 

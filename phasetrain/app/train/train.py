@@ -32,8 +32,13 @@ from phasetrain.runs.folder import RunFolder, describe_store
 from phasetrain.runs.set_aside import set_aside, unlock_kept
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.format import format_count
-from phasetrain.runtime.signals import SignalExit, Signals, reject_exit
-from phasetrain.runtime.stacks import NAME, stacks_on_signal
+from phasetrain.runtime.signals import (
+    STACKS_FILE,
+    SignalExit,
+    Signals,
+    reject_exit,
+    stacks_on_signal,
+)
 from phasetrain.runtime.storage.urls import scheme_of
 from phasetrain.tasks import SplitData
 
@@ -96,7 +101,7 @@ def train(
                 if world.is_main:
                     describe_store(folder)
                 if folder.storage.keeps_files:
-                    stack.enter_context(stacks_on_signal(folder.file(NAME)))
+                    stack.enter_context(stacks_on_signal(folder.file(STACKS_FILE)))
                 training = Training(setup, builder, data, folder, checkpointer, signals, clock)
                 return training.run(hooks or {}, loop)
         # SystemExit and KeyboardInterrupt as well: status.json has to say how the attempt ended.

@@ -14,19 +14,23 @@ from phasetrain.config.rules.batch import (
     derive_batch_size,
     derive_micro_batches,
     derive_test_micro_batches,
+    scale_learning_rate,
     share_batch,
 )
-from phasetrain.config.rules.distributed import check_distributed
 from phasetrain.config.rules.draft import ConfigDraft
-from phasetrain.config.rules.learning_rate import scale_learning_rate
-from phasetrain.config.rules.machine import derive_compile, derive_device, derive_precision
+from phasetrain.config.rules.machine import (
+    check_distributed,
+    derive_compile,
+    derive_device,
+    derive_precision,
+)
 from phasetrain.config.rules.run import (
     check_launch,
+    check_splits,
     derive_folder,
     derive_length,
     derive_monitor,
 )
-from phasetrain.config.rules.splits import check_splits
 from phasetrain.config.schema import Schema
 
 

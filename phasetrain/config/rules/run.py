@@ -1,16 +1,16 @@
-"""Rules of sections RUN, PHASES, CHECKPOINT and LAUNCH."""
+"""Rules of sections RUN, PHASES, CHECKPOINT and LAUNCH, and of keys that name splits of DATA."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.compose.composed import default_run_name
 from phasetrain.config.rules.draft import ConfigDraft
-from phasetrain.config.schema import Schema
+from phasetrain.config.schema import Schema, is_split
 from phasetrain.config.stages import LENGTHS
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, did_you_mean
 
 # One path component, which needs no quotes in a shell.
 _NAME = re.compile(r"[\w.+-]+")
@@ -114,3 +114,52 @@ def check_launch(draft: ConfigDraft) -> None:
             "this machine only; set LAUNCH.nodes=1, and LAUNCH.processes to the number of "
             "processes",
         )
+
+
+def check_splits(draft: ConfigDraft) -> None:
+    """Reject names of splits that DATA does not have, and a split for which no loss is left."""
+    splits = [name for name in draft.config["DATA"] if is_split(name)]
+    for path, names in _list_selections(draft):
+        if not names:
+            draft.reject(
+                path,
+                f"{path} = []: expected at least one of {', '.join(splits)}; leave it out for all",
+            )
+        for name in names:
+            if name not in splits:
+                near = did_you_mean(name, splits) or ";"
+                draft.reject(
+                    path,
+                    f"{path} = {name!r}: DATA has no such split{near} it has {', '.join(splits)}",
+                    "config.unknown_split",
+                )
+    _check_loss_of_each_split(draft, splits)
+
+
+def _list_selections(draft: ConfigDraft) -> Iterator[tuple[str, list[str]]]:
+    sections: dict[str, Any] = {"METERS": draft.config["METERS"]}
+    sections["LOSS.losses"] = _list_losses(draft)
+    for path, entries in sections.items():
+        for label, entry in entries.items():
+            if isinstance(entry, Mapping) and entry.get("splits") is not None:
+                yield f"{path}.{label}.splits", entry["splits"]
+
+
+def _list_losses(draft: ConfigDraft) -> Mapping[str, Any]:
+    section = draft.config["LOSS"]
+    losses = section.get("losses")
+    if section["name"] == "weighted_sum" and isinstance(losses, Mapping):
+        return losses
+    return {}
+
+
+def _check_loss_of_each_split(draft: ConfigDraft, splits: list[str]) -> None:
+    losses = _list_losses(draft).values()
+    for split in splits if losses else ():
+        selected = [(loss or {}).get("splits") for loss in losses]
+        if all(names is not None and split not in names for names in selected):
+            draft.reject(
+                "LOSS.losses",
+                f"LOSS.losses: DATA.{split} has no loss, because `splits` of every entry leaves it "
+                f"out; add {split} to the `splits` of one of them",
+            )

@@ -26,13 +26,10 @@ from phasetrain.config.sections.launch import LaunchSection
 from phasetrain.config.sections.machine import MachineSection
 from phasetrain.config.sections.model import (
     AdapterSection,
-    HeadSection,
     LossSection,
     MeterSection,
     ModelSection,
     TaskSection,
-    TeacherSection,
-    TrunkSection,
     WeightedLossSection,
 )
 from phasetrain.config.sections.optimizer import (
@@ -72,9 +69,6 @@ class Config:
 
 ENTRIES: Mapping[str, type] = MappingProxyType(
     {
-        "TASK.teacher": TeacherSection,
-        "MODEL.trunk": TrunkSection,
-        "MODEL.heads.*": HeadSection,
         "MODEL.adapters": AdapterSection,
         "LOSS.losses.*": WeightedLossSection,
         "METERS.*": MeterSection,
@@ -96,7 +90,6 @@ __all__ = [
     "Config",
     "DataSection",
     "DistributedSection",
-    "HeadSection",
     "HookSection",
     "HooksSection",
     "Key",
@@ -111,10 +104,8 @@ __all__ = [
     "Resume",
     "RunSection",
     "TaskSection",
-    "TeacherSection",
     "TestSplitSection",
     "TrainSplitSection",
-    "TrunkSection",
     "WeightedLossSection",
     "group",
     "key",

@@ -27,12 +27,6 @@ class HooksSection(Section):
     numerics: Mapping[str, Any] = key(
         {}, "dumps the first few steps with a nonfinite loss or gradient", resume="free"
     )
-    stragglers: Mapping[str, Any] = key(
-        {}, "warns about a rank that all others wait for; inactive with one rank", resume="free"
-    )
-    watchdog: Mapping[str, Any] = key(
-        {}, "writes the stack of every thread if no step completes for a long time", resume="free"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

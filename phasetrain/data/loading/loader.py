@@ -1,7 +1,7 @@
 """Batches of one split for the whole run, read in this process or by workers that live as long as
 the run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,57 @@ from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.loading.sources_reader import SourcesReader
-from phasetrain.data.loading.stream_position import StreamPosition
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 
 if TYPE_CHECKING:
     from phasetrain.data.loading.worker_stream import WorkerStream
+
+
+class StreamPosition:
+    """Saves the position after the batches that were handed out, and restores it.
+
+    Positions come with the batches, because workers read ahead, each with its own copy of the
+    dataset. With another world size every rank begins at the position of rank 0, which is before
+    the samples of all ranks, and reads the few samples to its own.
+
+    Args:
+        dataset: the dataset of this process.
+    """
+
+    is_optional = True
+
+    def __init__(self, dataset: ForwardDataset) -> None:
+        self._dataset = dataset
+        self._latest: Mapping[str, Any] | None = None
+
+    def record(self, steps: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
+        """Yield the steps, and remember the position after each."""
+        for batches in steps:
+            positions = [batch.position for batch in batches if batch.position is not None]
+            if positions:
+                # The furthest one: a rank without samples of its own reads those of another one.
+                self._latest = max(positions, key=lambda position: int(position["next"]))
+            yield batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position; empty before the first batch."""
+        if self._latest is None:
+            return {}
+        return dict(self._latest)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `state_dict`; the dataset begins there when a batch is requested."""
+        self._latest = dict(state) or None
+        if self._latest is not None:
+            self._dataset.load_position(self._latest)
+
+    rank_state = state_dict
+    load_rank_state = load_state_dict
+
+    def merge_rank_states(self, states: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
+        """Keep the position of rank 0, which `load_state_dict` has loaded."""
 
 
 class PhaseLoader:

@@ -1,6 +1,7 @@
 """Random crop."""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
@@ -9,7 +10,6 @@ from phasetrain.config.checks import check_at_least
 from phasetrain.data.transforms.base import TRANSFORMS, Keys, TooSmallError, check_images
 from phasetrain.data.transforms.joint.geometric import GeometricTransform
 from phasetrain.data.transforms.joint.placement import Placement
-from phasetrain.data.transforms.windows import crop_windows
 
 
 @TRANSFORMS.register("random_crop")
@@ -61,3 +61,13 @@ class RandomCrop(GeometricTransform):
         top = (corners[:, 0] * (height - self.size + 1)).astype("int64")
         left = (corners[:, 1] * (width - self.size + 1)).astype("int64")
         return top, left
+
+
+def crop_windows(
+    batch: Tensor, top: NDArray[np.int64], left: NDArray[np.int64], size: tuple[int, int]
+) -> Tensor:
+    """Return windows `(N, C, *size)` of `(N, C, H, W)` with upper left corners `top` and `left`,
+    each `(N,)`."""
+    # A view of all windows, (N, C, H - h + 1, W - w + 1, h, w), which takes no memory.
+    windows = batch.unfold(2, size[0], 1).unfold(3, size[1], 1)
+    return windows[torch.arange(len(batch)), :, torch.from_numpy(top), torch.from_numpy(left)]

@@ -9,7 +9,7 @@ from phasetrain.config.checks import check_at_least
 from phasetrain.data.transforms.base import TRANSFORMS, Keys, check_images
 from phasetrain.data.transforms.joint.geometric import GeometricTransform
 from phasetrain.data.transforms.joint.placement import Placement
-from phasetrain.data.transforms.windows import crop_windows
+from phasetrain.data.transforms.random_crop import crop_windows
 
 
 @TRANSFORMS.register("random_shift")

@@ -11,7 +11,13 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
 from phasetrain.meters import Meter
-from phasetrain.meters.base import list_metrics, meters_of, metric_direction, split_metric
+from phasetrain.meters.base import (
+    is_metric_of,
+    list_metrics,
+    meters_of,
+    metric_direction,
+    split_metric,
+)
 from phasetrain.runs.direction import VALIDATION, Direction, Objective, choose_split
 
 log = logging.getLogger(__name__)
@@ -75,7 +81,11 @@ class Monitor:
         there."""
         if not self.label:
             return False
-        return not any(name == self.label or name.startswith(f"{self.label}_") for name in metrics)
+        return not any(is_metric_of(self.label, name) for name in metrics)
+
+    def with_label(self, meters: Mapping[str, Meter]) -> "Monitor":
+        """Return the monitor with the label of the meter that measures its metric."""
+        return replace(self, label=split_metric(self.objective.name, meters)[0])
 
     def resolve(self, run: Run) -> "Monitor":
         """Return the monitor with `auto` replaced, checked before the first step.
@@ -109,7 +119,7 @@ class Monitor:
                 self.key,
                 self.name,
             )
-        return replace(self, label=split_metric(self.objective.name, meters)[0])
+        return self.with_label(meters)
 
     def _resolve_auto(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
         tests = [phase.split for phase, _ in plan.phases.kinds if not phase.is_train]
@@ -121,8 +131,7 @@ class Monitor:
             raise ConfigError(f"{self.key} = {AUTO!r}: {error}", code=error.code) from error
         if self.key:
             log.info("%s: %s -> %s (the first metric of the split)", self.key, AUTO, chosen)
-        monitor = Monitor(chosen, self.key)
-        return replace(monitor, label=split_metric(monitor.objective.name, meters)[0])
+        return Monitor(chosen, self.key).with_label(meters)
 
     def _check_measured(
         self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool

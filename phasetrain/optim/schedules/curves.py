@@ -73,19 +73,6 @@ class Warmup(ParamScheduler):
         return float(self.main(where))
 
 
-class InverseSqrt(ParamScheduler):
-    """`(1 + progress / timescale) ** -0.5`; a timescale of 0 means a run without updates."""
-
-    def __init__(self, timescale: float) -> None:
-        self.timescale = timescale
-
-    def __call__(self, where: float) -> float:
-        """Return the multiplier at `where`."""
-        if self.timescale:
-            return float((1 + where / self.timescale) ** -0.5)
-        return 1.0
-
-
 class OneCycle(ParamScheduler):
     """From `start` to `peak` over the share `rise`, then to `end`, each along half a cosine wave or
     a line; the share `until` of it."""
@@ -118,68 +105,6 @@ class OneCycle(ParamScheduler):
         if self.cosine:
             share = (1 - math.cos(math.pi * share)) / 2
         return float(first + (last - first) * share)
-
-
-class Cooldown(ParamScheduler):
-    """1, and over the last share `length` down to `end`: by a line, half a cosine wave, or 1 -
-    sqrt(progress)."""
-
-    def __init__(self, length: float, end: float, shape: str) -> None:
-        self.length = length
-        self.end = end
-        self.shape = shape
-
-    def __call__(self, where: float) -> float:
-        """Return the multiplier at `where`."""
-        begin = 1 - self.length
-        if where + TOLERANCE < begin or not self.length:
-            return 1.0
-        share = max(0.0, (where - begin) / self.length)
-        left = {
-            "linear": 1 - share,
-            "cosine": (1 + math.cos(math.pi * share)) / 2,
-            "sqrt": 1 - math.sqrt(share),
-        }
-        return float(self.end + (1 - self.end) * left[self.shape])
-
-
-class Restarts(ParamScheduler):
-    """Half cosine waves from a peak to `end`, one after the other.
-
-    Args:
-        period: length of the first one; 0 means a run without updates.
-        growth: ratio of successive lengths, at least 1.
-        decay: ratio of successive peaks; no peak is below `end`.
-        end: multiplier at the end of each.
-    """
-
-    def __init__(self, period: float, growth: float, decay: float, end: float) -> None:
-        self.period = period
-        self.growth = growth
-        self.decay = decay
-        self.end = end
-        self._begins = [0.0]
-        # With growth 1 the beginnings are multiples of the period, and there may be very many of
-        # them.
-        while growth > 1 and period and self._begins[-1] < 1:
-            self._begins.append(self._begins[-1] + period * growth ** (len(self._begins) - 1))
-
-    def __call__(self, where: float) -> float:
-        """Return the multiplier at `where`."""
-        if not self.period:
-            return 1.0
-        if self.growth > 1:
-            number = bisect_right(self._begins, where + TOLERANCE) - 1
-            begin = self._begins[number]
-            length = self.period * self.growth**number
-        else:
-            number = math.floor((where + TOLERANCE) / self.period)
-            begin = number * self.period
-            length = self.period
-        # The tolerance above may place `where` a little before or after the wave.
-        share = min(1.0, max(0.0, (where - begin) / length))
-        peak = max(self.end, self.decay**number)
-        return float(self.end + (peak - self.end) * (1 + math.cos(math.pi * share)) / 2)
 
 
 @dataclass(frozen=True)

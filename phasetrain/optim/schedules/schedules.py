@@ -28,7 +28,6 @@ from fvcore.common.param_scheduler import (
     ExponentialParamScheduler,
     LinearParamScheduler,
     ParamScheduler,
-    PolynomialDecayParamScheduler,
 )
 
 from phasetrain.config.checks import check_at_least, check_fraction, check_positive
@@ -37,12 +36,9 @@ from phasetrain.errors import ConfigError
 from phasetrain.optim.schedules.curves import (
     TOLERANCE,
     Chain,
-    Cooldown,
-    InverseSqrt,
     Milestones,
     OneCycle,
     Part,
-    Restarts,
     Steps,
 )
 from phasetrain.optim.schedules.durations import RunLength
@@ -117,21 +113,6 @@ def make_exponential(
     return run.warmed(ExponentialParamScheduler(1.0, end), warmup, warmup_start)
 
 
-@SCHEDULES.register("polynomial")
-def make_polynomial(
-    updates: int,
-    updates_per_epoch: float,
-    batch_size: int,
-    power: float = 1.0,
-    warmup: float | str = 0.0,
-    warmup_start: float = 0.0,
-) -> ParamScheduler:
-    """Polynomial decay `(1 - progress) ** power` from 1 to 0, with a power above 0."""
-    check_positive(power=power)
-    run = RunLength(updates, updates_per_epoch, batch_size)
-    return run.warmed(PolynomialDecayParamScheduler(1.0, power), warmup, warmup_start)
-
-
 @SCHEDULES.register("step")
 def make_step(
     factor: float,
@@ -176,32 +157,6 @@ def make_multistep(
     return run.warmed(Milestones(factor, places), warmup, warmup_start, rescaled=False)
 
 
-@SCHEDULES.register("inverse_sqrt")
-def make_inverse_sqrt(
-    updates: int,
-    updates_per_epoch: float,
-    batch_size: int,
-    timescale: float | str | None = None,
-    warmup: float | str = 0.0,
-    warmup_start: float = 0.0,
-) -> ParamScheduler:
-    """Inverse square root decay `1 / sqrt(1 + t / timescale)`, t being the time since the warm-up
-    (Vaswani et al. 2017, arXiv:1706.03762).
-
-    `timescale` is a duration above 0; without one it is the warm-up's, which makes
-    `sqrt(warmup / u)` at update u.
-    """
-    run = RunLength(updates, updates_per_epoch, batch_size)
-    scale = run.fraction("timescale", warmup if timescale is None else timescale)
-    if updates and scale == 0:
-        raise ValueError(
-            f"timescale = {timescale!r} and warmup = {warmup!r}: expected one of them above 0, "
-            "such as warmup: 1000 updates"
-        )
-    left = 1 - run.fraction("warmup", warmup)
-    return run.warmed(InverseSqrt(scale / left if left > 0 else scale), warmup, warmup_start)
-
-
 @SCHEDULES.register("one_cycle")
 def make_one_cycle(
     updates: int,
@@ -230,64 +185,6 @@ def make_one_cycle(
             f"rise = {rise!r} is not shorter than {run}, so nothing is left for the descent"
         )
     return OneCycle(length, start, peak, end, cosine=shape == "cosine", until=until)
-
-
-@SCHEDULES.register("wsd")
-def make_wsd(
-    updates: int,
-    updates_per_epoch: float,
-    batch_size: int,
-    decay: float | str = 0.1,
-    end: float = 0.0,
-    shape: Literal["linear", "cosine", "sqrt"] = "linear",
-    warmup: float | str = 0.0,
-    warmup_start: float = 0.0,
-) -> ParamScheduler:
-    """Warm-up, stable, decay: 1 after the warm-up, then a decay to `end` over the final `decay`.
-
-    `decay` is a duration up to the end of the run (Hu et al. 2024, arXiv:2404.06395); `shape: sqrt`
-    is `1 - sqrt(progress)` (Haegele et al. 2024, arXiv:2405.18392).
-    """
-    check_at_least(0, end=end)
-    run = RunLength(updates, updates_per_epoch, batch_size)
-    run.check_room(warmup=warmup, decay=decay)
-    return run.warmed(
-        Cooldown(run.fraction("decay", decay), end, shape), warmup, warmup_start, rescaled=False
-    )
-
-
-@SCHEDULES.register("cosine_restarts")
-def make_cosine_restarts(
-    period: float | str,
-    updates: int,
-    updates_per_epoch: float,
-    batch_size: int,
-    growth: float = 1.0,
-    decay: float = 1.0,
-    end: float = 0.0,
-    warmup: float | str = 0.0,
-    warmup_start: float = 0.0,
-) -> ParamScheduler:
-    """Cosine decays to `end` with restarts, the first one after `period` (SGDR,
-    arXiv:1608.03983).
-
-    Each wave is `growth` (at least 1) times as long as the one before it, and begins at `decay`
-    (above 0, at most 1) times its peak. Waves begin after the warm-up; the last one ends with the
-    run, wherever it is then.
-    """
-    check_at_least(0, end=end)
-    check_at_least(1, growth=growth)
-    if not 0 < decay <= 1:
-        raise ValueError(f"decay = {decay}: expected a factor above 0, at most 1")
-    run = RunLength(updates, updates_per_epoch, batch_size)
-    run.check_room(warmup=warmup, period=period)
-    width = run.fraction("period", period)
-    left = 1 - run.fraction("warmup", warmup)
-    if updates and width == 0:
-        raise ValueError(f"period = {period!r}: expected a duration above 0")
-    return run.warmed(
-        Restarts(width / left if left > 0 else width, growth, decay, end), warmup, warmup_start
-    )
 
 
 @SCHEDULES.register("composite")

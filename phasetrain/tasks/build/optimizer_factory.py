@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from phasetrain.errors import ConfigError
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
 from phasetrain.optim.averaging.averages import is_schedule_free
-from phasetrain.optim.first_gradients import step_first_gradients
 from phasetrain.optim.groups import (
     SELECTORS,
     Group,
@@ -20,6 +19,7 @@ from phasetrain.optim.groups import (
     group_weights,
 )
 from phasetrain.optim.multi_optimizer import MAIN, assign_weights, refuse_closures
+from phasetrain.optim.optimizers import step_first_gradients
 from phasetrain.optim.update.sparse import check_sparse
 from phasetrain.tasks.build.sections import OPTIMIZER_KEYS, parameters_of
 

@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 
-from phasetrain.addons.audit.compare import Samples, compare, count_samples, find_epoch, find_start
+from phasetrain.addons.audit.compare import (
+    Samples,
+    compare,
+    count_samples,
+    find_epoch,
+    find_start,
+    find_undone,
+)
 from phasetrain.addons.audit.trace import Save, Trace, Update
 from phasetrain.addons.audit.verdict import make_findings
 
 BATCH, EPOCH = 2, 4  # samples of an update, updates of an epoch
 
-BEFORE = {"weights": 5, "buffers.0": 5, "optimizer.Adam.exp_avg": 5}
+BEFORE = {"weights": 5, "buffers": [5], "optimizer.Adam.exp_avg": 5}
 """Digests after update 5."""
 
 
@@ -25,8 +32,8 @@ def one(number: int, sample: int | None = None, **changes: Any) -> Update:
         content=((first, first + 1),),
         losses=(1.0 / number,),
         loss_digests=(number,),
-        options={"0.0.lr": 0.1 / number, "schedule.0": number},
-        state={"weights": number, "buffers.0": number, "optimizer.Adam.exp_avg": number},
+        options={"0.lr": 0.1 / number, "schedule.0": number},
+        state={"weights": number, "buffers": [number], "optimizer.Adam.exp_avg": number},
         before=None,
         generators={"torch": 7},
         place="train.py:3",
@@ -38,7 +45,7 @@ def one(number: int, sample: int | None = None, **changes: Any) -> Update:
 def run(updates: Sequence[Update], start: int = 0, **content: Any) -> Trace:
     """A process that makes these updates; it numbers them from 1."""
     numbered = [replace(update, number=i) for i, update in enumerate(updates, 1)]
-    state = {"weights": start, "buffers.0": start, "optimizer.Adam.exp_avg": start}
+    state = {"weights": start, "buffers": [start], "optimizer.Adam.exp_avg": start}
     numbered[0] = replace(numbered[0], before=numbered[0].before or state)
     return Trace(numbered, **content)
 
@@ -54,7 +61,7 @@ def resumed(first: int = 6, **changes: Any) -> Trace:
 
 
 def test_an_exact_resume_has_no_difference() -> None:
-    assert find_start(REFERENCE, resumed(), 12) == 5
+    assert find_start(REFERENCE, resumed()) == 5
     assert compare(REFERENCE, resumed(), 5) == []
     assert count_samples(REFERENCE, KILLED, resumed(), 5) is None
 
@@ -63,10 +70,10 @@ def test_an_exact_resume_has_no_difference() -> None:
     ("changes", "part", "at_start"),
     [
         ({"before": {**BEFORE, "optimizer.Adam.exp_avg": 0}}, "optimizer.Adam.exp_avg", True),
-        ({"before": {**BEFORE, "buffers.0": 0}}, "buffers.0", True),
+        ({"before": {**BEFORE, "buffers": [0]}}, "buffers", True),
         ({"generators": {"torch": 8}}, "generator.torch", True),
-        ({"options": {"0.0.lr": 0.1, "schedule.0": 6}}, "option.0.0.lr", True),
-        ({"options": {"0.0.lr": 0.1 / 6, "schedule.0": 7}}, "schedule.0", True),
+        ({"options": {"0.lr": 0.1, "schedule.0": 6}}, "option.0.lr", True),
+        ({"options": {"0.lr": 0.1 / 6, "schedule.0": 7}}, "schedule.0", True),
         ({"loss_digests": (0,)}, "loss", False),
         ({"samples": ((0, 1),)}, "samples", False),
         ({"content": ((9, 9),)}, "content", False),
@@ -106,8 +113,14 @@ def test_an_epoch_ends_before_a_sample_that_it_has_seen() -> None:
 
 
 def test_weights_that_the_run_never_had_have_no_start() -> None:
-    assert find_start(REFERENCE, run([one(6)], start=99), 12) is None
-    assert find_start(REFERENCE, run([one(1)], start=0), 12) == 0
+    assert find_start(REFERENCE, run([one(6)], start=99)) is None
+    assert find_start(REFERENCE, run([one(1)], start=0)) == 0
+
+
+def test_updates_of_a_rehearsal_are_found() -> None:
+    again = run([one(1), *(one(number) for number in range(7, 13))], start=0)
+    assert find_undone(REFERENCE, again) == (1, 5)
+    assert find_undone(REFERENCE, run([one(number) for number in range(1, 7)])) == (0, 0)
 
 
 def test_a_checkpoint_is_compared_with_that_of_the_same_update() -> None:
@@ -124,7 +137,7 @@ def test_a_checkpoint_is_compared_with_that_of_the_same_update() -> None:
         (
             {
                 "before": {**BEFORE, "optimizer.Adam.exp_avg": 0},
-                "state": {"weights": 0, "buffers.0": 6, "optimizer.Adam.exp_avg": 0},
+                "state": {"weights": 0, "buffers": [6], "optimizer.Adam.exp_avg": 0},
             },
             ["optimizer"],
             ["weights"],
@@ -137,7 +150,7 @@ def test_a_checkpoint_is_compared_with_that_of_the_same_update() -> None:
             ["generator.torch", "loss"],
         ),
         # A learning rate follows from its schedule.
-        ({"options": {"0.0.lr": 0.1, "schedule.0": 1}}, ["schedule"], []),
+        ({"options": {"0.lr": 0.1, "schedule.0": 1}}, ["schedule"], []),
         ({"loss_digests": (0,)}, ["loss"], []),
     ],
 )

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from phasetrain.cli.help import topic_help
 
 from phasetrain.addons.authoring.interfaces import explain_interface
-from phasetrain.cli.help import topic_help
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -29,7 +29,6 @@ from phasetrain.cli.output import write_text
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Run
-from phasetrain.hooks.progress.notebook import NotebookProgress
 from phasetrain.runs.records import format_deviations
 from phasetrain.runtime.terminal import Terminal
 
@@ -170,7 +169,10 @@ class TestDepartures:
         assert f"  from update 5 on: {line}" in verdict.text
         assert any("PHASES.epochs" in message for message in caplog.messages)
 
+    @pytest.mark.addon("observe")
     def test_hooks_and_loops_from_python(self, tmp_path: Path) -> None:
+        from phasetrain.addons.observe.notebook import NotebookProgress
+
         run(
             [*SMALL, SHORT, f"RUN.dir={tmp_path / 'one'}"],
             hooks={"drop": Scaled(), "notebook": NotebookProgress(lambda html: None)},

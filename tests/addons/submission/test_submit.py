@@ -15,7 +15,7 @@ from phasetrain.addons.submission import submit
 from phasetrain.addons.submission.submit import Training, job_environment, job_overrides
 from phasetrain.app.setup import resolve_config
 from phasetrain.cli import main
-from phasetrain.cli.failures import format_error, record_failure
+from phasetrain.cli.main import format_error, record_failure
 from phasetrain.errors import ConfigError, PeerError
 
 submitit = pytest.importorskip("submitit")

@@ -188,8 +188,8 @@ def test_metrics_of_a_meter_with_a_mistake_are_not_called_unmeasured() -> None:
 def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() -> None:
     setup = resolve_overrides(
         [
-            *SMALL, "RUN.dir=x", "DATA.TRAIN={dataset: image_folder, path: /nowhere/a}", "MODEL.dropout=7.0",
-            "DATA.TEST={dataset: image_folder, path: /nowhere/b}", "HOOKS.early_stopping={patience: 0}",
+            *SMALL, "RUN.dir=x", "DATA.TRAIN={dataset: idx, images: /nowhere/a, labels: /nowhere/c}", "MODEL.dropout=7.0",
+            "DATA.TEST={dataset: idx, images: /nowhere/b, labels: /nowhere/c}", "HOOKS.early_stopping={patience: 0}",
         ]
     )  # fmt: skip
     found = find_problems(setup)
@@ -221,8 +221,7 @@ def test_values_that_were_set_for_other_datasets_are_named_for_all_splits_at_onc
 
 
 def test_mistake_in_files_that_splits_share_is_reported_once(tmp_path: Path) -> None:
-    (tmp_path / "cats").mkdir()
-    split = f"{{dataset: image_folder, path: {tmp_path}}}"
+    split = f"{{dataset: idx, images: {tmp_path}/images, labels: {tmp_path}/labels}}"
     words = [*SMALL, "RUN.dir=x", f"DATA.TRAIN={split}", f"DATA.TEST={split}", "MODEL.dropout=7.0"]
     setup = resolve_overrides(words)
     found = find_problems(setup)

@@ -290,7 +290,7 @@ class TestRefusal:
         for words in (
             ["OPTIMIZER.lr=0.3"],
             ["RUN.give_up_after=1"],
-            ["HOOKS.watchdog={minuts: 3}"],
+            ["HOOKS.console={minuts: 3}"],
         ):
             with pytest.raises((ChangedError, ConfigError, Exception)):
                 train(tmp_path, *SHORT, *words)

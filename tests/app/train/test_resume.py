@@ -196,7 +196,7 @@ class TestAdjustable:
                     "DATA.TRAIN.subset={samples: 300}",
                 ),
                 id="stratified",
-                marks=pytest.mark.slow,
+                marks=[pytest.mark.slow, pytest.mark.addon("vision")],
             ),
         ],
     )

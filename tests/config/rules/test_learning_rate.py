@@ -6,8 +6,8 @@ import pytest
 
 from phasetrain.app.setup import validate, without_derived
 from phasetrain.config.compose.composed import compose
+from phasetrain.config.rules.batch import lr_factor
 from phasetrain.config.rules.derive import Derived, derive
-from phasetrain.config.rules.learning_rate import lr_factor
 from phasetrain.config.schema import default_schema
 from phasetrain.config.sections.optimizer import LrScalingSection
 from phasetrain.distributed import Placement

@@ -167,6 +167,7 @@ class TestGroupings:
         with pytest.raises(ValueError, match="groupings"):
             load_idx(**written(), groupings=groupings)
 
+    @pytest.mark.addon("vision")
     @pytest.mark.feature(
         "data.groupings",
         "several targets from one label, for models with several heads",

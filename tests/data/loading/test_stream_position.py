@@ -3,7 +3,7 @@
 from typing import Any
 
 from phasetrain.data.datasets.forward import ForwardDataset
-from phasetrain.data.loading.stream_position import StreamPosition
+from phasetrain.data.loading.loader import StreamPosition
 from phasetrain.engine.batch import Batch
 
 

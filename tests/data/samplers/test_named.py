@@ -18,11 +18,9 @@ from phasetrain.data.mixture import MixedDataset, make_proportional
 from phasetrain.data.samplers.length_buckets import LengthBuckets, make_length_bucketed
 from phasetrain.data.samplers.named import (
     ENDLESS,
-    FixedBatchOrder,
     make_infinite,
     make_power_law,
     make_repeated,
-    make_stratified,
     make_weighted,
 )
 from phasetrain.data.samplers.permutation import Indices
@@ -74,8 +72,8 @@ ORDERS: dict[str, Callable[[], SampleOrder]] = {
     "weighted": lambda: make_weighted(SOURCE),
     "weighted by class": lambda: make_weighted(SOURCE, classes=[1, 2, 3], samples=130),
     "power_law": lambda: make_power_law(SOURCE, 0.5),
-    "stratified": lambda: make_stratified(BATCH, SOURCE),
-    "stratified, few classes": lambda: make_stratified(BATCH, SOURCE, classes_per_batch=2),
+    "stratified": lambda: SAMPLERS["stratified"](BATCH, SOURCE),
+    "stratified, few classes": lambda: SAMPLERS["stratified"](BATCH, SOURCE, classes_per_batch=2),
     "length_bucketed": lambda: make_length_bucketed(BATCH, SOURCE, pool=3),
     "length_bucketed, tokens": lambda: make_length_bucketed(BATCH, SOURCE, pool=3, max_tokens=200),
     "proportional": lambda: make_proportional(MIXED, {"c": 0.5, "a": 0.4, "b": 0.1}, samples=333),
@@ -98,7 +96,13 @@ def sampler(order: SampleOrder, *, micro: int = 99, world: World | None = None) 
     return PhaseSampler(order, 100, seed=3, micro_batch_size=micro, world=world or World())
 
 
-@pytest.mark.parametrize("name", sorted(ORDERS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.addon("vision")] if "stratified" in name else [])
+        for name in sorted(ORDERS)
+    ],
+)
 class TestEveryOrder:
     def test_epoch_is_a_function_of_its_seed(self, name: str) -> None:
         one, again, other = (
@@ -294,16 +298,17 @@ def test_frequencies_follow_a_power_of_the_class_sizes(power: float, of_each: li
     )
 
 
+@pytest.mark.addon("vision")
 class TestStratified:
     def test_every_window_has_equally_many_of_each_class_to_within_one(self) -> None:
-        classes = Known.LABELS[drawn(make_stratified(BATCH, SOURCE, samples=300))]
+        classes = Known.LABELS[drawn(SAMPLERS["stratified"](BATCH, SOURCE, samples=300))]
         for width in (1, 5, 8, 30):
             for begin in range(300 - width):
                 counts = np.bincount(classes[begin : begin + width], minlength=3)
                 assert counts.max() - counts.min() <= 1
 
     def test_each_class_is_shuffled_by_itself_in_each_pass(self) -> None:
-        found = np.array(drawn(make_stratified(BATCH, SOURCE, samples=180)))
+        found = np.array(drawn(SAMPLERS["stratified"](BATCH, SOURCE, samples=180)))
         rare = found[Known.LABELS[found] == 2]
         assert [sorted(rare[begin : begin + 10].tolist()) for begin in range(0, 60, 10)] == [
             list(range(90, 100))
@@ -312,8 +317,8 @@ class TestStratified:
         assert sorted(found[Known.LABELS[found] == 0].tolist()) == list(range(60))
 
     def test_each_batch_has_the_given_number_of_classes(self) -> None:
-        order = make_stratified(BATCH, SOURCE, classes_per_batch=2, samples=800)
-        assert isinstance(order, FixedBatchOrder)
+        order = SAMPLERS["stratified"](BATCH, SOURCE, classes_per_batch=2, samples=800)
+        assert order.batch_size == BATCH
         classes = Known.LABELS[drawn(order)].reshape(100, 8)
         counts = [np.bincount(batch, minlength=3).tolist() for batch in classes]
         assert all(sorted(count) == [0, 4, 4] for count in counts)
@@ -321,14 +326,14 @@ class TestStratified:
 
     def test_bad_parameters_and_missing_labels_are_rejected(self) -> None:
         with pytest.raises(ValueError, match="classes_per_batch = 3 and batch_size = 8:"):
-            make_stratified(8, SOURCE, classes_per_batch=3)
+            SAMPLERS["stratified"](8, SOURCE, classes_per_batch=3)
         with pytest.raises(ValueError, match="classes_per_batch = 4:"):
-            make_stratified(8, SOURCE, classes_per_batch=4)
+            SAMPLERS["stratified"](8, SOURCE, classes_per_batch=4)
         with pytest.raises(TypeError, match=r"\(range\).*`labels\(\)`"):
-            make_stratified(8, SampleSource(range(5)))
+            SAMPLERS["stratified"](8, SampleSource(range(5)))
 
     def test_other_batch_size_in_the_middle_of_an_epoch_is_rejected(self) -> None:
-        order = make_stratified(BATCH, SOURCE, classes_per_batch=2)
+        order = SAMPLERS["stratified"](BATCH, SOURCE, classes_per_batch=2)
         phase = Phase(0, "train", 0, first=1, steps=2, offset=4, end=100, batch_size=4)
         with raises(ChangedError, key="DATA.TRAIN.batch_size"):
             next(sampler(order).steps(phase))

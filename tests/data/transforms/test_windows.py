@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from phasetrain.data.transforms.windows import crop_windows
+from phasetrain.data.transforms.random_crop import crop_windows
 
 
 def test_each_image_is_cropped_at_its_own_corner():

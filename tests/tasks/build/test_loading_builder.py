@@ -73,7 +73,7 @@ class TestSubset:
             "sequential",
             "{name: repeated, times: 2}",
             "{name: weighted, balanced: true}",
-            "stratified",
+            "power_law",
         ):
             assert set(first_batch(*words, f"DATA.TRAIN.sampler={sampler}").ids.tolist()) <= chosen
 
@@ -150,7 +150,7 @@ class TestOrder:
                 "DATA.TRAIN.sampler (sampler 'weighted'):",
             ),
             (
-                ["DATA.TRAIN.sampler={name: stratified, source: 3}"],
+                ["DATA.TRAIN.sampler={name: power_law, source: 3}"],
                 "DATA.TRAIN.sampler.source = 3 (command line):",
             ),
             (
@@ -238,7 +238,13 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.addon("vision")] if name == "stratified" else [])
+    for name in EXACT
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_updates_get_the_same_samples_with_any_world_size(name: str) -> None:
     assert_world_size_invariant([*EXACT[name], "DATA.TRAIN.batch_size=24"], sizes=(1, 3))
 
@@ -251,7 +257,7 @@ def test_killed_run_resumes_bit_identically(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", NAMES)
 def test_killed_run_with_workers_resumes_bit_identically(name: str) -> None:
     assert_exact_resume([*EXACT[name], "DATA.TRAIN.batch_size=24"])
 

@@ -10,9 +10,9 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
+from phasetrain.addons.authoring.code_cache import compute_once
 from phasetrain.addons.authoring.editor.schema import has_custom_parts, import_parts
 from phasetrain.addons.authoring.editor.value_schemas import describe_values
-from phasetrain.app.code_cache import compute_once
 from phasetrain.app.slots import list_slots
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.sources import ConfigFiles

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from phasetrain.addons.authoring.code_cache import compute_once
 from phasetrain.addons.authoring.editor.value_schemas import JsonSchema
-from phasetrain.app.code_cache import compute_once
 from phasetrain.app.slots import list_slots
 from phasetrain.config.addons import list_parts
 from phasetrain.config.compose.composed import Composed, compose

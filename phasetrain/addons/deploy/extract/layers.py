@@ -1,14 +1,17 @@
 """Intermediate outputs of a model, by the names of its modules."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.models.pooling import Pool, pool_output
 from phasetrain.runtime.format import join_first
+
+Pool = Literal["none", "mean", "first"]
+"""Reduction of an output with several positions: none, the mean over positions, or the first
+token."""
 
 
 class LayerOutputs:
@@ -102,3 +105,25 @@ class LayerOutputs:
             )
 
         return keep_output
+
+
+def pool_output(output: Tensor, pool: Pool, what: str) -> Tensor:
+    """Return a copy of an output after pooling, first dimension N.
+
+    Raises:
+        ConfigError: the first token is requested, and the output has no tokens.
+    """
+    if pool == "first":
+        if output.ndim != 3:
+            raise ConfigError(
+                f"{what} returns {tuple(output.shape)}, and EXTRACT.pool = 'first' needs tokens "
+                "(N, T, D); set EXTRACT.pool to mean or none",
+                code="config.module_output",
+            )
+        # A view would keep the whole output in memory.
+        return output[:, 0].clone()
+    if pool == "none" or output.ndim < 3:
+        return output.clone()
+    if output.ndim == 3:
+        return output.mean(1)
+    return output.flatten(2).mean(2)

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from phasetrain.config.compose.override_parser import is_seeds, make_override_parser
+from phasetrain.config.compose.overrides import is_seeds, make_override_parser
 from phasetrain.errors import ConfigError
 
 FOLDER_KEY = "hydra.sweep.dir"

@@ -3,9 +3,8 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
-from phasetrain.addons.deploy.extract.layers import LayerOutputs
+from phasetrain.addons.deploy.extract.layers import LayerOutputs, pool_output
 from phasetrain.errors import ConfigError
-from phasetrain.models.pooling import pool_output
 
 
 class Net(nn.Module):

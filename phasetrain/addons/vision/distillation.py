@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phasetrain.addons.vision.soft_targets import SoftTargets
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import MISFITS, ConfigError
-from phasetrain.losses import SoftTargets
 from phasetrain.models.digest import hash_model
 from phasetrain.models.sources import parse_sources
 from phasetrain.models.weights import load_pretrained
@@ -97,7 +97,7 @@ class Distillation(Supervised):
     arXiv:1503.02531).
 
     In training the loss is `soft_share` times the loss of soft targets
-    (`phasetrain.losses.SoftTargets`) plus 1 - `soft_share` times LOSS; both are logged, as
+    (`SoftTargets`) plus 1 - `soft_share` times LOSS; both are logged, as
     `loss_soft` and `loss_hard`. In tests it is LOSS alone. The teacher sees the same inputs, in
     test mode, and never changes. Its weights are not in a checkpoint: a digest of them is, and a
     resume with other weights is rejected. A test of a checkpoint does not need them.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.app import code_cache
-from phasetrain.app.code_cache import compute_once
+from phasetrain.addons.authoring import code_cache
+from phasetrain.addons.authoring.code_cache import compute_once
 
 
 @pytest.fixture

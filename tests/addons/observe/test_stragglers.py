@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from harness import train
 
+from phasetrain.addons.observe.stragglers import StepSeconds, Stragglers, own_seconds
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS
-from phasetrain.hooks.monitors.stragglers import StepSeconds, Stragglers, own_seconds
 
 
 class TestOwn:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasetrain.config.sections import HeadSection, part_parameters
+from phasetrain.addons.vision.pooling import Pooling, make_pooling
+from phasetrain.addons.vision.sections import HeadSection
+from phasetrain.config.sections import part_parameters
 from phasetrain.engine.batch import entry
 from phasetrain.errors import did_you_mean, is_out_of_memory
 from phasetrain.models.base import MODELS
-from phasetrain.models.pooling import Pooling, make_pooling
 from phasetrain.runtime.format import join_first
 
 MakeModel = Callable[[Mapping[str, Any], str, Mapping[str, Any]], nn.Module]

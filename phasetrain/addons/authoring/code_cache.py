@@ -18,7 +18,7 @@ from phasetrain.config.addons import GROUP, OWN_PACKAGE
 from phasetrain.config.plugins import PLUGINS
 from phasetrain.runtime.storage.elsewhere import cache_folder
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 
 
 def compute_once(name: str, compute: Callable[[], Any]) -> Any:

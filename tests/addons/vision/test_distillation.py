@@ -9,15 +9,15 @@ import torch
 from raising import raises
 from torch import nn
 
+from phasetrain.addons.vision.distillation import Distillation, Teacher
+from phasetrain.addons.vision.soft_targets import SoftTargets
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
-from phasetrain.losses import SoftTargets
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
-from phasetrain.tasks import Distillation, Parts, Position
-from phasetrain.tasks.distillation import Teacher
+from phasetrain.tasks import Parts, Position
 from phasetrain.tasks.parts import StepEvents
 
 AT = Position("train", updates=0, step=0, where=0.0)

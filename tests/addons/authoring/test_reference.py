@@ -1,14 +1,16 @@
 """The reference of all keys: the page of the docs and the commented defaults."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from phasetrain.config.reference import commented_defaults, main, reference_page
+from phasetrain.addons.authoring.reference import commented_defaults, main, reference_page
 from phasetrain.config.schema import default_schema
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCHEMA = default_schema()
 
 
@@ -48,3 +50,9 @@ def test_command_prints_each_form(
 ) -> None:
     main(words)
     assert capsys.readouterr().out.startswith(start)
+
+
+def test_former_name_prints_the_reference_as_well() -> None:
+    words = [sys.executable, "-W", "ignore", "-m", "phasetrain.config.reference", "yaml"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == commented_defaults()

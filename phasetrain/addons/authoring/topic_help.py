@@ -1,10 +1,10 @@
-"""Texts of `phasetrain help`: flags and groups, sections, keys and parts."""
+"""Texts of `phasetrain help TOPIC`: sections, keys and parts."""
 
 import inspect
 from collections.abc import Iterator
 
+from phasetrain.addons.authoring.interfaces import explain_interface
 from phasetrain.app.slots import list_slots
-from phasetrain.config.addons import find_service
 from phasetrain.config.parts import FACTS
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
@@ -137,10 +137,9 @@ def _list_parts_with(topic: str) -> Iterator[list[str]]:
 
 
 def _list_related(topic: str) -> Iterator[list[str]]:
-    """Yield the lines about names of the Python interfaces, which an add-on knows, and about parts
-    of any section with a parameter."""
-    if explain := find_service("explain_interface"):
-        yield from explain(topic)
+    """Yield the lines about names of the Python interfaces, and about parts of any section with a
+    parameter."""
+    yield from explain_interface(topic)
     for slot in list_slots():
         if topic not in slot.provided and not _is_conditional(slot):
             takers = [name for name, part in slot.registry.items() if topic in parameters(part)]

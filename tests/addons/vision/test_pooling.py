@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.models.pooling import make_pooling
+from phasetrain.addons.vision.pooling import make_pooling
 
 MAPS = torch.arange(2 * 1 * 4 * 4.0).view(2, 1, 4, 4)
 
@@ -36,6 +36,8 @@ def test_maps_are_pooled(given, expected) -> None:
 def test_first_selects_the_first_token() -> None:
     tokens = torch.randn(2, 5, 3)
     assert torch.equal(make_pooling("first")(tokens), tokens[:, 0])
+    with pytest.raises(ValueError, match=r"heads\.probe\.pool = 'first'.*tokens"):
+        make_pooling("first", "heads.probe.pool")(MAPS)
 
 
 @pytest.mark.parametrize(

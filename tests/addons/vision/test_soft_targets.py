@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from phasetrain.losses import SoftTargets
+from phasetrain.addons.vision.soft_targets import SoftTargets
 
 
 def test_loss_equals_the_formula() -> None:

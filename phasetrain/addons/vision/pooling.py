@@ -1,16 +1,10 @@
 """Pooling of feature maps and tokens before a head (`MODEL.heads.LABEL.pool`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
-
-from phasetrain.errors import ConfigError
-
-Pool = Literal["none", "mean", "first"]
-"""Reduction of an output with several positions: none, the mean over positions, or the first
-token."""
 
 Pooling = Callable[[Tensor], Tensor]
 """Maps outputs of a layer to inputs of a head, first dimension N."""
@@ -19,28 +13,6 @@ FORMS = (
     "expected a size (4), rows and columns ([2, 1]), first, mean, {size: 4, kind: max} or "
     "{kernel: 6, stride: 1, padding: 0, kind: mean}"
 )
-
-
-def pool_output(output: Tensor, pool: Pool, what: str) -> Tensor:
-    """Return a copy of an output after pooling, first dimension N.
-
-    Raises:
-        ConfigError: the first token is requested, and the output has no tokens.
-    """
-    if pool == "first":
-        if output.ndim != 3:
-            raise ConfigError(
-                f"{what} returns {tuple(output.shape)}, and EXTRACT.pool = 'first' needs tokens "
-                "(N, T, D); set EXTRACT.pool to mean or none",
-                code="config.module_output",
-            )
-        # A view would keep the whole output in memory.
-        return output[:, 0].clone()
-    if pool == "none" or output.ndim < 3:
-        return output.clone()
-    if output.ndim == 3:
-        return output.mean(1)
-    return output.flatten(2).mean(2)
 
 
 def make_pooling(
@@ -60,14 +32,29 @@ def make_pooling(
     """
     if isinstance(given, str):
         if given == "first":
-            return lambda value: pool_output(value, "first", where)
+            return lambda value: _take_first(value, where)
         if given == "mean":
-            return lambda value: pool_output(value, "mean", where)
+            return _average_positions
         raise ValueError(f"{where} = {given!r}: {FORMS}")
     if isinstance(given, Mapping):
         return _make_from_mapping(given, where)
     size = _read_pair(given, where)
     return lambda value: adaptive_avg_pool2d(value, size)
+
+
+def _take_first(value: Tensor, where: str) -> Tensor:
+    if value.ndim != 3:
+        raise ValueError(
+            f"{where} = 'first': the output is {tuple(value.shape)}, expected tokens (N, T, D); "
+            "set it to mean or to a size"
+        )
+    return value[:, 0]
+
+
+def _average_positions(value: Tensor) -> Tensor:
+    if value.ndim < 3:
+        return value
+    return value.mean(1) if value.ndim == 3 else value.flatten(2).mean(2)
 
 
 def _make_from_mapping(given: Mapping[str, Any], where: str) -> Pooling:

@@ -1,4 +1,6 @@
-"""Print the reference of all keys: `python -m phasetrain.config.reference [markdown|yaml]`.
+"""Print the reference of all keys.
+
+    python -m phasetrain.addons.authoring.reference [markdown|yaml]
 
 markdown: docs/reference.md; yaml: the defaults as a commented config file. Both are generated from
 the sections in `phasetrain.config.sections`.

@@ -9,9 +9,9 @@ import pytest
 from harness import train
 from raising import raises
 
+from phasetrain.addons.observe.watchdog import Watchdog
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
-from phasetrain.hooks.watchdog import Watchdog
 
 SLEEPY = "HOOKS.watchdog={seconds: 0.8}"
 

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from raising import raises
 
-from phasetrain.data.datasets import DATASETS, Described, ImageFolder
+from phasetrain.addons.vision.image_folder import ImageFolder
+from phasetrain.data.datasets import DATASETS, Described
 from phasetrain.errors import ConfigError, PhasetrainError
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.models import MODELS, TrunkHeads
+from phasetrain.addons.vision.trunk_heads import TrunkHeads
+from phasetrain.models import MODELS
 from phasetrain.models.base import MODELS as REGISTRY
 
 IMAGES = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))

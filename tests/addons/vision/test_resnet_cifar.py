@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from phasetrain.models import ResNetCifar
-from phasetrain.models.resnet_cifar import ResidualBlock
+from phasetrain.addons.vision.resnet_cifar import ResidualBlock, ResNetCifar
 
 
 @pytest.mark.parametrize(("depth", "count"), [(20, 269722), (32, 464154), (56, 853018)])

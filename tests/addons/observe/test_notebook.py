@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from harness import train
 
-from phasetrain.hooks.progress.notebook import NotebookProgress, in_notebook
+from phasetrain.addons.observe.notebook import NotebookProgress
+from phasetrain.runtime.terminal import in_notebook
 
 
 def test_progress_bar_moves(tmp_path: Path) -> None:
