@@ -87,17 +87,18 @@ class Checkpointer(CheckpointReader):
 
         Rank 0 chooses, because a run that is training may save in the meantime.
         """
-        loaded: list[LoadedCheckpoint | None] = []
+        loaded: LoadedCheckpoint | None = None
 
         def choose() -> str:
-            loaded.append(load())
-            return "" if loaded[0] is None else loaded[0].path
+            nonlocal loaded
+            loaded = load()
+            return "" if loaded is None else loaded.path
 
         path = world.run_on_main(choose)
-        if loaded or not path:
-            return next(iter(loaded), None)
-        # On a network file system it may be visible to this rank later.
-        return self.load_when_visible(path)
+        if path and not world.is_main:
+            # On a network file system it may be visible to this rank later.
+            return self.load_when_visible(path)
+        return loaded
 
     def clear_leftovers(self) -> None:
         """Delete remains of interrupted saves; only the owner of the run folder may call this."""

@@ -115,13 +115,11 @@ class Supervised(Task):
         else:
             return
         advice = "" if split == "train" else f", or leave the split out with {where}=null"
-        section = self.config.get("DATA", {}).get(split.upper(), {})
-        # Together they contradict each other.
-        instead = " instead of targets: []" if section.get("targets") == () else ""
         raise ConfigError(
             f"{where}: its samples have no targets (None), and {needing} needs them; use a dataset "
-            f"with targets, or if they are ignored, set {where}.label_type=zero{instead}, or "
-            f"needs_target = False in the class of the loss or meter{advice}",
+            f"with targets, or if they are ignored, set {where}.label_type=zero (instead of "
+            "targets: [], if set), or needs_target = False in the class of the loss or meter"
+            f"{advice}",
             code="data.no_targets",
         )
 
