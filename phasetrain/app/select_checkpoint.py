@@ -98,18 +98,18 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
         if not names:
             return checkpointer.load(named)  # a path, perhaps of a checkpoint of another run
         return checkpointer.load(f"{checkpointer.root}/{names[-1]}")
-    if named == "best" and checkpointer.retention.monitor is None:
+    measured = ""
+    if named == "latest":
+        loaded = checkpointer.load_newest()
+    elif checkpointer.retention.monitor is None:
         raise ConfigError(
             "RUN.checkpoint = 'best': expected CHECKPOINT.best.monitor, the metric by which it is "
             "the best, such as valid/accuracy or -valid/loss",
             code="config.no_monitor",
         )
-    if named == "best":
+    else:
         loaded = checkpointer.load_best()
         measured = f" in which {checkpointer.retention.monitor} was measured"
-    else:
-        loaded = checkpointer.load_newest()
-        measured = ""
     if loaded is None:
         raise ConfigError(
             f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} contains no "
@@ -132,7 +132,7 @@ def find_phase(plan: Plan, state: Mapping[str, Any]) -> Phase | None:
     """Return the phase of a run in which a checkpoint was saved, or that had just ended.
 
     Args:
-        plan: of the run.
+        plan: of the checkpoint.
         state: position of the checkpoint, from its manifest.
     """
     if not len(plan.phases):
@@ -140,5 +140,4 @@ def find_phase(plan: Plan, state: Mapping[str, Any]) -> Phase | None:
     index = int(state["phase"])
     if not int(state["step"]):
         index -= 1  # the phase that has just ended
-    # The plan of the config may be shorter than that of the run.
-    return plan.phases[min(max(index, 0), len(plan.phases) - 1)]
+    return plan.phases[max(index, 0)]

@@ -270,18 +270,14 @@ class Plan:
     def position(self, state: RunState) -> Position:
         """Return the position of the step under way."""
         phase = self.phases[state.phase]
-        where = self.where_at(state.updates)
-        within = where
-        if len(self.stages) > 1 or not self.updates:
-            within = self.within(phase.stage, state.updates)
         return Position(
             phase.split,
             state.updates,
             phase.first + state.step,
-            where,
+            self.where_at(state.updates),
             phase.samples_in(state.step),
             phase.stage,
-            within,
+            self.within(phase.stage, state.updates),
             self._epoch_start(phase, state),
         )
 

@@ -15,7 +15,6 @@ from phasetrain.checkpoint import (
     Draft,
     Facts,
     LoadedCheckpoint,
-    Manifest,
     Saved,
     check_encodable,
 )
@@ -98,7 +97,7 @@ class CheckpointHook(Hook):
 
     Attributes:
         saves, failures: number of saves of this attempt that succeeded and that failed.
-        best: path and manifest of the checkpoint whose weights were loaded at the end, if any.
+        best: path and metrics of the checkpoint whose weights were loaded at the end, if any.
     """
 
     main_only = False
@@ -123,7 +122,7 @@ class CheckpointHook(Hook):
         self.signals = signals
         self.saves = 0
         self.failures = 0
-        self.best: tuple[str, Manifest] | None = None
+        self.best: tuple[str, Mapping[str, float]] | None = None
         monitor = checkpointer.retention.monitor
         self._monitor: Monitor | None = None
         if monitor is not None:
@@ -486,11 +485,11 @@ class CheckpointHook(Hook):
         log.warning("%s%s", error, effect)
 
 
-def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, Manifest] | None:
+def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, Mapping[str, float]] | None:
     """Load the best weights into the model; the file `best` gets the path of the checkpoint.
 
     Returns:
-        Path and manifest of the best checkpoint; None if no checkpoint has the monitored metric.
+        Path and metrics of the best checkpoint; None if no checkpoint has the monitored metric.
     """
     monitor = checkpointer.retention.monitor
     loaded = checkpointer.load_together(run.world, checkpointer.load_best)
@@ -504,7 +503,7 @@ def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, Manifest] | No
     restore(run, loaded, "learned")
     log.info("loaded the weights of %s, the best by %s", path, monitor)
     run.world.run_on_main(lambda: checkpointer.mark_best(path))
-    return path, loaded.manifest
+    return path, loaded.manifest.facts.metrics
 
 
 def has_rule(settings: CheckpointSection) -> bool:

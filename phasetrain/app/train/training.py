@@ -409,18 +409,14 @@ class Training:
         # A step has drawn numbers that a resume would not draw again.
         if any(self.setup.world.all_gather(engine.task.generators.late)):
             self._record_inexact({LATE_DRAW: []}, state.updates)
-        best = ""
-        if save.best is not None:
-            best, manifest = save.best
-            if manifest.state["updates"] != state.updates:
-                latest = {}  # of other weights
-            latest = {**latest, **manifest.facts.metrics}
+        # Not the latest of what the best checkpoint lacks: it is of other weights.
+        best, measured = save.best or ("", latest)
         result = RunResult(
             state="finished",
             folder=self.folder.path,
             reason=state.finished,
             updates=state.updates,
-            last=latest,
+            last=measured,
             digest=hash_state(engine.task.shared_state()["model"]),
             loaded_checkpoint=best,
             seconds=sum(self.clock.seconds().values()),
